@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from manyheads import __version__
 from manyheads.errors import ConfigError, DataError, ManyHeadsError, RequestError
 from manyheads.serving.api import deepl, libretranslate, openai, operations, page
+from manyheads.serving.api.direct import Direct
 from manyheads.serving.api.native import routes as native
 from manyheads.serving.guard import ApiKeys, Guard
 from manyheads.serving.refusals import Refusal, error_body
@@ -87,12 +88,13 @@ def build_app(settings: ServingSettings, *, loads: bool = True) -> FastAPI:
     app.state.service = service
     for protocol in (page, operations, native, openai, libretranslate, deepl):
         app.include_router(protocol.router(service), responses=_ERRORS)
+    errors = {Refusal: _refused, RequestError: _unusable, ConfigError: _unusable, DataError: _unusable}
+    app.add_middleware(Direct, service=service, routes=app.routes, errors=errors)  # within the guard
     app.add_middleware(Guard, settings=settings, state=service.state, keys=keys, metrics=service.metrics)
-    app.add_exception_handler(Refusal, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
-    for kind in (RequestError, ConfigError, DataError):
-        app.add_exception_handler(kind, _unusable)
+    for kind, answer in errors.items():
+        app.add_exception_handler(kind, answer)
     return app
 
 

@@ -20,6 +20,7 @@ from manyheads.serving.settings import ServingSettings
 __all__ = ["GuardedConnection", "Register", "connection_class"]
 
 MOST_HEADER_BYTES = 1 << 16
+_MOST_GATHERED = 1 << 14
 
 
 class _Group:
@@ -109,6 +110,40 @@ class Register:
                 del self._by_address[connection.address]
 
 
+class _Gathered:
+    """A transport that sends what is written in one turn of the event loop together.
+
+    uvicorn writes the head of an answer, its body and its end apart: each is a system call, and wakes the client.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._held = bytearray()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if data and not self._held:
+            self._loop.call_soon(self._flush)
+        self._held += data
+        if len(self._held) > _MOST_GATHERED:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._flush()
+        self._transport.abort()
+
+    def _flush(self) -> None:
+        if self._held and not self._transport.is_closing():
+            self._transport.write(bytes(self._held))
+        self._held.clear()
+
+
 class GuardedConnection(H11Protocol):
     """One connection.
 
@@ -124,6 +159,7 @@ class GuardedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by asyncio."""
         super().connection_made(transport)
+        self.transport = _Gathered(transport, self.loop)  # type: ignore[assignment]
         self.address = self.client[0] if self.client else ""
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None

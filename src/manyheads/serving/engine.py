@@ -13,8 +13,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from manyheads.serving.jobs import Batch, Done, Event, Failed, Job, QueueFull
 from manyheads.serving.metrics import Metrics
@@ -208,10 +209,10 @@ class Engine:
                 by_job.setdefault(job, []).append(Done(number, one.content, one.num_tokens))
             elif job.wants_events:
                 by_job.setdefault(job, []).append(Event(number, one.content))
-        for job, found in by_job.items():
+        for job in by_job:
             if job.num_done == len(job.rows):
                 job.is_over = True
-            _tell(job, found)
+        _tell(by_job)
 
     def _fail_all(self, owners: Sequence[tuple[Job, int]], error: Exception) -> None:
         _log.error("a batch of %d rows failed: %s", len(owners), type(error).__name__, exc_info=error)
@@ -225,12 +226,24 @@ class Engine:
             job.is_over = True
             if job in self._waiting:
                 self._waiting.remove(job)
-        _tell(job, [Failed(error)])
+        _tell({job: [Failed(error)]})
 
 
-def _tell(job: Job, news: list[Event | Done | Failed]) -> None:
+def _tell(news: Mapping[Job, list[Event | Done | Failed]]) -> None:
+    """Tell the jobs their news, and then wake those who handle them."""
+    sleeping: dict[Callable[[], None], list[Job]] = {}
+    for job, found in news.items():
+        _call(partial(job.told, found), [job])
+        if job.wake is not None:
+            sleeping.setdefault(job.wake, []).append(job)
+    for wake, jobs in sleeping.items():
+        _call(wake, jobs)
+
+
+def _call(function: Callable[[], None], jobs: Sequence[Job]) -> None:
     try:
-        job.told(news)
-    except Exception:  # the client's event loop has ended; nobody waits for the result
-        _log.debug("a result could not be delivered", exc_info=True)
-        job.is_over = True
+        function()
+    except Exception:  # the clients' event loop has ended; nobody waits for the results
+        _log.debug("results could not be delivered", exc_info=True)
+        for job in jobs:
+            job.is_over = True

@@ -148,6 +148,7 @@ class Guard:
             headers = self._check_head(scope)
             self._check_open(scope)
             body = await self._read_body(scope, headers, receive)
+            scope["manyheads.body"] = body
             with self._slot(scope):
                 await _run_until_gone(self._app, scope, body, receive, exchange.send)
         except Refusal as refusal:
@@ -374,7 +375,9 @@ class _Exchange:
 async def _run_until_gone(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
     """Run the application with the body at hand; cancel it when the client leaves."""
     gone = asyncio.Event()
-    is_read = False
+    task = asyncio.current_task()
+    assert task is not None
+    is_read = is_over = False
 
     async def replay() -> Message:
         nonlocal is_read
@@ -388,21 +391,19 @@ async def _run_until_gone(app: ASGIApp, scope: Scope, body: bytes, receive: Rece
         while (await receive())["type"] != "http.disconnect":
             pass
         gone.set()
+        if not is_over:
+            task.cancel()
 
-    running = asyncio.ensure_future(app(scope, replay, send))
     watching = asyncio.ensure_future(watch())
     try:
-        await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
-            running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
-            raise _gone()
-        await running
+        await app(scope, replay, send)
+    except asyncio.CancelledError:
+        if not gone.is_set() or task.uncancel():
+            raise  # the server cancels the request
+        raise _gone() from None
     finally:
-        for task in (running, watching):
-            task.cancel()
-        await asyncio.gather(running, watching, return_exceptions=True)
+        is_over = True
+        watching.cancel()
 
 
 def _gone() -> Refusal:

@@ -80,6 +80,7 @@ class Job:
         rows: in the order of their results' numbers.
         told: called on the engine's thread with the news of each step; must not block.
         wants_events: whether it is told of events, too, and not only of results.
+        wake: called after `told`, once for all jobs with the same one that had news in a step; must not block.
 
     Attributes: next_row: first row that has not started. has_news: whether any of its rows had an event or a result.
         is_over: all rows are done, or it was cancelled or failed.
@@ -91,6 +92,7 @@ class Job:
     told: Callable[[list[Event | Done | Failed]], None]
     arrived: float = field(default_factory=time.monotonic)
     wants_events: bool = True
+    wake: Callable[[], None] | None = None
     next_row: int = 0
     num_done: int = 0
     has_news: bool = False

@@ -73,7 +73,7 @@ class ServedTranslator(ServedModel):
     """A model that translates. reader: the translator. checked: settings of earlier requests, by their options."""
 
     reader: Translator
-    checked: dict[frozenset[tuple[str, Any]], DecodingSettings] = field(default_factory=dict, repr=False)
+    checked: dict[frozenset[tuple[str, type, Any]], DecodingSettings] = field(default_factory=dict, repr=False)
 
     def into(self, target: str | None) -> ServedTranslator:
         """Return the model for a target language; of a model without tags, the model itself.
@@ -103,7 +103,7 @@ class ServedTranslator(ServedModel):
         if "forced_prefix_ids" in options:  # they can be many
             return self.reader.options(**options)
         # Checking the options takes a third of the time that the event loop needs for a short request.
-        key = frozenset(options.items())
+        key = frozenset((name, type(value), value) for name, value in options.items())  # True equals 1
         found = self.checked.get(key)
         if found is None:
             found = self.reader.options(**options)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -16,16 +18,41 @@ from manyheads.serving.batches import CallBatch
 from manyheads.serving.engine import Engine
 from manyheads.serving.guard import ApiKeys, ServerState
 from manyheads.serving.jobs import Done, Event, Failed, Job, QueueFull, Row
+from manyheads.serving.mailbox import Mailbox
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.refusals import Refusal, too_long
 from manyheads.serving.served import ServedGenerator, ServedModel, load_models
 from manyheads.serving.settings import ServingSettings
 
-__all__ = ["Service"]
+__all__ = ["Service", "is_few"]
 
 T = TypeVar("T")
 _FEW = 500
 """Characters or tokens: a tokenizer needs less time for them than two changes of the thread take."""
+
+
+def is_few(size: int | None) -> bool:
+    """Return whether work on so many characters or tokens is short; None: many."""
+    return size is not None and size <= _FEW
+
+
+@dataclass
+class _Work:
+    """Rows at work. left: how many have no result yet. end: deadline, in the event loop's time. ending: for metrics."""
+
+    left: int
+    end: float
+    ending: str = "cancelled"
+
+    def check(self, one: Event | Done | Failed) -> Event | Done:
+        """Return the news, and note a result. Raises: the error of work that failed, as the client is told of it."""
+        if isinstance(one, Failed):
+            self.ending = "failed"
+            raise _failed(one.error)
+        self.left -= isinstance(one, Done)
+        if not self.left:
+            self.ending = "completed"
+        return one
 
 
 class Service:
@@ -43,6 +70,7 @@ class Service:
         self.state = ServerState()
         self.models: dict[str, ServedModel] = {}
         self.engine = Engine(settings, self.metrics)
+        self._mailbox: Mailbox | None = None
         # Tokenizers take long for long texts, during which the event loop must answer others.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="manyheads-tokenizer")
         # OpenMP keeps workers for each thread that has computed, and where all workers are more than the cores, they
@@ -80,7 +108,7 @@ class Service:
 
         Args: size: number of characters or tokens that it works on; for few of them it is called directly. None: many.
         """
-        if size is not None and size <= _FEW:
+        if is_few(size):
             return function()
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
@@ -95,71 +123,28 @@ class Service:
         begun: tuple[Hashable, Callable[[Sequence[Any]], Any]],
         rows: Sequence[Row],
         num_prompt_tokens: int = 0,
-        *,
-        with_events: bool = True,
     ) -> AsyncIterator[Event | Done]:
         """Run rows, and yield news as they come, in any order, until all rows are done.
 
         Close the generator early to cancel them; this also happens when the client leaves.
 
-        Args: begun: key and function of the batches (see `jobs.Job`); rows: not empty; with_events: not only results.
+        Args: begun: key and function of the batches (see `jobs.Job`); rows: not empty.
 
         Raises: Refusal: the queue is full (429), the deadline has passed (504), or the model failed (500).
         """
-        loop = asyncio.get_running_loop()
-        arrived: float = request.scope["manyheads.arrived"]
-        total = sum(row.cost for row in rows)
-        if total > self.settings.max_waiting_tokens:
-            raise Refusal(
-                422,
-                f"The work of the request is {total:,} tokens; the limit is {self.settings.max_waiting_tokens:,}. Send"
-                " fewer texts at once.", code="over_limit",
-            )  # fmt: skip
         news: asyncio.Queue[Event | Done | Failed] = asyncio.Queue()
 
-        def deliver(found: list[Event | Done | Failed]) -> None:
+        def take(found: list[Event | Done | Failed]) -> None:
             for one in found:
                 news.put_nowait(one)
 
-        def told(found: list[Event | Done | Failed]) -> None:
-            loop.call_soon_threadsafe(deliver, found)
-
-        job = Job(begun[0], begun[1], rows, told, arrived, with_events)
-        try:
-            self.engine.submit(job)
-        except QueueFull as full:
-            self.metrics.rejected.add(value="tokens")
-            raise Refusal(
-                429, f"The queue is full; try again in {full.retry_after} s.", code="queue_full",
-                retry_after=full.retry_after,
-            ) from None  # fmt: skip
-        self.metrics.prompt_tokens.add(num_prompt_tokens)
-        ending, left = "cancelled", len(rows)
-        end = loop.time() + arrived + self.settings.deadline_seconds - time.monotonic()
-        try:
-            while left:
-                if loop.time() >= end:  # also for a client that takes the news more slowly than they come
+        with self._work(request, begun, rows, take, num_prompt_tokens) as work:
+            while work.left:
+                if asyncio.get_running_loop().time() >= work.end:  # also if the client is slower than the news
                     raise TimeoutError
-                async with asyncio.timeout_at(end):
+                async with asyncio.timeout_at(work.end):
                     one = await news.get()
-                if isinstance(one, Failed):
-                    ending = "failed"
-                    raise _failed(one.error)
-                left -= isinstance(one, Done)
-                if not left:
-                    ending = "completed"
-                yield one
-        except TimeoutError:
-            ending = "deadline"
-            raise Refusal(
-                504, f"The answer took longer than {self.settings.deadline_seconds:g} s; send less at once.",
-                code="deadline",
-            ) from None  # fmt: skip
-        finally:
-            if ending != "completed":
-                self.engine.cancel(job)
-            self.metrics.requests.add(value=ending)
-            self.metrics.latency.observe(time.monotonic() - arrived)
+                yield work.check(one)
 
     async def run(
         self,
@@ -177,12 +162,75 @@ class Service:
         if not places:
             return results
         given = [row for row in rows if row is not None]
-        stream = self.stream(request, begun, given, num_prompt_tokens, with_events=False)
-        async with aclosing(stream) as news:  # type: ignore[type-var]
-            async for one in news:
-                assert isinstance(one, Done)
-                results[places[one.row]] = one.content
+        news: list[Event | Done | Failed] = []
+        is_over = asyncio.get_running_loop().create_future()
+
+        def take(found: list[Event | Done | Failed]) -> None:
+            news.extend(found)
+            if not is_over.done() and (len(news) == len(given) or isinstance(found[-1], Failed)):
+                is_over.set_result(None)
+
+        with self._work(request, begun, given, take, num_prompt_tokens, with_events=False) as work:
+            async with asyncio.timeout_at(work.end):
+                await is_over
+            for one in news:
+                result = work.check(one)
+                results[places[result.row]] = result.content
         return results
+
+    @contextmanager
+    def _work(
+        self,
+        request: Request,
+        begun: tuple[Hashable, Callable[[Sequence[Any]], Any]],
+        rows: Sequence[Row],
+        take: Callable[[list[Event | Done | Failed]], None],
+        num_prompt_tokens: int,
+        *,
+        with_events: bool = True,
+    ) -> Iterator[_Work]:
+        """Give rows to the engine; at the end of the block take out what is left of them, and count the request.
+
+        Args: take: called in the event loop with the news of each step. with_events: not only results.
+
+        Raises: as `stream`.
+        """
+        arrived: float = request.scope["manyheads.arrived"]
+        total = sum(row.cost for row in rows)
+        if total > self.settings.max_waiting_tokens:
+            raise Refusal(
+                422,
+                f"The work of the request is {total:,} tokens; the limit is {self.settings.max_waiting_tokens:,}. Send"
+                " fewer texts at once.", code="over_limit",
+            )  # fmt: skip
+        loop = asyncio.get_running_loop()
+        if self._mailbox is None or self._mailbox.loop is not loop:
+            self._mailbox = Mailbox(loop)
+        told = partial(self._mailbox.put, take)
+        job = Job(begun[0], begun[1], rows, told, arrived, with_events, self._mailbox.wake)
+        try:
+            self.engine.submit(job)
+        except QueueFull as full:
+            self.metrics.rejected.add(value="tokens")
+            raise Refusal(
+                429, f"The queue is full; try again in {full.retry_after} s.", code="queue_full",
+                retry_after=full.retry_after,
+            ) from None  # fmt: skip
+        self.metrics.prompt_tokens.add(num_prompt_tokens)
+        work = _Work(len(rows), loop.time() + arrived + self.settings.deadline_seconds - time.monotonic())
+        try:
+            yield work
+        except TimeoutError:
+            work.ending = "deadline"
+            raise Refusal(
+                504, f"The answer took longer than {self.settings.deadline_seconds:g} s; send less at once.",
+                code="deadline",
+            ) from None  # fmt: skip
+        finally:
+            if work.ending != "completed":
+                self.engine.cancel(job)
+            self.metrics.requests.add(value=work.ending)
+            self.metrics.latency.observe(time.monotonic() - arrived)
 
     async def call(self, request: Request, function: Callable[[], T], cost: int) -> T:
         """Call a function on the engine's thread, as one step.

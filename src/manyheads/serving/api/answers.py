@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi.responses import Response, StreamingResponse
 
-from manyheads.serving.service import Service
+from manyheads.serving.service import Service, is_few
 
 __all__ = ["STREAMED", "dump", "large_answer", "server_event", "whole_or_events"]
 
@@ -20,7 +20,7 @@ _plain = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", 
 
 async def large_answer(service: Service, build: Callable[[], Any], size: int | None = None) -> Response:
     """Return the answer with what a function returns. Args: size: see `Service.off_loop`."""
-    return Response(await service.off_loop(lambda: dump(build()).encode(), size), media_type="application/json")
+    return Response(await service.off_loop(lambda: dump(build(), size).encode(), size), media_type="application/json")
 
 
 async def whole_or_events(job: Any, is_streamed: bool | None) -> Response:
@@ -36,11 +36,15 @@ def server_event(data: Mapping[str, Any], event: str = "") -> str:
     return f"{f'event: {event}{chr(10)}' if event else ''}data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
-def dump(value: Any) -> str:
-    """Return a value as JSON, written in parts.
+def dump(value: Any, size: int | None = None) -> str:
+    """Return a value as JSON, written in parts unless it is small.
 
     The whole in one call of `json.dumps` would keep the interpreter's lock for as long as it takes, also in a thread.
+
+    Args: size: see `Service.off_loop`.
     """
+    if is_few(size):
+        return _plain(value)
     if isinstance(value, dict):
         return "{" + ",".join(f"{_plain(name)}:{dump(part)}" for name, part in value.items()) + "}"
     if isinstance(value, list) and any(isinstance(part, list | dict) for part in value[:2]):

@@ -1,0 +1,79 @@
+"""A short way for the most frequent request, `POST /v1/translate`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+
+from fastapi import Request
+from fastapi.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from manyheads.serving.api.native.bodies import TranslateBody
+from manyheads.serving.api.native.translation import TranslateJob
+from manyheads.serving.service import Service
+
+__all__ = ["Direct"]
+
+_PATH = "/v1/translate"
+
+Answering = Callable[[Request, Exception], Awaitable[Response]]
+
+
+class Direct:
+    """Answers translations without FastAPI's layers, which take a quarter of the event loop's time for a short request.
+
+    Everything else goes on to the application: other paths, streams, and all bodies that are not valid, so that one
+    place words the errors.
+
+    Args:
+        app: the application.
+        service: see `Service`.
+        routes: of the application; the log names the one that was taken.
+        errors: kind of an error -> what answers it, as in the application.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        service: Service,
+        routes: list[BaseRoute],
+        errors: Mapping[type[Exception], Answering],
+    ) -> None:
+        self._app = app
+        self._service = service
+        self._route = next((one for one in routes if getattr(one, "path", "") == _PATH), None)
+        self._errors = errors
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, as ASGI says."""
+        body = _body(scope)
+        if body is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = self._route
+        request = Request(scope, receive)
+        try:
+            job = await TranslateJob.prepare(self._service, request, body)
+            answer = await job.answer()
+        except tuple(self._errors) as error:
+            answer = await self._answering(error)(request, error)
+        await answer(scope, receive, send)
+
+    def _answering(self, error: Exception) -> Answering:
+        return next(self._errors[kind] for kind in type(error).__mro__ if kind in self._errors)
+
+
+def _body(scope: Scope) -> TranslateBody | None:
+    """Return the body of a request that can be answered here. It was read by the guard."""
+    if scope["type"] != "http" or scope["path"] != _PATH or scope["method"] != "POST":
+        return None
+    if dict(scope["headers"]).get(b"content-type") != b"application/json":
+        return None
+    try:
+        body = TranslateBody.model_validate(json.loads(scope["manyheads.body"]))
+    except (ValueError, RecursionError):  # a ValidationError is a ValueError
+        return None
+    return None if body.stream else body
