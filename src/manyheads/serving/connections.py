@@ -162,6 +162,7 @@ class GuardedConnection(H11Protocol):
         self.transport = _Gathered(transport, self.loop)  # type: ignore[assignment]
         self.address = self.client[0] if self.client else ""
         self._header_timer: asyncio.TimerHandle | None = None
+        self._header_end = 0.0
         self._write_timer: asyncio.TimerHandle | None = None
         if not self.register.add(self):
             self.close()
@@ -212,14 +213,18 @@ class GuardedConnection(H11Protocol):
             self._write_timer = None
 
     def _await_header(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-        if not self.transport.is_closing():
-            self._header_timer = self.loop.call_later(self.settings.read_seconds, self._header_expired)
+        """Set the deadline. The timer runs on and is set again when it ends too early: answers are more frequent."""
+        self._header_end = self.loop.time() + self.settings.read_seconds
+        if self._header_timer is None and not self.transport.is_closing():
+            self._header_timer = self.loop.call_at(self._header_end, self._header_expired)
 
     def _header_expired(self) -> None:
+        self._header_timer = None
         if self.cycle is None or self.cycle.response_complete:
-            self.close()
+            if self.loop.time() >= self._header_end:
+                self.close()
+            else:
+                self._header_timer = self.loop.call_at(self._header_end, self._header_expired)
 
 
 def connection_class(settings: ServingSettings) -> type[GuardedConnection]:

@@ -56,6 +56,7 @@ class Engine:
         self._limits = limits
         self._metrics = metrics
         self._waiting: deque[Job] = deque()
+        self._waiting_tokens = 0  # of their rows that have not started; added up only once, for many short requests
         self._running: list[_Running] = []
         self._changed = threading.Condition()
         self._closing = False
@@ -91,7 +92,7 @@ class Engine:
     def waiting_tokens(self) -> int:
         """Tokens of the rows that wait."""
         with self._changed:
-            return sum(job.waiting_cost for job in self._waiting)
+            return self._waiting_tokens
 
     def submit(self, job: Job) -> None:
         """Put a job at the end of the queue.
@@ -99,19 +100,25 @@ class Engine:
         Raises: QueueFull: more than `max_waiting_tokens` would wait. A job that finds the queue empty is always taken.
         """
         with self._changed:
-            waiting = sum(other.waiting_cost for other in self._waiting)
+            waiting = self._waiting_tokens
             if waiting and waiting + job.waiting_cost > self._limits.max_waiting_tokens:
                 raise QueueFull(max(1, min(60, round(waiting / self._tokens_per_second))))
             self._waiting.append(job)
+            self._waiting_tokens += job.waiting_cost
             self._changed.notify()
 
     def cancel(self, job: Job) -> None:
         """Take a job out; it reports nothing more. Its running rows leave their batches before the next step."""
         with self._changed:
             job.is_over = True
-            if job in self._waiting:
-                self._waiting.remove(job)
+            self._withdraw(job)
             self._changed.notify()
+
+    def _withdraw(self, job: Job) -> None:
+        """Take out the rows that wait. The lock is held."""
+        if job in self._waiting:
+            self._waiting.remove(job)
+            self._waiting_tokens -= job.waiting_cost
 
     def _run(self) -> None:
         while True:
@@ -145,6 +152,7 @@ class Engine:
                     return owners
                 owners.append((job, job.next_row))
                 job.next_row += 1
+                self._waiting_tokens -= row.cost
             self._waiting.remove(job)
         return owners
 
@@ -224,8 +232,7 @@ class Engine:
             if job.is_over:
                 return
             job.is_over = True
-            if job in self._waiting:
-                self._waiting.remove(job)
+            self._withdraw(job)
         _tell({job: [Failed(error)]})
 
 
