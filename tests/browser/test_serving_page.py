@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from serving_sockets import running
 
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.table import build_model
@@ -18,8 +17,7 @@ from manyheads.architectures.transformer import presets
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.serving.app import build_app
-from manyheads.serving.server import Server, bind
+from manyheads.serving.server import Server
 from manyheads.serving.settings import ServingSettings
 from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.settings import TokenizerSettings
@@ -53,27 +51,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
     return made / "en-de", made / "novel"
 
 
-@contextlib.contextmanager
-def running(settings: ServingSettings) -> Iterator[tuple[Server, str]]:
-    ready = threading.Event()
-    with contextlib.closing(bind("127.0.0.1", 0)) as bound:
-        port = bound.getsockname()[1]
-        server = Server(build_app(settings), settings, ready.set)
-        thread = threading.Thread(target=lambda: server.run(sockets=[bound]))
-        thread.start()
-        try:
-            assert ready.wait(60)
-            yield server, f"http://127.0.0.1:{port}"
-        finally:
-            server.should_exit = True
-            thread.join(30)
-
-
 @pytest.fixture(scope="module")
 def served(folders: tuple[Path, ...]) -> Iterator[tuple[Server, str]]:
     settings = ServingSettings(models=tuple(map(str, folders)), source_lang="en", target_lang="de", device="cpu")
-    with running(settings) as found:
-        yield found
+    with running(settings) as (server, port):
+        yield server, f"http://127.0.0.1:{port}"
 
 
 LIGHT = pytest.param(("light", 1200), id="light")

@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 
 from manyheads.serving.settings import ServingSettings
 
-__all__ = ["GuardedConnection", "Register", "connection_class"]
+__all__ = ["GatheredTransport", "GuardedConnection", "Register", "connection_class"]
 
 MOST_HEADER_BYTES = 1 << 16
 _MOST_GATHERED = 1 << 14
@@ -110,7 +110,7 @@ class Register:
                 del self._by_address[connection.address]
 
 
-class _Gathered:
+class GatheredTransport:
     """A transport that sends what is written in one turn of the event loop together.
 
     uvicorn writes the head of an answer, its body and its end apart: each is a system call, and wakes the client.
@@ -159,7 +159,7 @@ class GuardedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by asyncio."""
         super().connection_made(transport)
-        self.transport = _Gathered(transport, self.loop)  # type: ignore[assignment]
+        self.transport = GatheredTransport(transport, self.loop)  # type: ignore[assignment]
         self.address = self.client[0] if self.client else ""
         self._header_timer: asyncio.TimerHandle | None = None
         self._header_end = 0.0

@@ -264,6 +264,52 @@ def test_a_client_whose_loop_is_closed_harms_nobody(engine: Engine, notes: list[
     assert ("drop", [0, 1]) in notes
 
 
+def test_all_news_of_a_step_wake_once(engine: Engine, notes: list[Any]) -> None:
+    clients = [Client(notes, [1, 2]), Client(notes, [1]), Client(notes, [2])]
+    told: list[list[int]] = []
+    wake = lambda: told.append([len(client.news) for client in clients])  # noqa: E731
+    for client in clients:
+        client.job.wants_events, client.job.wake = False, wake
+        engine.submit(client.job)
+    finish(engine, *clients)
+    engine.close()
+    assert told == [[1, 1, 0], [2, 1, 1]], "not after each step, with all news of it"
+
+
+def test_jobs_that_cannot_be_woken_leave(engine: Engine, notes: list[Any]) -> None:
+    gone, staying = Client(notes, [5, 5]), Client(notes, [5])
+
+    def wake() -> None:
+        raise RuntimeError("Event loop is closed")
+
+    gone.job.wake = wake
+    engine.submit(gone.job)
+    engine.submit(staying.job)
+    finish(engine, staying)
+    assert ("drop", [0, 1]) in notes
+
+
+def test_the_tokens_that_wait_are_counted(notes: list[Any]) -> None:
+    """Rows that begin, jobs that are cancelled, and jobs that fail wait no longer."""
+    engine = running(max_batch_tokens=20, max_batches=1)
+    clients = [Client(notes, [2, 2, 2]), Client(notes, [1]), Client(notes, [1])]
+    for client in clients:
+        engine.submit(client.job)
+    engine.cancel(clients[1].job)
+    engine.cancel(clients[1].job)
+    assert engine.waiting_tokens == 40
+    seen: list[int] = []
+    clients[0].on_event = lambda: seen.append(engine.waiting_tokens)
+    finish(engine, clients[0], clients[2])
+    assert seen == [20, 20, 0, 0]
+    broken = Client(notes, [1] * 5)
+    broken.job.begin = lambda _: 1 / 0
+    engine.submit(broken.job)
+    assert broken.over.wait(10)
+    engine.close()
+    assert engine.waiting_tokens == 0
+
+
 def test_closing_fails_what_waits(notes: list[Any]) -> None:
     engine = running(debug_delay_seconds=0.05, max_batches=1)
     clients = [Client(notes, [1000], key=str(number)) for number in range(3)]

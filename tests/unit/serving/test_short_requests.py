@@ -81,6 +81,18 @@ def test_options_are_checked_once(counted: tuple[ServedTranslator, list[dict[str
     assert len(calls) == 4
 
 
+def test_true_is_not_taken_for_one(counted: tuple[ServedTranslator, list[dict[str, Any]]], client: TestClient) -> None:
+    """Python says that they are equal, and a dict of options finds one for the other."""
+    model, _ = counted
+    model.settings({"num_beams": 1, "temperature": 1.0})
+    for options in ({"num_beams": True}, {"num_beams": 1, "temperature": True}):
+        with pytest.raises(ConfigError):
+            model.settings(options)
+    for num_beams, status in ((1, 200), (True, 422), (1, 200)):
+        body = {"text": "I am hungry.", "max_new_tokens": 4, "num_beams": num_beams}
+        assert client.post("/v1/translate", json=body).status_code == status
+
+
 def test_few_options_are_kept(
     counted: tuple[ServedTranslator, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
