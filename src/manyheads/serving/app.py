@@ -89,7 +89,7 @@ def build_app(settings: ServingSettings, *, loads: bool = True) -> FastAPI:
     for protocol in (page, operations, native, openai, libretranslate, deepl):
         app.include_router(protocol.router(service), responses=_ERRORS)
     errors = {Refusal: _refused, RequestError: _unusable, ConfigError: _unusable, DataError: _unusable}
-    app.add_middleware(Direct, service=service, routes=app.routes, errors=errors)  # within the guard
+    app.add_middleware(Direct, service=service, errors=errors)  # within the guard
     app.add_middleware(Guard, settings=settings, state=service.state, keys=keys, metrics=service.metrics)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
