@@ -107,10 +107,10 @@ def _reference(kind: str, manifest: Mapping[str, Any], typed: Source) -> Any:
     if kind == "pairs":
         base = demo("bf16")
         return replace(base, **own, model=replace(base.model, source_vocab_size=size, target_vocab_size=size))
-    text = xl_demo("bf16")
+    text = xl_demo()
     model: Any = text.model
     width = {"d_model": REFERENCE_WIDTH, "head_dim": REFERENCE_WIDTH // 4, "d_ff": 4 * REFERENCE_WIDTH}
-    return replace(text, **own, model=replace(model, vocab_size=size, dropout=0.0, **width))
+    return replace(text, **own, model=replace(model, vocab_size=size, **width))
 
 
 def _measured(config: Any, length: int, rows: int) -> tuple[float, str]:
