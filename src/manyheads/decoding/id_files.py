@@ -9,7 +9,7 @@ from typing import Any
 
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, DataError, needing_extra
-from manyheads.files.commit import write_file
+from manyheads.files.commit import write_output
 from manyheads.files.guarded import read_stream
 from manyheads.text.id_vocabulary import IdVocabulary
 
@@ -45,7 +45,7 @@ def write_continuations(
     for number, one in enumerate(found, 1):
         ids = [*(prompt if echo or vocabulary.image_size else []), *one.ids]
         path = output if len(found) == 1 else output.with_stem(f"{output.stem}-{number}")
-        write_file(path, _png(vocabulary, ids) if path.suffix == ".png" else vocabulary.decode_bytes(ids))
+        write_output(path, _png(vocabulary, ids) if path.suffix == ".png" else vocabulary.decode_bytes(ids))
         yield {"file": str(path), "ids": len(one.ids), "ended_by": one.ended_by, "log_prob": sum(one.log_probs)}
 
 

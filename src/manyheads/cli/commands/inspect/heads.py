@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from manyheads.cli.command_line.command import command
@@ -12,6 +11,7 @@ from manyheads.cli.printing import say
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.decoding.options import InspectionDeviceOptions
+from manyheads.files.json_object import json_text
 from manyheads.tasks.heads.options import HeadTextOptions
 
 __all__ = ["PAGE", "HeadsOptions", "run"]
@@ -57,7 +57,7 @@ def run(options: HeadsOptions) -> int:
     rows = report.rows()
     figure = heads_figure(rows, title=f"Heads of {options.model}, on {report.text}")
     if options.json:
-        say(json.dumps({"text": report.text, "nats_per_token": report.nats, "heads": rows}, indent=2))
+        say(json_text({"text": report.text, "nats_per_token": report.nats, "heads": rows}, indent=2))
     else:
         say(report.table())
     write_figure(figure, options.output)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from manyheads.cli.printing import say
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage, group, option
 from manyheads.decoding.options import InspectionDeviceOptions
+from manyheads.files.json_object import json_text
 from manyheads.tasks.heads.options import CurveOptions
 
 __all__ = ["PAGE", "PruningOptions", "run"]
@@ -54,6 +54,6 @@ def run(options: PruningOptions) -> int:
     with showing_if_long() as show:
         curve = pruning_curve(open_subject(options.model, options.run_on.load), options, record, show)
     figure = pruning_figure(curve.points, note=f"{options.model}, on {curve.text}")
-    say(json.dumps(curve.points, indent=2) if options.json else curve.table())
+    say(json_text(curve.points, indent=2) if options.json else curve.table())
     write_figure(figure, options.output)
     return 0
