@@ -156,7 +156,7 @@ def test_line_breaks_of_scored_sentences_are_not_read(client: TestClient) -> Non
         {"source": ["I am hungry."], "target": ["Ich habe Hunger."]},
         {"source": ["I am\nhungry.\r\n"], "target": ["Ich habe\r\nHunger.\n"]},
     ]
-    one, other = (client.post("/v1/score", json=body).json() for body in bodies)
+    one, other = (client.post("/v1/score", json=body).json()["scores"] for body in bodies)
     assert same(one, other)
 
 

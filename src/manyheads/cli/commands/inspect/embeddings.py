@@ -88,10 +88,10 @@ def run(options: EmbeddingsOptions) -> int:
             "words": _records(embeddings, words, found),
             "map": {"variance": shares, "points": [asdict(point) for point in points]},
         }
-        say(json_text(record, indent=2))
+        print(json_text(record, indent=2))
     elif words:
         say("\n".join(_lines(embeddings, words, found)))
-    write_figure(figure, options.output)
+    write_figure(figure, options.output, as_json=options.json)
     return 0
 
 
