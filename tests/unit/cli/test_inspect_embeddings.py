@@ -58,6 +58,14 @@ def test_neighbours_of_words_and_of_ids(
     captured = capsys.readouterr()
     assert captured.err.endswith(f"{output}\n")
     found = json.loads(captured.out)
+    # A no-break space is not printable, and JSON has no escape of the form \\xa0.
+    assert (
+        manyheads(
+            "inspect", "embeddings", model_folder, "--words", "a\u00a0b", "--output", tmp_path / "b.svg", "--json"
+        )
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["words"][0]["word"] == "a\u00a0b"
     assert found["table"] == "source and target"
     weights = load(model_folder).body.source_embedding.weight.double()
     for word in found["words"]:

@@ -21,6 +21,7 @@ from manyheads.decoding.sampling import draw
 from manyheads.errors import ConfigError, NonFiniteError, RequestError
 from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.symbol_vocabulary import SymbolVocabulary
+from manyheads.text.word_vocabulary import WordVocabulary
 
 PROMPTS = ["", "a", "It is a truth", "x" * 9, "Zürich, ein längerer Anfang"]
 
@@ -287,3 +288,16 @@ def test_lines_of_symbols_are_broken_once(lines: Any) -> None:
         [ids] = generator.encode_prompts([prompt])
         assert ids.count(0) + found.ids.count(0) > 8
         assert found.text == vocabulary.decode([*ids, *found.ids])[len(vocabulary.decode(ids)) :]
+
+
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"top_k": 3}, {"do_sample": False}])
+def test_where_every_token_would_repeat_one_of_the_vocabulary_is_taken(options: dict[str, Any]) -> None:
+    vocabulary = WordVocabulary(["<eos>", "<unk>", "a", "b", "c", "d"])
+    config = TransformerXLConfig(vocab_size=9, d_model=16, num_heads=2, d_ff=24, num_layers=1, memory_len=12)
+    torch.manual_seed(3)
+    generator = Generator(build_model(config), vocabulary, GenerationSettings(max_new_tokens=12), "cpu")  # type: ignore[arg-type]
+    for banned in ((), (1,)):
+        ids = generator.continuations("a", no_repeat_ngram_size=1, banned_ids=banned, **options)[0].ids
+        assert len(ids) == 12
+        assert sorted([2, *ids[: 5 - len(banned)]]) == sorted({*range(6)} - {*banned})  # each once, then again
+        assert not {*banned} & {*ids}
