@@ -83,7 +83,7 @@ class ModelRunner(Generic[M]):
         choose_precision(self.precision, chosen)
         if isinstance(self.model, nn.Module):
             self.model.to(chosen)
-            pack(self.model)  # the copies of weights in a faster layout belong to a device
+            pack(self.model, self.precision)  # the copies of weights in a faster layout belong to a device
         self.device = chosen
         if self.is_compiled:
             self.steps = CompiledSteps(self.model)  # type: ignore[arg-type]
