@@ -77,6 +77,19 @@ def test_the_main_rank_decides_the_precision_of_all(ranks: Ranks, tmp_path: Path
     assert answers == ["bf16", "bf16"]
 
 
+def test_ranks_agree_on_the_best_checkpoint_and_on_patience(ranks: Ranks, tmp_path: Path) -> None:
+    """The second validation is better than the first on one rank, and equal on the other."""
+    sections = {"validation": {"every_steps": 3, "patience": 2}, "training": {"max_steps": 12, "save_every": 0}}
+    answers = ranks.run(2, "judged apart", kind="transformer", run_dir=tmp_path, sections=sections, timeout=5)
+    assert answers == [{"step": 9, "stopped_by": "patience", "best_step": 3}] * 2
+
+
+def test_metrics_that_cannot_be_written_do_not_part_the_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    sections = {"training": {"on_save_error": "continue"}}
+    answers = ranks.run(2, "full disk", kind="transformer", run_dir=tmp_path, sections=sections, timeout=5)
+    assert answers == [{"step": 9, "stopped_by": "steps"}] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
