@@ -72,6 +72,17 @@ def test_a_stopped_run_goes_on_with_its_memories(text: Callable[..., TextConfig]
     assert {tensor.dtype for tensor in memory.values()} >= {torch.bfloat16 if precision == "bf16" else torch.float32}
 
 
+def test_a_resumed_run_may_read_and_write_its_held_out_text_in_another_way(text: Callable[..., TextConfig]) -> None:
+    """As the search of a translator may change. Losses of other readings are not compared."""
+    first = train(text(training={"max_steps": 3}))
+    assert first.best_step == 3
+    changes = {"reading": {"max_tokens": 100}, "generation": {"temperature": 0.5}}
+    again = train(text(training={"max_steps": 3}, **changes))
+    assert (again.step, again.best_score) == (3, None)
+    longer = train(text(training={"max_steps": 6}, **changes))
+    assert longer.best_step == 6
+
+
 def test_memory_is_what_the_step_before_read(text: Callable[..., TextConfig], tmp_path: Path) -> None:
     """Two steps see as much as one model call after another; without memory the second would differ."""
     config = text(model={"dropout": 0.0, "attention_dropout": 0.0}, data={"accumulate": 1, "segment_lengths": "fixed"})

@@ -612,3 +612,27 @@ def test_a_run_of_too_few_steps_says_so_once(
         assert "In fp32 with" in warned[0]
         log = (Path(config.run_dir) / "train.log").read_text(encoding="utf-8")
         assert log.count("This run will make about") == 1
+
+
+def test_tokens_per_second_are_those_of_the_steps_alone(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A validation between two lines of metrics took 1,000 s, a step 2 s."""
+    now = [0.0]
+
+    def slow(self: Validator, step: int) -> ValidationReport:
+        now[0] += 1000.0
+        return ValidationReport(step=step, loss=1.0)
+
+    take = Stepper.take
+
+    def taken(self: Stepper, *given: Any) -> Any:
+        now[0] += 2.0
+        return take(self, *given)
+
+    monkeypatch.setattr(Validator, "run", slow)
+    monkeypatch.setattr(Stepper, "take", taken)
+    monkeypatch.setattr(manyheads.training.record.recorder, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    reporter = Recording()
+    train(small(), reporter=reporter)
+    reports = reporter.of("step")
+    tokens = [after.tokens - before.tokens for before, after in zip(reports[1::2], reports[3::2], strict=False)]
+    assert [report.tokens_per_second for report in reports[3::2]] == [number / 4.0 for number in tokens]

@@ -20,8 +20,8 @@ _GIB = 2**30
 def check_capacity(config: RunConfig, model_config: Any, device: torch.device, world: int = 1) -> str:
     """Compare the least memory that training needs with what is free, without building the model.
 
-    Weights, and of those that are not frozen gradients and one moment of the optimiser, always exist; activations and a second moment come on top, so
-    a run that passes may still not fit. `train --dry-run` and `--fit` measure the whole.
+    Weights always exist, and gradients and one moment of the optimiser for those that are not frozen. Activations and
+    a second moment come on top, so a run that passes may still not fit; `train --dry-run` and `--fit` measure all.
 
     Args:
         config: of the run.

@@ -35,7 +35,9 @@ _MAY_CHANGE = (
     "training.plots",
     "training.tensorboard",
     "validation",
+    "reading",
     "decoding",
+    "generation",
 )
 """Settings that say where, how long and how watched a run is, not what it computes. (The data itself has a digest.)"""
 
@@ -140,13 +142,13 @@ def differences(before: Any, now: Any, prefix: str = "") -> list[tuple[str, str]
 
 
 _CHANGE_SCORES = ("validation.bleu_sentences", "validation.bleu_tokenize", "decoding")
-"""Settings on which BLEU and F1 depend, but not the loss."""
+"""Settings on which BLEU and F1 depend, but not the loss. (A language model's loss depends on `reading`.)"""
 
 
 def judges_alike(before: Any, now: Mapping[str, Any]) -> bool:
     """Return whether the best scores of two configs, as plain data, can be compared."""
     best_by = now["validation"]["best_by"]
-    count = ("validation.best_by", *(() if best_by == "loss" else _CHANGE_SCORES))
+    count = ("validation.best_by", "reading", *(() if best_by == "loss" else _CHANGE_SCORES))
     return not any(name.startswith(count) for name, _ in differences(before, now))
 
 
