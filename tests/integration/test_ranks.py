@@ -129,7 +129,7 @@ def test_resharding_keeps_every_bit(ranks: Ranks, tmp_path: Path, kind: str) -> 
 
 @pytest.mark.parametrize("kind", ["model", "ema"])
 def test_checkpoints_in_parts_can_be_averaged(ranks: Ranks, tmp_path: Path, kind: Literal["model", "ema"]) -> None:
-    sections = {"training": {"keep": 5}}
+    sections = {"training": {"keep": 5}, "schedule": {"kind": "constant"}}
     ranks.run(2, "run", kind="transformer", run_dir=tmp_path / "run", parallel="fsdp", sections=sections)
     steps = average_run(tmp_path / "run", tmp_path / "averaged", last=2, kind=kind)
     each = [load_checkpoint(tmp_path / "run" / "checkpoints" / checkpoint_name(step)).tensors for step in steps]
