@@ -25,13 +25,14 @@ from manyheads.distributed.shards import local
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError, NonFiniteError, SaveError
 from manyheads.files.commit import remove_stale
 from manyheads.files.faults import check_free_space
+from manyheads.training.optim.optimiser import without_foreign_momenta
 from manyheads.training.record.log import MetricsLog
 from manyheads.training.run.arithmetic import changed_arithmetic
 from manyheads.training.run.assembly import Assembly
 from manyheads.training.run.nonfinite import first_bad
 from manyheads.training.run.resume import check_same_run, find_checkpoint, judges_alike
 from manyheads.training.run.run_folder import RunFolder
-from manyheads.training.run.state import MEMORY, Counters, allocator_for, gather, restore
+from manyheads.training.run.state import MEMORY, Counters, allocator_for, gather, named_parameters, restore
 
 __all__ = ["CheckpointManager"]
 
@@ -153,10 +154,19 @@ class CheckpointManager:
             raise CheckpointError(
                 f"{checkpoint.path} contains NaN or infinity in {bad}; resume from an older one: --resume PATH."
             )
+        holder, tensors = assembly.spread.holder, dict(checkpoint.tensors)
+        tensors["optimiser"], foreign = without_foreign_momenta(
+            assembly.optimiser, named_parameters(holder), tensors.get("optimiser", {})
+        )
+        if foreign:
+            self._warn(
+                f"The checkpoint is of an older version, in which Muon trained {', '.join(foreign)}; AdamW trains them"
+                " from now on, without earlier moments."
+            )
         first = assembly.objective.first_state(assembly.model)
         restore(
-            checkpoint.tensors,
-            assembly.spread.holder,
+            tensors,
+            holder,
             assembly.optimiser,
             assembly.average,
             assembly.memory,
