@@ -229,6 +229,7 @@ class Trainer:
         due = reason is not None or counters.best_step == counters.step or (every and counters.step % every == 0)
         if due and not self._checkpoints.is_saved():
             self._reporter.doing(f"saving step {counters.step}")
+            counters.elapsed_seconds = self._clock.elapsed()  # a validation may have followed the step
             self._recorder.catch_up()
             self._checkpoints.save(must=reason is not None)
             if not self._judge:
@@ -245,13 +246,14 @@ class Trainer:
         self._reporter.doing(f"validation at step {counters.step}")
         with self._as_judged(), _explained_memory(assembly.objective, "validation"):
             report = self._judge.run(counters.step)
+        score = None if report is None else report.merit(self._config.validation.best_by)
         if not self._group.is_alone:
             self._agree()
-            if any(self._group.exchange(report is None)):
-                report = None
-        if report is None:
+            # The main rank's score counts: others can differ in the last digit, and all must decide the same.
+            scores = self._group.exchange(score)
+            score = None if None in scores else scores[0]
+        if report is None or score is None:
             return False
-        score = report.merit(self._config.validation.best_by)
         best = math.isfinite(score) and (counters.best_score is None or score < counters.best_score)
         if best:
             counters.best_score, counters.best_step = score, counters.step
