@@ -52,7 +52,10 @@ def cooccurrence_embeddings(pairs: PairStore, width: int) -> Tensor:
 
 
 def count_contexts(pairs: PairStore, contexts: NDArray[np.int64], max_links: int = _MOST_LINKS) -> Tensor:
-    """Count how often an id and a context are two tokens of one sentence pair, of the same or of different sides.
+    """Count how often an id and a context are tokens of one sentence pair, of the same or of different sides.
+
+    Every token is in the context of itself, too: otherwise a word would have its translation as a context, but its
+    translation would not, and their rows would differ.
 
     Args:
         pairs: the sentences.
@@ -70,10 +73,10 @@ def count_contexts(pairs: PairStore, contexts: NDArray[np.int64], max_links: int
     column[torch.from_numpy(contexts)] = torch.arange(len(contexts))
     counts = torch.zeros(pairs.vocab_size * len(contexts))
     one = torch.ones(())
-    for distance in range(1, int(lengths[taken].max(initial=1))):
-        together = number[distance:] == number[:-distance]
-        first, second = ids[:-distance][together], ids[distance:][together]
-        for token, other in ((first, column[second]), (second, column[first])):
+    for distance in range(int(lengths[taken].max(initial=0))):
+        together = number[distance:] == number[: len(number) - distance]
+        first, second = ids[: len(ids) - distance][together], ids[distance:][together]
+        for token, other in ((first, column[second]), (second, column[first]))[: distance + 1]:
             cells = (token * len(contexts) + other)[other >= 0]
             counts.scatter_add_(0, cells, one.expand(len(cells)))
     return counts.view(pairs.vocab_size, len(contexts))

@@ -83,7 +83,8 @@ class TranslationObjective:
         """See `Objective.prepare_weights`."""
         if self.config.initial.embeddings == "random":
             return ()
-        begin_embeddings(model, self.stream.store, derive_seed(self.config.seed, "embeddings"), group)
+        pairs = self.stream.store.first(self.stream.report.total)
+        begin_embeddings(model, pairs, derive_seed(self.config.seed, "embeddings"), group)
         return ("embeddings begin as co-occurrence in the training pairs suggests",)
 
     def first_state(self, model: Seq2Seq) -> None:

@@ -24,6 +24,9 @@ TRAINING_SHARE = 0.85
 _COST_EXPONENT = 1.8
 """A step's time grows with this power of d_model: products grow with its square, everything else more slowly."""
 
+_SHORT_RUN = 4000
+"""Steps below which the first embeddings still matter at the end, and averages of the weights do not pay."""
+
 _STEP_TOKENS = 2048
 _LENGTH_MULTIPLE = 16
 
@@ -201,6 +204,7 @@ def _learning(facts: Facts, steps: int, epochs: float) -> list[Choice]:
     adam, muon = (0.01, 0.03) if is_short and facts.kind == "pairs" else (0.006, 0.02)
     if facts.kind == "text":
         adam = 0.003
+    embeddings = Choice("initial.embeddings", "cooccurrence", "words begin near their translations")
     every = max(10, _round(steps / _validations(facts)))
     limit = [Choice("training.max_minutes", facts.minutes, "the time to be used"), Choice("training.max_steps", 0)]
     return [
@@ -211,7 +215,8 @@ def _learning(facts: Facts, steps: int, epochs: float) -> list[Choice]:
         Choice("optimiser.clip_norm", 1.0),
         Choice("schedule.kind", "linear", "the rate ends at 0 with the run"),
         Choice("schedule.warmup_steps", max(10, min(200, steps // 20)), "a twentieth of the steps, at most 200"),
-        Choice("training.ema_decay", 0.998 if steps >= 4000 else 0.0, "averages need thousands of steps"),
+        Choice("training.ema_decay", 0.998 if steps >= _SHORT_RUN else 0.0, "averages need thousands of steps"),
+        *([embeddings] if facts.kind == "pairs" and steps < _SHORT_RUN else []),
         *([] if facts.steps else limit),
         Choice("validation.every_steps", every, f"about {_validations(facts)} validations"),
         Choice("training.save_every", every, "with each validation"),
