@@ -115,7 +115,8 @@ def demo(precision: str = "bf16") -> TrainConfig:
         schedule=ScheduleSettings(kind="linear", warmup_steps=50 if is_fast else 20),
         training=TrainingSettings(max_steps=0, max_minutes=5.0, log_every=20, save_every=500, keep=2),
         validation=ValidationSettings(every_steps=500, bleu_sentences=100, num_samples=3),
-        decoding=DecodingSettings(num_beams=4, max_len_offset=20),
+        # After so few steps the model prefers sentences that are too short.
+        decoding=DecodingSettings(num_beams=4, length_penalty=1.2, max_len_offset=20),
         initial=PairInitialSettings(embeddings="cooccurrence"),
     )
 

@@ -25,7 +25,7 @@ _COST_EXPONENT = 1.8
 """A step's time grows with this power of d_model: products grow with its square, everything else more slowly."""
 
 _SHORT_RUN = 4000
-"""Steps below which the first embeddings still matter at the end, and averages of the weights do not pay."""
+"""Steps below which a run is like the demo's, from which its choices come, and averages of the weights do not pay."""
 
 _STEP_TOKENS = 2048
 _LENGTH_MULTIPLE = 16
@@ -204,7 +204,10 @@ def _learning(facts: Facts, steps: int, epochs: float) -> list[Choice]:
     adam, muon = (0.01, 0.03) if is_short and facts.kind == "pairs" else (0.006, 0.02)
     if facts.kind == "text":
         adam = 0.003
-    embeddings = Choice("initial.embeddings", "cooccurrence", "words begin near their translations")
+    short = [
+        Choice("initial.embeddings", "cooccurrence", "words begin near their translations"),
+        Choice("decoding.length_penalty", 1.2, "after few steps translations are too short"),
+    ]
     every = max(10, _round(steps / _validations(facts)))
     limit = [Choice("training.max_minutes", facts.minutes, "the time to be used"), Choice("training.max_steps", 0)]
     return [
@@ -216,7 +219,7 @@ def _learning(facts: Facts, steps: int, epochs: float) -> list[Choice]:
         Choice("schedule.kind", "linear", "the rate ends at 0 with the run"),
         Choice("schedule.warmup_steps", max(10, min(200, steps // 20)), "a twentieth of the steps, at most 200"),
         Choice("training.ema_decay", 0.998 if steps >= _SHORT_RUN else 0.0, "averages need thousands of steps"),
-        *([embeddings] if facts.kind == "pairs" and steps < _SHORT_RUN else []),
+        *(short if facts.kind == "pairs" and steps < _SHORT_RUN else []),
         *([] if facts.steps else limit),
         Choice("validation.every_steps", every, f"about {_validations(facts)} validations"),
         Choice("training.save_every", every, "with each validation"),
