@@ -78,6 +78,22 @@ def test_all_tables_get_them(kind: str, tie: Tie) -> None:
         torch.testing.assert_close(table[4:8].norm(dim=1), torch.ones(4))
 
 
+def test_other_ranks_take_the_vectors_of_the_main_one() -> None:
+    """They may compute other signs on another processor."""
+    model: Any = build_model(replace(debug().model, source_vocab_size=9, target_vocab_size=9))
+    sent = torch.randn(9, debug().model.d_model)
+
+    class Second(Group):
+        is_main = False  # type: ignore[assignment]
+
+        def joined(self, part: torch.Tensor | None, *, rows: int) -> torch.Tensor:
+            assert (part, rows) == (None, 9)
+            return sent
+
+    begin_embeddings(model, pairs_of_four(), 3, Second())
+    assert torch.equal(model.head.weight, sent)
+
+
 def test_a_smaller_table_gets_the_first_rows() -> None:
     sizes: Any = {"source_vocab_size": 9, "target_vocab_size": 6, "tie_embeddings": "none"}
     model: Any = build_model(replace(debug().model, **sizes))
