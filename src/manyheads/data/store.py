@@ -91,8 +91,8 @@ class PairStore:
 
     def first(self, count: int) -> PairStore:
         """Return a store of the first pairs, which shares the ids."""
-        sides = [TokenSide(side.ids, side.offsets[: count + 1]) for side in (self.source, self.target)]
-        return PairStore(*sides, self.vocab_size, f"{self.digest}[:{count}]")
+        source, target = (TokenSide(side.ids, side.offsets[: count + 1]) for side in (self.source, self.target))
+        return PairStore(source, target, self.vocab_size, f"{self.digest}[:{count}]")
 
     def __len__(self) -> int:
         return len(self.source)

@@ -84,7 +84,7 @@ def test_other_ranks_take_the_vectors_of_the_main_one() -> None:
     sent = torch.randn(9, debug().model.d_model)
 
     class Second(Group):
-        is_main = False  # type: ignore[assignment]
+        is_main = False
 
         def joined(self, part: torch.Tensor | None, *, rows: int) -> torch.Tensor:
             assert (part, rows) == (None, 9)
