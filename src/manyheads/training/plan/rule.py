@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-__all__ = ["REFERENCE_WIDTH", "Choice", "Facts", "Plan", "plan_run"]
+__all__ = ["REFERENCE_LAYERS", "REFERENCE_WIDTH", "Choice", "Facts", "Plan", "plan_run"]
 
 N = TypeVar("N", int, float)
 
 REFERENCE_WIDTH = 256
 """d_model of the model whose rate is measured."""
+
+REFERENCE_LAYERS = {"pairs": 3, "text": 4}
+"""Its layers, of each stack."""
 
 TRAINING_SHARE = 0.85
 """Of the minutes; validation, samples and checkpoints take the rest."""
@@ -46,8 +49,8 @@ _WIDTHS: dict[str, tuple[_Width, ...]] = {
         _Width(512, 6, 15_000, 10_000_000),
         _Width(384, 4, 4_000, 2_000_000),
         _Width(256, 3, 600, 150_000),
-        _Width(192, 3, 250, 0),
-        _Width(128, 3, 0, 0),
+        _Width(192, 2, 250, 0),
+        _Width(128, 2, 0, 0),
     ),
     "text": (
         _Width(512, 8, 15_000, 20_000_000),
@@ -136,8 +139,7 @@ def _steps(facts: Facts, d_model: int, num_layers: int, step_tokens: int) -> int
     """The steps of the run with a model of this size."""
     if facts.steps:
         return facts.steps
-    layers = {"pairs": 3, "text": 4}[facts.kind]  # of the reference model
-    cost = (d_model / REFERENCE_WIDTH) ** _COST_EXPONENT * (num_layers / layers)
+    cost = (d_model / REFERENCE_WIDTH) ** _COST_EXPONENT * (num_layers / REFERENCE_LAYERS[facts.kind])
     return max(1, int(60 * facts.minutes * TRAINING_SHARE * facts.tokens_per_second / cost / step_tokens))
 
 
