@@ -106,6 +106,7 @@ def default_layer(model: Mapping[str, Any], *, keeps_preset: bool) -> Source:
     else:
         values["run_dir"] = "runs/run"
         values["data"].pop("path")
+        values.get("decoding", {}).pop("length_penalty", None)  # the demo's is for models that have just begun
         if model["architecture"] == "reformer":
             values["data"]["segment_len"] = values["reading"]["segment_len"] = model["max_len"]
             values["data"]["lanes"] = max(1, 16_384 // model["max_len"])

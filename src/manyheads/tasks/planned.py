@@ -19,7 +19,7 @@ from manyheads.tasks.table import json_or_empty
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.tokenizer_file import MAX_FILE_BYTES
-from manyheads.training.plan.rule import REFERENCE_WIDTH, Choice, Facts, Plan, plan_run
+from manyheads.training.plan.rule import REFERENCE_LAYERS, REFERENCE_WIDTH, Choice, Facts, Plan, plan_run
 
 __all__ = ["DEFAULT_MINUTES", "PlannedRun", "plan_layer"]
 
@@ -106,7 +106,9 @@ def _reference(kind: str, manifest: Mapping[str, Any], typed: Source) -> Any:
     size = manifest["tokenizer"]["vocab_size"]
     if kind == "pairs":
         base = demo("bf16")
-        return replace(base, **own, model=replace(base.model, source_vocab_size=size, target_vocab_size=size))
+        layers = dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), REFERENCE_LAYERS[kind])
+        sizes = {"source_vocab_size": size, "target_vocab_size": size, **layers}
+        return replace(base, **own, model=replace(base.model, **sizes))
     text = xl_demo()
     model: Any = text.model
     width = {"d_model": REFERENCE_WIDTH, "head_dim": REFERENCE_WIDTH // 4, "d_ff": 4 * REFERENCE_WIDTH}

@@ -187,6 +187,11 @@ class InitialSettings:
     sha256: str = ""
     data: str = ""
 
+    @property
+    def needs_data(self) -> bool:
+        """Whether the first weights depend on more than the seed, so that a resumed run should not make them again."""
+        return bool(self.model)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:

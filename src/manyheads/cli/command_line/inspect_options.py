@@ -110,7 +110,7 @@ Files that end in .png, .svg or .pdf show one layer: the mean of its heads, and 
     (
         'manyheads inspect attention runs/demo --text "I am hungry."',
         'manyheads inspect attention runs/demo --text "I am hungry." --target "Ich habe Hunger." --output look.html',
-        'manyheads inspect attention runs/demo --text "I am hungry." --output a.png a.pdf --view cross --layer 3',
+        'manyheads inspect attention runs/demo --text "I am hungry." --output a.png a.pdf --view cross --layer 2',
         'manyheads inspect attention runs/xl-demo --text "He opened the door and went in." --memory 10',
     ),
 )

@@ -105,7 +105,8 @@ def _run(
     config = resolve_precision(config, device, stored=stored, tell=reporter.message, group=group)
     reporter.doing("opening the data")
     # Finding a checkpoint verifies it, so it is found twice only where the answer matters.
-    begins = not config.initial.model or group.from_main(lambda: find_checkpoint(folder.checkpoints, resume)[0] is None)
+    needs_data = config.initial.needs_data
+    begins = not needs_data or group.from_main(lambda: find_checkpoint(folder.checkpoints, resume)[0] is None)
     assembly = assemble(config, open_objective, device, folder.data, group, reporter.doing, begins=begins)
     stop = StopFlag() if group.is_alone else SharedStopFlag(group)
     group.is_told_to_end = lambda: stop.signal_number is not None

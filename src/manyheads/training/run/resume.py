@@ -42,7 +42,7 @@ _MAY_CHANGE = (
 """Settings that say where, how long and how watched a run is, not what it computes. (The data itself has a digest.)"""
 
 
-_FORMERLY = {"data.bpe_dropout": 0.0}
+_FORMERLY = {"data.bpe_dropout": 0.0, "initial.embeddings": "random"}
 """Settings that older versions did not record, with what they did."""
 
 
