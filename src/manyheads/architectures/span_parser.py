@@ -1,0 +1,101 @@
+"""The composite for chart parsing: an encoder of words, and a head that scores spans and tags."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.architectures.protocols import Output, SpanParserConfig
+from manyheads.architectures.size_checks import check_vocabularies
+from manyheads.data.batch import SpanBatch
+from manyheads.errors import ConfigError
+from manyheads.nn.heads.spans import SpanHead, span_places
+from manyheads.nn.shapes import Float, Int
+
+__all__ = ["Charts", "SpanParser", "check_labels_and_tags"]
+
+
+class Charts(NamedTuple):
+    """What a search for the best tree needs.
+
+    scores: `scores[b, i, j]`, how much a tree gains by the best label of words i to j, both included; never below 0.
+    labels: its id; 0: no constituent. tags: the best tag of each word.
+    """
+
+    scores: Float[Tensor, "batch words words"]
+    labels: Int[Tensor, "batch words words"]
+    tags: Int[Tensor, "batch words"]
+
+
+class SpanParser(nn.Module):
+    """An encoder and its head for spans, the object that is trained, saved, loaded and evaluated.
+
+    Args:
+        body: a module: (pieces, affixes, lengths) -> states of begin, words and end. It reads no padding.
+        head: of spans and tags.
+        config: the architecture's, a `protocols.SpanParserConfig`, stored for files; it contains labels and tags.
+    """
+
+    def __init__(self, body: nn.Module, head: SpanHead, config: Any) -> None:
+        super().__init__()
+        self.body = body
+        self.head = head
+        self.config = config
+
+    def tie_weights(self) -> None:
+        """Do nothing: no parameters are shared."""
+
+    @property
+    def max_len(self) -> int | None:
+        """Longest sentence in words."""
+        longest: int | None = self.config.longest_input
+        return longest
+
+    def forward(
+        self, batch: SpanBatch, state: Any = None, *, label_smoothing: float = 0.0, chunk_tokens: int = 2048
+    ) -> Output:
+        """Return the loss of a batch, summed over its sentences; num_tokens is the number of words.
+
+        The loss is the cross entropy of the label of every span, and, times `config.tag_weight`, of every tag.
+
+        Args: state, chunk_tokens: not used, as there is no memory, and all spans have one small row of logits.
+        """
+        states = self.body(batch.pieces, batch.affixes, batch.lengths)
+        right = batch.labels, batch.tags, batch.lengths
+        spans, tags = self.head.losses(states, *right, label_smoothing=label_smoothing)
+        loss = nll = spans + self.config.tag_weight * tags
+        if label_smoothing:
+            with torch.no_grad():
+                spans, tags = self.head.losses(states, *right)
+                nll = spans + self.config.tag_weight * tags
+        return Output(loss_sum=loss, nll_sum=nll.detach(), num_tokens=batch.lengths.sum())
+
+    def charts(
+        self,
+        pieces: Int[Tensor, "batch words pieces"],
+        affixes: Int[Tensor, "batch words hashes"],
+        lengths: Int[Tensor, " batch"],
+    ) -> Charts:
+        """Return the best label of each span and the best tag of each word; padding is undefined. See `SpanBatch`."""
+        states = self.body(pieces, affixes, lengths)
+        gains, best = self.head.span_logits(states).float().max(dim=-1)
+        rows, num_words = pieces.shape[:2]
+        first, last = span_places(num_words, pieces.device)
+        scores = gains.new_zeros(rows, num_words, num_words)
+        labels = torch.zeros_like(scores, dtype=torch.long)
+        scores[:, first, last] = gains.clamp(min=0.0)
+        labels[:, first, last] = torch.where(gains > 0, best + 1, 0)
+        return Charts(scores, labels, self.head.tag_logits(states).argmax(dim=-1))
+
+
+def check_labels_and_tags(config: SpanParserConfig) -> None:
+    """Check that a config is complete.
+
+    Raises: ConfigError: the vocabulary size, the labels, the tags or the root are missing.
+    """
+    check_vocabularies(config, "vocab_size")
+    for name in ("constituents", "tags", "root"):
+        if not getattr(config, name):
+            raise ConfigError(f"model.{name} is empty; training fills it in from the data.")

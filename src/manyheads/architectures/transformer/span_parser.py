@@ -1,0 +1,81 @@
+"""The Transformer's encoder over words, and the chart parser made of it.
+
+Paper: Kitaev and Klein 2018, arXiv:1805.01052. Differs: see `TransformerSpanParserConfig` and `nn.heads.spans`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyheads.architectures.span_parser import SpanParser, check_labels_and_tags
+from manyheads.architectures.transformer.model import Encoder
+from manyheads.architectures.transformer.span_parser_config import TransformerSpanParserConfig
+from manyheads.nn.attention.masks import Lengths
+from manyheads.nn.dropout import Dropout
+from manyheads.nn.heads.spans import SpanHead
+from manyheads.nn.positions import LearnedPositions
+from manyheads.nn.precision import low_precision
+from manyheads.nn.shapes import Float, Int
+
+__all__ = ["WordEncoder", "build_span_parser"]
+
+_WORD, _BEGIN, _END = range(3)
+
+
+class WordEncoder(nn.Module):
+    """Features of words to states of begin, words and end.
+
+    The vector of a word is the sum of the vectors of its features: subwords and hashes. In training each feature is left
+    out with the probability `feature_dropout`, so that the model learns to read words it does not know.
+
+    Args: config: sizes and choices; the vocabulary size must be set.
+    """
+
+    def __init__(self, config: TransformerSpanParserConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.piece_embedding = nn.Embedding(config.vocab_size + 1, config.d_model, padding_idx=0)
+        self.affix_embedding = nn.Embedding(config.num_affixes + 1, config.d_model, padding_idx=0)
+        self.boundary_embedding = nn.Embedding(3, config.d_model)
+        for table in (self.piece_embedding, self.affix_embedding, self.boundary_embedding):
+            nn.init.normal_(table.weight, std=0.05)
+        self.word_norm = nn.LayerNorm(config.d_model)
+        self.positions = LearnedPositions(config.d_model, max_len=config.max_len + 2)
+        self.dropout = Dropout(config.dropout)
+        self.encoder = Encoder(config.stack)
+
+    def forward(
+        self,
+        pieces: Int[Tensor, "batch words pieces"],
+        affixes: Int[Tensor, "batch words hashes"],
+        lengths: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch words+2 d_model"]:
+        """Return the states; see `SpanBatch`. Those of padding are undefined."""
+        # A hash of 0 is no feature; the others share the rows of the table.
+        affixes = torch.where(affixes > 0, affixes % self.config.num_affixes + 1, 0)
+        words = self._sum(pieces, self.piece_embedding) + self._sum(affixes, self.affix_embedding)
+        places = torch.arange(pieces.shape[1] + 2, device=pieces.device)
+        kinds = torch.where(places == lengths[:, None] + 1, _END, _WORD)
+        kinds[:, 0] = _BEGIN
+        x = self.word_norm(F.pad(words, (0, 0, 1, 1)) + self.boundary_embedding(kinds))
+        x = self.dropout(low_precision(self.positions(x)))
+        return self.encoder(x, Lengths(lengths + 2))  # type: ignore[no-any-return]
+
+    def _sum(self, features: Tensor, table: nn.Embedding) -> Tensor:
+        """The sum of the vectors of each word's features. (batch, words, features) -> (batch, words, d_model)"""
+        rate = self.config.feature_dropout
+        if self.training and rate:
+            features = features * (torch.rand(features.shape, device=features.device) >= rate)
+        summed = F.embedding_bag(features.flatten(0, 1), table.weight, mode="sum", padding_idx=0)
+        return summed.unflatten(0, features.shape[:2])
+
+
+def build_span_parser(config: TransformerSpanParserConfig) -> SpanParser:
+    """Return body and head, with random weights. Raises: ConfigError: see `check_labels_and_tags`."""
+    check_labels_and_tags(config)
+    head = SpanHead(
+        config.d_model, config.span_dim, len(config.constituents), len(config.tags), dropout=config.span_dropout
+    )
+    return SpanParser(WordEncoder(config), head, config)
