@@ -27,8 +27,8 @@ _WORD, _BEGIN, _END = range(3)
 class WordEncoder(nn.Module):
     """Features of words to states of begin, words and end.
 
-    The vector of a word is the sum of the vectors of its features: subwords and hashes. In training each feature is left
-    out with the probability `feature_dropout`, so that the model learns to read words it does not know.
+    The vector of a word is the sum of the vectors of its features: subwords and hashes. In training each feature is
+    left out with the probability `feature_dropout`, so that the model learns to read words it does not know.
 
     Args: config: sizes and choices; the vocabulary size must be set.
     """
