@@ -60,7 +60,7 @@ class SpanData(PreparedFolder):
         are_names = all(isinstance(some, list) and some and all(isinstance(one, str) for one in some) for some in names)
         if not are_names or not isinstance(task.get("root"), str):
             raise DataError(
-                f"{path}/manifest.json is damaged: it lists no labels, tags or root. Prepare the data again."
+                f"{path}/manifest.json is damaged: labels, tags or root are missing. Prepare the data again."
             )
         constituents, tags = map(tuple, names)
         tokenizer = Tokenizer.load(path / "tokenizer.json")

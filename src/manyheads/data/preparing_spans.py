@@ -87,8 +87,8 @@ class _SpanSource(Source):
                 raise DataError(f"There are no {split} trees in {trees.describe()}; give others, or leave them out.")
         if not labels:
             raise DataError(
-                f"No tree of {self._splits['train'].describe()} has a constituent below its root, so there is nothing to"
-                " learn; are these the right trees?"
+                f"No tree of {self._splits['train'].describe()} has a constituent below its root, so there is nothing"
+                " to learn; are these the right trees?"
             )
         self._labels, self._tags = tuple(sorted(labels)), tuple(sorted(tags))
         return {split: trees.describe() for split, trees in self._splits.items()}

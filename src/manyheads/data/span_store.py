@@ -36,8 +36,8 @@ _BOUND = 2**17  # every number is below it: ids, hashes, positions
 class SpanRow:
     """A sentence as numbers.
 
-    pieces: ids of the subwords of each word. affixes: the hashes of each word. tags: the id of each word's tag, from 1; 0: it is unknown.
-    spans: (start, end, label) of each constituent; a label is an id from 1.
+    pieces: ids of the subwords of each word. affixes: the hashes of each word. tags: the id of each word's tag, from 1;
+    0: it is unknown. spans: (start, end, label) of each constituent; a label is an id from 1.
     """
 
     pieces: Sequence[Sequence[int]]
@@ -81,7 +81,8 @@ class SpanStore:
 
     @classmethod
     def _of(cls, sides: Sequence[TokenSide], digest: str, where: str) -> SpanStore:
-        store = cls(*sides, digest=digest)
+        piece, count, affix, tag, span = sides
+        store = cls(piece, count, affix, tag, span, digest)
         words = store.lengths
         fits = (store.affix.lengths == MOST_HASHES * words).all() and (store.tag.lengths == words).all()
         pieces = np.add.reduceat(store.count.ids.astype(np.int64), store.count.offsets[:-1]) if words.all() else None
@@ -128,7 +129,7 @@ def collate_spans(
         max_len, pad_to_multiple: rows are padded to a multiple of this length, but not beyond max_len.
     """
     lengths = store.lengths[sample_ids].astype(np.int64)
-    width = int(round_up(lengths.max(), pad_to_multiple, None if max_len is None else np.int64(max_len)))
+    width = int(round_up(int(lengths.max()), pad_to_multiple, max_len))
     rows = len(sample_ids)
     pieces = np.zeros((rows, width, MOST_PIECES), np.int64)
     affixes = np.zeros((rows, width, MOST_HASHES), np.int64)
@@ -192,7 +193,8 @@ class SpanStream:
 
     def describe(self) -> str:
         """Return one line for users: what is used, and the setting that removes sentences."""
-        line = f"{len(self._kept):,} of {len(self.store):,} training sentences kept, the longest has {self.longest:,} words"
+        line = f"{len(self._kept):,} of {len(self.store):,} training sentences kept"
+        line += f", the longest has {self.longest:,} words"
         return line + (f"; data.max_len is {self.settings.max_len}" if self.num_too_long else "")
 
     def rows(self, epoch: int) -> int:

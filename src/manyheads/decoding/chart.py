@@ -1,7 +1,7 @@
 """The best binary tree over the words of each sentence, by the algorithm of Cocke, Kasami and Younger (CKY).
 
-Paper: Stern, Andreas and Klein 2017, arXiv:1705.03919, sec. 3. A tree's score is the sum of the scores of its spans, and a
-label's score does not depend on the split, so one table over spans is enough, without a grammar:
+Paper: Stern, Andreas and Klein 2017, arXiv:1705.03919, sec. 3. A tree's score is the sum of the scores of its spans, and
+a label's score does not depend on the split, so one table over spans is enough, without a grammar:
 
     best(i, j) = score(i, j) + max over k of best(i, k) + best(k + 1, j)
 
@@ -33,8 +33,8 @@ def best_splits(
     Cost: n steps of vector operations for n words; time n^3, memory n^2.
     """
     rows, num_words, _ = scores.shape
-    # `left[i, w]` and `right[j, n - w]` are the best scores of the spans of w words that begin at i and end at j, so that
-    # both parts of all splits of a span are contiguous, in the same order.
+    # `left[i, w]` and `right[j, n - w]` are the best scores of the spans of w words that begin at i and end at j, so
+    # that both parts of all splits of a span are contiguous, in the same order.
     left = scores.new_full((rows, num_words, num_words + 1), _IMPOSSIBLE)
     right = left.clone()
     splits = torch.zeros_like(scores, dtype=torch.long)

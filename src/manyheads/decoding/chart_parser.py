@@ -168,8 +168,8 @@ class ChartParser(RunsModel[SpanParser]):
             for kind, names, known in (("label", [span[2] for span in tree.spans], labels), ("tag", tree.tags, tags)):
                 if unknown := [name for name in names if name not in known]:
                     raise DataError(
-                        f"Tree {number} has the {kind} {unknown[0]!r}, which no training tree of the model has, so it has"
-                        " no probability; leave the tree out."
+                        f"Tree {number} has the {kind} {unknown[0]!r}, which no training tree of the model has, so it"
+                        " has no probability; leave the tree out."
                     )
             self._check_lengths([tree.words], number)
             spans = [(start, end, labels[label]) for start, end, label in tree.spans]

@@ -33,10 +33,11 @@ class Parser:
         parser = Parser.from_pretrained("runs/gum-chart-parsing")
         print(format_tree(parser("She sleeps .").tree))
 
-    There are two kinds: a translator whose targets are trees (Vaswani et al. 2017, sec. 6.3), and a chart parser (Kitaev
-    and Klein 2018).
+    There are two kinds: a translator whose targets are trees (Vaswani et al. 2017, sec. 6.3), and a chart parser
+    (Kitaev and Klein 2018).
 
-    Args: model: a `Translator` of a model that was trained on trees, whose settings the search uses; or a `ChartParser`.
+    Args: model: a `Translator` of a model that was trained on trees, whose settings the search uses, or a
+        `ChartParser`.
 
     Raises: RequestError: the model is not a parser.
     """

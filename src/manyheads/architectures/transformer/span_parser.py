@@ -69,7 +69,7 @@ class WordEncoder(nn.Module):
         if self.training and rate:
             features = features * (torch.rand(features.shape, device=features.device) >= rate)
         summed = F.embedding_bag(features.flatten(0, 1), table.weight, mode="sum", padding_idx=0)
-        return summed.unflatten(0, features.shape[:2])
+        return summed.view(*features.shape[:2], -1)
 
 
 def build_span_parser(config: TransformerSpanParserConfig) -> SpanParser:

@@ -29,9 +29,7 @@ def check_for_chart(options: TranslateOptions) -> None:
         "--compile": options.run_on.compile,
         **dict.fromkeys(given_options(options.decoding, options.models, options.document), True),
     }
-    refuse_given(
-        given, f"{options.model} is a chart parser: one tree a line, without a search over text; leave out {{}}."
-    )
+    refuse_given(given, f"{options.model} is a chart parser, which does not search over text; leave out {{}}.")
 
 
 class TreeLines:

@@ -26,10 +26,10 @@ class SpanHead(nn.Module):
         >>> head.span_logits(states).shape, head.tag_logits(states).shape
         (torch.Size([2, 10, 5]), torch.Size([2, 4, 3]))
 
-    Paper: Kitaev and Klein 2018, arXiv:1805.01052, sec. 2. The vector of a fencepost is the first half of the state before
-    it and the second half of the state after it; that of a span is the difference of its two fenceposts; a layer,
-    norm, ReLU and a second layer make one score a label. `No constituent` has the score 0. Differs: the halves are not
-    kept apart in the encoder, and the first layer is applied to the fenceposts, which are fewer than the spans.
+    Paper: Kitaev and Klein 2018, arXiv:1805.01052, sec. 2. The vector of a fencepost is the first half of the
+    state before it and the second half of the state after it; that of a span is the difference of its two fenceposts; a
+    layer, norm, ReLU and a second layer make one score a label. `No constituent` has the score 0. Differs: the halves
+    are not kept apart in the encoder, and the first layer is applied to the fenceposts, which are fewer than the spans.
     Args:
         d_model: width of the states, even.
         span_dim: width of the layer inside.

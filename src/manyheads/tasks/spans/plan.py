@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ class Trial(TokenTrial):
     def at(self, length: int) -> Trial:
         """See `Trial.at`. Where the data will give labels and tags, fifty of each are assumed."""
         model, names = self.config.model, tuple(map(str, range(50)))
-        known = {
+        known: dict[str, Any] = {
             "vocab_size": model.vocab_size or self.config.tokenizer.vocab_size,
             "constituents": model.constituents or names,
             "tags": model.tags or names,

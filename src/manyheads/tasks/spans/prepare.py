@@ -29,7 +29,7 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
         raise ConfigError("There are no validation trees, which tell when a model is good. Give --valid-trees FILE.")
     task = ParsingTask(ParsingSettings(tags="keep", functions=options.tree_functions, root=options.tree_root))
     files = {"train": options.trees, "valid": options.valid_trees, "test": options.test_trees}
-    splits = {
+    splits: dict[str, Any] = {
         split: TreeFile(path=path, task=task, on_bad_utf8=options.on_bad_utf8)
         for split, path in files.items()
         if path is not None

@@ -51,8 +51,8 @@ class SpanConfig(RunConfig):
         for name, usual in (("r_drop", 0.0), ("num_sampled", 0), ("smoothing_kind", "all")):
             if getattr(self.training, name) != usual:
                 raise ConfigError(
-                    f"training.{name} is {getattr(self.training, name)!r}, but a chart parser has spans and no tokens to"
-                    f" predict; set it to {usual!r}.",
+                    f"training.{name} is {getattr(self.training, name)!r}, but a chart parser has spans and no tokens"
+                    f" to predict; set it to {usual!r}.",
                     fields=["training"],
                 )
         if self.data.max_len > self.model.max_len:
