@@ -58,9 +58,9 @@ class SpanParser(nn.Module):
     ) -> Output:
         """Return the loss of a batch, summed over its sentences; num_tokens is the number of words.
 
-        The loss is the cross entropy of the label of every span, and, times `config.tag_weight`, of every tag.
+        The loss is the negative log-likelihood of the trees, and, times `config.tag_weight`, of the tags.
 
-        Args: state, chunk_tokens: not used, as there is no memory, and all spans have one small row of logits.
+        Args: label_smoothing: of tags; state, chunk_tokens: not used, as there is no memory and no large vocabulary.
         """
         states = self.body(batch.pieces, batch.affixes, batch.lengths)
         right = batch.labels, batch.tags, batch.lengths

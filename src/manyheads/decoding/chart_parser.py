@@ -16,10 +16,10 @@ from manyheads.architectures.table import ARCHITECTURES
 from manyheads.data.batch import SpanBatch
 from manyheads.data.span_settings import MOST_WORDS
 from manyheads.data.span_store import SpanRow, SpanStore, eval_spans
-from manyheads.decoding.chart import best_spans
 from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
 from manyheads.errors import DataError, ModelFileError, RequestError
+from manyheads.nn.kernels.chart import best_splits, tree_spans
 from manyheads.text.parsing import words_of
 from manyheads.text.settings import ParsingSettings
 from manyheads.text.spans import spans_of, tree_of
@@ -150,7 +150,7 @@ class ChartParser(RunsModel[SpanParser]):
     def log_probs(
         self, trees: Sequence[str], *, first_number: int = 1, told: Callable[[int], None] | None = None
     ) -> Tensor:
-        """Return the log-probability of each tree, (trees,) in float64: of the labels of all spans, and of the tags.
+        """Return the log-probability of each tree, as one of its binary forms, and of its tags. (trees,) in float64
 
         Args: trees: in brackets. first_number, told: as of `parse`.
 
@@ -216,15 +216,15 @@ def parse_batches(
     for batch in batches:
         moved = batch.to(device)
         charts = model.charts(moved.pieces, moved.affixes, moved.lengths)
-        spans = best_spans(charts.scores.cpu(), charts.labels.cpu(), batch.lengths)
-        tags = charts.tags.tolist()
+        labels, tags = charts.labels.cpu(), charts.tags.tolist()
+        in_trees = tree_spans(best_splits(charts.scores.cpu()), batch.lengths)
+        spans: list[list[tuple[int, int, str]]] = [[] for _ in tags]
+        for row, first, last in (in_trees & (labels > 0)).nonzero().tolist():
+            spans[row].append((first, last + 1, config.constituents[int(labels[row, first, last]) - 1]))
         yield (
             batch,
             [
-                (
-                    [config.tags[tag] for tag in some[:length]],
-                    [(start, end, config.constituents[label - 1]) for start, end, label in constituents],
-                )
+                ([config.tags[tag] for tag in some[:length]], constituents)
                 for some, length, constituents in zip(tags, batch.lengths.tolist(), spans, strict=True)
             ],
         )

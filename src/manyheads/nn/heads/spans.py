@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.nn.dropout import Dropout
+from manyheads.nn.kernels.chart import log_partition
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["SpanHead", "span_places"]
@@ -28,8 +29,8 @@ class SpanHead(nn.Module):
 
     Paper: Kitaev and Klein 2018, arXiv:1805.01052, sec. 2. The vector of a fencepost is the first half of the
     state before it and the second half of the state after it; that of a span is the difference of its two fenceposts; a
-    layer, norm, ReLU and a second layer make one score a label. `No constituent` has the score 0. Differs: the halves
-    are not kept apart in the encoder, and the first layer is applied to the fenceposts, which are fewer than the spans.
+    layer, norm, ReLU and a second layer make one score a label. `No constituent` has the score 0. The loss is that of Zhang, Zhou and Li 2020, arXiv:2008.03736. Differs: the halves are
+    not kept apart in the encoder, and the first layer is applied to the fenceposts, which are fewer than the spans.
     Args:
         d_model: width of the states, even.
         span_dim: width of the layer inside.
@@ -46,6 +47,8 @@ class SpanHead(nn.Module):
         self.span_bias = nn.Parameter(torch.zeros(span_dim))
         self.span_norm = nn.LayerNorm(span_dim)
         self.label_proj = nn.Linear(span_dim, num_labels)
+        # Nearly all spans are no constituents; without this the first steps learn nothing else.
+        nn.init.constant_(self.label_proj.bias, -4.0)
         self.tag_inner = nn.Linear(d_model, span_dim)
         self.tag_norm = nn.LayerNorm(span_dim)
         self.tag_proj = nn.Linear(span_dim, num_tags)
@@ -78,24 +81,35 @@ class SpanHead(nn.Module):
         *,
         label_smoothing: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
-        """Return the cross entropy of the labels of all spans, and that of the tags, each summed over the batch.
+        """Return the negative log-likelihood of the trees, and the cross entropy of the tags, summed over the batch.
+
+        A tree is a labelled binary tree, in which a constituent of more than two parts has spans without a label inside.
+        The probability of one is exp(score) over the sum of all; all binary forms of a constituent have the same.
 
         Args:
             labels: see `SpanBatch`; 0 is `no constituent`.
             tags: ids; -1 does not count.
             lengths: words of each row.
+            label_smoothing: of tags.
         """
         num_words = tags.shape[1]
         first, last = span_places(num_words, tags.device)
         padding = torch.arange(num_words, device=tags.device) >= lengths[:, None]
-        right = labels[:, first, last].masked_fill(padding[:, last], -1)
-        logits = F.pad(self.span_logits(states).float(), (1, 0))
-        of_spans = _cross_entropy(logits, right, label_smoothing)
-        of_tags = _cross_entropy(self.tag_logits(states).float(), tags.masked_fill(padding, -1), label_smoothing)
-        return of_spans, of_tags
-
-
-def _cross_entropy(logits: Tensor, right: Tensor, label_smoothing: float) -> Tensor:
-    """Summed over all rows whose right id is not -1."""
-    flat = logits.flatten(0, 1)
-    return F.cross_entropy(flat, right.flatten(), ignore_index=-1, reduction="sum", label_smoothing=label_smoothing)
+        logits = self.span_logits(states)
+        logits = F.pad(logits.to(torch.promote_types(logits.dtype, torch.float32)), (1, 0))
+        right = labels[:, first, last]
+        of_right = logits.gather(2, right[:, :, None])[:, :, 0].masked_fill(padding[:, last], 0.0)
+        # The sum over labels and that over trees can be taken one after the other.
+        rows = torch.arange(len(tags), device=tags.device)[:, None]
+        table = logits.new_zeros(len(tags), num_words, num_words)
+        table = table.index_put((rows, first[None], last[None]), logits.logsumexp(dim=2))
+        of_trees = log_partition(table, lengths).sum() - of_right.sum()
+        tag_logits = self.tag_logits(states)
+        of_tags = F.cross_entropy(
+            tag_logits.to(logits.dtype).flatten(0, 1),
+            tags.masked_fill(padding, -1).flatten(),
+            ignore_index=-1,
+            reduction="sum",
+            label_smoothing=label_smoothing,
+        )
+        return of_trees, of_tags

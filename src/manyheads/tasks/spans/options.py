@@ -102,8 +102,8 @@ from --trees or --data; without either, from what the run was trained with.""",
 
 SCORE = CommandPage(
     ScoreOptions,
-    """Log-probabilities (in nats) that a chart parser gives to known trees: of the labels of all spans, with those
-that are no constituents, and of the tags. Each tree gives a line of two tab-separated columns: the log-probability, and
+    """Log-probabilities (in nats) that a chart parser gives to known trees, as one of their binary forms, and to their
+tags. Each tree gives a line of two tab-separated columns: the log-probability, and
 the number of words.""",
     ("manyheads score runs/chart --trees test.ptb",),
 )
