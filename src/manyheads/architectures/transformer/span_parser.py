@@ -42,6 +42,8 @@ class WordEncoder(nn.Module):
         for table in (self.piece_embedding, self.affix_embedding, self.boundary_embedding):
             nn.init.normal_(table.weight, std=0.05)
         self.word_norm = nn.LayerNorm(config.d_model)
+        wide = config.window * config.d_model
+        self.window_proj = nn.Linear(wide, config.d_model) if config.window > 1 else None
         self.positions = LearnedPositions(config.d_model, max_len=config.max_len + 2)
         self.dropout = Dropout(config.dropout)
         self.encoder = Encoder(config.stack)
@@ -59,9 +61,19 @@ class WordEncoder(nn.Module):
         places = torch.arange(pieces.shape[1] + 2, device=pieces.device)
         kinds = torch.where(places == lengths[:, None] + 1, _END, _WORD)
         kinds[:, 0] = _BEGIN
-        x = self.word_norm(F.pad(words, (0, 0, 1, 1)) + self.boundary_embedding(kinds))
+        words = F.pad(words, (0, 0, 1, 1)).masked_fill((places > lengths[:, None])[:, :, None], 0.0)
+        x = self.word_norm(words + self.boundary_embedding(kinds))
+        if self.window_proj is not None:
+            x = x + self._of_neighbours(x, places < lengths[:, None] + 2, self.window_proj)
         x = self.dropout(low_precision(self.positions(x)))
         return self.encoder(x, Lengths(lengths + 2))  # type: ignore[no-any-return]
+
+    def _of_neighbours(self, x: Tensor, real: Tensor, proj: nn.Linear) -> Tensor:
+        """A layer over a window of words around each; with few trees, attention learns late what is next to a word."""
+        num_places, side = x.shape[1], self.config.window // 2
+        padded = F.pad(self.dropout(x).masked_fill(~real[:, :, None], 0.0), (0, 0, side, side))
+        windows = torch.cat([padded[:, first : first + num_places] for first in range(2 * side + 1)], dim=-1)
+        return F.relu(proj(windows))
 
     def _sum(self, features: Tensor, table: nn.Embedding) -> Tensor:
         """The sum of the vectors of each word's features. (batch, words, features) -> (batch, words, d_model)"""

@@ -28,6 +28,8 @@ class TransformerSpanParserConfig:
         d_ff: inner width of the feed-forward layers.
         num_layers: layers of the encoder.
         span_dim: width inside the head.
+        window: each word's vector first gets a function of the vectors of so many words around it, itself included; 1:
+            no such layer.
         dropout: on the vectors of words, and on every sublayer's output.
         attention_dropout: on attention weights.
         feed_forward_dropout: between the two linear layers of the feed-forward layer.
@@ -38,8 +40,8 @@ class TransformerSpanParserConfig:
         norm_position: `pre`: x + f(LN(x)), and one more norm after the last layer; `post`: LN(x + f(x)).
         max_len: longest sentence in words.
 
-    Raises: ConfigError: sizes are not positive or not divisible, d_model is odd, a rate is outside [0, 1), or a label
-        or tag is empty or occurs twice.
+    Raises: ConfigError: sizes are not positive or not divisible, d_model is odd, a rate is outside [0, 1), window is
+        even, or a label or tag is empty or occurs twice.
     """
 
     task: ClassVar[Literal["spans"]] = "spans"
@@ -56,6 +58,7 @@ class TransformerSpanParserConfig:
     d_ff: int = 512
     num_layers: int = 3
     span_dim: int = 192
+    window: int = 3
     dropout: float = 0.2
     attention_dropout: float = 0.0
     feed_forward_dropout: float = 0.0
@@ -70,6 +73,7 @@ class TransformerSpanParserConfig:
         sizes = ("d_model", "num_heads", "d_ff", "span_dim", "num_affixes")
         check(self, "model.", between(1, MOST_UNITS), *sizes)
         check(self, "model.", between(1, 1_000), "max_len")
+        check(self, "model.", between(1, 15), "window")
         check(self, "model.", between(1, MOST_LAYERS), "num_layers")
         check(self, "model.", between(0, MOST_UNITS), "vocab_size")
         check(self, "model.", at_least(0), "tag_weight")
@@ -77,6 +81,10 @@ class TransformerSpanParserConfig:
         check(self, "model.", BELOW_ONE, *rates)
         if self.d_model % 2:
             raise ConfigError(f"model.d_model is {self.d_model}; it must be even, because a state has two halves.")
+        if not self.window % 2:
+            raise ConfigError(
+                f"model.window is {self.window}; it must be odd: as many words on either side, and the word."
+            )
         for name in ("constituents", "tags"):
             names = getattr(self, name)
             if len(set(names)) < len(names) or not all(one.strip() for one in names):
