@@ -1,8 +1,9 @@
 """What every architecture of the table must hold, on its debug preset and on variants with its other parts.
 
 A newcomer is tested as soon as it stands in the table: translators as `subject`, language models with a memory of
-segments as `language_model`, those that read a sequence at once as `reformer`, classifiers as `classifier`, chart parsers as
-`span_parser`, all of them as `any_subject`. One that cannot hold a contract, or holds it already in another variant, says so in exemptions.json:
+segments as `language_model`, those that read a sequence at once as `reformer`, classifiers as `classifier`, chart
+parsers as `span_parser`, all of them as `any_subject`. One that cannot hold a contract, or holds it already in another
+variant, says so in exemptions.json:
 {"architecture/test_name": "reason"}, of one variant alone {"architecture/variant/test_name": "reason"}, of one
 parameter alone {".../test_name[parameter]": "reason"}; `*` stands for every test. The test is then skipped under that
 reason.
