@@ -138,7 +138,7 @@ class Subject:
         if self.task == "translation":
             return model.log_probs(ids, torch.tensor([10, 7]), ids.flip(1))  # type: ignore[no-any-return]
         if self.task == "spans":
-            return model.charts(ids[:, :, None], ids[:, :, None] + 1, torch.tensor([10, 7])).scores  # type: ignore[no-any-return]
+            return model.log_probs(ids[:, :, None], ids[:, :, None] + 1, torch.tensor([10, 7]))  # type: ignore[no-any-return]
         return model.log_probs(ids, torch.tensor([10, 7]))  # type: ignore[no-any-return]
 
     def build(self, **changes: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.architectures.protocols import Output, SpanParserConfig
@@ -71,6 +72,18 @@ class SpanParser(nn.Module):
                 spans, tags = self.head.losses(states, *right)
                 nll = spans + self.config.tag_weight * tags
         return Output(loss_sum=loss, nll_sum=nll.detach(), num_tokens=batch.lengths.sum())
+
+    def log_probs(
+        self,
+        pieces: Int[Tensor, "batch words pieces"],
+        affixes: Int[Tensor, "batch words hashes"],
+        lengths: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch spans num_labels"]:
+        """Return log-probabilities of the labels of each span, given that it is in the binary tree; the first label is
+        `no constituent`. For the order of spans see `span_places`.
+        """
+        logits = self.head.span_logits(self.body(pieces, affixes, lengths))
+        return F.pad(logits, (1, 0)).log_softmax(dim=2, dtype=torch.promote_types(logits.dtype, torch.float32))
 
     def charts(
         self,

@@ -14,6 +14,7 @@ from manyheads.architectures.transformer.model import Encoder
 from manyheads.architectures.transformer.span_parser_config import TransformerSpanParserConfig
 from manyheads.nn.attention.masks import Lengths
 from manyheads.nn.dropout import Dropout
+from manyheads.nn.embedding import FeatureEmbedding
 from manyheads.nn.heads.spans import SpanHead
 from manyheads.nn.positions import LearnedPositions
 from manyheads.nn.precision import low_precision
@@ -36,11 +37,10 @@ class WordEncoder(nn.Module):
     def __init__(self, config: TransformerSpanParserConfig) -> None:
         super().__init__()
         self.config = config
-        self.piece_embedding = nn.Embedding(config.vocab_size + 1, config.d_model, padding_idx=0)
-        self.affix_embedding = nn.Embedding(config.num_affixes + 1, config.d_model, padding_idx=0)
-        self.boundary_embedding = nn.Embedding(3, config.d_model)
-        for table in (self.piece_embedding, self.affix_embedding, self.boundary_embedding):
-            nn.init.normal_(table.weight, std=0.05)
+        rate = config.feature_dropout
+        self.piece_embedding = FeatureEmbedding(config.vocab_size + 1, config.d_model, dropout=rate)
+        self.affix_embedding = FeatureEmbedding(config.num_affixes + 1, config.d_model, dropout=rate)
+        self.boundary_embedding = FeatureEmbedding(3, config.d_model, none=None)
         self.word_norm = nn.LayerNorm(config.d_model)
         wide = config.window * config.d_model
         self.window_proj = nn.Linear(wide, config.d_model) if config.window > 1 else None
@@ -57,12 +57,12 @@ class WordEncoder(nn.Module):
         """Return the states; see `SpanBatch`. Those of padding are undefined."""
         # A hash of 0 is no feature; the others share the rows of the table.
         affixes = torch.where(affixes > 0, affixes % self.config.num_affixes + 1, 0)
-        words = self._sum(pieces, self.piece_embedding) + self._sum(affixes, self.affix_embedding)
+        words = self.piece_embedding(pieces) + self.affix_embedding(affixes)
         places = torch.arange(pieces.shape[1] + 2, device=pieces.device)
         kinds = torch.where(places == lengths[:, None] + 1, _END, _WORD)
         kinds[:, 0] = _BEGIN
         words = F.pad(words, (0, 0, 1, 1)).masked_fill((places > lengths[:, None])[:, :, None], 0.0)
-        x = self.word_norm(words + self.boundary_embedding(kinds))
+        x = self.word_norm(words + self.boundary_embedding(kinds[:, :, None]))
         if self.window_proj is not None:
             x = x + self._of_neighbours(x, places < lengths[:, None] + 2, self.window_proj)
         x = self.dropout(low_precision(self.positions(x)))
@@ -74,14 +74,6 @@ class WordEncoder(nn.Module):
         padded = F.pad(self.dropout(x).masked_fill(~real[:, :, None], 0.0), (0, 0, side, side))
         windows = torch.cat([padded[:, first : first + num_places] for first in range(2 * side + 1)], dim=-1)
         return F.relu(proj(windows))
-
-    def _sum(self, features: Tensor, table: nn.Embedding) -> Tensor:
-        """The sum of the vectors of each word's features. (batch, words, features) -> (batch, words, d_model)"""
-        rate = self.config.feature_dropout
-        if self.training and rate:
-            features = features * (torch.rand(features.shape, device=features.device) >= rate)
-        summed = F.embedding_bag(features.flatten(0, 1), table.weight, mode="sum", padding_idx=0)
-        return summed.view(*features.shape[:2], -1)
 
 
 def build_span_parser(config: TransformerSpanParserConfig) -> SpanParser:

@@ -150,7 +150,7 @@ class _LogPartition(torch.autograd.Function):
         return parts.left[rows, 0, lengths]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         totals, left, right, lengths = ctx.saved_tensors
         parts, grads = _Parts(totals, 0.0), _Parts(totals, 0.0)
         parts.left, parts.right = left, right
