@@ -57,6 +57,7 @@ SHORT_CLASSES = {
     " --validation.every-steps 2 --device cpu --training.plots False",
     "evaluate": "--device cpu",
 }
+SHORT_SPANS = {**SHORT_CLASSES, "evaluate": "--device cpu --precision fp32"}
 NEWSTEST_TRAINING = ("2009", "2010", "2011", "2012")
 
 
