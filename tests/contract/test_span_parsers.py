@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
+from manyheads.architectures.span_parser import LEAST_PROBABILITY
 from manyheads.data.batch import SpanBatch
 from manyheads.errors import ConfigError
 from manyheads.nn.kernels.chart import naive_log_partition
@@ -36,16 +38,37 @@ def built(span_parser: Any, **changes: Any) -> Any:
     return model
 
 
-def test_charts(span_parser: Any) -> None:
-    model, batch = built(span_parser), make()
+def test_charts_hold_the_probabilities_of_constituents(span_parser: Any) -> None:
+    """Beside sums over all labelled binary trees with and without a span."""
+    model, batch = built(span_parser).double(), make(length=4)
     with torch.no_grad():
         charts = model.charts(batch.pieces, batch.affixes, batch.lengths)
-    assert charts.scores.shape == charts.labels.shape == (4, 6, 6)
-    assert charts.tags.shape == (4, 6)
+        logits = model.head.span_logits(model.body(batch.pieces, batch.affixes, batch.lengths))
+    assert charts.scores.shape == charts.labels.shape == (4, 4, 4)
+    assert charts.tags.shape == (4, 4)
     assert bool(((charts.scores > 0) == (charts.labels > 0)).all())
-    assert 10 < int((charts.labels > 0).sum()) <= 84
-    assert not charts.scores.tril(-1).any()
-    assert int(charts.labels.max()) <= LABELS
+    places = [(first, last) for first in range(4) for last in range(first, 4)]
+    found = 0
+    for row, length in enumerate(batch.lengths.tolist()):
+        table = [[0.0] * 4 for _ in range(4)]
+        for place, (first, last) in enumerate(places):
+            table[first][last] = math.log1p(float(logits[row, place].exp().sum()))
+        total = naive_log_partition(table, 0, length - 1)
+        for place, (first, last) in enumerate(places):
+            if last >= length:
+                continue
+            value, label = logits[row, place].max(0)
+            without = [line.copy() for line in table]
+            without[first][last] = -30.0  # as good as never
+            none = naive_log_partition(without, 0, length - 1)
+            probability = (1.0 - math.exp(none - total)) * math.exp(float(value) - table[first][last])
+            assert float(charts.scores[row, first, last]) == pytest.approx(
+                max(0.0, probability - LEAST_PROBABILITY), abs=1e-9
+            )
+            if charts.labels[row, first, last]:
+                found += 1
+                assert int(charts.labels[row, first, last]) == 1 + int(label)
+    assert found > 1
 
 
 def test_padding_is_never_seen(span_parser: Any) -> None:

@@ -13,15 +13,22 @@ from manyheads.architectures.size_checks import check_vocabularies
 from manyheads.data.batch import SpanBatch
 from manyheads.errors import ConfigError
 from manyheads.nn.heads.spans import SpanHead, span_places
+from manyheads.nn.kernels.chart import span_probabilities
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["Charts", "SpanParser", "check_labels_and_tags"]
 
 
+LEAST_PROBABILITY = 0.45
+"""Of a constituent in a tree. A lower number gives more constituents: more of the right ones, and more wrong ones."""
+
+
 class Charts(NamedTuple):
     """What a search for the best tree needs.
 
-    scores: `scores[b, i, j]`, how much a tree gains by the best label of words i to j, both included; never below 0.
+    scores: `scores[b, i, j]`, the probability of the best label of words i to j, both included, less LEAST_PROBABILITY;
+        0 if it is smaller. The best tree has the most constituents that are expected to be right, less those expected
+        to be wrong (Goodman 1996, cmp-lg/9605036).
     labels: its id; 0: no constituent. tags: the best tag of each word.
     """
 
@@ -93,14 +100,18 @@ class SpanParser(nn.Module):
     ) -> Charts:
         """Return the best label of each span and the best tag of each word; padding is undefined. See `SpanBatch`."""
         states = self.body(pieces, affixes, lengths)
-        gains, best = self.head.span_logits(states).float().max(dim=-1)
+        logits = self.head.span_logits(states)
+        logits = F.pad(logits.to(torch.promote_types(logits.dtype, torch.float32)), (1, 0))
         rows, num_words = pieces.shape[:2]
         first, last = span_places(num_words, pieces.device)
-        scores = gains.new_zeros(rows, num_words, num_words)
-        labels = torch.zeros_like(scores, dtype=torch.long)
-        scores[:, first, last] = gains.clamp(min=0.0)
-        labels[:, first, last] = torch.where(gains > 0, best + 1, 0)
-        return Charts(scores, labels, self.head.tag_logits(states).argmax(dim=-1))
+        sums = logits.new_zeros(rows, num_words, num_words)
+        sums[:, first, last] = logits.logsumexp(dim=2)
+        of_labels, best = logits.log_softmax(dim=2)[:, :, 1:].max(dim=2)
+        scores, labels = torch.zeros_like(sums), torch.zeros_like(sums, dtype=torch.long)
+        scores[:, first, last] = of_labels.exp()
+        scores = (scores * span_probabilities(sums, lengths) - LEAST_PROBABILITY).clamp(min=0.0)
+        labels[:, first, last] = best + 1
+        return Charts(scores, labels * (scores > 0), self.head.tag_logits(states).argmax(dim=-1))
 
 
 def check_labels_and_tags(config: SpanParserConfig) -> None:

@@ -83,7 +83,7 @@ def test_evaluate(place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.Ca
     assert manyheads("evaluate", place / "run", "--output", tmp_path / "trees") == 0  # the run's test trees
     shown = capsys.readouterr().out
     assert "F1 = 100.00" in shown
-    assert "the best tree of a chart, 3 labels, 4 tags" in shown
+    assert "most probable constituents of a chart, 3 labels, 4 tags" in shown
     assert (tmp_path / "trees").read_text().splitlines()[0] == TREES[0].replace("-SBJ", "")
     for given in (["--trees", place / "unseen.ptb"], ["--split", "valid"]):
         assert manyheads("evaluate", place / "run", *given, "--json") == 0

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from manyheads.nn.shapes import Bool, Float, Int
 
-__all__ = ["best_splits", "log_partition", "naive_best_tree", "naive_log_partition", "tree_spans"]
+__all__ = ["best_splits", "log_partition", "naive_best_tree", "naive_log_partition", "span_probabilities", "tree_spans"]
 
 _IMPOSSIBLE = float("-inf")
 
@@ -130,42 +130,62 @@ def log_partition(
     return value
 
 
+def span_probabilities(
+    scores: Float[Tensor, "batch words words"], lengths: Int[Tensor, " batch"]
+) -> Float[Tensor, "batch words words"]:
+    """Return the probability that a span is in the tree: the gradient of `log_partition`, without autograd."""
+    _, totals, parts = _sums(scores, lengths)
+    return _shares(scores.new_ones(len(lengths)), totals, parts, lengths)
+
+
+def _sums(scores: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, _Parts]:
+    """Return `log_partition`, log sum exp over the splits of each span, and the values of all spans."""
+    parts = _Parts(scores, _IMPOSSIBLE)
+    totals = torch.zeros_like(scores)
+    for width in range(1, scores.shape[1] + 1):
+        values = _of_width(scores, width)
+        if width > 1:
+            first, second = parts.of_splits(width)
+            total = torch.logsumexp(first + second, dim=2)
+            _of_width(totals, width).copy_(total)
+            values = values + total
+        parts.write(width, values)
+    rows = torch.arange(len(lengths), device=lengths.device)
+    return parts.left[rows, 0, lengths], totals, parts
+
+
+def _shares(grad: Tensor, totals: Tensor, parts: _Parts, lengths: Tensor) -> Tensor:
+    """Return the gradient of all scores: the steps of `_sums` in reverse order. grad: of each row's value."""
+    grads = _Parts(totals, 0.0)
+    rows = torch.arange(len(lengths), device=lengths.device)
+    grads.left[rows, 0, lengths] = grad
+    found = torch.zeros_like(totals)
+    for width in range(totals.shape[1], 0, -1):
+        one, other = grads.of_width(width)
+        of_spans = one + other
+        _of_width(found, width).copy_(of_spans)
+        if width > 1:
+            first, second = parts.of_splits(width)
+            # Spans that reach into the padding have no gradient, whatever their scores are.
+            shares = torch.exp(first + second - _of_width(totals, width)[:, :, None]) * of_spans[:, :, None]
+            shares = shares.masked_fill((of_spans == 0)[:, :, None], 0.0)
+            for view in grads.of_splits(width):
+                view.add_(shares)
+    return found
+
+
 class _LogPartition(torch.autograd.Function):
-    """Backward takes the same steps in reverse order; autograd would keep copies of every step."""
+    """With a gradient of our own: autograd would keep copies of every step."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, lengths: Tensor) -> Tensor:
-        parts = _Parts(scores, _IMPOSSIBLE)
-        totals = torch.zeros_like(scores)
-        for width in range(1, scores.shape[1] + 1):
-            values = _of_width(scores, width)
-            if width > 1:
-                first, second = parts.of_splits(width)
-                total = torch.logsumexp(first + second, dim=2)
-                _of_width(totals, width).copy_(total)
-                values = values + total
-            parts.write(width, values)
+        value, totals, parts = _sums(scores, lengths)
         ctx.save_for_backward(totals, parts.left, parts.right, lengths)
-        rows = torch.arange(len(lengths), device=lengths.device)
-        return parts.left[rows, 0, lengths]
+        return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         totals, left, right, lengths = ctx.saved_tensors
-        parts, grads = _Parts(totals, 0.0), _Parts(totals, 0.0)
+        parts = _Parts(totals, 0.0)
         parts.left, parts.right = left, right
-        rows = torch.arange(len(lengths), device=lengths.device)
-        grads.left[rows, 0, lengths] = grad
-        found = torch.zeros_like(totals)
-        for width in range(totals.shape[1], 0, -1):
-            one, other = grads.of_width(width)
-            of_spans = one + other
-            _of_width(found, width).copy_(of_spans)
-            if width > 1:
-                first, second = parts.of_splits(width)
-                # Spans that reach into the padding have no gradient, whatever their scores are.
-                shares = torch.exp(first + second - _of_width(totals, width)[:, :, None]) * of_spans[:, :, None]
-                shares = shares.masked_fill((of_spans == 0)[:, :, None], 0.0)
-                for view in grads.of_splits(width):
-                    view.add_(shares)
-        return found, None
+        return _shares(grad, totals, parts, lengths), None

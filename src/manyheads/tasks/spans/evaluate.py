@@ -29,7 +29,9 @@ class SpanReport(ParsingReport):
     def protocol_lines(self) -> list[str]:
         """See `ParsingReport.protocol_lines`."""
         protocol = self.protocol
-        search = f"  search     the best tree of a chart, {protocol['labels']} labels, {protocol['tags']} tags"
+        search = (
+            f"  search     most probable constituents of a chart, {protocol['labels']} labels, {protocol['tags']} tags"
+        )
         return [model_line(protocol), search, *machine_lines(protocol)]
 
 

@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.nn.kernels.chart import best_splits, log_partition, naive_best_tree, naive_log_partition, tree_spans
+from manyheads.nn.kernels.chart import (
+    best_splits,
+    log_partition,
+    naive_best_tree,
+    naive_log_partition,
+    span_probabilities,
+    tree_spans,
+)
 
 
 def all_trees(first: int, last: int) -> Iterator[list[tuple[int, int]]]:
@@ -89,6 +96,7 @@ def test_the_gradient_is_the_probability_of_each_span() -> None:
             for first, last in tree:
                 right[row, first, last] += share
     torch.testing.assert_close(scores.grad, right, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(span_probabilities(scores.detach(), lengths), right, rtol=1e-10, atol=1e-12)
 
 
 def test_the_gradient_beside_finite_differences() -> None:
