@@ -34,7 +34,8 @@ def make(rows: int = 4, length: int = 6, seed: int = 0) -> SpanBatch:
 def built(span_parser: Any, **changes: Any) -> Any:
     """A model that finds constituents in many places, as one that is trained."""
     model = span_parser.build(**changes)
-    torch.nn.init.zeros_(model.head.label_proj.bias)
+    with torch.no_grad():
+        model.head.label_proj.bias.copy_(torch.tensor([0.0, 3.0, 0.0]))
     return model
 
 
