@@ -33,6 +33,7 @@ _USES = {
     "translation": "translates; use `manyheads translate`, or a Translator",
     "language-modelling": "is a language model; use `manyheads generate`, or a Generator",
     "classification": "gives texts labels; use `manyheads classify`, or a Classifier",
+    "spans": "parses by a chart; use `manyheads translate`, or a Parser",
 }
 """What models of each task are for."""
 

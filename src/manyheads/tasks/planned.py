@@ -77,7 +77,7 @@ def _kind_of(folder: Path, manifest: Mapping[str, Any], given: Mapping[str, Any]
     if kind == "text" and json_or_empty(folder / "tokenizer.json", MAX_FILE_BYTES).get("level") == "ids":
         raise ConfigError(f"A plan is for sentence pairs and text; {folder} holds ids. Name --preset reformer-demo.")
     if kind is None:
-        preset = "classifier-demo" if name == "classification" else "demo"
+        preset = {"classification": "classifier-demo", "spans": "chart-parser"}.get(str(name), "demo")
         raise ConfigError(f"A plan is for sentence pairs and text; {folder} is for {name}. Name --preset {preset}.")
     asked = given.get("model.architecture", _ARCHITECTURES[kind])
     if asked != _ARCHITECTURES[kind]:
