@@ -82,6 +82,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "exact, learned, plain": {"layers": ("full",), "positions": "learned", "reversible": False, "ff_chunk_len": 0},
         "first positions exact": {"layers": ("lsh", "full"), "exact_len": 6, "activation": "gelu", "num_buckets": (4,)},
         "attention kept": {"layers": ("lsh", "local"), "keep_attention": True, "exact_len": 3},
+        "slopes in local layers": {"local_slopes": True, "local_chunks_before": 2},
     },
     "reformer-seq2seq": {
         "debug": {},
@@ -106,6 +107,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "reformer-classifier": {
         "debug": {},
         "exact, first position, plain": {"layers": ("full",), "pooling": "first", "reversible": False},
+        "slopes in local layers": {"local_slopes": True},
     },
     "transformer-spans": {"debug": {}, "no window, post-norm": {"window": 1, "norm_position": "post"}},
 }

@@ -224,7 +224,8 @@ def reformer_debug() -> TextConfig:
 def reformer_demo(precision: str = "bf16") -> TextConfig:
     """Crime and Punishment in pieces of 16,384 bytes, on two cores; each byte sees what its chapter says before it.
 
-    Three local layers for near positions and a hashed layer for far ones, as in trax's enwik8 model.
+    Three local layers for near positions and a hashed layer for far ones, as in trax's enwik8 model. Scores of local
+    layers fall with the distance: without it the first hundred steps or more learn only which byte follows which.
 
     Args: precision: of the run. In fp32 the pieces are 4,096 bytes long: ten minutes are enough for only about 180
         steps of 16,384 bytes, and the number of steps decides.
@@ -244,6 +245,7 @@ def reformer_demo(precision: str = "bf16") -> TextConfig:
             axial_shape=(side, side),
             axial_dims=(96, 96),
             local_chunk_len=64,
+            local_slopes=True,
             chunk_len=64,
             num_hashes=2,
             ff_chunk_len=4096,

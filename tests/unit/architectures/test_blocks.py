@@ -209,6 +209,8 @@ def test_operations_of_every_kind() -> None:
             "Undo the sort, add rounds",
         ],
     }
+    [one] = blocks("reformer", layers=("local",), local_slopes=True).operations
+    assert [step.name for step in one.steps][1:4] == ["MatMul", "Scale", "Add distances"]
     [one] = blocks("transformer", attention=ATTENTIONS["additive"]()).operations
     assert [step.name for step in one.steps] == ["Additive score", "Mask", "Softmax", "MatMul"]
     [one] = blocks("transformer-xl", memory_len=0).operations
