@@ -1,9 +1,9 @@
 """What every architecture of the table must hold, on its debug preset and on variants with its other parts.
 
 A newcomer is tested as soon as it stands in the table: translators as `subject`, language models with a memory of
-segments as `language_model`, those that read a sequence at once as `reformer`, classifiers as `classifier`, all of them
-as `any_subject`. One that
-cannot hold a contract, or holds it already in another variant, says so in exemptions.json:
+segments as `language_model`, those that read a sequence at once as `reformer`, classifiers as `classifier`, chart
+parsers as `span_parser`, all of them as `any_subject`. One that cannot hold a contract, or holds it already in another
+variant, says so in exemptions.json:
 {"architecture/test_name": "reason"}, of one variant alone {"architecture/variant/test_name": "reason"}, of one
 parameter alone {".../test_name[parameter]": "reason"}; `*` stands for every test. The test is then skipped under that
 reason.
@@ -39,6 +39,7 @@ SUBJECTS = (
     "reversible",
     "classifier",
     "reversible_classifier",
+    "span_parser",
     "any_subject",
 )
 """Fixtures that give an architecture of the table with its settings."""
@@ -81,6 +82,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "exact, learned, plain": {"layers": ("full",), "positions": "learned", "reversible": False, "ff_chunk_len": 0},
         "first positions exact": {"layers": ("lsh", "full"), "exact_len": 6, "activation": "gelu", "num_buckets": (4,)},
         "attention kept": {"layers": ("lsh", "local"), "keep_attention": True, "exact_len": 3},
+        "slopes in local layers": {"local_slopes": True, "local_chunks_before": 2},
     },
     "reformer-seq2seq": {
         "debug": {},
@@ -105,7 +107,9 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "reformer-classifier": {
         "debug": {},
         "exact, first position, plain": {"layers": ("full",), "pooling": "first", "reversible": False},
+        "slopes in local layers": {"local_slopes": True},
     },
+    "transformer-spans": {"debug": {}, "no window, post-norm": {"window": 1, "norm_position": "post"}},
 }
 """Changes to the debug preset. `on SDPA` sends dot products there, which short sequences never reach by themselves."""
 
@@ -135,6 +139,8 @@ class Subject:
         ids = torch.arange(20).view(2, 10) % VOCAB
         if self.task == "translation":
             return model.log_probs(ids, torch.tensor([10, 7]), ids.flip(1))  # type: ignore[no-any-return]
+        if self.task == "spans":
+            return model.log_probs(ids[:, :, None], ids[:, :, None] + 1, torch.tensor([10, 7]))  # type: ignore[no-any-return]
         return model.log_probs(ids, torch.tensor([10, 7]))  # type: ignore[no-any-return]
 
     def build(self, **changes: Any) -> Any:
@@ -240,6 +246,13 @@ def classifier(request: pytest.FixtureRequest) -> Subject:
 )
 def reversible_classifier(request: pytest.FixtureRequest) -> Subject:
     """A classifier whose layers are reversible."""
+    torch.manual_seed(0)
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(params=subjects("spans"), ids=lambda subject: subject.name)
+def span_parser(request: pytest.FixtureRequest) -> Subject:
+    """A chart parser."""
     torch.manual_seed(0)
     return request.param  # type: ignore[no-any-return]
 

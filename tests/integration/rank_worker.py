@@ -32,8 +32,11 @@ from manyheads.distributed.group import Group
 from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process
 from manyheads.distributed.shards import whole
+from manyheads.errors import SaveError
 from manyheads.tasks.runs import assemble, train
+from manyheads.tasks.translation.validator import Validator
 from manyheads.training.record.log import MetricsLog
+from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.assembly import Assembly
 from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.precision import resolve_precision
@@ -114,6 +117,30 @@ def run(job: dict[str, Any], group: Group) -> Any:
     return {"step": result.step, "stopped_by": result.stopped_by}
 
 
+def judged_apart(job: dict[str, Any], group: Group) -> Any:
+    """A whole run whose ranks compute losses that differ in the last digit, as different processors do."""
+
+    def judge(self: Validator, step: int) -> ValidationReport:
+        return ValidationReport(step=step, loss=2.0 if group.is_main or step > 3 else 2.0000001)
+
+    Validator.run = judge  # type: ignore[method-assign]
+    result = train(config_of(job), group=group)
+    return {"step": result.step, "stopped_by": result.stopped_by, "best_step": result.best_step}
+
+
+def full_disk(job: dict[str, Any], group: Group) -> Any:
+    """A whole run whose main rank cannot write metrics when it saves for the first time."""
+    measure, failures = MetricsLog.num_bytes, iter([True])
+
+    def num_bytes(self: MetricsLog) -> int:
+        if next(failures, False):
+            raise SaveError("metrics.jsonl could not be written: no space is left.")
+        return measure(self)
+
+    MetricsLog.num_bytes = num_bytes  # type: ignore[method-assign]
+    return run(job, group)
+
+
 def same(job: dict[str, Any], group: Group) -> Any:
     """The exchanges of a group."""
     part = torch.full((group.rank, 2), float(group.rank)) if group.rank else None
@@ -132,6 +159,8 @@ JOBS: dict[str, Callable[[dict[str, Any], Group], Any]] = {
     "resharded": resharded,
     "run": run,
     "same": same,
+    "judged apart": judged_apart,
+    "full disk": full_disk,
 }
 
 

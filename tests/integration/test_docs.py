@@ -89,10 +89,10 @@ CUTS = [
     (r"(?<=translate runs/a train.en) --ensemble", r" --max-new-tokens 5\g<0>"),
     (r"the cat sat on the mat and [^\"]*", "the cat sat on the mat"),  # a debug Reformer has 64 positions
     (r"head -c 6144", "head -c 24"),  # half of a picture of 4 x 4
-    (r"--layer 3", "--layer 2"),  # debug models have two
     (r"--num-hashes 1 2 4 full", "--num-hashes 1 full"),
     (r"convert opus-mt-en-de --from-pickle --output models/en-de", "convert opus-mt-pickled --from-pickle -o models/2"),
-    (r"prepare --task parsing", r"\g<0> --vocab-size 320"),
+    (r"prepare --task (parsing|spans)", r"\g<0> --vocab-size 320"),
+    (r"--preset chart-parser", "--preset chart-debug"),
     (r"train (?=--data.path data/my-(trees|words))", "train --preset debug "),
     (r"inspect pruning runs/demo", r"\g<0> --share 0 0.5 --num-beams 1 --judge-pairs 4 --pairs 8"),
     (r"inspect heads runs/demo", r"\g<0> --pairs 8"),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from rank_jobs import Ranks
 from safetensors.torch import load_file
 from slices import sliced
+
+from manyheads.checkpoint.format import checkpoint_name, load_checkpoint
+from manyheads.tasks.averaging import average_run
 
 KINDS = ("transformer", "xl", "reformer")
 EXEMPT_DROPOUT = {"reformer": "its hashed attention drops weights by tile, and tiles span the rows that a rank has"}
@@ -77,6 +80,19 @@ def test_the_main_rank_decides_the_precision_of_all(ranks: Ranks, tmp_path: Path
     assert answers == ["bf16", "bf16"]
 
 
+def test_ranks_agree_on_the_best_checkpoint_and_on_patience(ranks: Ranks, tmp_path: Path) -> None:
+    """The second validation is better than the first on one rank, and equal on the other."""
+    sections = {"validation": {"every_steps": 3, "patience": 2}, "training": {"max_steps": 12, "save_every": 0}}
+    answers = ranks.run(2, "judged apart", kind="transformer", run_dir=tmp_path, sections=sections, timeout=5)
+    assert answers == [{"step": 9, "stopped_by": "patience", "best_step": 3}] * 2
+
+
+def test_metrics_that_cannot_be_written_do_not_part_the_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    sections = {"training": {"on_save_error": "continue"}}
+    answers = ranks.run(2, "full disk", kind="transformer", run_dir=tmp_path, sections=sections, timeout=5)
+    assert answers == [{"step": 9, "stopped_by": "steps"}] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
@@ -109,6 +125,20 @@ def test_resharding_keeps_every_bit(ranks: Ranks, tmp_path: Path, kind: str) -> 
             assert tensors.keys() == found[number][stem].keys()
             for name, tensor in tensors.items():
                 assert torch.equal(tensor, found[number][stem][name]), (ways[number], stem, name)
+
+
+@pytest.mark.parametrize("kind", ["model", "ema"])
+def test_checkpoints_in_parts_can_be_averaged(ranks: Ranks, tmp_path: Path, kind: Literal["model", "ema"]) -> None:
+    sections = {"training": {"keep": 5}, "schedule": {"kind": "constant"}}
+    ranks.run(2, "run", kind="transformer", run_dir=tmp_path / "run", parallel="fsdp", sections=sections)
+    steps = average_run(tmp_path / "run", tmp_path / "averaged", last=2, kind=kind)
+    each = [load_checkpoint(tmp_path / "run" / "checkpoints" / checkpoint_name(step)).tensors for step in steps]
+    found = load_file(tmp_path / "averaged" / "model.safetensors")
+    for name, tensor in found.items():
+        wanted = sum(one[kind].get(name, one["model"][name]).double() for one in each) / 2
+        torch.testing.assert_close(tensor, wanted.float(), rtol=0, atol=1e-7)
+    assert len(each) == 2
+    assert not all(torch.equal(each[0][kind][name], each[1][kind][name]) for name in each[0][kind])
 
 
 def test_a_run_may_change_its_ranks(ranks: Ranks, tmp_path: Path) -> None:

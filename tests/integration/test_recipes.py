@@ -23,6 +23,7 @@ from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.tasks.classification.settings import ClassificationConfig
+from manyheads.tasks.spans.settings import SpanConfig
 from manyheads.tasks.table import RUNS
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
@@ -56,6 +57,7 @@ SHORT_CLASSES = {
     " --validation.every-steps 2 --device cpu --training.plots False",
     "evaluate": "--device cpu",
 }
+SHORT_SPANS = {**SHORT_CLASSES, "evaluate": "--device cpu --precision fp32"}
 NEWSTEST_TRAINING = ("2009", "2010", "2011", "2012")
 
 
@@ -64,10 +66,10 @@ def commands(recipe: Path) -> list[list[str]]:
     return [shlex.split(line[1:])[1:] for line in lines if re.match(r"#   manyheads ", line)]
 
 
-def config_of(recipe: Path) -> TrainConfig | TextConfig | ClassificationConfig:
+def config_of(recipe: Path) -> TrainConfig | TextConfig | ClassificationConfig | SpanConfig:
     source = load_yaml(recipe)
     config = resolve(RUNS[source.values.get("model", {}).get("architecture", "transformer")], [source])
-    assert isinstance(config, TrainConfig | TextConfig | ClassificationConfig)
+    assert isinstance(config, TrainConfig | TextConfig | ClassificationConfig | SpanConfig)
     return config
 
 
@@ -193,6 +195,8 @@ def test_the_commands_of_a_recipe_run(recipe: Path, shared: Path, tmp_path: Path
         lay_out_labelled(tmp_path, shared / "data", recipe)
     given = commands(recipe) or [["train", "--config", f"recipes/{recipe.name}"]]
     short = SHORT_CLASSES if is_labelled else SHORT_TEXT if is_text else SHORT
+    if isinstance(config_of(recipe), SpanConfig):
+        short = SHORT_SPANS
     if config_of(recipe).model.architecture == "reformer":
         short = SHORT_REFORMER
     program = [sys.executable, "-m", "manyheads.cli.main"]

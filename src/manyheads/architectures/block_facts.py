@@ -14,10 +14,11 @@ from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
-from manyheads.nn.embedding import TokenEmbedding
+from manyheads.nn.embedding import FeatureEmbedding, TokenEmbedding
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.heads.spans import SpanHead
 from manyheads.nn.norm import UnbiasedLayerNorm
 from manyheads.nn.pooling import TextPooling
 from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
@@ -91,6 +92,9 @@ def block_facts(
         facts = _head(module, width)
     elif isinstance(module, TokenEmbedding | AdaptiveEmbedding):
         facts = _embedding(module, width)
+    elif isinstance(module, FeatureEmbedding):
+        rows = module.num_embeddings
+        facts = _facts("embedding", "Sum of features", "{rows} features x {width}", rows=rows, width=width)
     elif isinstance(module, FeedForward):
         facts = _feed_forward(model, name, module)
     elif isinstance(module, MultiHeadAttention | RelativeAttention | LSHSelfAttention | LocalSelfAttention):
@@ -139,6 +143,7 @@ def _attention(module: Any, tensors: Sequence[TracedTensor], is_masked: bool) ->
             sizes |= {"rounds": settings.num_hashes, "buckets": module.num_buckets, "chunk": settings.chunk_len}
     elif isinstance(module, LocalSelfAttention):
         template += "\nchunks of {chunk}: its own, {before} before, {after} after"
+        template += "\nscores fall with the distance" if module.sloped else ""
         sizes |= {"chunk": module.chunk_len, "before": module.chunks_before, "after": module.chunks_after}
     elif isinstance(module, LearnedRelativeAttention):
         template += "\na trained vector for each of {distances} distances"
@@ -196,6 +201,11 @@ def _head(module: Any, width: int) -> Facts:
     if isinstance(module, AdaptiveHead):
         parts = [f"{high - low:,}" for low, high in module.clusters.ranges]
         return _facts("head", "Adaptive softmax", f"clusters of {', '.join(parts)}" if len(parts) > 1 else "")
+    if isinstance(module, SpanHead):
+        rows, inner = module.label_proj.weight.shape
+        template = "differences of fenceposts\n{columns} → {inner} → {rows}, ReLU"
+        columns = module.fence_proj.in_features
+        return _facts("head", "Spans, softmax", template, columns=columns, inner=inner, rows=rows)
     rows, columns = module.weight.shape
     bias = " + bias" if module.bias is not None else ""
     return _facts("head", "Linear, softmax", f"{{columns}} → {{rows}}{bias}", rows=rows, columns=columns)

@@ -102,6 +102,9 @@ class _Column:
         (self.after if self.layers else self.before).append(block)
 
 
+_RESULTS = {"classification": "probabilities of the labels", "spans": "probabilities of the labels of each span"}
+
+
 def blocks_of(model: Any) -> ModelBlocks:
     """Run a composite on a few tokens and return its blocks.
 
@@ -130,13 +133,12 @@ def blocks_of(model: Any) -> ModelBlocks:
         _place(columns[side], model, name, module, tensors, masked, matrices)
     stacks = tuple(_stack(name, column, model) for name, column in columns.items())
     config = model.config
-    labels = config.task == "classification"
     return ModelBlocks(
         architecture=config.architecture,
         title=config.describe(),
         stacks=stacks,
         output=tuple(output),
-        result="probabilities of the labels" if labels else "probabilities of the next token",
+        result=_RESULTS.get(config.task, "probabilities of the next token"),
         operations=_operations(model, by_module, masked),
     )
 
@@ -256,4 +258,10 @@ def _example(model: Any) -> dict[str, Tensor]:
     if model.config.task == "translation":
         lengths = torch.tensor([length], device=device)
         return {"source": tokens, "source_lengths": lengths, "target": tokens[:, : max(1, length - 1)]}
+    if model.config.task == "spans":
+        return {
+            "pieces": tokens[:, :, None],
+            "affixes": tokens[:, :, None],
+            "lengths": torch.tensor([length], device=device),
+        }
     return {"tokens": tokens}

@@ -20,10 +20,11 @@ from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
-from manyheads.nn.embedding import TokenEmbedding
+from manyheads.nn.embedding import FeatureEmbedding, TokenEmbedding
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.heads.spans import SpanHead
 from manyheads.nn.pooling import TextPooling
 from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
 from manyheads.nn.residual import Residual
@@ -70,6 +71,7 @@ def _axial(module: Any) -> str:
 EQUATIONS: dict[type[nn.Module], tuple[str, Callable[[Any], str]]] = {
     TokenEmbedding: ("embedded", _embedding),
     AdaptiveEmbedding: ("embedded", _adaptive_embedding),
+    FeatureEmbedding: ("sum of features", lambda _: "Σ E[f], f the features of a position"),
     SinusoidalPositions: ("with positions", _sinusoid),
     LearnedPositions: ("with positions", lambda _: "x + P[pos]"),
     DistanceEncoding: ("encoded distances R", lambda _: "sin, then cos of (i - j) / 10000^(2k/d)"),
@@ -153,6 +155,8 @@ def head_equation(model: nn.Module) -> str:
     head = model.head
     if isinstance(head, AdaptiveHead):
         return "log P(cluster of w | x) + log P(w | cluster, x)"
+    if isinstance(head, SpanHead):
+        return "log softmax([0; max(0, LN(W₁ (x_j - x_i) + b₁)) W₂ + b₂]), x_i the fencepost before word i + 1"
     bias = " + b" if isinstance(head, LinearHead) and head.bias is not None else ""
     return f"log softmax(x Wᵀ{bias})"
 

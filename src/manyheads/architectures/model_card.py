@@ -12,7 +12,12 @@ from manyheads.errors import ConfigError
 
 __all__ = ["CardFacts", "make_card"]
 
-_PIPELINES = {"transformer": "translation", "transformer-xl": "text-generation", "reformer": "text-generation"}
+_PIPELINES = {
+    "transformer": "translation",
+    "transformer-xl": "text-generation",
+    "reformer": "text-generation",
+    "transformer-spans": "token-classification",  # the hub has no kind for trees
+}
 _CLASSIFIES = "text-classification"
 _BLEU = {"bleu": "BLEU", "chrf": "chrF"}
 _OF_CLASSIFIERS = {"accuracy": "Accuracy", "macro_f1": "Macro F1"}

@@ -146,6 +146,8 @@ def _scores(layer: Any, square: str, head_dim: int) -> Iterator[Operation]:
     else:
         yield Operation("MatMul", "Q Kᵀ", square)
     yield Operation("Scale", f"1 / √{head_dim}", square)
+    if isinstance(layer, LocalSelfAttention) and layer.sloped:
+        yield Operation("Add distances", "- slope |i - j|, a slope for each head", square)
 
 
 def _limits(layer: Any, is_masked: bool) -> str:

@@ -25,6 +25,7 @@ from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.protocols import ModelConfig
 from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.architectures.span_parser import SpanParser
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.checkpoint.format import needed_bytes, write_tensors
 from manyheads.config.build import build
@@ -47,6 +48,9 @@ __all__ = [
     "save_pretrained",
     "usage_example",
 ]
+
+Composite = Seq2Seq | LanguageModel | SequenceClassifier | SpanParser
+"""A model of any task; see `table.ModelTask`."""
 
 FORMAT_VERSION = 1
 CONFIG = "config.json"
@@ -121,7 +125,7 @@ def _check_fit(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], where: 
 
 
 def save_pretrained(
-    model: Seq2Seq | LanguageModel | SequenceClassifier,
+    model: Composite,
     path: str | Path,
     *,
     tokenizer: HasFiles | None = None,
@@ -182,7 +186,7 @@ def _unrounded_state(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
 
 def load(
     path: str | Path, *, device: str | torch.device = "cpu", verify: bool = True, revision: str | None = None
-) -> Seq2Seq | LanguageModel | SequenceClassifier:
+) -> Composite:
     """Return a composite with its weights, in evaluation mode and float32, for the task of its architecture.
 
     Args:
@@ -199,7 +203,7 @@ def load(
     config = read_config(folder)
     tensors = _read_weights(folder, config)
     with torch.device("meta"), _Uninitialised():
-        model: Seq2Seq | LanguageModel | SequenceClassifier = build_model(config)
+        model: Composite = build_model(config)
     _check_fit(tensors, portable_state(model), str(folder / WEIGHTS))  # before allocating memory for the config's sizes
     model.to_empty(device=device)
     model.tie_weights()
@@ -332,6 +336,9 @@ log_probs = model.log_probs(ids)  # of the token after each""",
     "classification": """import manyheads
 classifier = manyheads.Classifier.from_pretrained(".")
 print(classifier(["..."]))""",
+    "spans": """import manyheads
+parser = manyheads.Parser.from_pretrained(".")
+print(parser.parse(["She sleeps ."]))""",
 }
 
 
@@ -342,7 +349,7 @@ def usage_example(task: str, languages: Sequence[LanguagePair]) -> str:
 
 
 def _card(
-    model: Seq2Seq | LanguageModel | SequenceClassifier,
+    model: Composite,
     tensors: Mapping[str, Tensor],
     languages: Sequence[LanguagePair] = (),
 ) -> str:

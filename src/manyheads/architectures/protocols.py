@@ -22,6 +22,7 @@ __all__ = [
     "SearchState",
     "Searchable",
     "Seq2SeqConfig",
+    "SpanParserConfig",
 ]
 
 
@@ -35,8 +36,8 @@ class ModelConfig(Protocol):
         """Its name in ARCHITECTURES."""
 
     @property
-    def task(self) -> Literal["translation", "language-modelling", "classification"]:
-        """The kind of model: `Seq2Seq`, `LanguageModel` or `SequenceClassifier`."""
+    def task(self) -> Literal["translation", "language-modelling", "classification", "spans"]:
+        """The kind of model: `Seq2Seq`, `LanguageModel`, `SequenceClassifier` or `SpanParser`."""
 
     @property
     def memory_degree(self) -> int:
@@ -127,6 +128,30 @@ class ClassifierConfig(ModelConfig, Protocol):
     @property
     def pooling(self) -> str:
         """How the states of a text become one vector; see `nn.pooling`."""
+
+
+class SpanParserConfig(ModelConfig, Protocol):
+    """Facts about a chart parser."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids of subwords; 0: that of the data."""
+
+    @property
+    def constituents(self) -> tuple[str, ...]:
+        """The labels of spans, in the order of the head's scores; empty: those of the data."""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags of words; empty: those of the data."""
+
+    @property
+    def root(self) -> str:
+        """The label at the top of every tree; empty: that of the data."""
+
+    @property
+    def tag_weight(self) -> float:
+        """Weight of the loss of tags, beside that of spans."""
 
 
 class Output(NamedTuple):

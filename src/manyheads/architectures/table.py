@@ -19,14 +19,16 @@ from manyheads.architectures.transformer.classifier_config import PRESETS as CLA
 from manyheads.architectures.transformer.classifier_config import TransformerClassifierConfig
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.presets import PRESETS as TRANSFORMER_PRESETS
+from manyheads.architectures.transformer.span_parser_config import PRESETS as SPAN_PARSER_PRESETS
+from manyheads.architectures.transformer.span_parser_config import TransformerSpanParserConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.architectures.transformer_xl.presets import PRESETS as XL_PRESETS
 from manyheads.errors import ConfigError
 
 __all__ = ["ARCHITECTURES", "Architecture", "ModelTask", "build_model", "configs_of"]
 
-ModelTask = Literal["translation", "language-modelling", "classification"]
-"""The kind of a model: `Seq2Seq`, `LanguageModel` or `SequenceClassifier`."""
+ModelTask = Literal["translation", "language-modelling", "classification", "spans"]
+"""The kind of a model: `Seq2Seq`, `LanguageModel`, `SequenceClassifier` or `SpanParser`."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "reformer-classifier": Architecture(
         ReformerClassifierConfig, REFORMER_CLASSIFIER_PRESETS, "reformer.classifier.build_classifier"
+    ),
+    "transformer-spans": Architecture(
+        TransformerSpanParserConfig, SPAN_PARSER_PRESETS, "transformer.span_parser.build_span_parser"
     ),
 }
 

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from manyheads.checkpoint.format import step_of
 from manyheads.checkpoint.retain import list_checkpoints
+from manyheads.checkpoint.sharded import SHARDS, read_shards
 from manyheads.errors import CheckpointError, ConfigError
 from manyheads.files.verify import verify_folder
 
-__all__ = ["average_tensors", "select_checkpoints"]
+__all__ = ["average_tensors", "has_tensors", "select_checkpoints"]
 
 
 def select_checkpoints(checkpoints_dir: Path, *, last: int = 0, steps: Sequence[int] = ()) -> list[Path]:
@@ -45,8 +46,37 @@ def select_checkpoints(checkpoints_dir: Path, *, last: int = 0, steps: Sequence[
     return [by_step[step] for step in sorted(set(steps))]
 
 
+class _Sharded:
+    """The tensors of a checkpoint that several ranks wrote, with the methods of a safetensors file.
+
+    Raises: CheckpointError: they cannot be read.
+    """
+
+    def __init__(self, folder: Path, stem: str) -> None:
+        self._tensors = read_shards(folder / SHARDS, stem=stem).get(stem, {})
+
+    def keys(self) -> list[str]:
+        return list(self._tensors)
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+def _open(folder: Path, stem: str, stack: ExitStack) -> Any:
+    if (folder / SHARDS).is_dir():
+        return _Sharded(folder, stem)
+    return stack.enter_context(safe_open(folder / f"{stem}.safetensors", framework="pt"))
+
+
+def has_tensors(folder: Path, stem: str) -> bool:
+    """Return whether a checkpoint has `stem.safetensors`, or such tensors in shards."""
+    return (folder / f"{stem}.safetensors").is_file() or (
+        (folder / SHARDS).is_dir() and bool(_Sharded(folder, stem).keys())
+    )
+
+
 def average_tensors(folders: Sequence[Path], *, stem: str = "model", verify: bool = True) -> dict[str, Tensor]:
-    """Average `stem.safetensors` over folders, one tensor at a time.
+    """Average `stem.safetensors` over folders, one tensor at a time; shards are read as a whole.
 
     Args:
         folders: checkpoints or model folders with the same tensors.
@@ -63,9 +93,7 @@ def average_tensors(folders: Sequence[Path], *, stem: str = "model", verify: boo
             verify_folder(folder)
     with ExitStack() as stack:
         try:
-            files = [
-                stack.enter_context(safe_open(folder / f"{stem}.safetensors", framework="pt")) for folder in folders
-            ]
+            files = [_open(folder, stem, stack) for folder in folders]
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"A file to average cannot be read: {error}.") from error
         names = set(files[0].keys())

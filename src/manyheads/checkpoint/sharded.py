@@ -70,10 +70,12 @@ Allocate = Callable[[str, str, "torch.Size", "torch.dtype"], "Tensor | None"]
 """stem, name, shape, dtype -> where to read it: a DTensor receives this rank's part; None: a new whole tensor."""
 
 
-def read_shards(folder: Path, allocate: Allocate | None = None) -> dict[str, dict[str, Tensor]]:
+def read_shards(
+    folder: Path, allocate: Allocate | None = None, *, stem: str | None = None
+) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of such a folder, by stem and name; any number of ranks may have written it. Not collective.
 
-    Args: allocate: see `Allocate`; None: whole tensors.
+    Args: allocate: see `Allocate`; None: whole tensors. stem: read its tensors only; None: all.
 
     Raises: CheckpointError: the parts do not cover their tensors, or cannot be read.
     """
@@ -88,11 +90,13 @@ def read_shards(folder: Path, allocate: Allocate | None = None) -> dict[str, dic
     state: dict[str, Any] = {}
     try:
         for key, about in reader.read_metadata().state_dict_metadata.items():
-            stem, _, name = key.partition("/")
+            kind, _, name = key.partition("/")
+            if stem not in (None, kind):
+                continue
             shape, dtype = about.size, about.properties.dtype  # type: ignore[union-attr]
-            target = None if allocate is None else allocate(stem, name, shape, dtype)
+            target = None if allocate is None else allocate(kind, name, shape, dtype)
             target = torch.empty(shape, dtype=dtype) if target is None else target
-            state[key] = found.setdefault(stem, {})[name] = target
+            state[key] = found.setdefault(kind, {})[name] = target
         with _quietly():
             load(state, storage_reader=reader, no_dist=True)
     except (OSError, SafetensorError, ValueError, KeyError, RuntimeError, AssertionError) as error:

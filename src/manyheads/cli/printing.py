@@ -22,9 +22,9 @@ def say(*parts: object, end: str = "\n", file: TextIO | None = None, flush: bool
 def say_or_json(record: object, text: str, *, as_json: bool) -> None:
     """Print a record as JSON for programs, or its text for people."""
     if as_json:
-        import json  # here, because help needs none of it
+        from manyheads.files.json_object import json_text  # here, because help needs none of it
 
-        print(json.dumps(record, ensure_ascii=False, indent=2))
+        print(json_text(record, indent=2))
     else:
         say(text)
 

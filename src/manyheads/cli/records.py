@@ -130,11 +130,12 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
 def _data(path: Path, verify: bool) -> dict[str, Any]:
     from manyheads.data.prepared import PreparedData, prepared_task
     from manyheads.data.prepared_labelled import LabelledData
+    from manyheads.data.prepared_spans import SpanData
     from manyheads.data.prepared_text import TextData
     from manyheads.data.preparing import LANGUAGE_TASK
     from manyheads.text.of_folder import tokenizer_of_folder
 
-    kinds: dict[str, Any] = {LANGUAGE_TASK: TextData, "classification": LabelledData}
+    kinds: dict[str, Any] = {LANGUAGE_TASK: TextData, "classification": LabelledData, "spans": SpanData}
     kind = kinds.get(prepared_task(path), PreparedData)
     damaged: list[str] = []
     try:

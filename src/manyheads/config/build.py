@@ -165,8 +165,7 @@ def convert(annotation: Any, value: Any, name: str) -> Any:
         return value
     from pydantic import ValidationError  # a tenth of a second that no `--help` should pay
 
-    if isinstance(value, bool) and annotation in (int, float):
-        raise ConfigError(f"{name} is {value}; it must be a number.")
+    _refuse_bool(annotation, value, name)
     try:
         result = _adapter(annotation).validate_python(value)
     except ValidationError as error:
@@ -175,6 +174,15 @@ def convert(annotation: Any, value: Any, name: str) -> Any:
         if isinstance(number, int) and abs(number) > MOST_NUMBER:
             raise ConfigError(f"{name} is {_shown(number)}; it must be from {-MOST_NUMBER:,} to {MOST_NUMBER:,}.")
     return result
+
+
+def _refuse_bool(annotation: Any, value: Any, name: str) -> None:
+    """Raises: ConfigError: a truth value stands for a number, alone or in a list; pydantic would take it for 1 or 0."""
+    parts = (annotation, *get_args(annotation))
+    takes_numbers = any(part in (int, float) for part in parts) and bool not in parts
+    wrong = [one for one in (value if isinstance(value, list | tuple) else (value,)) if isinstance(one, bool)]
+    if takes_numbers and wrong:
+        raise ConfigError(f"{name} is {_shown(value)}; {'it' if value is wrong[0] else wrong[0]} must be a number.")
 
 
 def _reason(annotation: Any, value: Any, error: Any) -> str:

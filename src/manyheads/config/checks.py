@@ -15,6 +15,7 @@ __all__ = [
     "FRACTION",
     "MOST_LANES",
     "MOST_LAYERS",
+    "MOST_THREADS",
     "MOST_UNITS",
     "POSITIVE_FRACTION",
     "Range",
@@ -29,6 +30,9 @@ MOST_LAYERS = 1024
 
 MOST_LANES = 2**16
 """Rows of a batch of segments. A GPU is busy with far fewer, and each lane keeps a memory of its own."""
+
+MOST_THREADS = 1024
+"""Threads of a CPU. With 100,000 torch's first product ends the process without a word."""
 
 MOST_UNITS = 2**24
 """Any other size of a model or a batch: widths, heads, ids, positions, rows."""

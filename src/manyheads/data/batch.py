@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyheads.data.partition import share
 
-__all__ = ["LabelledBatch", "PairBatch", "SegmentBatch"]
+__all__ = ["LabelledBatch", "PairBatch", "SegmentBatch", "SpanBatch"]
 
 
 class _Batch:
@@ -99,6 +99,38 @@ class LabelledBatch(_Batch):
     def num_target_tokens(self) -> int:
         """Return the number of labels, which is what the loss counts."""
         return len(self.labels)
+
+
+@dataclass(frozen=True)
+class SpanBatch(_Batch):
+    """Sentences as features of their words, padded on the right with zeros, with their trees.
+
+    Shape: pieces (batch, len, most_pieces) 1 + ids of the subwords of each word, 0: none; affixes
+        (batch, len, num_hashes) hashes of each word, 0: none (see `text.word_features`); lengths (batch,) in words;
+        tags (batch, len) ids, -1: unknown; labels (batch, len, len): `labels[b, i, j]` is the id of the constituent
+        from word i to word j, both included, 0: none; sample_ids (batch,), positions in the store.
+    """
+
+    pieces: Tensor
+    affixes: Tensor
+    lengths: Tensor
+    tags: Tensor
+    labels: Tensor
+    sample_ids: Tensor
+
+    @property
+    def size(self) -> int:
+        """Number of words, including padding."""
+        return self.tags.numel()
+
+    def describe(self) -> str:
+        """Return the shape in words."""
+        rows, length = self.tags.shape
+        return f"{rows} sentences of {length} words"
+
+    def num_target_tokens(self) -> int:
+        """Return the number of words, by which the loss is divided."""
+        return int(self.lengths.sum())
 
 
 @dataclass(frozen=True)

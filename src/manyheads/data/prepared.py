@@ -63,7 +63,8 @@ Folder = TypeVar("Folder", bound="PreparedFolder")
 
 
 def prepared_task(path: str | Path) -> str:
-    """Return the task of a folder of prepared data: `translation`, `parsing`, `language-modelling` or `classification`.
+    """Return the task of a folder of prepared data: `translation`, `parsing`, `language-modelling`,
+    `classification` or `spans`.
 
     Raises: DataError: it is not a folder of prepared data.
     """
@@ -138,6 +139,10 @@ class PreparedData(PreparedFolder):
             raise DataError(f"{path} holds a text for language models; pairs are needed here: `manyheads prepare`.")
         if name == "classification":
             raise DataError(f"{path} holds labelled texts for classifiers; pairs are needed here: `manyheads prepare`.")
+        if name == "spans":
+            raise DataError(
+                f"{path} holds trees for a chart parser; pairs are needed here: `manyheads prepare --task parsing`."
+            )
         tokenizer, task = Tokenizer.load(path / "tokenizer.json"), None
         if name != "translation":
             task = ParsingTask.from_json(manifest["task"], str(path / "manifest.json"))

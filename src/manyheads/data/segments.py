@@ -282,10 +282,14 @@ def _document_lanes(
 
 
 def _check_ends(store: TokenStore, end_id: int | None) -> None:
-    """Check that every document ends in `end_id`, because it is read before the first token of the next document."""
+    """Check that every document ends in `end_id`, because it is read before the first token of the next document.
+
+    No document follows the last one of a store that was cut, which may be incomplete.
+    """
     if end_id is None or not len(store):
         return
-    other = np.flatnonzero(store.ids[store.offsets[1:] - 1] != end_id)
+    ends = store.offsets[1:-1] if store.is_cut else store.offsets[1:]
+    other = np.flatnonzero(store.ids[ends - 1] != end_id)
     if len(other):
         raise DataError(
             f"Document {other[0]} does not end in token {end_id}, the end of a document; is this the right vocabulary?"

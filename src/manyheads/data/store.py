@@ -89,6 +89,11 @@ class PairStore:
         [source, target], digest = sides_from_lists(columns, vocab_size)
         return cls(source, target, vocab_size, digest)
 
+    def first(self, count: int) -> PairStore:
+        """Return a store of the first pairs, which shares the ids."""
+        source, target = (TokenSide(side.ids, side.offsets[: count + 1]) for side in (self.source, self.target))
+        return PairStore(source, target, self.vocab_size, f"{self.digest}[:{count}]")
+
     def __len__(self) -> int:
         return len(self.source)
 

@@ -28,11 +28,13 @@ class TokenStore:
         documents: document i is `documents[i]`; all ids are `documents.ids`.
         vocab_size: every id is below it.
         digest: SHA-256 over ids and offsets.
+        is_cut: the text was cut, so its last document may be incomplete.
     """
 
     documents: TokenSide
     vocab_size: int
     digest: str
+    is_cut: bool = False
 
     @classmethod
     def open(cls, folder: str | Path, *, verify: bool = True) -> TokenStore:
@@ -63,7 +65,7 @@ class TokenStore:
         last = int(np.searchsorted(self.offsets, count, side="left"))
         offsets = np.append(self.offsets[:last], np.int64(count))
         digest = hashlib.sha256(f"{self.digest} {count}".encode()).hexdigest()
-        return TokenStore(TokenSide(self.ids[:count], offsets), self.vocab_size, digest)
+        return TokenStore(TokenSide(self.ids[:count], offsets), self.vocab_size, digest, is_cut=True)
 
     def __len__(self) -> int:
         """Number of tokens."""

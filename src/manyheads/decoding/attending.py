@@ -19,6 +19,7 @@ from manyheads.decoding.device import Precision, inference
 from manyheads.decoding.engines import EngineName
 from manyheads.decoding.generation import READ_AT_ONCE
 from manyheads.decoding.generator import Generator
+from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.text.labels import legible
@@ -185,7 +186,7 @@ def _module(reader: Translator | Generator) -> nn.Module:
 def _translation_inputs(translator: Translator, source: str, target: str | None) -> dict[str, Any]:
     """Return the arguments of `log_probs`: a batch of one pair."""
     reader, writer = translator.tokenizer.source, translator.tokenizer.target
-    source_ids = reader.encode(source)
+    [source_ids] = encode_texts([source], reader)
     if not source_ids:
         raise RequestError("there is no text to look at; give at least one word.")
     source_ids.append(reader.eos_id)

@@ -15,6 +15,7 @@ from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.data.labelled_store import LabelledStore, eval_labelled
 from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
+from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.truncation import fit
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.text.tokenizer import Tokenizer
@@ -120,13 +121,13 @@ class Classifier(RunsModel[SequenceClassifier]):
         """Return log-probabilities of the labels, (texts, labels) in float32 on the CPU, in the order of the texts.
 
         Args:
-            texts: an empty one is read as the end of a text alone.
+            texts: an empty one is read as the end of a text alone; a line break counts as a space.
             max_tokens: tokens of a batch; a longer text does not fit.
             too_long: texts that do not fit: `fail`, or `truncate` them, with a warning each.
             first_number: number of the first text in messages.
             told: told after each batch how many texts are done.
 
-        Raises: RequestError: a text is too long. DataError: a text contains half a surrogate pair.
+        Raises: RequestError: a text is too long, or no string. DataError: a text contains half a surrogate pair.
         """
         if max_tokens < 2:
             raise RequestError(f"max_tokens is {max_tokens}; it must be at least 2.")
@@ -134,7 +135,7 @@ class Classifier(RunsModel[SequenceClassifier]):
         limit, reason = max_tokens, f"max_tokens {max_tokens}"
         if longest is not None and longest < max_tokens:
             limit, reason = longest, "the model's positions"
-        rows = [[*ids, self.tokenizer.eos_id] for ids in self.tokenizer.encode_batch(list(texts))]
+        rows = [[*ids, self.tokenizer.eos_id] for ids in encode_texts(texts, self.tokenizer)]
         rows = fit(rows, range(first_number, first_number + len(rows)), limit, reason, too_long=too_long)
         found = torch.empty(len(rows), len(self.labels))
         if not rows:

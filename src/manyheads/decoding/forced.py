@@ -20,6 +20,7 @@ from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
 from manyheads.decoding.rules import RULES
 from manyheads.decoding.search_problem import SearchProblem, length_limits
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import fit, source_limit
 from manyheads.text.sides import Side
@@ -68,7 +69,7 @@ def translate_forced(
     """
     settings = translator.options(**{**overrides, "do_sample": False, "num_return_sequences": 1})
     reader, writer = translator.tokenizer.source, translator.tokenizer.target
-    sources = [[*reader.encode(text), reader.eos_id] for text in texts]
+    sources = [[*ids, reader.eos_id] for ids in encode_texts(texts, reader)]
     limit, reason = source_limit(settings, translator.model.max_len)
     sources = fit(sources, range(1, len(texts) + 1), limit, reason, too_long=settings.too_long)
     wanted = [[phrase for phrase in each if can_force(writer, phrase)] for each in phrases]

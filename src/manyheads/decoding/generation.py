@@ -37,7 +37,8 @@ _MEMORY_OF_NONE = 512
 class _Row:
     """One continuation during generation.
 
-    prompt, path: its place in the batch. random: its random stream. most: maximum number of tokens. ends: the value of
+    prompt, path: its place in the batch. random: its random stream. last: the tokens that tell what a next one adds to
+    the text. most: maximum number of tokens. ends: the value of
     `ended_by` at that limit.
     """
 
@@ -119,7 +120,7 @@ class Generation:
                 f"prompt {number + 1} has {len(ids):,} tokens with its beginning, but {limit}; shorten it."
             )
         random = np.random.default_rng(derive_seed(settings.seed, "sample", number, path))
-        return _Row(prompt, path, Ending(settings.stop), random, ids[-1:], [], [], most, ends)
+        return _Row(prompt, path, Ending(settings.stop), random, ids, [], [], most, ends)
 
     def steps(self) -> TextSteps:
         """Return the steps; see `TextSteps`."""
@@ -222,7 +223,8 @@ class Generation:
             text = row.ending.finish()
         else:
             text = row.ending.add(self._vocabulary.continuation(row.last, [token]))
-            row.last = [token]
+            # A token without bytes does not tell alone what it adds, so what stands before it is kept.
+            row.last = [token] if self._vocabulary.decode_bytes([token]) else [*row.last, token]
             if row.ending.stopped:
                 row.ended_by = "stop"
             elif len(row.ids) >= row.most:

@@ -34,7 +34,8 @@ class GenerationSettings:
         top_p: sample only from the most probable tokens that together have this probability; 1 means all.
         min_p: sample only from tokens with at least this fraction of the highest probability; 0 means all.
         repetition_penalty: > 1 makes tokens in the prompt and the continuation less probable; 1 is off.
-        no_repeat_ngram_size: no n-gram of this size occurs twice, prompt included; 0 is off.
+        no_repeat_ngram_size: no n-gram of this size occurs twice, prompt included, while another token is left; 0 is
+            off.
         stop: texts that end a continuation; they are not part of it.
         num_return_sequences: continuations of each prompt; more than one needs do_sample.
         banned_ids: token ids that are never produced.

@@ -9,7 +9,7 @@ from typing import Any
 
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, DataError, needing_extra
-from manyheads.files.commit import write_file
+from manyheads.files.commit import write_output
 from manyheads.files.guarded import read_stream
 from manyheads.text.id_vocabulary import IdVocabulary
 
@@ -34,7 +34,7 @@ def write_continuations(
     Raises: ConfigError: a picture, of a model that was not trained on pictures. DataError: the source is no file of
         ids. MissingExtraError: a picture without Pillow. SaveError: a file cannot be written.
     """
-    if output.suffix == ".png" and not vocabulary.image_size:
+    if output.suffix.lower() == ".png" and not vocabulary.image_size:
         raise ConfigError(
             f"--output {output} names a picture, but this model was not trained on pictures; give another name."
         )
@@ -45,7 +45,7 @@ def write_continuations(
     for number, one in enumerate(found, 1):
         ids = [*(prompt if echo or vocabulary.image_size else []), *one.ids]
         path = output if len(found) == 1 else output.with_stem(f"{output.stem}-{number}")
-        write_file(path, _png(vocabulary, ids) if path.suffix == ".png" else vocabulary.decode_bytes(ids))
+        write_output(path, _png(vocabulary, ids) if path.suffix.lower() == ".png" else vocabulary.decode_bytes(ids))
         yield {"file": str(path), "ids": len(one.ids), "ended_by": one.ended_by, "log_prob": sum(one.log_probs)}
 
 

@@ -33,6 +33,7 @@ _USES = {
     "translation": "translates; use `manyheads translate`, or a Translator",
     "language-modelling": "is a language model; use `manyheads generate`, or a Generator",
     "classification": "gives texts labels; use `manyheads classify`, or a Classifier",
+    "spans": "parses by a chart; use `manyheads translate`, or a Parser",
 }
 """What models of each task are for."""
 
@@ -83,7 +84,7 @@ class ModelRunner(Generic[M]):
         choose_precision(self.precision, chosen)
         if isinstance(self.model, nn.Module):
             self.model.to(chosen)
-            pack(self.model)  # the copies of weights in a faster layout belong to a device
+            pack(self.model, self.precision)  # the copies of weights in a faster layout belong to a device
         self.device = chosen
         if self.is_compiled:
             self.steps = CompiledSteps(self.model)  # type: ignore[arg-type]

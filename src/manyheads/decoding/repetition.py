@@ -46,7 +46,10 @@ class Repetition:
                     self._follow(row, token)
 
     def apply(self, log_probs: Tensor) -> Tensor:
-        """Apply the penalty to (rows, vocab_size), and set tokens that would repeat an n-gram to -inf."""
+        """Apply the penalty to (rows, vocab_size), and set tokens that would repeat an n-gram to -inf.
+
+        A row that would have no token left may repeat one: it must go on with some token of the vocabulary.
+        """
         if self._seen is not None:
             log_probs = torch.where(self._seen, log_probs * self._penalty, log_probs)
         if self._size:
@@ -58,7 +61,9 @@ class Repetition:
             ]
             if banned:
                 rows, tokens = torch.tensor(banned, device=log_probs.device).t()
-                log_probs = log_probs.index_put((rows, tokens), log_probs.new_tensor(-torch.inf))
+                restrained = log_probs.index_put((rows, tokens), log_probs.new_tensor(-torch.inf))
+                is_stuck = restrained.amax(-1, keepdim=True).isneginf()
+                log_probs = torch.where(is_stuck, log_probs, restrained)
         return log_probs
 
     def add(self, tokens: Tensor) -> None:

@@ -21,6 +21,7 @@ from manyheads.decoding.model_runner import ModelRunner
 from manyheads.decoding.pair_scoring import score_ids
 from manyheads.decoding.rules import RULES
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.truncation import cut, fit, scored_limit
 from manyheads.errors import ConfigError
 from manyheads.text.sides import TranslationTokenizer
@@ -70,12 +71,12 @@ class Reranker:
         """
         reader, writer = self.tokenizer.source, self.tokenizer.target
         limit, reason = scored_limit(self.settings, self.runner.model.max_len)
-        labels = [[*ids, writer.eos_id] for ids in writer.encode_batch(list(sources))]
+        labels = [[*ids, writer.eos_id] for ids in encode_texts(sources, writer)]
         if settings.too_long == "fail":
             fit(labels, numbers, limit, f"{reason}, in the reverse model", too_long="fail")
         labels = cut(labels, limit)
         texts = [text for each in outputs for text in each]
-        inputs = cut([[*ids, reader.eos_id] for ids in reader.encode_batch(texts)], limit)
+        inputs = cut([[*ids, reader.eos_id] for ids in encode_texts(texts, reader)], limit)
         targets = [ids for ids, each in zip(labels, outputs, strict=True) for _ in each]
         scored = score_ids(self.runner, self.tokenizer, inputs, targets, self.settings.max_tokens, stop=stop, told=told)
         rules, sums = RULES[settings.rules](settings), iter(sum(row) for row in scored)

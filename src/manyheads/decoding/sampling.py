@@ -16,6 +16,7 @@ from manyheads.seeding import derive_seed
 __all__ = ["Sampler", "draw"]
 
 _FIRST_WIDTH = 128
+_LOWEST_TEMPERATURE = 1e-30  # below, all quotients of float32 would overflow; the likeliest token is certain
 
 
 class Sampler:
@@ -68,7 +69,7 @@ def draw(
         numbers: (rows,) uniform in [0, 1].
     Returns: (rows,) ids.
     """
-    scores, ids = log_probs / temperature, None
+    scores, ids = log_probs / max(temperature, _LOWEST_TEMPERATURE), None
     if min_p > 0:
         scores = scores.masked_fill(scores < scores.amax(-1, keepdim=True) + math.log(min_p), -torch.inf)
     if 0 < top_k < scores.size(1):

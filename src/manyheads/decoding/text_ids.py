@@ -1,7 +1,8 @@
-"""Texts to ids, with a check of their type."""
+"""Sentences to ids, with a check of their type."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from manyheads.errors import RequestError
@@ -9,11 +10,18 @@ from manyheads.text.sides import Side
 
 __all__ = ["check_texts", "encode_texts"]
 
+_LINE_BREAKS = re.compile(r"[\r\n]+")
+
 
 def encode_texts(texts: Sequence[str], side: Side) -> list[list[int]]:
-    """Return the ids of each text. Raises: RequestError: a text is not a string."""
+    """Return the ids of each text, which is one sentence: a line break in it counts as a space, at its ends as nothing.
+
+    Models of sentences never saw a line break, which is a token of its own.
+
+    Raises: RequestError: a text is not a string.
+    """
     check_texts(texts)
-    return side.encode_batch(list(texts))
+    return side.encode_batch([" ".join(filter(None, _LINE_BREAKS.split(text))) for text in texts])
 
 
 def check_texts(texts: Sequence[str]) -> None:

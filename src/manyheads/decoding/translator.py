@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Unpack, overload
@@ -16,6 +17,9 @@ from manyheads.decoding.translation_model import TranslationModel
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 
 __all__ = ["Scored", "Translation", "Translator"]
+
+
+_LINE_BREAK = re.compile("\r?\n")
 
 
 class Translator(TranslationModel):
@@ -81,11 +85,14 @@ class Translator(TranslationModel):
             return self.translate([texts], stop=stop, told=told, **overrides)[0]
         check_texts(texts)
         settings = self.options(**overrides)
-        lines = [[text] if isinstance(self.tokenizer, ParsingTokenizer) else text.split("\n") for text in texts]
+        lines = [[text] if isinstance(self.tokenizer, ParsingTokenizer) else _LINE_BREAK.split(text) for text in texts]
         numbers = [number for number, of_text in enumerate(lines, 1) for _ in of_text]
         flat = [line for of_text in lines for line in of_text]
         found = iter(self._best_texts(self.search.hypotheses(flat, settings, stop, told=told, numbers=numbers)))
-        return [_joined(list(islice(found, len(of_text)))) for of_text in lines]
+        return [
+            _joined(list(islice(found, len(of_text))), _LINE_BREAK.findall(text))
+            for text, of_text in zip(texts, lines, strict=True)
+        ]
 
     __call__ = translate
 
@@ -217,6 +224,8 @@ class Translator(TranslationModel):
         return Translation(text, hypothesis.score, writer.tokens(ids), hypothesis.token_log_probs)
 
 
-def _joined(lines: list[str]) -> str:
-    """Return the translations of a text's lines as one text with as many lines."""
-    return lines[0] if len(lines) == 1 else "\n".join(map(one_line, lines))
+def _joined(lines: list[str], breaks: list[str]) -> str:
+    """Return the translations of a text's lines as one text with its line breaks."""
+    if len(lines) == 1:
+        return lines[0]
+    return "".join(one_line(line) + end for line, end in zip(lines, [*breaks, ""], strict=True))

@@ -111,7 +111,7 @@ def read_jsonl(text: str, keys: Sequence[str]) -> Document:
     for number, line in enumerate(text[start:].split("\n"), 1):
         if line.strip():
             found = [place for key in keys for place in _places(line, key, number)]
-            for low, high in sorted(found):
+            for low, high in sorted(set(found)):  # a key can be named twice
                 value = json.loads(line[low:high], strict=False)
                 if value.strip():
                     build = partial(_build_json, ascii_only=ascii_only, like=value)

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["read_markdown"]
 
 FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
-# Directives of common extensions (admonitions, tabs, mkdocstrings): their first line is no text.
-DIRECTIVE = re.compile(r"(?:!!!|\?\?\?\+?|===|:::)\s")
+# Directives of common extensions (admonitions, tabs, mkdocstrings, GitHub's alerts): their first line is no text.
+DIRECTIVE = re.compile(r"(?:!!!|\?\?\?\+?|===|:::)\s|\[![\w-]+\][+-]?[ \t]*(?:\n|\Z)")
+# What begins a footnote's text, or a definition, on a line of a paragraph: each is a text of its own.
+DEFINITION = re.compile(r"^(?:\[\^[^\]\s]+\]:|:)[ \t]+", re.MULTILINE)
 # Inline markup that CommonMark does not know: math, footnotes, attributes, check boxes at the beginning.
 EXTENSIONS = re.compile(
     r"\$\$.+?\$\$|\$(?=\S)[^$\n]*?(?<=\S)\$(?!\d)|\[\^[^\]\s]+\](?!:)|\{:?\s*[#.][\w-][^{}\n]*\}", re.DOTALL
@@ -111,7 +113,8 @@ class _Lines:
 
 
 def _segments(lines: _Lines, content: str, places: list[int], kind: str, env: dict[str, Any]) -> list[Segment]:
-    """Return the segments of a block: one, or one for each stretch between hard line breaks."""
+    """Return the segments of a block: one, or one for each stretch between hard line breaks, footnotes or
+    definitions."""
     first = 0
     while DIRECTIVE.match(content, first):
         next_line = content.find("\n", first)
@@ -124,7 +127,8 @@ def _segments(lines: _Lines, content: str, places: list[int], kind: str, env: di
     ranges, breaks = _ranges(content, env)
     segments = []
     begin = 0
-    for stop, after in [*breaks, (len(content), len(content))]:
+    definitions = [found.span() for found in DEFINITION.finditer(content)] if kind == "paragraph" else []
+    for stop, after in [*sorted([*breaks, *definitions]), (len(content), len(content))]:
         start, end = trimmed(content, begin, stop)
         if start < end:
             inside = [one for one in ranges if start <= one[0] and one[1] <= end]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from manyheads.documents.parts import PRIVATE, Part, Tag, Text
+from manyheads.documents.words import AFTER, BEFORE, LETTER, WIDE_SIGNS
 from manyheads.errors import needing_extra
 
 __all__ = [
@@ -22,19 +23,19 @@ __all__ = [
 
 MAX_KEPT = 0x1000
 """Words that can be kept in one segment."""
-PROTECTED = re.compile(
-    r"""
-      \b(?:https?|ftp|file|ssh|git)://[^\s<>"']*[^\s<>"'.,;:!?)\]}]     # a URL, without the punctuation after it
-    | (?<![\w.+-])(?:mailto:)?[\w.+-]+@[\w-]+(?:\.[\w-]+)+                         # an e-mail address
-    | \bwww\.[\w-]+\.[^\s<>"']*[^\s<>"'.,;:!?)\]}]
-    | \{\{[^{}]*\}\} | \$\{[^{}]*\} | \{[\w.:,\#!-]*\}                   # {{ name }} ${name} {name} {0:.2f}
-    | %\(\w+\)[-\#0-9.]*[a-zA-Z] | %(?:\d+\$)?[-+\#0-9.]*[sdifgxXeEcu@](?![\w%]) | %\d(?!\d)
-    | </?\w+/?>                                                          # <name>, <0>
-    | (?<![\w-])--[a-z][\w-]*                                            # --option
-    | \b\w*[a-z0-9]_\w+\b(?:\(\))?                                       # snake_case
-    """,
-    re.VERBOSE,
+_IN_URL = rf"[^\s<>\"'{WIDE_SIGNS}]"
+_ENDS_URL = rf"[^\s<>\"'{WIDE_SIGNS}.,;:!?)\]}}]"  # not punctuation, which belongs to the sentence
+_PROTECTED = (
+    rf"{BEFORE}(?:https?|ftp|file|ssh|git)://{_IN_URL}*{_ENDS_URL}",
+    rf"{BEFORE}(?<![.+-])(?:mailto:)?(?:{LETTER}|[.+-])+@(?:{LETTER}|-)+(?:\.(?:{LETTER}|-)+)+",  # an e-mail address
+    rf"{BEFORE}www\.(?:{LETTER}|-)+\.{_IN_URL}*{_ENDS_URL}",
+    r"\{\{[^{}]*\}\}|\$\{[^{}]*\}|\{[\w.:,#!-]*\}",  # {{ name }} ${name} {name} {0:.2f}
+    rf"%\(\w+\)[-#0-9.]*[a-zA-Z]|%(?:\d+\$)?[-+#0-9.]*[sdifgxXeEcu@](?!%){AFTER}|%\d(?!\d)",
+    r"</?\w+/?>",  # <name>, <0>
+    rf"{BEFORE}(?<!-)--[a-z](?:{LETTER}|-)*",  # --option
+    rf"{BEFORE}{LETTER}*[a-z0-9]_{LETTER}+(?:\(\))?",  # snake_case
 )
+PROTECTED = re.compile("|".join(_PROTECTED))
 WORD = re.compile(r"[^\W\d_]")
 # Where a long sentence is divided, the best places first: after clauses, before conjunctions, between words.
 CLAUSE_ENDS = (

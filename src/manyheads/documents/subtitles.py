@@ -32,6 +32,8 @@ def read_subtitles(text: str, *, entities: bool) -> Document:
     lines: _Cue | None = None  # of the cue that is being read
     for line in LINE.finditer(text):
         if TIMES.match(line[0]):
+            if lines:  # no empty line ended the last cue
+                cues.append(_without_number(text, lines))
             lines = []
         elif lines is not None and line[1].strip():
             lines.append(line.span(1))
@@ -45,6 +47,17 @@ def read_subtitles(text: str, *, entities: bool) -> Document:
         else:
             segments.append(_joined(text, group, entities=entities))
     return Document(text, tuple(segments))
+
+
+def _without_number(text: str, cue: _Cue) -> _Cue:
+    """Return a cue without a last line that is the number of the next one."""
+    low, high = cue[-1]
+    return cue[:-1] if text[low:high].strip().isdecimal() else cue
+
+
+def _words(text: str) -> list[str]:
+    """Return what stands between spaces and line ends; a no-break space stays within a word."""
+    return [word for word in re.split(r"[ \t\r\n]+", text) if word]
 
 
 def _groups(text: str, cues: Sequence[_Cue]) -> list[list[_Cue]]:
@@ -97,7 +110,7 @@ def _build_joined(
 
     Returns: None if there are fewer words than cues.
     """
-    words = plain(parts).split()
+    words = _words(plain(parts))
     if len(words) < len(shares):
         return None
     ends = list(accumulate(len(word) + 1 for word in words))
@@ -164,10 +177,10 @@ def _build(parts: Sequence[Part], *, num_lines: int, line_end: str, entities: bo
     text = "".join(
         (html.escape(part.text, quote=False) if entities else part.text)
         if isinstance(part, Text)
-        else part.code.replace(" ", glue)
+        else (html.escape(part.code, quote=False) if entities and part.is_text else part.code).replace(" ", glue)
         for part in parts
     )
-    words = text.split()
+    words = _words(text)
     width = len(re.sub(TAG, "", text)) / num_lines
     lines: list[list[str]] = [[]]
     for index, word in enumerate(words):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import unicodedata
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.data.lines import read_lines
+from manyheads.documents.words import begins, stands
 from manyheads.errors import DataError
 
 __all__ = ["Term", "Terms", "contains"]
@@ -24,13 +27,19 @@ class Term:
 class Terms:
     """Terms, found as whole words whatever their case; of two that overlap the longer one counts.
 
+    A term of a script without spaces is found everywhere.
+
     Args: terms: none of their texts is empty.
     """
 
     def __init__(self, terms: Sequence[Term] = ()) -> None:
+        terms = [Term(_composed(term.source), _composed(term.target)) for term in terms]
         self._by_source = {term.source.casefold(): term for term in terms}
-        alternatives = "|".join(re.escape(one) for one in sorted(self._by_source, key=len, reverse=True))
-        self._pattern = re.compile(rf"(?<!\w)(?:{alternatives})(?!\w)", re.IGNORECASE) if terms else None
+        # Both spellings: without regard to case `ß` matches `ẞ`, but not `ss`.
+        spellings = dict.fromkeys(one for term in terms for one in (term.source, term.source.casefold()))
+        alternatives = "|".join(stands(one) for one in sorted(spellings, key=len, reverse=True))
+        # A term is looked for at each place, because a longer one may begin within a shorter one.
+        self._pattern = re.compile(f"(?=({alternatives}))", re.IGNORECASE) if terms else None
 
     @classmethod
     def read(cls, path: str | Path) -> Terms:
@@ -60,10 +69,24 @@ class Terms:
         """Return the terms that occur in a text, each once."""
         if self._pattern is None:
             return []
-        found = [self._by_source.get(match[0].casefold()) for match in self._pattern.finditer(text)]
-        return list(dict.fromkeys(term for term in found if term is not None))
+        text = _composed(text)
+        taken: list[tuple[int, int]] = []
+        for span in sorted(
+            (match.span(1) for match in self._pattern.finditer(text)), key=lambda span: span[0] - span[1]
+        ):
+            place = bisect(taken, span)
+            before, after = taken[place - 1 : place], taken[place : place + 1]
+            if all(end <= span[0] for _, end in before) and all(span[1] <= start for start, _ in after):
+                taken.insert(place, span)
+        terms = [self._by_source.get(text[start:end].casefold()) for start, end in taken]
+        return list(dict.fromkeys(term for term in terms if term is not None))
 
 
 def contains(text: str, phrase: str) -> bool:
     """Whether a text contains a phrase, whatever its case; a word may be inflected at its end."""
-    return re.search(rf"(?<!\w){re.escape(phrase)}", text, re.IGNORECASE) is not None
+    return re.search(begins(_composed(phrase)), _composed(text), re.IGNORECASE) is not None
+
+
+def _composed(text: str) -> str:
+    """Return a text in NFC, as tokenizers do: a letter and its accent can be two characters in a file."""
+    return unicodedata.normalize("NFC", text)

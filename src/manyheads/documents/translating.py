@@ -17,6 +17,7 @@ from manyheads.documents.parts import PRIVATE, Document, Part, Text
 from manyheads.documents.placing import place, unchanged
 from manyheads.documents.sentences import Sentence, kept_index, sentences_of, split_at_clauses, with_letters
 from manyheads.documents.terms import Terms, contains
+from manyheads.documents.words import AFTER, BEFORE, LETTER, stands
 
 __all__ = ["DocumentReport", "DocumentTranslation", "Unit", "UnitTranslator", "Work", "WorkOfUnits"]
 
@@ -335,7 +336,7 @@ def _stand_ins(translator: Translator) -> list[str]:
 
 def _has(text: str, phrase: str) -> bool:
     if len(phrase) == 1:
-        return re.search(rf"(?<!\w){phrase}(?!\w)", text) is not None
+        return re.search(stands(phrase), text) is not None
     return contains(text, phrase)
 
 
@@ -343,10 +344,10 @@ def _with_private(text: str, letters: Sequence[str]) -> str:
     """Return a translation with private characters in place of the first occurrence of each letter."""
     for index, letter in enumerate(letters):
         # A letter may have become the beginning of a word; the rest of that word goes with it.
-        found = re.search(rf"(?<!\w){letter}(?!\w)", text) or re.search(rf"(?<!\w){letter}\w*", text)
+        found = re.search(stands(letter), text) or re.search(rf"{BEFORE}{letter}{LETTER}*", text)
         if found is not None:
             text = text[: found.start()] + _private(index) + text[found.end() :]
-            text = re.sub(rf"(?<!\w){letter}(?!\w)\s?", "", text)  # it stands for one word, and occurs once
+            text = re.sub(rf"{BEFORE}{letter}{AFTER}\s?", "", text)  # it stands for one word, and occurs once
     return text
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "sync",
     "write_file",
     "write_folder",
+    "write_output",
     "write_text",
 ]
 
@@ -107,6 +108,18 @@ def write_file(path: Path, data: bytes) -> None:
             sync(path.parent)
         finally:
             _discard(temporary)
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write a file that the user named: the file that a link leads to, atomically; a pipe or a device as it is.
+
+    Raises: SaveError: it could not be written; an older file is unchanged.
+    """
+    if not path.exists() or path.is_file():
+        write_file(path.resolve(), data)
+        return
+    with saving(path, len(data)), path.open("wb") as file:
+        file.write(data)
 
 
 def remove_folder(folder: Path) -> None:

@@ -1,15 +1,16 @@
-"""Reading of JSON files that hold one object, of possibly external origin."""
+"""JSON: reading of files that hold one object, of possibly external origin, and writing of records for programs."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from manyheads.errors import ModelFileError
 from manyheads.files.guarded import read_limited
 
-__all__ = ["MOST_BYTES", "read_object"]
+__all__ = ["MOST_BYTES", "json_text", "read_object"]
 
 MOST_BYTES = 16 << 20
 
@@ -30,3 +31,19 @@ def read_object(file: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ModelFileError(f"{file} must hold one JSON object, not a {type(values).__name__}.")
     return values
+
+
+def json_text(record: Any, indent: int | None = None) -> str:
+    """Return a record as JSON. NaN and infinity, which JSON does not have, become null."""
+    try:
+        return json.dumps(record, ensure_ascii=False, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(record), ensure_ascii=False, indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from manyheads.errors import DataError
+from manyheads.text.tags import TAG, tag_of
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.tokenizer_file import parse_json, read_tokenizer_file
 
@@ -17,6 +19,7 @@ _FILE = "tokenizer.json"
 def to_files(tokenizer: Tokenizer, max_len: int) -> dict[str, bytes]:
     """Return name -> content of the files. max_len: positions of the model."""
     content = json.loads(tokenizer.to_json())
+    content["added_tokens"] = [_as_read_there(token) for token in content["added_tokens"]]
     pieces = tokenizer.pieces
     end = pieces[tokenizer.eos_id]
     content["post_processor"] = {
@@ -49,9 +52,16 @@ def to_files(tokenizer: Tokenizer, max_len: int) -> dict[str, bytes]:
 
 def notes_of(tokenizer: Tokenizer) -> list[str]:
     """Return what differs there."""
+    notes = []
+    if tokenizer.target_languages:
+        tag = tag_of(tokenizer.target_languages[0])
+        notes.append(f"The model translates into several languages; begin each source with a tag, such as {tag}.")
     if tokenizer.kind != "word":
-        return []
-    return ["In transformers the words <pad>, <s> and </s> in a text become special ids; here they are unknown words."]
+        return notes
+    return [
+        *notes,
+        "In transformers the words <pad>, <s> and </s> in a text become special ids; here they are unknown words.",
+    ]
 
 
 def from_folder(folder: Path) -> Tokenizer | None:
@@ -62,6 +72,21 @@ def from_folder(folder: Path) -> Tokenizer | None:
         content = parse_json(read_tokenizer_file(folder / _FILE), str(folder / _FILE))
         if not isinstance(content, dict):
             return None
-        return Tokenizer.from_json(json.dumps({**content, "post_processor": None}), where=str(folder / _FILE))
+        added = content.get("added_tokens")
+        own = {"post_processor": None, "added_tokens": [_as_ours(token) for token in added or ()]}
+        return Tokenizer.from_json(json.dumps({**content, **own}), where=str(folder / _FILE))
     except DataError:
         return None  # another library's
+
+
+def _as_read_there(token: dict[str, Any]) -> dict[str, Any]:
+    """Return an added token for transformers, which would split the tags of languages into characters, as it splits all
+    special tokens in a text.
+    """
+    return {**token, "special": False, "rstrip": True} if TAG.fullmatch(token["content"]) else token
+
+
+def _as_ours(token: Any) -> Any:
+    """The inverse of `_as_read_there`."""
+    is_tag = isinstance(token, dict) and TAG.fullmatch(str(token.get("content")))
+    return {**token, "special": True, "rstrip": False} if is_tag else token

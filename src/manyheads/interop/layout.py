@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +81,7 @@ def nested(layouts: Mapping[str, Layout]) -> Layout:
 
 
 def import_weights(module: nn.Module, state_dict: Mapping[str, Tensor], layout: Layout) -> None:
-    """Copy a peer's weights into our module, in the peer's precision.
+    """Copy a peer's weights into our module, in the peer's precision; of several, in one that holds all of them.
 
     Raises: ModelFileError: a name is missing or unknown, a shape or type does not fit, or values differ under the names
         of one parameter; the first few are listed.
@@ -111,7 +112,7 @@ def import_weights(module: nn.Module, state_dict: Mapping[str, Tensor], layout: 
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
         raise ModelFileError(f"these weights do not match their config: {'; '.join(problems[:5])}{more}.")
     if found:
-        module.to(found[0][0].dtype)
+        module.to(reduce(torch.promote_types, (tensor.dtype for tensor, _, _ in found)))
     with torch.no_grad():
         for tensor, rule, ours in found:
             for name, part in zip(ours, rule.split(tensor, len(ours)), strict=True):

@@ -176,6 +176,7 @@ class HFReformer(Peer):
         other_positions = config.positions not in ("axial", "learned")
         cls.refuse(
             {
+                "local layers with slopes": config.local_slopes and "local" in config.kinds,
                 "layers that attend exactly; it has 'lsh' and 'local'": exact,
                 f"{config.positions} positions; it has 'axial' and 'learned'": other_positions,
             }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["TokenEmbedding"]
+__all__ = ["FeatureEmbedding", "TokenEmbedding"]
 
 
 class TokenEmbedding(nn.Embedding):
@@ -33,3 +35,31 @@ class TokenEmbedding(nn.Embedding):
 
     def forward(self, ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length d_model"]:
         return super().forward(ids) * self.scale
+
+
+class FeatureEmbedding(nn.Embedding):
+    """The sum of the vectors of each position's features, such as the subwords and endings of a word.
+
+        >>> FeatureEmbedding(100, 16)(torch.randint(100, (2, 5, 3))).shape
+        torch.Size([2, 5, 16])
+
+    Args:
+        num_features: rows.
+        d_model: width.
+        none: the id that stands for no feature; None: every id is one.
+        dropout: probability that a feature is not read in training; for tables in which 0 is no feature.
+    """
+
+    def __init__(self, num_features: int, d_model: int, *, none: int | None = 0, dropout: float = 0.0) -> None:
+        super().__init__(num_features, d_model)
+        self.none = none
+        self.dropout = dropout
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.05)
+
+    def forward(self, ids: Int[Tensor, "batch length features"]) -> Float[Tensor, "batch length d_model"]:
+        if self.training and self.dropout:
+            ids = ids * (torch.rand(ids.shape, device=ids.device) >= self.dropout)
+        summed = F.embedding_bag(ids.flatten(0, 1), self.weight, mode="sum", padding_idx=self.none)
+        return summed.view(*ids.shape[:2], -1)

@@ -18,6 +18,7 @@ from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
 from manyheads.files.guarded import read_limited
@@ -121,7 +122,7 @@ class ServedTranslator(ServedModel):
         limit, reason = source_limit(settings, self.reader.model.max_len)
         width = settings.num_return_sequences if settings.do_sample else settings.num_beams
         rows: list[Row | None] = []
-        for number, (text, ids) in enumerate(zip(texts, side.encode_batch(list(texts)), strict=True)):
+        for number, (text, ids) in enumerate(zip(texts, encode_texts(texts, side), strict=True)):
             if not ids or not text.strip():
                 rows.append(None)
                 continue

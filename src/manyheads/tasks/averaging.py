@@ -15,7 +15,7 @@ from manyheads.architectures.pretrained import (
     save_pretrained,
 )
 from manyheads.architectures.table import ARCHITECTURES, build_model
-from manyheads.checkpoint.average import average_tensors, select_checkpoints
+from manyheads.checkpoint.average import average_tensors, has_tensors, select_checkpoints
 from manyheads.checkpoint.format import step_of
 from manyheads.decoding.generation_config import read_settings
 from manyheads.decoding.generation_settings import GenerationSettings
@@ -69,7 +69,7 @@ def average_run(
     chosen = select_checkpoints(folder / "checkpoints", last=last, steps=steps)
     weights = average_tensors(chosen)
     if kind == "ema":
-        if not (chosen[0] / "ema.safetensors").is_file():
+        if not has_tensors(chosen[0], "ema"):
             raise ConfigError(f"{chosen[0]} has no running averages; train with training.ema_decay, or leave out ema.")
         weights |= average_tensors(chosen, stem="ema", verify=False)
     averaged = [step for path in chosen if (step := step_of(path)) is not None]

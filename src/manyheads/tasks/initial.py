@@ -19,6 +19,8 @@ from manyheads.tasks.classification.settings import ClassificationConfig
 from manyheads.tasks.classifier_presets import classifier_demo
 from manyheads.tasks.held_out import run_file
 from manyheads.tasks.presets import demo, reformer_demo, xl_demo
+from manyheads.tasks.span_presets import chart_parser
+from manyheads.tasks.spans.settings import SpanConfig
 from manyheads.tasks.table import RUNS
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
@@ -93,6 +95,8 @@ def default_layer(model: Mapping[str, Any], *, keeps_preset: bool) -> Source:
         config = demo()
     elif RUNS[model["architecture"]] is ClassificationConfig:
         config = classifier_demo()
+    elif RUNS[model["architecture"]] is SpanConfig:
+        config = chart_parser()
     elif model["architecture"] == "reformer":
         config = reformer_demo()
     else:
@@ -106,6 +110,7 @@ def default_layer(model: Mapping[str, Any], *, keeps_preset: bool) -> Source:
     else:
         values["run_dir"] = "runs/run"
         values["data"].pop("path")
+        values.get("decoding", {}).pop("length_penalty", None)  # the demo's is for models that have just begun
         if model["architecture"] == "reformer":
             values["data"]["segment_len"] = values["reading"]["segment_len"] = model["max_len"]
             values["data"]["lanes"] = max(1, 16_384 // model["max_len"])

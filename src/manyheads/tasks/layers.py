@@ -75,7 +75,13 @@ def resolve_run(
     """
     found = list(mistakes)
     base = _base(typed, preset, files, precision, found)
-    if plan is not None and not base and not found and architecture is None and not typed.section("initial"):
+    if (
+        plan is not None
+        and not base
+        and not found
+        and architecture is None
+        and not typed.section("initial").get("model")
+    ):
         base = _planned(typed, resume, plan)
     is_complete = len(found) == len(mistakes)
     sources = [*base, typed]

@@ -19,7 +19,7 @@ from manyheads.tasks.table import json_or_empty
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.tokenizer_file import MAX_FILE_BYTES
-from manyheads.training.plan.rule import REFERENCE_WIDTH, Choice, Facts, Plan, plan_run
+from manyheads.training.plan.rule import REFERENCE_LAYERS, REFERENCE_WIDTH, Choice, Facts, Plan, plan_run
 
 __all__ = ["DEFAULT_MINUTES", "PlannedRun", "plan_layer"]
 
@@ -77,7 +77,7 @@ def _kind_of(folder: Path, manifest: Mapping[str, Any], given: Mapping[str, Any]
     if kind == "text" and json_or_empty(folder / "tokenizer.json", MAX_FILE_BYTES).get("level") == "ids":
         raise ConfigError(f"A plan is for sentence pairs and text; {folder} holds ids. Name --preset reformer-demo.")
     if kind is None:
-        preset = "classifier-demo" if name == "classification" else "demo"
+        preset = {"classification": "classifier-demo", "spans": "chart-parser"}.get(str(name), "demo")
         raise ConfigError(f"A plan is for sentence pairs and text; {folder} is for {name}. Name --preset {preset}.")
     asked = given.get("model.architecture", _ARCHITECTURES[kind])
     if asked != _ARCHITECTURES[kind]:
@@ -106,11 +106,13 @@ def _reference(kind: str, manifest: Mapping[str, Any], typed: Source) -> Any:
     size = manifest["tokenizer"]["vocab_size"]
     if kind == "pairs":
         base = demo("bf16")
-        return replace(base, **own, model=replace(base.model, source_vocab_size=size, target_vocab_size=size))
-    text = xl_demo("bf16")
+        layers = dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), REFERENCE_LAYERS[kind])
+        sizes = {"source_vocab_size": size, "target_vocab_size": size, **layers}
+        return replace(base, **own, model=replace(base.model, **sizes))
+    text = xl_demo()
     model: Any = text.model
     width = {"d_model": REFERENCE_WIDTH, "head_dim": REFERENCE_WIDTH // 4, "d_ff": 4 * REFERENCE_WIDTH}
-    return replace(text, **own, model=replace(model, vocab_size=size, dropout=0.0, **width))
+    return replace(text, **own, model=replace(model, vocab_size=size, **width))
 
 
 def _measured(config: Any, length: int, rows: int) -> tuple[float, str]:

@@ -59,7 +59,8 @@ class PrepareOptions:
 
     output: str = option("The folder to be made; it appears when it is complete.", metavar="DIR", aliases=("-o",))
     task: Word = option(
-        "What a model will learn: to translate, to parse, to continue a text (lm: language model), to classify texts."
+        "What a model will learn: to translate, to parse (by a chart over spans, or parsing: by writing trees),"
+        " to continue a text (lm: language model), to classify texts."
         " Each task has its own options: `manyheads prepare --task lm --help`.",
         default="translation",
     )

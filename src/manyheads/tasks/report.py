@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -15,6 +14,7 @@ from manyheads.data.lines import ReadReport
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation import Scored
 from manyheads.decoding.translator import Translator
+from manyheads.files.json_object import json_text
 
 __all__ = [
     "LineWork",
@@ -87,7 +87,7 @@ def score_line(number: int, scored: Scored, *, tokens: bool) -> str:
         "tokens": scored.tokens,
         "token_log_probs": scored.token_log_probs,
     }
-    return json.dumps(record, ensure_ascii=False)
+    return json_text(record)
 
 
 def model_record(name: str, model: Any, device: Any, precision: str) -> dict[str, Any]:

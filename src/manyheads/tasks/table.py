@@ -19,6 +19,7 @@ from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.json_object import MOST_BYTES, read_object
 from manyheads.tasks.classification.settings import ClassificationConfig
+from manyheads.tasks.spans.settings import SpanConfig
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
@@ -71,12 +72,14 @@ TASKS: dict[str, Task] = {
     "classification": Task(
         "texts to labels", ClassificationConfig, ("manyheads.tasks.classification",), "classification"
     ),
+    "spans": Task("sentences to constituent trees, by a chart", SpanConfig, ("manyheads.tasks.spans",), "spans"),
 }
 
 _RUN_OF: dict[str, type[RunConfig]] = {
     "translation": TrainConfig,
     "language-modelling": TextConfig,
     "classification": ClassificationConfig,
+    "spans": SpanConfig,
 }
 
 RUNS: dict[str, type[RunConfig]] = {name: _RUN_OF[entry.task] for name, entry in ARCHITECTURES.items()}
@@ -105,6 +108,8 @@ def task_of_folder(name: str) -> str | None:
             return "duplication" if _is_duplication(folder.absolute().parent) or _is_duplication(path) else "text"
         if run is ClassificationConfig:
             return "classification"
+        if run is SpanConfig:
+            return "spans"
         if run is not None:
             return "parsing" if (folder / "task.json").is_file() else "translation"
     return _task_of_data(path)
@@ -125,7 +130,7 @@ def _task_of_data(folder: Path) -> str | None:
     name = task.get("name") if isinstance(task, Mapping) else None
     if name == "language-modelling":
         return "text"
-    return str(name) if name in ("parsing", "classification") else "translation"
+    return str(name) if name in ("parsing", "classification", "spans") else "translation"
 
 
 def json_or_empty(file: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:

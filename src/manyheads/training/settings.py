@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from manyheads.config.checks import ABOVE_ZERO, BELOW_ONE, FRACTION, at_least, check
+from manyheads.config.checks import ABOVE_ZERO, BELOW_ONE, FRACTION, MOST_THREADS, at_least, between, check
 from manyheads.errors import ConfigError
 from manyheads.nn.smoothing import SmoothingKind
 
@@ -187,6 +187,11 @@ class InitialSettings:
     sha256: str = ""
     data: str = ""
 
+    @property
+    def needs_data(self) -> bool:
+        """Whether the first weights depend on more than the seed, so that a resumed run should not make them again."""
+        return bool(self.model)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -214,7 +219,7 @@ class RunConfig:
     validation: JudgingSettings = field(default_factory=JudgingSettings)
 
     def __post_init__(self) -> None:
-        check(self, "", at_least(0), "num_threads")
+        check(self, "", between(0, MOST_THREADS), "num_threads")
         if not self.run_dir:
             raise ConfigError(
                 "run_dir is empty, as an unset variable of a shell is; name a folder, or leave it out.",

@@ -204,7 +204,7 @@ def compared_curves_figure(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> F
                     marker="o",
                     markersize=3,
                     linewidth=1.8,
-                    label=f"{name}  {last:.3g}",
+                    label=f"{name if name[:1] != '_' else f'./{name}'}  {last:.3g}",  # matplotlib hides labels with _
                 )
         style_axes(axes, title=title, x_label="step", y_label=unit)
         axes.set_xlim(left=0)

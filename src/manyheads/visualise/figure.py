@@ -76,7 +76,7 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
 
 def style_axes(axes: Axes, *, title: str = "", x_label: str = "", y_label: str = "", grid: bool = True) -> None:
     """Set the title on the left and a light grid, and remove the box."""
-    axes.set_title(title, loc="left", fontsize=11, color=INK, fontweight="bold")
+    plain_text([axes.set_title(title, loc="left", fontsize=11, color=INK, fontweight="bold")])
     axes.set_xlabel(x_label, fontsize=9.5, color=INK)
     axes.set_ylabel(y_label, fontsize=9.5, color=INK)
     axes.tick_params(labelsize=8.5, colors=INK, length=3, color=MUTED)
@@ -115,7 +115,7 @@ def slant_long(texts: Any) -> None:
 
 
 def save_figure(figure: Figure, path: Path | str, kinds: Sequence[str] = ("png", "svg")) -> tuple[Path, ...]:
-    """Write `path`.png, `path`.svg ... (replacing a given suffix), each in one step.
+    """Write `path`.png, `path`.svg ... (in place of one of these suffixes), each in one step.
 
     The same figure gives the same bytes.
 
@@ -125,7 +125,8 @@ def save_figure(figure: Figure, path: Path | str, kinds: Sequence[str] = ("png",
     """
     from matplotlib import rc_context
 
-    stem = Path(path).with_suffix("")
+    stem = Path(path)
+    stem = stem.with_suffix("") if stem.suffix[1:].lower() in _DATED else stem
     written = []
     with rc_context(_SETTINGS), _laid_out(figure):
         for kind in kinds:

@@ -161,6 +161,16 @@ def test_encoders_are_not_masked() -> None:
         assert found.result == "probabilities of the labels"
 
 
+def test_a_chart_parser_has_features_in_and_spans_out() -> None:
+    found = blocks("transformer-spans")
+    [stack] = found.stacks
+    assert names(stack.before)[:3] == ["Sum of features", "Sum of features", "Sum of features"]
+    assert not any("asked" in block.name for kind in stack.kinds for block in kind.blocks)
+    assert names(found.output) == ["Spans, softmax"]
+    assert found.output[0].lines == ("differences of fenceposts", "32 → 32 → 3, ReLU")
+    assert found.result == "probabilities of the labels of each span"
+
+
 def shapes(operations: AttentionOperations) -> dict[str, str]:
     return {step.name: step.shape for step in operations.steps}
 
@@ -199,6 +209,8 @@ def test_operations_of_every_kind() -> None:
             "Undo the sort, add rounds",
         ],
     }
+    [one] = blocks("reformer", layers=("local",), local_slopes=True).operations
+    assert [step.name for step in one.steps][1:4] == ["MatMul", "Scale", "Add distances"]
     [one] = blocks("transformer", attention=ATTENTIONS["additive"]()).operations
     assert [step.name for step in one.steps] == ["Additive score", "Mask", "Softmax", "MatMul"]
     [one] = blocks("transformer-xl", memory_len=0).operations

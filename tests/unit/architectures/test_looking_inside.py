@@ -94,13 +94,16 @@ def test_the_trace_names_every_tensor_once_and_leaves_the_model_as_it_was() -> N
 TOLD_BY_OTHERS = {
     # What holds others, and parts whose numbers belong to the line of what holds them.
     *("Seq2Seq", "LanguageModel", "Transformer", "TransformerXL", "Reformer", "ReformerTranslator"),
-    *("SequenceClassifier", "TransformerEncoder", "ReformerEncoder"),
+    *("SequenceClassifier", "TransformerEncoder", "ReformerEncoder", "SpanParser", "WordEncoder"),
     *("Encoder", "Decoder", "EncoderLayer", "DecoderLayer", "RelativeLayer", "ReformerLayer"),
     *("ModuleList", "ParameterList", "Dropout", "LayerNorm", "Linear"),
 }
 
 
 def inputs_of(name: str) -> dict[str, Tensor]:
+    if ARCHITECTURES[name].task == "spans":
+        features = torch.randint(0, 20, (2, 11, 3))
+        return {"pieces": features, "affixes": features, "lengths": torch.tensor([11, 11])}
     return pair() if ARCHITECTURES[name].task == "translation" else {"tokens": torch.randint(0, 20, (2, 11))}
 
 
@@ -126,7 +129,7 @@ def test_every_architecture_shows_its_attention_in_every_layer(name: str) -> Non
     config: Any = model.config
     if ARCHITECTURES[name].task == "translation":
         counts = (config.num_encoder_layers, config.num_decoder_layers, config.num_decoder_layers)
-    elif name == "transformer-classifier":
+    elif name in ("transformer-classifier", "transformer-spans"):
         counts = (config.num_layers, 0, 0)
     else:
         counts = (0, config.num_layers, 0)

@@ -201,3 +201,23 @@ def test_the_extra_key_is_one_more() -> None:
 def test_a_memory_of_zeros_needs_projections_that_keep_zeros(other: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="initial_memory zeros needs norm_position post and attention relative"):
         TransformerXLConfig(initial_memory="zeros", **other)
+
+
+@pytest.mark.parametrize("attention", ["relative", "relative_learned", "absolute"])
+def test_a_model_trained_with_ext_len_forgets_no_token_of_a_search(attention: Any) -> None:
+    """A search gives each token once; in training the end of a segment would come again."""
+    torch.manual_seed(0)
+    config = TransformerXLConfig(
+        vocab_size=20, d_model=16, num_heads=2, d_ff=16, num_layers=2, memory_len=40, ext_len=4, attention=attention
+    )
+    plain, extended = (build_model(replace(config, ext_len=ext_len)).eval() for ext_len in (0, 4))
+    extended.load_state_dict(plain.state_dict())
+    tokens = torch.randint(20, (2, 12))
+    with torch.no_grad():
+        found = []
+        for model in (plain, extended):
+            state = model.start(2)
+            for token in tokens.split(1, dim=1):
+                log_probs, state = model.step(token, state)
+            found.append(log_probs)
+    assert torch.equal(*found)

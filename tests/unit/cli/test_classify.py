@@ -126,6 +126,7 @@ def test_from_python(place: Path, tmp_path: Path) -> None:
     classifier.to("cpu").save_pretrained(tmp_path / "model")
     again = package.Classifier.from_pretrained(tmp_path / "model")
     assert again.log_probs(["cat"]).equal(classifier.log_probs(["cat"]))
+    assert again.log_probs(["red\ncat\r\n"]).equal(again.log_probs(["red cat"]))  # as in training
     assert repr(again) == "Classifier(transformer-classifier, 3 labels, cpu, fp32)"
     with pytest.raises(RequestError, match="predict takes a list of texts"):
         again.predict("cat")

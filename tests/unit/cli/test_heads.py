@@ -108,8 +108,9 @@ def test_heads_are_judged_and_the_least_important_go(
 ) -> None:
     picture = tmp_path / "heads.svg"
     assert manyheads("inspect", "heads", model_folder, *text, "--json", "--output", picture) == 0
-    out = capsys.readouterr().out
-    found = json.loads(out.rpartition("\n" + str(picture))[0])
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert str(picture) in captured.err
     assert "decoder.1.cross" in picture.read_text(encoding="utf-8")
     rows = {row["head"]: row for row in found["heads"]}
     assert len(rows) == 24
@@ -149,7 +150,7 @@ def test_the_curve_goes_on_where_it_was_stopped(
 
     monkeypatch.setattr("manyheads.tasks.heads.curve.prune", counted)
     assert manyheads(*arguments, "--share", "0", "0.5", "1", "--by", "importance", "random", "--json") == 0
-    points = json.loads(capsys.readouterr().out.rpartition("\n" + str(tmp_path / "curve.png"))[0])
+    points = json.loads(capsys.readouterr().out)
     assert pruned == [24, 12, 24]  # the first two of the first order were known
     assert [(point["by"], point["pruned"]) for point in points] == [
         (by, count) for by in ("importance", "random") for count in (0, 12, 24)

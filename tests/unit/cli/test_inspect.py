@@ -231,8 +231,9 @@ def test_masks_are_drawn_and_printed(manyheads: Program, tmp_path: Path, capsys:
     output = tmp_path / "masks.svg"
     arguments = ("--length", "4", "--lengths", "3", "--memory", "2", "--left", "1", "--block", "2", "--output", output)
     assert manyheads("inspect", "masks", *arguments, "--json") == 0
-    numbers, path = capsys.readouterr().out.split("\n")[:2]
-    assert path == str(output)
+    captured = capsys.readouterr()
+    numbers = captured.out
+    assert captured.err == f"{output}\n"
     assert "memory, then segment" in output.read_text(encoding="utf-8")
     found = {one["title"]: ["".join(map(str, row)) for row in one["allowed"]] for one in json.loads(numbers)}
     assert found == {

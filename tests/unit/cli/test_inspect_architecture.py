@@ -70,9 +70,9 @@ def test_pictures_and_numbers(
     output, operations = tmp_path / "blocks.svg", tmp_path / "operations.svg"
     arguments = ("--output", output, "--operations", operations, "--json")
     assert manyheads("inspect", "architecture", model_folder, *arguments) == 0
-    record, _, paths = capsys.readouterr().out.rpartition("}\n")
-    assert paths == f"{output}\n{operations}\n"
-    found = json.loads(record + "}")
+    captured = capsys.readouterr()
+    assert captured.err.endswith(f"{output}\n{operations}\n")
+    found = json.loads(captured.out)
     assert [stack["name"] for stack in found["stacks"]] == ["encoder", "decoder"]
     assert found["operations"][0]["num_heads"] == 4
     texts = re.findall(r">([^<>]+)</text>", output.read_text(encoding="utf-8"))

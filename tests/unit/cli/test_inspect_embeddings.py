@@ -55,9 +55,17 @@ def test_neighbours_of_words_and_of_ids(
     output = tmp_path / "map.svg"
     arguments = ("--words", "the", "stations", "--ids", "7", "--neighbours", "3", "--tokens", "4", "--output", output)
     assert manyheads("inspect", "embeddings", model_folder, *arguments, "--json") == 0
-    record, _, path = capsys.readouterr().out.rpartition("}\n")
-    assert path == f"{output}\n"
-    found = json.loads(record + "}")
+    captured = capsys.readouterr()
+    assert captured.err.endswith(f"{output}\n")
+    found = json.loads(captured.out)
+    # A no-break space is not printable, and JSON has no escape of the form \\xa0.
+    assert (
+        manyheads(
+            "inspect", "embeddings", model_folder, "--words", "a\u00a0b", "--output", tmp_path / "b.svg", "--json"
+        )
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["words"][0]["word"] == "a\u00a0b"
     assert found["table"] == "source and target"
     weights = load(model_folder).body.source_embedding.weight.double()
     for word in found["words"]:

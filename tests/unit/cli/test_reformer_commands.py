@@ -110,6 +110,8 @@ def test_pictures_are_written(pictures: Path, manyheads: Cli, capsys: pytest.Cap
     assert "(no text: the model writes ids" in (model / "samples" / "step-2.txt").read_text(encoding="utf-8")
     assert manyheads("generate", model, "--output", place / "a.png", "--seed", "1") == 0
     assert manyheads("generate", model, "--output", place / "a.raw", "--seed", "1") == 0
+    assert manyheads("generate", model, "--output", place / "A.PNG", "--seed", "1") == 0
+    assert (place / "A.PNG").read_bytes() == (place / "a.png").read_bytes()
     with Image.open(place / "a.png") as image:
         assert np.asarray(image).tobytes() == (place / "a.raw").read_bytes()
     # Half a picture is completed, and stays as it is.

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from manyheads.decoding.translation import Scored
 from manyheads.decoding.translator import Translator
+from manyheads.tasks.report import score_line
 
 Cli = Callable[..., int]
 
@@ -139,3 +141,10 @@ def test_what_is_too_long_is_refused_or_cut_and_counted(
         "manyheads: lines that are not UTF-8, bad bytes replaced: 1",
         "",
     ]
+
+
+def test_a_line_of_scores_is_json_whatever_the_model_says() -> None:
+    line = score_line(3, Scored(["a", "b"], [-float("inf"), -1.0]), tokens=True)
+    assert "Infinity" not in line
+    found = json.loads(line)
+    assert (found["log_prob"], found["token_log_probs"]) == (None, [None, -1.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -51,6 +52,23 @@ def test_from_a_pipe_to_a_pipe(
     result = capsys.readouterr().out
     assert result.startswith("<p>")
     assert result.endswith("</p>")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_an_output_that_is_a_pipe_or_a_link(manyheads: Cli, model_folder: Path, page: Path) -> None:
+    file, pipe, link = (page.with_name(name) for name in ("file.md", "pipe", "link.md"))
+    assert manyheads("translate", model_folder, page, "-o", file) == 0
+    link.symlink_to(page.with_name("linked.md"))
+    assert manyheads("translate", model_folder, page, "-o", link) == 0
+    assert link.is_symlink()
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert manyheads("translate", model_folder, page, "-o", pipe) == 0
+        assert os.read(reader, 10_000) == file.read_bytes() == link.read_bytes()
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_lines_stay_lines(manyheads: Cli, model_folder: Path, page: Path, capsys: pytest.CaptureFixture[str]) -> None:

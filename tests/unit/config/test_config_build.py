@@ -33,6 +33,7 @@ class Model:
     rate: float = 0.1
     extra: bool | None = None
     banned: tuple[int, ...] = ()
+    limit: int | None = None
     norm: Literal["layer", "rms"] = "layer"
     attention: Plain | Hashed = field(default_factory=Plain)
 
@@ -92,6 +93,10 @@ def test_a_mistake_across_fields_is_told() -> None:
 
 def test_true_is_no_number() -> None:
     assert mistakes(Source({"seed": True}, "f")) == ["f: seed is True; it must be a number."]
+    assert mistakes(Source({"model": {"limit": True}}, "f")) == ["f: model.limit is True; it must be a number."]
+    told = mistakes(Source({"model": {"banned": [3, False]}}, "f"))
+    assert told == ["f: model.banned is [3, False]; False must be a number."]
+    assert resolve(Run, [Source({"model": {"extra": True, "limit": None}}, "f")]).model.extra is True
 
 
 @pytest.mark.parametrize("value", [None, 3, "x", [1]])

@@ -17,6 +17,7 @@ from manyheads.config.checks import ABOVE_ZERO, BELOW_ONE, FRACTION, POSITIVE_FR
 from manyheads.config.merge import field_types, tag_of, variants
 from manyheads.errors import ConfigError
 from manyheads.tasks.table import RUNS
+from manyheads.training.settings import RunConfig
 
 
 @dataclass
@@ -122,3 +123,8 @@ def test_every_whole_number_has_a_range(kind: str) -> None:
             wrong |= {} if path in NO_RANGE else {path: "is accepted"}
     assert wrong == {}
     assert len(numbers) > 30
+
+
+def test_more_threads_than_any_machine_has_are_refused() -> None:
+    with pytest.raises(ConfigError, match="num_threads is 100000; it must be"):
+        RunConfig(num_threads=100_000)

@@ -356,3 +356,17 @@ def test_only_the_recent_half_is_learned(ext_len: int) -> None:
     for wrong in ({"documents": "separate"}, {"mix": ("a=1", "b=1"), "path": "a"}):
         with pytest.raises(ConfigError, match="loss_on"):
             SegmentSettings(loss_on="half", **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", range(2, 12))
+def test_the_beginning_of_a_text_can_be_scored_with_separate_documents(count: int) -> None:
+    """`reading.max_tokens` cuts a document anywhere; none follows it, so its end is not needed."""
+    documents = documents_of([3, 0, 4, 2])
+    text = [token for document in documents for token in document][:count]
+    batches = list(
+        eval_segments(store_of(documents).first(count), lanes=1, segment_len=3, end_id=END, documents="separate")
+    )
+    assert [token for batch in batches for _, targets, _ in rows_of(batch) for token in targets] == text
+    wrong = store_of([[1, 2], [3, END]]).first(3)
+    with pytest.raises(DataError, match="Document 0 does not end"):
+        eval_segments(wrong, lanes=1, segment_len=3, end_id=END, documents="separate")

@@ -39,6 +39,16 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[
     assert store.source_lengths.dtype == np.int32
 
 
+def test_the_first_pairs_are_a_store(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "train", PAIRS, 65_536)
+    whole = PairStore.open(tmp_path / "train")
+    for count in range(len(PAIRS) + 1):
+        store = whole.first(count)
+        assert as_lists(store) == PAIRS[:count]
+        assert len(store.source_lengths) == len(store.target_lengths) == count
+        assert store.digest != whole.digest
+
+
 def test_ids_take_two_bytes_where_they_fit(tmp_path: Path) -> None:
     for vocab_size, dtype in ((65_536, np.uint16), (65_537, np.uint32)):
         write_pairs(tmp_path / str(vocab_size), PAIRS, vocab_size)

@@ -20,6 +20,8 @@ from manyheads.decoding.repetition import Repetition
 from manyheads.decoding.sampling import draw
 from manyheads.errors import ConfigError, NonFiniteError, RequestError
 from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.symbol_vocabulary import SymbolVocabulary
+from manyheads.text.word_vocabulary import WordVocabulary
 
 PROMPTS = ["", "a", "It is a truth", "x" * 9, "Zürich, ein längerer Anfang"]
 
@@ -267,3 +269,35 @@ def test_saved_moved_and_shown(generator: Generator, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="cuda:99"):
         again.to("cuda:99")
     assert again.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-38, 1e-320])
+def test_the_lowest_temperatures_take_the_likeliest(temperature: float) -> None:
+    log_probs = torch.tensor([[0.1, 0.7, 0.2], [0.0, 0.0, 1.0]]).log()
+    assert draw(log_probs, torch.tensor([0.95, 0.05]), temperature).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("lines", ["end", "around"])
+def test_lines_of_symbols_are_broken_once(lines: Any) -> None:
+    vocabulary = SymbolVocabulary(["<S>", "a", "b"], form="words", lines=lines, line="<S>")
+    torch.manual_seed(3)
+    config = TransformerXLConfig(vocab_size=3, d_model=16, num_heads=2, d_ff=24, num_layers=1, memory_len=12)
+    generator = Generator(build_model(config), vocabulary, GenerationSettings(max_new_tokens=60), "cpu")  # type: ignore[arg-type]
+    for prompt in ("", "a b\na\n", "a"):
+        [found] = generator.continuations(prompt)
+        [ids] = generator.encode_prompts([prompt])
+        assert ids.count(0) + found.ids.count(0) > 8
+        assert found.text == vocabulary.decode([*ids, *found.ids])[len(vocabulary.decode(ids)) :]
+
+
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"top_k": 3}, {"do_sample": False}])
+def test_where_every_token_would_repeat_one_of_the_vocabulary_is_taken(options: dict[str, Any]) -> None:
+    vocabulary = WordVocabulary(["<eos>", "<unk>", "a", "b", "c", "d"])
+    config = TransformerXLConfig(vocab_size=9, d_model=16, num_heads=2, d_ff=24, num_layers=1, memory_len=12)
+    torch.manual_seed(3)
+    generator = Generator(build_model(config), vocabulary, GenerationSettings(max_new_tokens=12), "cpu")  # type: ignore[arg-type]
+    for banned in ((), (1,)):
+        ids = generator.continuations("a", no_repeat_ngram_size=1, banned_ids=banned, **options)[0].ids
+        assert len(ids) == 12
+        assert sorted([2, *ids[: 5 - len(banned)]]) == sorted({*range(6)} - {*banned})  # each once, then again
+        assert not {*banned} & {*ids}

@@ -69,6 +69,16 @@ def test_the_lines_of_a_text_stay_lines(translator: Translator) -> None:
     assert translator(["the cat", "a dog\nthe cat"]) == [second, f"{first}\n{second}"]
 
 
+def test_line_breaks_are_kept_but_not_read(hash_model: Any) -> None:
+    pieces = Tokenizer.train(["the cat sees a dog and you"] * 9, TokenizerSettings(vocab_size=300))
+    model = hash_model(vocab_size=pieces.vocab_size, seed=7)
+    reader = Translator(model, pieces, DecodingSettings(max_new_tokens=6, min_new_tokens=1), device="cpu")
+    first, second = reader(["a dog", "the cat"])
+    assert reader("a dog\r\nthe cat\r\n\na dog") == f"{first}\r\n{second}\r\n\n{first}"
+    assert list(reader.translate_lines(["a dog\n", "the cat\r\n"])) == [first, second]
+    assert reader.translate_nbest("the\ncat\r\n") == reader.translate_nbest("the cat")
+
+
 def test_a_line_that_is_too_long_is_named_by_its_text(hash_model: Any, tokenizer: Tokenizer) -> None:
     translator = Translator(hash_model(max_len=5), tokenizer)
     with pytest.raises(RequestError, match="text 2 has"):

@@ -71,6 +71,11 @@ def test_jsonl(texts: Texts, translated: Translated) -> None:
     assert translated(JSONL, "jsonl", str.upper, ["translation.en"]) == expected
 
 
+@pytest.mark.parametrize(("format_name", "text"), [("jsonl", '{"a":"x","b":1}\n'), ("csv", "a,b\nx,1\n")])
+def test_a_column_that_is_named_twice(format_name: str, text: str, translated: Translated) -> None:
+    assert translated(text, format_name, str.upper, ["a", "a"]) == text.replace("x", "X")
+
+
 def test_letters_are_escaped_if_the_file_escapes_them(translated: Translated) -> None:
     assert translated('{"a": "\\u00e9"}', "jsonl", lambda _: "ü", ["a"]) == '{"a": "\\u00fc"}'
     assert translated('{"a": "e"}', "jsonl", lambda _: "ü", ["a"]) == '{"a": "ü"}'

@@ -143,6 +143,34 @@ def test_directives_and_math_are_no_text(texts: Texts) -> None:
     assert texts('!!! note "Title"\n    The text.\n\n::: a.b.c\n\n$$\na = b\n$$\n', "markdown") == ["The text.", "<>"]
 
 
+def test_alerts_of_github_keep_their_kind(texts: Texts, translated: Translated) -> None:
+    page = "> [!NOTE]\n> Some text.\n\n> [!WARNING]\n\nend\n"
+    assert texts(page, "markdown") == ["Some text.", "end"]
+    assert translated(page, "markdown") == "> [!NOTE]\n> SOME TEXT.\n\n> [!WARNING]\n\nEND\n"
+
+
+def test_footnotes_and_definitions_are_texts_of_their_own(texts: Texts, translated: Translated) -> None:
+    page = (
+        "A text.[^1]\n\n[^1]: The first note\nhas two lines.\n[^b]:  The second one.\n\nterm\n: what it is\n: or this\n"
+    )
+    wanted = ["A text.<>", "The first note has two lines.", "The second one.", "term", "what it is", "or this"]
+    assert texts(page, "markdown") == wanted
+    result = translated(page, "markdown")
+    assert [line[:4] for line in result.split("\n")] == [
+        "A TE",
+        "",
+        "[^1]",
+        "HAS ",
+        "[^b]",
+        "",
+        "TERM",
+        ": WH",
+        ": OR",
+        "",
+    ]
+    assert "[^1]: THE FIRST NOTE\nHAS TWO LINES.\n[^b]:  THE SECOND ONE.\n" in result
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_our_own_pages_keep_their_code_and_markup(path: Path) -> None:
     from markdown_it import MarkdownIt

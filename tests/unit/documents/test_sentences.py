@@ -58,6 +58,11 @@ def test_a_tag_behind_the_last_word_keeps_its_space() -> None:
         ("It is 50% done, 5 %.", []),
         ("<0>a</0> uses snake_case() and --beam-size", ["<0>", "</0>", "snake_case()", "--beam-size"]),
         ("A well-known and/or case -- here", []),
+        ("Größe: größe_x, Mail an jörg@x.org", ["größe_x", "jörg@x.org"]),
+        # Chinese and Japanese have no spaces around words, and signs of their own.
+        ("访问https://x.org/a。更多信息（见www.x.org）", ["https://x.org/a", "www.x.org"]),
+        ("请联系me@x.org或运行--help。", ["me@x.org", "--help"]),
+        ("调用my_func()函数，输出%s的值", ["my_func()", "%s"]),
     ],
 )
 def test_what_is_protected(text: str, kept: list[str]) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from manyheads.documents.formats import read_document
 from manyheads.documents.parts import Text
+from manyheads.documents.sentences import protected
 
 Texts = Callable[..., list[str]]
 Translated = Callable[..., str]
@@ -48,6 +49,23 @@ def test_vtt(texts: Texts, translated: Translated) -> None:
     for text in ("where are you ", "going", "this", " every evening?", "last"):
         expected = expected.replace(text, text.upper())
     assert translated(VTT, "vtt") == expected
+
+
+def test_a_cue_without_an_empty_line_after_it(texts: Texts, translated: Translated) -> None:
+    srt = "1\n00:00:01,000 --> 00:00:02,000\nOne.\n2\n00:00:03,000 --> 00:00:04,000\nTwo.\n"
+    assert texts(srt, "srt") == ["One.", "Two."]
+    assert translated(srt, "srt") == srt.replace("One", "ONE").replace("Two", "TWO")
+
+
+def test_kept_words_are_escaped_as_the_format_asks() -> None:
+    text = "WEBVTT\n\n00:01.000 --> 00:02.000\nWrite &lt;name&gt; and https://x.org/?a=1&amp;b=2 here.\n"
+    [segment] = read_document(text, "file", "vtt").segments
+    assert segment.build(protected(segment.parts)) == text.split("\n")[3]
+
+
+def test_a_no_break_space_stays(translated: Translated) -> None:
+    srt = "1\n00:00:01,000 --> 00:00:02,000\nok\n"
+    assert "Quoi\u00a0! Bien\u00a0?\n" in translated(srt, "srt", lambda _: "Quoi\u00a0! Bien\u00a0?")
 
 
 def test_another_reader_sees_the_same_times(translated: Translated) -> None:

@@ -16,12 +16,15 @@ from manyheads.decoding.degenerate import is_degenerate
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.documents.formats import read_document
+from manyheads.documents.parts import PRIVATE
 from manyheads.documents.sentences import sentence_splitter
-from manyheads.documents.terms import Term, Terms
+from manyheads.documents.terms import Term, Terms, contains
 from manyheads.documents.translating import (
     DocumentReport,
     DocumentTranslation,
     UnitTranslator,
+    _has,
+    _with_private,
 )
 from manyheads.errors import DataError
 from manyheads.text.settings import TokenizerSettings
@@ -170,6 +173,47 @@ def test_an_alignment_lies_within_both_texts(translator: Translator) -> None:
         assert 0 <= t0 <= t1 <= len(target)
         assert 0 <= s0 <= s1 <= len(source)
     assert align(translator, "", target) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "is_found"),
+    [
+        ("Straße", "Die Straße ist lang.", True),
+        ("Straße", "DIE STRASSE", True),
+        ("STRASSE", "in den strassen", False),
+        ("naïve", "a nai\u0308ve plan", True),
+        ("苹果", "我喜欢苹果。", True),
+        ("スマホ", "新しいスマホを買う", True),
+        ("go", "用go写", True),
+        ("go", "用gopher写", False),
+    ],
+)
+def test_where_a_term_is_found(source: str, text: str, is_found: bool) -> None:
+    assert bool(Terms([Term(source, "x")]).of(text)) == is_found
+
+
+def test_of_terms_that_overlap_the_longer_one_counts() -> None:
+    terms = Terms([Term("machine learning", "a"), Term("learning algorithm x", "b"), Term("machine", "c")])
+    assert [term.target for term in terms.of("a machine, and a machine learning algorithm x")] == ["c", "b"]
+    assert [term.target for term in terms.of("machine learning algorithm")] == ["a"]
+
+
+def test_whether_a_translation_contains_a_term() -> None:
+    assert contains("我喜欢苹果。", "苹果")
+    assert contains("ein nai\u0308ver Plan", "naïv")
+    assert contains("die Hunde", "hund")
+    assert not contains("Schäferhunde", "Hund")
+    assert Terms([Term("plus", "+")]).of("one plus two")[0].target == "+"
+
+
+@pytest.mark.parametrize(("target", "text"), [("+", "1 + 2"), ("$", "5 $"), ("(", "a ( b"), ("火", "着火了")])
+def test_a_term_of_one_character(target: str, text: str) -> None:
+    assert _has(text, target)
+    assert not _has("nothing", target)
+
+
+def test_a_kept_word_between_letters_without_spaces() -> None:
+    assert _with_private("打开X文件", ["X"]) == f"打开{chr(PRIVATE)}文件"
 
 
 def test_terms_of_a_file(tmp_path: Any) -> None:

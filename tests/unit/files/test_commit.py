@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.files import commit
-from manyheads.files.commit import make_folder, remove_folder, remove_stale, write_folder, write_text
+from manyheads.files.commit import make_folder, remove_folder, remove_stale, write_folder, write_output, write_text
 from manyheads.files.verify import MANIFEST, verify_folder
 
 
@@ -161,3 +161,21 @@ def test_removal_frees_the_name_first(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("shutil.rmtree", lambda path, **_: None)  # killed before the first file is gone
     remove_folder(tmp_path / "step-00000001")
     assert names(tmp_path) == [f"step-00000001.tmp-{os.getpid()}"]
+
+
+def test_an_output_goes_through_a_link_and_into_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "file")
+    for content in (b"one", b"two"):
+        write_output(tmp_path / "link", content)
+        assert (tmp_path / "real" / "file").read_bytes() == content
+        assert (tmp_path / "link").is_symlink()
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_output(tmp_path / "pipe", b"three")
+        assert os.read(reader, 10) == b"three"
+    finally:
+        os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+    assert names(tmp_path) == ["link", "pipe", "real"]

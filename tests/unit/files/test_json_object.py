@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from manyheads.errors import ModelFileError
-from manyheads.files.json_object import read_object
+from manyheads.files.json_object import json_text, read_object
 
 
 def test_an_object_is_read(tmp_path: Path) -> None:
@@ -33,3 +34,9 @@ def test_anything_else_is_refused_by_name(content: bytes, reason: str, tmp_path:
     with pytest.raises(ModelFileError, match=r"file\.json") as caught:
         read_object(file)
     assert reason in str(caught.value)
+
+
+def test_what_json_does_not_have_becomes_null() -> None:
+    record = {"a": float("inf"), "b": [1.5, float("nan"), {"c": (-float("inf"), "ü")}]}
+    assert json_text(record) == '{"a": null, "b": [1.5, null, {"c": [null, "ü"]}]}'
+    assert json.loads(json_text(record, indent=2)) == json.loads(json_text(record))

@@ -174,6 +174,7 @@ def test_a_language_model_with_its_vocabulary(kind: str, tmp_path: Path) -> None
 
 REFORMERS: dict[str, dict[str, Any]] = {
     "hashed, axial": {},
+    "local, sloped": {"layers": ("local",), "local_chunk_len": 4, "local_slopes": True},
     "local and full, both ways": {
         "layers": ("local", "full"),
         "local_chunk_len": 4,

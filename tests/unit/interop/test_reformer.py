@@ -77,6 +77,7 @@ def test_there_and_back(changes: dict[str, Any], tmp_path: Path) -> None:
         ({"exact_len": 0}, "exact_len 0"),
         ({"correct_duplicates": True}, "correct_duplicates"),
         ({"layers": ("full",)}, "attend exactly"),
+        ({"layers": ("local",), "local_wrap": False, "causal": True, "local_slopes": True}, "local layers with slopes"),
         ({"layers": ("local",), "positions": "sinusoidal", "axial_shape": (), "axial_dims": ()}, "sinusoidal"),
     ],
 )

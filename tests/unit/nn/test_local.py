@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from manyheads.errors import ConfigError, RequestError
-from manyheads.nn.attention.local import LocalSelfAttention, local_attention
+from manyheads.nn.attention.local import LocalSelfAttention, local_attention, local_slopes
 from manyheads.nn.attention.naive import naive_dot_product_attention
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -19,6 +19,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "both ways": {"causal": False, "chunks_after": 1},
     "after alone": {"causal": False, "chunks_before": 0, "chunks_after": 1},
     "wrapped": {"causal": False, "chunks_after": 1, "wrap": True},
+    "sloped": {"slopes": local_slopes(2)},
+    "sloped, both ways": {"causal": False, "chunks_before": 2, "chunks_after": 1, "slopes": local_slopes(2)},
 }
 
 
@@ -46,13 +48,20 @@ def test_against_the_loop(kind: dict[str, Any], length: int) -> None:
         kind = {**kind, "wrap": False}
     real = torch.arange(length) < lengths[:, None]
     allowed = visible(length, 4, kind) & real[:, None, None, :] & real[:, None, :, None]
-    torch.testing.assert_close(out, naive_dot_product_attention(query, key, value, allowed))
+    slopes = torch.tensor([1 / 2, 1 / 128]) if "slopes" in kind else None
+    torch.testing.assert_close(out, naive_dot_product_attention(query, key, value, allowed, slopes=slopes))
 
 
+def test_slopes() -> None:
+    assert local_slopes(4).tolist() == [1 / 2, 1 / 8, 1 / 32, 1 / 128]
+    assert local_slopes(1).tolist() == [1 / 2]
+
+
+@pytest.mark.parametrize("sloped", [False, True])
 @pytest.mark.parametrize("before", [0, 1, 2])
 @pytest.mark.parametrize("split", [[1] * 27, [9, 1, 1, 1, 10, 5], [27], [3, 24]])
-def test_steps_are_the_whole(before: int, split: list[int]) -> None:
-    module = LocalSelfAttention(12, 2, 5, chunk_len=4, chunks_before=before).double().eval()
+def test_steps_are_the_whole(before: int, split: list[int], sloped: bool) -> None:
+    module = LocalSelfAttention(12, 2, 5, chunk_len=4, chunks_before=before, sloped=sloped).double().eval()
     x = torch.randn(3, 27, 12, dtype=torch.float64)
     cache, parts = module.start(3), []
     for part in x.split(split, dim=1):
@@ -83,6 +92,8 @@ def test_refusals() -> None:
         LocalSelfAttention(8, 2, chunk_len=4, chunks_after=1)
     with pytest.raises(ConfigError, match="chunk_len 0"):
         LocalSelfAttention(8, 2, chunk_len=0)
+    with pytest.raises(ConfigError, match="wrap and sloped"):
+        LocalSelfAttention(8, 2, chunk_len=4, wrap=True, sloped=True)
     with pytest.raises(ConfigError, match="not divisible"):
         LocalSelfAttention(8, 3, chunk_len=4)
     with pytest.raises(RequestError, match="a bidirectional layer cannot be cached"):

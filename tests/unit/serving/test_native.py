@@ -151,6 +151,15 @@ def same(one: Any, other: Any) -> bool:
     return one == (pytest.approx(other, abs=1e-4) if isinstance(other, float) else other)
 
 
+def test_line_breaks_of_scored_sentences_are_not_read(client: TestClient) -> None:
+    bodies = [
+        {"source": ["I am hungry."], "target": ["Ich habe Hunger."]},
+        {"source": ["I am\nhungry.\r\n"], "target": ["Ich habe\r\nHunger.\n"]},
+    ]
+    one, other = (client.post("/v1/score", json=body).json()["scores"] for body in bodies)
+    assert same(one, other)
+
+
 @pytest.mark.parametrize("kind", ["cross", "encoder", "decoder"])
 def test_attention_weights(client: TestClient, kind: str) -> None:
     answer = client.post("/v1/attention", json={"source": "I am hungry.", "kind": kind, "layer": 1, "head": 0}).json()

@@ -13,6 +13,7 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.cli.command_line.train_options import read_arguments
 from manyheads.config.files import to_yaml
+from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
 from manyheads.files.verify import file_sha256
 from manyheads.tasks.text.settings import TextConfig
@@ -46,6 +47,7 @@ def test_sizes_and_digest_come_from_the_model(models: Path) -> None:
     assert config.initial.sha256 == file_sha256(models / "pairs" / "model.safetensors")
     assert (config.optimiser.name, config.optimiser.learning_rate) == ("adamw", 5e-4)
     assert config.training.max_minutes == 5.0
+    assert config.decoding.length_penalty == DecodingSettings().length_penalty  # not that of a run of five minutes
     assert isinstance(read(models, "text"), TextConfig)
 
 

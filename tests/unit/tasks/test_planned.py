@@ -18,6 +18,7 @@ from manyheads.data.raw_files import RawFiles
 from manyheads.data.texts import TextBlock
 from manyheads.errors import ConfigError
 from manyheads.tasks.planned import PlannedRun, plan_layer
+from manyheads.tasks.presets import demo
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.settings import IdSettings, TokenizerSettings, VocabularySettings
@@ -58,6 +59,15 @@ def test_the_plan_states_steps_and_passes() -> None:
 def test_few_steps_are_made_smaller_and_many_larger() -> None:
     assert plan(minutes=1.0, tokens_per_second=500)[1]["data.max_tokens"] == 1024
     assert plan(minutes=600.0, tokens_per_second=20_000)[1]["data.max_tokens"] == 8192
+
+
+def test_short_runs_begin_and_search_as_the_demo_does() -> None:
+    own = ("initial.embeddings", "decoding.length_penalty")
+    found = [{name: plan(kind=kind, steps=steps)[1].get(name) for name in own} for kind, steps in
+             (("pairs", 3999), ("pairs", 4000), ("text", 100))]  # fmt: skip
+    config = demo()
+    assert list(found[0].values()) == [config.initial.embeddings, config.decoding.length_penalty]
+    assert found[1:] == [dict.fromkeys(own)] * 2
 
 
 def test_long_sentences_fit_into_a_step() -> None:

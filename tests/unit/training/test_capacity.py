@@ -46,6 +46,20 @@ def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
             check_capacity(settings, settings.model, torch.device("cpu"), world)
 
 
+def test_frozen_weights_have_no_gradients_and_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    from manyheads.architectures.table import build_model
+
+    config = changed(TINY, model=SIZES, training={"ema_decay": 0.0, "freeze": ("encoder",)})
+    model = build_model(config.model)
+    weights, frozen = (4 * sum(one.numel() for one in part.parameters()) for part in (model, model.body.encoder))
+    least = 3 * weights - 2 * frozen
+    monkeypatch.setattr(capacity, "free_memory_bytes", lambda device: least)
+    check_capacity(config, config.model, torch.device("cpu"))
+    monkeypatch.setattr(capacity, "free_memory_bytes", lambda device: least - 1)
+    with pytest.raises(ConfigError, match="free on cpu"):
+        check_capacity(config, config.model, torch.device("cpu"))
+
+
 def test_nothing_is_checked_where_free_memory_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     config: Any = changed(TINY, model={**SIZES, "d_model": 1_000_000, "num_heads": 1})
     monkeypatch.setattr(capacity, "free_memory_bytes", lambda device: None)

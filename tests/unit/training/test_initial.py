@@ -153,6 +153,19 @@ def test_scores_before_and_after_of_old_and_new_data(world: World, begun: Callab
     assert train(config).compared == result.compared  # a finished run reports the same again
 
 
+def test_scores_of_a_run_without_validation_that_was_made_longer(world: World, begun: Callable[..., Any]) -> None:
+    """The data has a test set only; what it says after three steps is not what it says after six."""
+    splits = {"train": sentences(60, WORDS), "test": sentences(5, WORDS[::-1])}
+    lists: dict[str, Any] = {split: PairList("tested", pairs) for split, pairs in splits.items()}
+    prepare_corpus(world.folder / "tested", **lists, tokenizer=world.tokenizer)
+    config = begun("transformer", "tested")
+    first = train(config)
+    assert (first.best_step, len(first.compared)) == (None, 1)
+    longer = train(changed(config, training={"max_steps": 6}))
+    assert longer.compared[0][1] == first.compared[0][1]
+    assert longer.compared[0][2] != first.compared[0][2]
+
+
 def test_new_ids_begin_as_the_mean_of_the_old_ones(world: World, begun: Callable[..., Any]) -> None:
     config = begun("transformer", "more", training={"ema_decay": 0.0})
     size, more = world.tokenizer.vocab_size, world.grown.vocab_size

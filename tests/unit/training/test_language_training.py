@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_run import TINY_TEXT, changed, outcome
 
+import manyheads.training.optim.optimiser
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.data.corpora.novel import load_novel
 from manyheads.data.preparing import Holdout
@@ -70,6 +71,36 @@ def test_a_stopped_run_goes_on_with_its_memories(text: Callable[..., TextConfig]
     memory = load_file(Path(straight.run_dir) / "checkpoints" / "step-00000009" / "memory.safetensors")
     assert {name.partition(".")[0] for name in memory} == {"0", "1"}  # of both micro-batches
     assert {tensor.dtype for tensor in memory.values()} >= {torch.bfloat16 if precision == "bf16" else torch.float32}
+
+
+def test_a_resumed_run_may_read_and_write_its_held_out_text_in_another_way(text: Callable[..., TextConfig]) -> None:
+    """As the search of a translator may change. Losses of other readings are not compared."""
+    first = train(text(training={"max_steps": 3}))
+    assert first.best_step == 3
+    changes = {"reading": {"max_tokens": 100}, "generation": {"temperature": 0.5}}
+    again = train(text(training={"max_steps": 3}, **changes))
+    assert (again.step, again.best_score) == (3, None)
+    longer = train(text(training={"max_steps": 6}, **changes))
+    assert longer.best_step == 6
+
+
+def test_a_run_of_a_version_whose_muon_trained_embeddings_goes_on(
+    text: Callable[..., TextConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def all_matrices(model: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
+        found = list(model.parameters())
+        return [one for one in found if one.ndim >= 2], [one for one in found if one.ndim < 2]
+
+    config = text(optimiser={"name": "muon"})
+    monkeypatch.setattr(manyheads.training.optim.optimiser, "split_by_decay", all_matrices)
+    train(changed(config, training={"max_steps": 3}))
+    monkeypatch.undo()
+    assert train(changed(config, training={"max_steps": 6})).step == 6
+    log = (Path(config.run_dir) / "train.log").read_text(encoding="utf-8")
+    assert "older version, in which Muon trained embedding.tables.0, layers.0.attention.content_bias" in log
+    saved = load_file(Path(config.run_dir) / "checkpoints" / "step-00000006" / "optimiser.safetensors")
+    assert saved["step.embedding.tables.0"].item() == 3
+    assert "momentum_buffer.embedding.tables.0" not in saved
 
 
 def test_memory_is_what_the_step_before_read(text: Callable[..., TextConfig], tmp_path: Path) -> None:

@@ -270,6 +270,63 @@ def test_patience_ends_a_run_and_survives_a_resume(small: Make, monkeypatch: pyt
     assert metrics(config)[-1]["best"] is False
 
 
+def test_a_best_score_of_another_kind_is_forgotten_at_a_resume(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No loss is below a negated BLEU: the run would end by patience with its old model."""
+    reports = [(5.0, 30.0), (4.0, 20.0), (3.0, 10.0), (2.0, 25.0), (1.0, 26.0)]
+
+    def judged(self: Validator, step: int) -> ValidationReport:
+        loss, bleu = reports.pop(0)
+        return ValidationReport(step=step, loss=loss, bleu=bleu)
+
+    monkeypatch.setattr(Validator, "run", judged)
+    validation = {"every_steps": 2, "patience": 2, "best_by": "bleu", "bleu_sentences": 1}
+    first = train(small(training={"max_steps": 4}, validation=validation))
+    assert (first.best_step, first.best_score) == (2, -30.0)
+    reporter = Recording()
+    by_loss = small(training={"max_steps": 8}, validation={**validation, "best_by": "loss"})
+    second = train(by_loss, reporter=reporter)
+    assert (second.stopped_by, second.best_step, second.best_score) == ("steps", 8, 2.0)
+    assert any("counts as the best one" in text for text in reporter.of("message"))
+    # BLEU of other sentences is another score, too; the loss is not.
+    fewer = small(training={"max_steps": 8}, validation={**validation, "best_by": "loss", "bleu_sentences": 2})
+    assert train(fewer).best_score == 2.0
+    by_bleu = small(training={"max_steps": 10}, validation=validation)
+    assert train(by_bleu).best_score == -26.0
+    again = small(training={"max_steps": 10}, validation={**validation, "bleu_sentences": 2})
+    assert train(again).best_score is None
+
+
+def test_a_run_from_a_checkpoint_of_another_folder_has_its_own_best_model(
+    small: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Validator, "run", scripted([1.0, 1.5, 2.0, 1.9, 1.8]))
+    first = train(small(validation={"every_steps": 3}))
+    config = replace(small(training={"max_steps": 9}), run_dir=str(tmp_path / "elsewhere"))
+    result = train(config, resume=str(first.checkpoint))
+    assert (result.step, result.best_step, result.best_score) == (9, 9, 1.9)
+    assert result.model_dir is not None
+    verify_folder(result.model_dir)
+    checkpoints = Path(config.run_dir) / "checkpoints"
+    assert read_pointer(checkpoints, "best") == checkpoints / "step-00000009"
+
+
+def test_the_time_of_a_validation_counts_after_a_resume(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose last validation used up its minutes has ended, and does not go on when it is started again."""
+    now = [0.0]
+
+    def slow(self: Validator, step: int) -> ValidationReport:
+        now[0] += 100.0
+        return ValidationReport(step=step, loss=1.0)
+
+    monkeypatch.setattr(Validator, "run", slow)
+    monkeypatch.setattr(manyheads.training.run.clock, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    config = small(training={"max_steps": 0, "max_minutes": 1.0}, validation={"every_steps": 3})
+    result = train(config)
+    assert (result.stopped_by, result.step, result.elapsed_seconds) == ("minutes", 3, 100.0)
+    again = train(config)
+    assert (again.stopped_by, again.step) == ("minutes", 3)
+
+
 def test_minutes_end_a_run(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(
         training={"max_steps": 0, "max_minutes": 0.01, "save_every": 0},
@@ -555,3 +612,27 @@ def test_a_run_of_too_few_steps_says_so_once(
         assert "In fp32 with" in warned[0]
         log = (Path(config.run_dir) / "train.log").read_text(encoding="utf-8")
         assert log.count("This run will make about") == 1
+
+
+def test_tokens_per_second_are_those_of_the_steps_alone(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A validation between two lines of metrics took 1,000 s, a step 2 s."""
+    now = [0.0]
+
+    def slow(self: Validator, step: int) -> ValidationReport:
+        now[0] += 1000.0
+        return ValidationReport(step=step, loss=1.0)
+
+    take = Stepper.take
+
+    def taken(self: Stepper, *given: Any) -> Any:
+        now[0] += 2.0
+        return take(self, *given)
+
+    monkeypatch.setattr(Validator, "run", slow)
+    monkeypatch.setattr(Stepper, "take", taken)
+    monkeypatch.setattr(manyheads.training.record.recorder, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    reporter = Recording()
+    train(small(), reporter=reporter)
+    reports = reporter.of("step")
+    tokens = [after.tokens - before.tokens for before, after in zip(reports[1::2], reports[3::2], strict=False)]
+    assert [report.tokens_per_second for report in reports[3::2]] == [number / 4.0 for number in tokens]

@@ -13,6 +13,7 @@ from torch import nn
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.data.batch import PairBatch
 from manyheads.errors import ConfigError
 from manyheads.tasks.translation.settings import TrainConfig
@@ -216,6 +217,35 @@ def test_only_matrices_of_maps_decay() -> None:
     assert len(decayed) + len(spared) == len(names)
     untied = build_model(replace(MODEL, tie_embeddings="none"))
     assert any(parameter is untied.head.weight for parameter in split_by_decay(untied)[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "more"),
+    [
+        ({}, {"content_bias", "position_bias"}),
+        ({"cutoffs": (8, 14), "div_value": 2}, {"content_bias", "position_bias"}),
+        ({"attention": "relative_learned"}, {"content_bias", "distance_bias", "distance_embedding"}),
+        ({"attention": "absolute_learned", "tie_embeddings": False}, {"positions"}),
+    ],
+)
+def test_embeddings_and_biases_of_a_transformer_xl_are_no_matrices_of_maps(
+    changes: dict[str, Any], more: set[str]
+) -> None:
+    """Its tables are adaptive embeddings, and u and v have an axis of heads: Muon would make them orthogonal."""
+    model = build_model(TransformerXLConfig(vocab_size=20, d_model=16, num_heads=2, d_ff=32, num_layers=2, **changes))
+    decayed, spared = split_by_decay(model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    short = {names[id(p)].rpartition(".")[2] for p in spared if p.ndim > 1 and "tables" not in names[id(p)]}
+    assert short == more
+    assert {names[id(p)] for p in spared} >= {
+        f"body.embedding.tables.{n}" for n in range(len(model.body.embedding.tables))
+    }
+    assert {name for name in (names[id(p)] for p in decayed) if not name.endswith("weight")} <= {
+        f"{part}.projections.{number}" for part in ("body.embedding", "head") for number in range(3)
+    }
+    optimiser = build_optimiser(model, OptimiserSettings(name="muon", learning_rate=1e-3))
+    assert isinstance(optimiser, MuonWithAdam)
+    assert optimiser.matrices == {id(parameter) for parameter in decayed if parameter.ndim == 2}
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])

@@ -15,8 +15,9 @@ import torch
 from manyheads.errors import DataError, MissingExtraError, SaveError, ShapeError
 from manyheads.visualise.attention import MAX_LABELS, attention_figure
 from manyheads.visualise.buckets import buckets_figure
-from manyheads.visualise.curves import learning_curve_figure, read_metrics, series
+from manyheads.visualise.curves import compared_curves_figure, learning_curve_figure, read_metrics, series
 from manyheads.visualise.figure import as_array, new_figure, save_figure
+from manyheads.visualise.memory import memory_figure
 from manyheads.visualise.positions import positions_figure
 from manyheads.visualise.schedules import schedule_figure
 from manyheads.visualise.smoothing import label_smoothing_figure
@@ -251,3 +252,21 @@ def test_a_score_of_zero_looks_like_zero() -> None:
     figure = learning_curve_figure([{"step": step, "valid_nll": 3.0, "bleu": 0.0} for step in (1, 2, 3)])
     [scores] = [axes for axes in figure.axes if axes.get_title(loc="left") == "Validation scores"]
     assert scores.get_ylim() == (0.0, 13.0)
+
+
+def test_a_run_whose_name_begins_with_an_underscore_is_in_the_legend() -> None:
+    runs = {name: [{"step": step, "valid_nll": 3.0 - step} for step in (1, 2)] for name in ("_first", "second")}
+    legend = compared_curves_figure(runs).axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["./_first  1", "second  1"]
+
+
+def test_only_the_ending_of_a_picture_is_replaced(tmp_path: Path) -> None:
+    for name in ("loss-0.1", "loss-0.2", "loss-0.2.png"):
+        save_figure(new_figure(1, 1), tmp_path / name, ["png"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loss-0.1.png", "loss-0.2.png"]
+
+
+def test_a_title_is_no_formula(tmp_path: Path) -> None:
+    figure = memory_figure([0, 8], [2.0, 1.0], unit="nats", title="Loss on a$\\x$.txt")
+    save_figure(figure, tmp_path / "loss", ["png"])

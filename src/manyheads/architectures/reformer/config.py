@@ -111,13 +111,16 @@ class ReformerConfig(_Sizes):
         chunks_before: with `chunk`, number of visible chunks before the query's own.
         chunks_after: with `chunk`, number of visible chunks after it.
         within_bucket: with `chunk`, attend only within the query's own bucket.
-        correct_duplicates: a key that a query reaches in n rounds counts once, not n times (eq. 4, N_ij).
+        correct_duplicates: a key that a query reaches in n rounds counts once (eq. 4, N_ij); otherwise n times, as in
+            `transformers` and reformer-pytorch.
         look_across_rounds: with `chunk`, a round's first chunk attends to the last chunk of the round before.
         wrap: with `chunk`, the very first chunk attends to the last one.
         local_chunk_len: tokens per chunk of the layer kind `local`.
         local_chunks_before: there, number of visible chunks before the query's own.
         local_chunks_after: there, number of visible chunks after it.
         local_wrap: there, the first chunk's neighbour is the last one.
+        local_slopes: there, subtract slope x distance from the scores; slopes of the heads from 1/2 to 1/128 (see
+            `nn.attention.local.local_slopes`). Not in the paper.
         shared_rotations: all layers hash with the same rotations, those that torch.manual_seed(hash_seed) gives on a
             CPU, as transformers with `hash_seed`; otherwise each layer has rotations of its own.
         pad_to_chunks: sequences that are longer than a chunk are padded to whole chunks of all kinds of layers before
@@ -153,6 +156,7 @@ class ReformerConfig(_Sizes):
     local_chunks_before: int = 1
     local_chunks_after: int = 0
     local_wrap: bool = False
+    local_slopes: bool = False
     shared_rotations: bool = False
     pad_to_chunks: bool = False
 
@@ -176,6 +180,12 @@ class ReformerConfig(_Sizes):
                 f"model.local_chunks_after is {self.local_chunks_after}, but a causal model does not attend to"
                 " later tokens; set it to 0, or model.causal to false.",
                 fields=("local_chunks_after", "causal"),
+            )
+        if self.local_wrap and self.local_slopes:
+            raise ConfigError(
+                "model.local_wrap makes the first and the last chunk neighbours, so model.local_slopes has no distances"
+                " there; set one of them to false.",
+                fields=("local_wrap", "local_slopes"),
             )
         self._check_axes()
 

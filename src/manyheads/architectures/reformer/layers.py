@@ -150,6 +150,7 @@ def _attention(config: ReformerConfig, kind: LayerKind) -> LSHSelfAttention | Lo
             chunks_after=config.local_chunks_after,
             causal=config.causal,
             wrap=config.local_wrap,
+            sloped=config.local_slopes,
             dropout=config.attention_dropout,
         )
     return LSHSelfAttention(

@@ -106,12 +106,15 @@ class TransformerXL(nn.Module):
 
         Args:
             lanes: sequences read side by side.
-            attending: context settings from now on; None: those of training.
+            attending: context settings from now on; None: those of training, with `projected` without ext_len, because
+                each token is then given once.
             projected: keep keys and values in place of hidden states, for evaluation and generation. Kinds with
                 absolute positions, which change as tokens age, keep hidden states nevertheless; those of them that were
                 trained without memory keep tokens and read them again.
         """
-        attending = attending or self.config.attending
+        if attending is None:
+            attending = self.config.attending
+            attending = replace(attending, ext_len=0) if projected else attending
         like = next(self.parameters())
         columns = attending.memory_len if attending.initial_memory == "zeros" else 0
         lengths = torch.full((lanes,), columns, dtype=torch.int64, device=like.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,12 +73,17 @@ def check_kinds(names: Sequence[str], kinds: Sequence[str] = PICTURES, *, given_
             raise ConfigError(f"{given_by} {name}: it must end in .{', .'.join(kinds)}.")
 
 
-def write_figure(figure: Figure, names: Sequence[str]) -> None:
-    """Write a figure to each of these files, and print their paths. Raises: SaveError: one cannot be written."""
+def write_figure(figure: Figure, names: Sequence[str], *, as_json: bool = False) -> None:
+    """Write a figure to each of these files, and print their paths.
+
+    Args: as_json: standard output is JSON, so the paths go to standard error.
+
+    Raises: SaveError: one cannot be written.
+    """
     from manyheads.visualise.figure import save_by_name
 
     for name in names:
-        say(save_by_name(figure, name))
+        say(save_by_name(figure, name), file=sys.stderr if as_json else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +110,7 @@ Files that end in .png, .svg or .pdf show one layer: the mean of its heads, and 
     (
         'manyheads inspect attention runs/demo --text "I am hungry."',
         'manyheads inspect attention runs/demo --text "I am hungry." --target "Ich habe Hunger." --output look.html',
-        'manyheads inspect attention runs/demo --text "I am hungry." --output a.png a.pdf --view cross --layer 3',
+        'manyheads inspect attention runs/demo --text "I am hungry." --output a.png a.pdf --view cross --layer 2',
         'manyheads inspect attention runs/xl-demo --text "He opened the door and went in." --memory 10',
     ),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from manyheads.cli.command_line.task_pages import pages_of, parse_for_task
@@ -11,6 +10,7 @@ from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import printable
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.decoding.truncation import tell_bad_lines
+from manyheads.files.json_object import json_text
 
 __all__ = ["PAGES", "run"]
 
@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
             writer.write(report.output)
     with LineWriter("-") as writer:
         if options.json:
-            writer.write([json.dumps(report.to_json(), ensure_ascii=False, indent=2)])
+            writer.write([json_text(report.to_json(), indent=2)])
         else:
             writer.write(map(printable, report.to_lines()))
     tell_bad_lines(report.read)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from manyheads.cli.command_line.command import command
 from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
+from manyheads.files.json_object import json_text
 from manyheads.interop.exports import EXPORTS, QUANTIZATIONS, ExportOptions
 
 __all__ = ["PAGE", "run"]
@@ -67,7 +67,7 @@ def run(options: ExportCommandOptions) -> int:
     done = export_model(resolve_model_path(options.model), Path(options.output), asked, check=not options.no_check)
     if options.json:
         check = done.check and done.check.to_json()
-        print(json.dumps({"format": options.to, "output": options.output, **vars(done), "check": check}))
+        print(json_text({"format": options.to, "output": options.output, **vars(done), "check": check}))
         return 0
     for note in done.notes:
         say(f"manyheads: {note}", file=sys.stderr)

@@ -20,7 +20,7 @@ PAGE = CommandPage(
 these heads are masked. A layer without heads becomes its residual. `manyheads inspect heads MODEL` shows the heads and
 how much each matters, `manyheads inspect pruning MODEL` the score by the share.""",
     (
-        "manyheads prune runs/demo --heads encoder.0.self:1,3 decoder.2.cross --output models/pruned",
+        "manyheads prune runs/demo --heads encoder.0.self:1,3 decoder.1.cross --output models/pruned",
         "manyheads prune runs/demo --share 0.3 --output models/pruned",
         "manyheads prune runs/xl-demo --share 0.5 --by ablation --output models/pruned-xl",
     ),

@@ -12,7 +12,9 @@ from manyheads.cli.lines.output import check_files
 from manyheads.cli.lines.running import write_lines
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
+from manyheads.distributed.process import local_device
 from manyheads.distributed.sharded_lines import is_sharded
+from manyheads.tasks.table import task_of_folder
 
 __all__ = ["PAGE", "run"]
 
@@ -22,6 +24,8 @@ def run(options: TranslateOptions) -> int:
     """Translate lines or a document. Returns: the exit code."""
     set_up_machine()
     check_files(options.output, options.input)
+    if task_of_folder(options.model) == "spans":
+        return _parse_by_chart(options)
     document = open_document(options.document, options.input, options.output)
     if document is not None:
         options.check_for_document()
@@ -54,4 +58,22 @@ def run(options: TranslateOptions) -> int:
         with showing_if_long() as show:
             write_lines(lines.job(show), options.output, show)
         lines.tell()
+    return 0
+
+
+def _parse_by_chart(options: TranslateOptions) -> int:
+    """Write the trees of a chart parser. Returns: the exit code."""
+    from manyheads.cli.lines.trees import TreeLines, check_for_chart
+    from manyheads.decoding.chart_parser import ChartParser
+
+    check_for_chart(options)
+    if is_conversation(options.input):
+        greet(options.model)
+    device, precision = local_device(options.run_on.device), options.run_on.fixed_precision()
+    lines = TreeLines(ChartParser.from_pretrained(options.model, device, precision), options)
+    if is_conversation(options.input) and not is_sharded(options.output):
+        lines.converse()
+        return 0
+    with showing_if_long() as show:
+        write_lines(lines.job(show), options.output, show)
     return 0

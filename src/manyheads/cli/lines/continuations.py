@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.id_files import write_continuations
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import DataError
+from manyheads.files.json_object import json_text
 from manyheads.tasks.report import LineWork
 from manyheads.text.id_vocabulary import IdVocabulary
 
@@ -128,7 +128,7 @@ class ContinuationLines:
                 for one in found
             ]
             record = {"line": number + 1, "prompt": prompt, "continuations": continuations}
-            return [json.dumps(record, ensure_ascii=False)]
+            return [json_text(record)]
         texts = [(prompt if options.echo else "") + one.text for one in found]
         if options.lines:
             return [text.replace("\n", " ") for text in texts]
@@ -161,6 +161,6 @@ def write_ids(generator: Generator, vocabulary: IdVocabulary, options: GenerateO
         generator, vocabulary, options.input, output, echo=options.echo, overrides=overrides
     ):
         if options.json:
-            print(json.dumps(record))
+            print(json_text(record))
         else:
             say(f"{record['file']}  {record['ids']:,} ids", file=sys.stderr)

@@ -145,7 +145,7 @@ class InputDocument:
                 "precision": translator.precision,
                 "target_lang": translator.target_lang,
             }
-            resumable = "-" not in (output, self.path)
+            resumable = "-" not in (output, self.path) and (Path(output).is_file() or not Path(output).exists())
             try:
                 run_lines(source, work, write, output=output, identity=identity, resumable=resumable and total > 0)
             except KeyboardInterrupt:
@@ -210,6 +210,6 @@ def _write(output: str, text: str) -> None:
         with LineWriter("-") as writer:
             writer.write_text(text)
         return
-    from manyheads.files.commit import write_file
+    from manyheads.files.commit import write_output
 
-    write_file(Path(output), text.encode())
+    write_output(Path(output), text.encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections import Counter
@@ -26,6 +25,7 @@ from manyheads.distributed.sharded_lines import model_identity
 from manyheads.documents.forcing import TermCounts, force_terms
 from manyheads.documents.terms import Terms
 from manyheads.errors import ConfigError, RequestError
+from manyheads.files.json_object import json_text
 from manyheads.tasks.report import LineWork
 from manyheads.text.bracketing import repairs_line
 from manyheads.text.parsing import words_of
@@ -190,7 +190,7 @@ class TranslationLines:
                 }
                 for one in translations
             ]
-            return [json.dumps({"line": number, "source": source, "translations": found}, ensure_ascii=False)]
+            return [json_text({"line": number, "source": source, "translations": found})]
         if self._options.num_return_sequences is None:
             return [self._text(source, translations[0])]
         texts = [self._text(source, one).replace("\t", " ") for one in translations]

@@ -10,6 +10,7 @@ Models with an adaptive softmax give log-probabilities as logits, which have the
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,13 @@ def local_exactly(attention: LocalSelfAttention, h: Tensor, real: Tensor) -> Ten
     allowed = (back <= attention.chunks_before) & (back >= -attention.chunks_after)
     if attention.causal:
         allowed = allowed & (places <= places[:, None])
-    weights = dot_product_weights(q, k, Dense(allowed & real))
+    slopes = attention.slopes()
+    if slopes is None:
+        weights = dot_product_weights(q, k, Dense(allowed & real))
+    else:
+        distances = (places[:, None] - places).abs()
+        scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(q.shape[-1]) - slopes[:, None, None] * distances
+        weights = masked_softmax(scores, allowed & real)
     return attention._finish(torch.matmul(weights, v))
 
 

@@ -23,7 +23,7 @@ from manyheads.nn.kernels.softmax import masked_softmax
 from manyheads.nn.linear import Linear, initialise
 from manyheads.nn.shapes import Bool, Float, Int
 
-__all__ = ["LocalCache", "LocalSelfAttention", "local_attention", "spread_chunks"]
+__all__ = ["LocalCache", "LocalSelfAttention", "local_attention", "local_slopes", "spread_chunks"]
 
 
 def local_attention(
@@ -36,6 +36,7 @@ def local_attention(
     chunks_after: int = 0,
     causal: bool = True,
     wrap: bool = False,
+    slopes: Float[Tensor, " heads"] | None = None,
     lengths: Int[Tensor, " batch"] | None = None,
     dropout_rate: float = 0.0,
     weights_hook: Callable[[Tensor], None] | None = None,
@@ -43,6 +44,7 @@ def local_attention(
     """Attend from each position to its chunk, including itself, and to neighbouring chunks.
 
     Args:
+        slopes: subtract slope x distance from the scores of each head; None: scores do not depend on the distance.
         lengths: real positions of each row, padding on the right; None: all.
         wrap: the first and the last chunk are neighbours.
         weights_hook: called with the weights, (batch, heads, chunks, chunk_len, seen), where seen is the number of keys
@@ -60,6 +62,10 @@ def local_attention(
     offsets = range(-chunks_before, chunks_after + 1)
     allowed = _visible(length, query.shape[2], chunk_len, offsets, causal, wrap, lengths, query.device)
     scores = torch.matmul(query, _seen(key, offsets).transpose(-1, -2)) / math.sqrt(query.shape[-1])
+    if slopes is not None:
+        first = offsets.start * chunk_len
+        distances = _distances(torch.arange(chunk_len), torch.arange(first, first + scores.shape[-1]), slopes)
+        scores = scores - distances[:, None].to(scores.dtype)
     weights = masked_softmax(scores, allowed)
     if weights_hook is not None:
         weights_hook(weights)
@@ -121,6 +127,22 @@ def spread_chunks(
     return spread.scatter_add(4, keys, weights).flatten(2, 3)[:, :, :length, :length]
 
 
+def local_slopes(num_heads: int) -> Float[Tensor, " heads"]:
+    """Return what each head subtracts from its scores per position of distance: from 1/2 to 1/128, evenly in powers.
+
+    Paper: Press et al. 2022, "Train Short, Test Long" (ALiBi), arXiv:2108.12409, sec. 3. Differs: its slopes of n heads
+        are 2^(-8 i / n), which leaves the steepest of 4 heads at 1/4; the window of a local layer is short, and one
+        head must find the position before its own.
+    """
+    return 2.0 ** -torch.linspace(1, 7, num_heads) if num_heads > 1 else torch.tensor([0.5])
+
+
+def _distances(queries: Tensor, keys: Tensor, slopes: Tensor) -> Float[Tensor, "*rows heads q_len k_len"]:
+    """Return slope x distance. queries, keys: their positions, (*rows, q_len) and (*rows, k_len)."""
+    distances = (queries[..., :, None] - keys[..., None, :]).abs().to(slopes.device)
+    return slopes[:, None, None] * distances[..., None, :, :]
+
+
 @register_state
 @dataclass(frozen=True)
 class LocalCache(State):
@@ -167,10 +189,11 @@ class LocalSelfAttention(nn.Module):
         chunks_before, chunks_after: number of neighbouring chunks that a query sees.
         causal: no position attends to a later one.
         wrap: the first and the last chunk are neighbours, as in `transformers`.
+        sloped: scores fall with the distance; see `local_slopes`.
         bias: whether the output projection has a bias; the others never have one.
         dropout: rate on the attention weights, in training.
 
-    Raises: ConfigError: a size is out of range, or a causal layer has later chunks.
+    Raises: ConfigError: a size is out of range, a causal layer has later chunks, or chunks are wrapped and sloped.
     """
 
     def __init__(
@@ -184,6 +207,7 @@ class LocalSelfAttention(nn.Module):
         chunks_after: int = 0,
         causal: bool = True,
         wrap: bool = False,
+        sloped: bool = False,
         bias: bool = False,
         dropout: float = 0.0,
     ) -> None:
@@ -195,7 +219,10 @@ class LocalSelfAttention(nn.Module):
             )
         if causal and chunks_after:
             raise ConfigError(f"chunks_after is {chunks_after}, but a causal layer sees no later chunk; set it to 0.")
+        if wrap and sloped:
+            raise ConfigError("wrap and sloped do not go together: around the end, distances are not defined.")
         self.num_heads, self.head_dim = num_heads, width_of_heads(d_model, num_heads, head_dim)
+        self.sloped = sloped
         self.chunk_len, self.chunks_before, self.chunks_after = chunk_len, chunks_before, chunks_after
         self.causal, self.wrap, self.dropout_rate = causal, wrap, dropout
         inner = self.num_heads * self.head_dim
@@ -209,6 +236,10 @@ class LocalSelfAttention(nn.Module):
     def reset_parameters(self) -> None:
         """Xavier-uniform weights, zero biases."""
         initialise(self.q_proj, self.k_proj, self.v_proj, self.out_proj)
+
+    def slopes(self) -> Float[Tensor, " heads"] | None:
+        """Return `local_slopes`, or None if scores do not depend on the distance."""
+        return local_slopes(self.num_heads).to(self.q_proj.weight.device) if self.sloped else None
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (split_heads(proj(x), self.num_heads) for proj in (self.q_proj, self.k_proj, self.v_proj))
@@ -265,6 +296,7 @@ class LocalSelfAttention(nn.Module):
             chunks_after=self.chunks_after,
             causal=self.causal,
             wrap=self.wrap,
+            slopes=self.slopes(),
             lengths=lengths,
             dropout_rate=self.dropout_rate if self.training else 0.0,
             weights_hook=shown if hooks else None,
@@ -314,6 +346,9 @@ class LocalSelfAttention(nn.Module):
         old_keys, old_values = cache.keys.to(k.dtype), cache.values.to(v.dtype)
         keys, values = torch.cat([old_keys, k], dim=2), torch.cat([old_values, v], dim=2)
         scores = torch.matmul(q, keys.transpose(-1, -2)) / math.sqrt(q.shape[-1])
+        slopes = self.slopes()
+        if slopes is not None:
+            scores = scores - _distances(new, positions, slopes).to(scores.dtype)
         out = torch.matmul(masked_softmax(scores, allowed[:, None]), values)
         after = cache.lengths + (count if lengths is None else lengths)
         cache = replace(cache, lengths=after)

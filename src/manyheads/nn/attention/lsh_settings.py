@@ -23,7 +23,8 @@ class LSHSettings:
         >>> LSHSettings(num_hashes=4, chunk_len=64).factors(max_len=4096)  # buckets of about one chunk
         (64,)
 
-    Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2. Differs: `visible`.
+    Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2. Differs: `visible`; `correct_duplicates` is off; about l / m
+        buckets, where the paper has 2 l / m.
     Args:
         num_hashes: number of hash rounds, n_rounds in the paper; 0: no hashing but exact attention with shared queries
             and keys, "full attention" in the paper's tables.

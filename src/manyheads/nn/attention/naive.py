@@ -27,17 +27,27 @@ def _attend(scores: list[Tensor], values: list[Tensor], width: int) -> Tensor:
 
 
 def naive_dot_product_attention(
-    query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None = None, scale: float | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    allowed: Tensor | None = None,
+    scale: float | None = None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
-    """Vaswani et al. 2017, eq. 1, one query at a time.
+    """Vaswani et al. 2017, eq. 1, one query at a time; with `slopes`, Press et al. 2022, sec. 3: - slope x distance.
 
     Shape: query (batch, heads, q_len, head_dim), key (batch, heads, k_len, head_dim), value (batch, heads, k_len,
-        value_dim), allowed (batch, heads, q_len, k_len) or broadcastable, True = may attend.
+        value_dim), allowed (batch, heads, q_len, k_len) or broadcastable, True = may attend; slopes (heads,).
     Returns: (batch, heads, q_len, value_dim) in float64.
     """
     query, key, value = query.double(), key.double(), value.double()
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return _each_query(lambda b, h, i, j: query[b, h, i].dot(key[b, h, j]) * scale, query, key, value, allowed)
+    falling = query.new_zeros(query.shape[1]) if slopes is None else slopes.to(query)
+
+    def score(b: int, h: int, i: int, j: int) -> Tensor:
+        return query[b, h, i].dot(key[b, h, j]) * scale - falling[h] * abs(i - j)
+
+    return _each_query(score, query, key, value, allowed)
 
 
 def naive_additive_attention(

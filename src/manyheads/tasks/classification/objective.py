@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from manyheads.architectures.classifier import SequenceClassifier
 from manyheads.data.labelled_store import LabelledStore, LabelledStream, eval_labelled
 from manyheads.data.prepared_labelled import LabelledData, open_labelled
 from manyheads.data.progress import Progress
+from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.classes import Confusion
 from manyheads.tasks.classification.settings import ClassificationConfig
@@ -56,6 +58,10 @@ class ClassificationObjective:
     def describe(self) -> str:
         """See `Objective.describe`."""
         return f"{self.data.describe()}\n{self.stream.describe()}"
+
+    def prepare_weights(self, model: SequenceClassifier, group: Group) -> Sequence[str]:
+        """See `Objective.prepare_weights`."""
+        return ()
 
     def first_state(self, model: SequenceClassifier) -> None:
         """See `Objective.first_state`."""

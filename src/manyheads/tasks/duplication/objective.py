@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.data.duplication import DuplicationData, DuplicationStream, held_out
 from manyheads.data.progress import Progress
+from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
 from manyheads.evaluation.duplication import evaluate_duplication
 from manyheads.tasks.text.objective import begin_hashing
@@ -56,6 +58,10 @@ class DuplicationObjective:
     def describe(self) -> str:
         """See `Objective.describe`."""
         return f"{self.data.describe()}\n{self.stream.describe()}"
+
+    def prepare_weights(self, model: LanguageModel, group: Group) -> Sequence[str]:
+        """See `Objective.prepare_weights`."""
+        return ()
 
     def first_state(self, model: LanguageModel) -> Any:
         """See `Objective.first_state`."""

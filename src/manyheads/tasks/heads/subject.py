@@ -101,11 +101,14 @@ class Subject:
         held = _either(read, options.split, None if options.text is not None else split)
         reading = build(Reading, run_section(self.name, "reading"), "the run's reading")
         store, vocabulary = held.store.first(options.max_tokens), generator.vocabulary
+        # The model keeps the end of a segment out of its memory if it was trained to read it again.
+        ext_len = getattr(generator.model.config, "ext_len", 0) if reading.documents == "joined" else 0
         segments = eval_segments(
             store,
             lanes=reading.lanes,
             segment_len=reading.segment_len,
             documents=reading.documents,
+            ext_len=ext_len,
             end_id=vocabulary.end_id,
             begin_id=vocabulary.begin_id,
         )

@@ -77,12 +77,16 @@ class ParsingReport:
         if self.likelihood is not None:
             lines += likelihood_lines(self.likelihood)
         lines += ["protocol", f"  data       {protocol['data']}", f"  sentences  {protocol['sentences']:,}"]
+        return [*lines, *self.protocol_lines()]
+
+    def protocol_lines(self) -> list[str]:
+        """The rest of the protocol: what was judged, and how."""
+        protocol = self.protocol
         if "model" not in protocol:
-            lines.append(f"  judged     {protocol['judged']}")
-            return [*lines, *([f"  counted on {protocol['counted_on']}"] if "counted_on" in protocol else [])]
+            counted = [f"  counted on {protocol['counted_on']}"] if "counted_on" in protocol else []
+            return [f"  judged     {protocol['judged']}", *counted]
         task = ", ".join(f"{key} {value}" for key, value in protocol["task"].items() if key != "name")
         return [
-            *lines,
             model_line(protocol),
             f"  task       {protocol['task']['name']}: {task}",
             f"  search     {search_line(protocol)}",

@@ -21,6 +21,7 @@ from manyheads.tasks.held_out import chosen_split, own_data, run_section
 from manyheads.tasks.text.options import EvaluateOptions
 from manyheads.text.id_vocabulary import IdVocabulary
 from manyheads.text.settings import VocabularySettings
+from manyheads.text.vocabulary import Vocabulary
 
 __all__ = ["HeldText", "held_text", "readings_of"]
 
@@ -94,14 +95,30 @@ def _text_file(generator: Generator, name: str) -> HeldText:
 
 def _encoded(generator: Generator, name: str, content: bytes) -> HeldText:
     vocabulary = generator.vocabulary
-    ids = vocabulary.encode_content(content)
+    documents, content = _documents_of(vocabulary, content)
     counts = {
         "bytes": len(content),
         "characters": len(content.decode("utf-8", "replace")),
         "words": len(content.split()),
         "lines": content.count(b"\n"),
     }
-    return HeldText(name, TokenStore.from_lists([ids], vocabulary.vocab_size), counts)
+    return HeldText(name, TokenStore.from_lists(documents, vocabulary.vocab_size), counts)
+
+
+def _documents_of(vocabulary: Vocabulary, content: bytes) -> tuple[list[list[int]], bytes]:
+    """Return the documents of a file as `prepare --task lm` makes them, and the text that is left of it.
+
+    Where lines are documents, empty ones are dropped.
+    """
+    if vocabulary.documents != "lines" or vocabulary.end_id is None:
+        ends = [] if vocabulary.end_id is None else [vocabulary.end_id]
+        return [[*vocabulary.encode_content(content), *ends]], content
+    lines = [line for line in content.split(b"\n") if line.strip()]
+    if vocabulary.reads_bytes:
+        encoded = [list(line) for line in lines]
+    else:
+        encoded = vocabulary.encode_lines([line.decode("utf-8") for line in lines])
+    return [[*ids, vocabulary.end_id] for ids in encoded], b"".join(line + b"\n" for line in lines)
 
 
 def readings_of(options: EvaluateOptions) -> list[Reading]:

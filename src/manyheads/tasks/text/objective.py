@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from manyheads.data.segments import SegmentStream
 from manyheads.data.settings import SegmentSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.evaluation.likelihood import Likelihood
@@ -99,6 +101,10 @@ class LanguageObjective:
                 " 0 reads all"
             )
         return "\n".join(lines)
+
+    def prepare_weights(self, model: LanguageModel, group: Group) -> Sequence[str]:
+        """See `Objective.prepare_weights`."""
+        return ()
 
     def first_state(self, model: LanguageModel) -> Any:
         """See `Objective.first_state`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,12 @@ from manyheads.data.mixing import join_pairs, mixed_digest
 from manyheads.data.prepared import TATOEBA, PreparedData, open_data
 from manyheads.data.progress import Progress
 from manyheads.data.stream import TrainingStream
+from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
+from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import known_sets, open_sets
 from manyheads.tasks.held_out import chosen_split
+from manyheads.tasks.translation.embeddings import begin_embeddings
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.tasks.translation.validator import Validator, build_translate
 from manyheads.training.run.objective import Translate
@@ -74,6 +78,14 @@ class TranslationObjective:
                 f" -1 {verb} all. The validation loss covers all pairs"
             )
         return "\n".join(lines)
+
+    def prepare_weights(self, model: Seq2Seq, group: Group) -> Sequence[str]:
+        """See `Objective.prepare_weights`."""
+        if self.config.initial.embeddings == "random":
+            return ()
+        pairs = self.stream.store.first(self.stream.report.total)
+        begin_embeddings(model, pairs, derive_seed(self.config.seed, "embeddings"), group)
+        return ("embeddings begin as co-occurrence in the training pairs suggests",)
 
     def first_state(self, model: Seq2Seq) -> None:
         """See `Objective.first_state`."""

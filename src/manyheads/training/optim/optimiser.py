@@ -4,7 +4,7 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,10 +12,17 @@ from torch import Tensor, nn
 
 from manyheads.distributed.shards import part_of
 from manyheads.errors import CheckpointError
+from manyheads.nn.heads.adaptive import AdaptiveEmbedding
 from manyheads.training.optim.muon import MuonWithAdam
 from manyheads.training.settings import OptimiserSettings
 
-__all__ = ["build_optimiser", "load_optimiser_tensors", "optimiser_tensors", "split_by_decay"]
+__all__ = [
+    "build_optimiser",
+    "load_optimiser_tensors",
+    "optimiser_tensors",
+    "split_by_decay",
+    "without_foreign_momenta",
+]
 
 _ADAM_MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "step"})
 _MUON_MOMENTS = frozenset({"momentum_buffer"})
@@ -27,19 +34,28 @@ def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parame
 
     A matrix that is an embedding anywhere has no decay, even if it is also a tied output matrix.
     """
-    tables = {id(parameter) for module in model.modules() if _is_table(module) for parameter in module.parameters()}
+    kept_whole = {id(parameter) for module in model.modules() for parameter in _not_of_linear_layers(module)}
     decayed: list[nn.Parameter] = []
     spared: list[nn.Parameter] = []
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue  # frozen
-        decays = parameter.ndim >= 2 and id(parameter) not in tables
+        decays = parameter.ndim >= 2 and id(parameter) not in kept_whole
         (decayed if decays else spared).append(parameter)
     return decayed, spared
 
 
-def _is_table(module: nn.Module) -> bool:
-    return isinstance(module, nn.Embedding) or type(module).__name__.endswith("Positions")
+def _not_of_linear_layers(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the embeddings, positions and biases of a module, some of which have two axes and more: u and v of relative
+    attention have a row for each head.
+    """
+    if isinstance(module, nn.Embedding) or type(module).__name__.endswith("Positions"):
+        yield from module.parameters()
+    elif isinstance(module, AdaptiveEmbedding):
+        yield from module.tables
+    for name, parameter in module.named_parameters(recurse=False):
+        if name.endswith(("bias", "positions", "embedding")):
+            yield parameter
 
 
 def build_optimiser(model: nn.Module, settings: OptimiserSettings, precision: str = "fp32") -> torch.optim.Optimizer:
@@ -93,6 +109,23 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer, named: Mapping[str, nn.P
         for name, parameter in named.items()
         for key, value in optimiser.state.get(parameter, {}).items()
     }
+
+
+def without_foreign_momenta(
+    optimiser: torch.optim.Optimizer, named: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors of `optimiser_tensors` without Muon's momenta of parameters that AdamW trains, and the names
+    of these parameters.
+
+    Older versions let Muon train the embeddings of a Transformer-XL and its biases u and v.
+    """
+    if not isinstance(optimiser, MuonWithAdam):
+        return dict(tensors), []
+    momenta = {full: full.partition(".")[2] for full in tensors if full.partition(".")[0] in _MUON_MOMENTS}
+    foreign = {
+        full: name for full, name in momenta.items() if name in named and id(named[name]) not in optimiser.matrices
+    }
+    return {full: tensor for full, tensor in tensors.items() if full not in foreign}, list(foreign.values())
 
 
 def load_optimiser_tensors(

@@ -53,8 +53,8 @@ class Recorder:
         counters, training = assembly.counters, assembly.config.training
         boards = training.tensorboard and self._writes
         self._board = Board(folder.tensorboard, counters.step, self._warn) if boards else None
-        self._since, self._tokens_since = time.monotonic(), 0
-        self._began = self._since
+        self._began = time.monotonic()
+        self._seconds_since, self._tokens_since = 0.0, 0  # of the steps since the last line
         self._few_steps = FewSteps(assembly.config, str(assembly.device))
         self._failing: set[Path] = set()
         self._held: dict[Path, Callable[[], None]] = {}
@@ -78,7 +78,8 @@ class Recorder:
         counters.window_steps += 1
         self._tokens_since += result.num_tokens
         logged = counters.step % self._assembly.config.training.log_every == 0
-        now = time.monotonic()
+        seconds = time.monotonic() - self._began
+        self._seconds_since += seconds
         tokens, steps = (counters.window_tokens, counters.window_steps) if logged else (result.num_tokens, 1)
         report = StepReport(
             step=counters.step,
@@ -89,7 +90,7 @@ class Recorder:
             learning_rate=rate,
             grad_norm=(counters.window_norm if logged else result.grad_norm) / steps,
             tokens=counters.tokens,
-            tokens_per_second=self._tokens_since / max(now - self._since, 1e-9),
+            tokens_per_second=self._tokens_since / max(self._seconds_since, 1e-9),
             elapsed_seconds=counters.elapsed_seconds,
             eta_seconds=self._clock.eta_seconds(counters.step),
             memory_bytes=peak_memory_bytes(self._assembly.device),
@@ -97,7 +98,7 @@ class Recorder:
             logged=logged,
         )
         self._reporter.step(report)
-        warning = self._few_steps.after(counters.step, counters.elapsed_seconds, now - self._began, result.num_tokens)
+        warning = self._few_steps.after(counters.step, counters.elapsed_seconds, seconds, result.num_tokens)
         if warning is not None:
             self._warn(warning)
         if logged:
@@ -205,7 +206,7 @@ class Recorder:
             "memory_bytes": report.memory_bytes,
         }
         self._keep(self._timing.path, lambda: self._timing.append(record))
-        self._since, self._tokens_since = time.monotonic(), 0
+        self._seconds_since, self._tokens_since = 0.0, 0
 
 
 def write_samples(path: Path, report: ValidationReport) -> None:

@@ -31,7 +31,8 @@ class StepReport:
     """Reported after every optimiser step.
 
     loss: per token, with label smoothing. nll: per token in nats, without label smoothing. progress: fraction of the
-    run that is done. eta_seconds: None while unknown. logged: metrics are written at this step, and values are means
+    run that is done. tokens_per_second: target tokens, by the time of the steps alone, without validations and saving.
+    eta_seconds: None while unknown. logged: metrics are written at this step, and values are means
     since the last such step.
     """
 

@@ -105,7 +105,7 @@ def assemble(
     *,
     begins: bool = True,
 ) -> Assembly:
-    """Open the data, and build the model, with the seed's weights or those of `initial.model`, and its optimiser.
+    """Open the data, and build the model, with the seed's weights or those of `config.initial`, and its optimiser.
 
     Args:
         config: of the run, with its precision resolved (see `precision.resolve_precision`).
@@ -114,7 +114,7 @@ def assemble(
         data_dir: folder for an embedded corpus after preparation, which a resumed run reads again.
         group: the ranks of the run, of which the main one prepares; None: a single process.
         progress: called with the progress, as in `data.preparing`.
-        begins: False: the weights come from a checkpoint later, so `initial.model` is not read.
+        begins: False: the weights come from a checkpoint later, so those of `config.initial` are not made.
 
     Raises: DataError, ConfigError, SaveError, ModelFileError: the data or the initial model cannot be used, or the
         model cannot be built.
@@ -131,6 +131,8 @@ def assemble(
     notes = [warning] if warning else []
     if config.initial.model and begins:
         notes += begin_from(model, config.initial, objective.data.tokenizer)
+    elif begins:
+        notes += objective.prepare_weights(model, group)
     notes += freeze(model, config.training.freeze)
     model = model.to(device)
     spread = Spread.over(model, config.training.parallel, group)

@@ -9,6 +9,7 @@ import torch
 from manyheads.architectures.table import build_model
 from manyheads.errors import ConfigError
 from manyheads.training.run.device import free_memory_bytes
+from manyheads.training.run.initial import freeze
 from manyheads.training.settings import RunConfig
 
 __all__ = ["check_capacity"]
@@ -19,8 +20,8 @@ _GIB = 2**30
 def check_capacity(config: RunConfig, model_config: Any, device: torch.device, world: int = 1) -> str:
     """Compare the least memory that training needs with what is free, without building the model.
 
-    Weights, gradients and one moment of the optimiser always exist; activations and a second moment come on top, so
-    a run that passes may still not fit. `train --dry-run` and `--fit` measure the whole.
+    Weights always exist, and gradients and one moment of the optimiser for those that are not frozen. Activations and
+    a second moment come on top, so a run that passes may still not fit; `train --dry-run` and `--fit` measure all.
 
     Args:
         config: of the run.
@@ -29,13 +30,16 @@ def check_capacity(config: RunConfig, model_config: Any, device: torch.device, w
         world: ranks over which FSDP divides gradients and moments.
 
     Returns: a warning if the model cannot fit and `training.ignore_memory` is set; otherwise empty.
-    Raises: ConfigError: the model cannot fit.
+    Raises: ConfigError: the model cannot fit, or a pattern of `training.freeze` is wrong.
     """
     with torch.device("meta"):
-        parameters = sum(parameter.numel() for parameter in build_model(model_config).parameters())
+        model = build_model(model_config)
+    freeze(model, config.training.freeze)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     parts = world if config.training.parallel == "fsdp" else 1
-    weights = 4 * parameters
-    needed = weights + (2 + bool(config.training.ema_decay)) * weights // parts
+    averaged = parameters if config.training.ema_decay else 0
+    needed = 4 * parameters + 4 * (2 * trained + averaged) // parts
     free = free_memory_bytes(device)
     if free is None or needed <= free:
         return ""

@@ -25,13 +25,14 @@ from manyheads.distributed.shards import local
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError, NonFiniteError, SaveError
 from manyheads.files.commit import remove_stale
 from manyheads.files.faults import check_free_space
+from manyheads.training.optim.optimiser import without_foreign_momenta
 from manyheads.training.record.log import MetricsLog
 from manyheads.training.run.arithmetic import changed_arithmetic
 from manyheads.training.run.assembly import Assembly
 from manyheads.training.run.nonfinite import first_bad
-from manyheads.training.run.resume import check_same_run, find_checkpoint
+from manyheads.training.run.resume import check_same_run, find_checkpoint, judges_alike
 from manyheads.training.run.run_folder import RunFolder
-from manyheads.training.run.state import MEMORY, Counters, allocator_for, gather, restore
+from manyheads.training.run.state import MEMORY, Counters, allocator_for, gather, named_parameters, restore
 
 __all__ = ["CheckpointManager"]
 
@@ -71,11 +72,26 @@ class CheckpointManager:
         self._restore(checkpoint)
         self._group.meet()
         own = checkpoint.path.resolve().parent == self._folder.checkpoints.resolve()
+        self._check_best(checkpoint.scalars.get("config"), own=own)
         if own:
             self._saved, self.last = self._done(), checkpoint.path
             self._group.from_main(lambda: self._clear_up(checkpoint.path))
         else:
             self._cut_metrics(0)
+
+    def _check_best(self, config: Any, *, own: bool) -> None:
+        """Forget the best score if the next scores cannot be compared with it, or if its model is in another folder.
+
+        Otherwise no later model could be the best one: a loss is never below a negated BLEU.
+
+        Args: config: of the checkpoint.
+        """
+        counters = self._assembly.counters
+        if not own:
+            counters.best_score, counters.best_step, counters.num_worse, counters.validated_step = None, None, 0, 0
+        elif counters.best_score is not None and not judges_alike(config, self._assembly.identity["config"]):
+            counters.best_score, counters.num_worse = None, 0
+            self._warn("The scores so far were computed in another way, so the next validation counts as the best one.")
 
     def _choose(self, resume: str) -> str | None:
         for place in (self._folder.checkpoints, self._folder.path):
@@ -138,10 +154,19 @@ class CheckpointManager:
             raise CheckpointError(
                 f"{checkpoint.path} contains NaN or infinity in {bad}; resume from an older one: --resume PATH."
             )
+        holder, tensors = assembly.spread.holder, dict(checkpoint.tensors)
+        tensors["optimiser"], foreign = without_foreign_momenta(
+            assembly.optimiser, named_parameters(holder), tensors.get("optimiser", {})
+        )
+        if foreign:
+            self._warn(
+                f"The checkpoint is of an older version, in which Muon trained {', '.join(foreign)}; AdamW trains them"
+                " from now on, without earlier moments."
+            )
         first = assembly.objective.first_state(assembly.model)
         restore(
-            checkpoint.tensors,
-            assembly.spread.holder,
+            tensors,
+            holder,
             assembly.optimiser,
             assembly.average,
             assembly.memory,
@@ -187,8 +212,7 @@ class CheckpointManager:
     def _save(self) -> None:
         assembly = self._assembly
         counters = assembly.counters
-        if self._group.is_main:
-            counters.metrics_bytes = self._metrics.num_bytes()
+        self._on_main(self._measure_metrics)
         spread = assembly.spread
         tensors = gather(spread.holder, assembly.optimiser, assembly.average, assembly.memory, self._group)
         bad = next((found for found in self._group.exchange(first_bad(_own(tensors))) if found is not None), None)
@@ -202,6 +226,9 @@ class CheckpointManager:
         self._saved, self.last = self._done(), path
         self._on_main(lambda: self._tidy(path))
         self._on_main(lambda: self._mend_model() if self._model_failed else None)
+
+    def _measure_metrics(self) -> None:
+        self._assembly.counters.metrics_bytes = self._metrics.num_bytes()
 
     def _write_checkpoint(self, tensors: Mapping[str, Mapping[str, Tensor]], scalars: Mapping[str, Any]) -> Path:
         step, checkpoints = self._assembly.counters.step, self._folder.checkpoints

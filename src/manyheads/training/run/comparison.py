@@ -53,10 +53,12 @@ class Comparison:
         Returns: name, scores before and scores after of each set; empty if one of them is unknown.
         """
         record = self._read()
-        best = self._assembly.counters.best_step
+        counters = self._assembly.counters
+        # Without validations model/ is the model of the last step.
+        judged = counters.step if counters.best_step is None else counters.best_step
         if "before" not in record:
             return ()
-        if "after" not in record or record.get("best_step") != best:
+        if "after" not in record or record.get("step") != judged:
             try:
                 model = load(self._folder.model, device=self._assembly.device)
                 found = self._scores(model)
@@ -65,7 +67,7 @@ class Comparison:
                 return ()
             if found is None:
                 return ()
-            record |= {"after": found, "best_step": best}
+            record |= {"after": found, "best_step": counters.best_step, "step": judged}
             self._write(record)
         pairs = ((name, record["before"].get(name), record["after"].get(name)) for name in record["after"])
         return tuple((name, _shown(old), _shown(new)) for name, old, new in pairs)

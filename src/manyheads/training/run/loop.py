@@ -105,7 +105,8 @@ def _run(
     config = resolve_precision(config, device, stored=stored, tell=reporter.message, group=group)
     reporter.doing("opening the data")
     # Finding a checkpoint verifies it, so it is found twice only where the answer matters.
-    begins = not config.initial.model or group.from_main(lambda: find_checkpoint(folder.checkpoints, resume)[0] is None)
+    needs_data = config.initial.needs_data
+    begins = not needs_data or group.from_main(lambda: find_checkpoint(folder.checkpoints, resume)[0] is None)
     assembly = assemble(config, open_objective, device, folder.data, group, reporter.doing, begins=begins)
     stop = StopFlag() if group.is_alone else SharedStopFlag(group)
     group.is_told_to_end = lambda: stop.signal_number is not None
@@ -229,6 +230,7 @@ class Trainer:
         due = reason is not None or counters.best_step == counters.step or (every and counters.step % every == 0)
         if due and not self._checkpoints.is_saved():
             self._reporter.doing(f"saving step {counters.step}")
+            counters.elapsed_seconds = self._clock.elapsed()  # a validation may have followed the step
             self._recorder.catch_up()
             self._checkpoints.save(must=reason is not None)
             if not self._judge:
@@ -245,13 +247,14 @@ class Trainer:
         self._reporter.doing(f"validation at step {counters.step}")
         with self._as_judged(), _explained_memory(assembly.objective, "validation"):
             report = self._judge.run(counters.step)
+        score = None if report is None else report.merit(self._config.validation.best_by)
         if not self._group.is_alone:
             self._agree()
-            if any(self._group.exchange(report is None)):
-                report = None
-        if report is None:
+            # The main rank's score counts: others can differ in the last digit, and all must decide the same.
+            scores = self._group.exchange(score)
+            score = None if None in scores else scores[0]
+        if report is None or score is None:
             return False
-        score = report.merit(self._config.validation.best_by)
         best = math.isfinite(score) and (counters.best_score is None or score < counters.best_score)
         if best:
             counters.best_score, counters.best_step = score, counters.step

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from manyheads.data.progress import Progress
+from manyheads.distributed.group import Group
 from manyheads.text.languages import LanguagePair
 from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.signals import StopFlag
@@ -111,6 +112,12 @@ class Objective(Protocol):
 
     def describe(self) -> str:
         """Return a few lines about the data, including every part of it that the settings leave unused."""
+
+    def prepare_weights(self, model: Any, group: Group) -> Sequence[str]:
+        """Replace some of the random weights of a new model by others that depend on the data; equal on all ranks.
+
+        Returns: sentences for the user.
+        """
 
     def first_state(self, model: Any) -> Any:
         """Return the model's state before any input; None for models without state."""

@@ -10,7 +10,7 @@ from manyheads.checkpoint.format import read_scalars, step_of, verify_checkpoint
 from manyheads.checkpoint.retain import find_latest, read_pointer
 from manyheads.errors import CheckpointError, ConfigError
 
-__all__ = ["check_same_run", "differences", "find_checkpoint"]
+__all__ = ["check_same_run", "differences", "find_checkpoint", "judges_alike"]
 
 _MAY_CHANGE = (
     "run_dir",
@@ -35,12 +35,14 @@ _MAY_CHANGE = (
     "training.plots",
     "training.tensorboard",
     "validation",
+    "reading",
     "decoding",
+    "generation",
 )
 """Settings that say where, how long and how watched a run is, not what it computes. (The data itself has a digest.)"""
 
 
-_FORMERLY = {"data.bpe_dropout": 0.0}
+_FORMERLY = {"data.bpe_dropout": 0.0, "initial.embeddings": "random"}
 """Settings that older versions did not record, with what they did."""
 
 
@@ -137,6 +139,17 @@ def differences(before: Any, now: Any, prefix: str = "") -> list[tuple[str, str]
             found += differences(before.get(key), now.get(key), name)
         return found
     return [] if before == now else [(prefix, f"{prefix} was {before!r}, is {now!r}")]
+
+
+_CHANGE_SCORES = ("validation.bleu_sentences", "validation.bleu_tokenize", "decoding")
+"""Settings on which BLEU and F1 depend, but not the loss. (A language model's loss depends on `reading`.)"""
+
+
+def judges_alike(before: Any, now: Mapping[str, Any]) -> bool:
+    """Return whether the best scores of two configs, as plain data, can be compared."""
+    best_by = now["validation"]["best_by"]
+    count = ("validation.best_by", "reading", *(() if best_by == "loss" else _CHANGE_SCORES))
+    return not any(name.startswith(count) for name, _ in differences(before, now))
 
 
 def _may_change(name: str) -> bool:

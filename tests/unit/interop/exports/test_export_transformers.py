@@ -12,10 +12,13 @@ from slices import sliced
 
 from manyheads.architectures.pretrained import load, portable_state
 from manyheads.errors import ConfigError
+from manyheads.interop import hf_tokenizer
 from manyheads.interop.convert import import_folder
 from manyheads.interop.exports import ExportOptions
 from manyheads.interop.exports.engine import export_model
 from manyheads.interop.marian_fit import fitted, halves_order
+from manyheads.text.settings import TokenizerSettings
+from manyheads.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -70,6 +73,19 @@ def test_text_goes_in_and_out(tmp_path: Path) -> None:
         ids = theirs(text).input_ids
         assert ids == [*own.encode(text), own.eos_id]
         assert theirs.decode(ids, skip_special_tokens=True) == own.decode(own.encode(text))
+
+
+def test_tags_of_languages_are_read_there_and_come_back(tmp_path: Path) -> None:
+    own = Tokenizer.train(["hello world", "guten Tag"] * 9, TokenizerSettings(vocab_size=300), languages=["de", "fr"])
+    for name, content in hf_tokenizer.to_files(own, 40).items():
+        (tmp_path / name).write_bytes(content)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    for text in (">>de<< hello world", ">>fr<<hello"):
+        assert theirs(text).input_ids == [*own.source.encode(text), own.eos_id]
+    again = hf_tokenizer.from_folder(tmp_path)
+    assert again is not None
+    assert again.to_json() == own.to_json()
+    assert ">>de<<" in hf_tokenizer.notes_of(own)[0]
 
 
 def test_words_are_noted(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import manyheads.decoding.device
 from manyheads.decoding.device import choose_precision, pack
+from manyheads.decoding.model_runner import ModelRunner
 from manyheads.errors import ConfigError, RequestError
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.kernels import int8, policy
@@ -163,3 +164,11 @@ def test_auto_is_never_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(manyheads.decoding.device, "measure_int8", lambda: pytest.fail("int8 is not asked about"))
     assert choose_precision("auto", CPU) == "fp32"
+
+
+def test_a_model_that_is_moved_stays_in_8_bits(quantises_all: None) -> None:
+    model = torch.nn.Sequential(Linear(8, 8))
+    runner = ModelRunner(model, CPU, "int8")
+    runner.to("cpu")
+    assert runner.precision == "int8"
+    assert isinstance(model[0].packed, PackedInt8)

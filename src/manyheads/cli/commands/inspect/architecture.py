@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 
 from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.inspect_options import PICTURES, check_kinds, picture_option, write_figure
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
+from manyheads.files.json_object import json_text
 
 __all__ = ["PAGE", "ArchitectureOptions", "run"]
 
@@ -57,8 +56,8 @@ def run(options: ArchitectureOptions) -> int:
     figure = architecture_figure(blocks, options.model)
     operations = operations_figure(blocks.operations, options.model) if blocks.operations else None
     if options.json:
-        say(json.dumps(asdict(blocks), ensure_ascii=False, indent=2))
-    write_figure(figure, options.output)
+        print(json_text(asdict(blocks), indent=2))
+    write_figure(figure, options.output, as_json=options.json)
     if operations is not None:
-        write_figure(operations, options.operations)
+        write_figure(operations, options.operations, as_json=options.json)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
@@ -14,6 +13,7 @@ from manyheads.cli.printing import say
 from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError
+from manyheads.files.json_object import json_text
 
 if TYPE_CHECKING:
     from manyheads.architectures.embeddings import Neighbour
@@ -88,10 +88,10 @@ def run(options: EmbeddingsOptions) -> int:
             "words": _records(embeddings, words, found),
             "map": {"variance": shares, "points": [asdict(point) for point in points]},
         }
-        say(json.dumps(record, ensure_ascii=False, indent=2))
+        print(json_text(record, indent=2))
     elif words:
         say("\n".join(_lines(embeddings, words, found)))
-    write_figure(figure, options.output)
+    write_figure(figure, options.output, as_json=options.json)
     return 0
 
 

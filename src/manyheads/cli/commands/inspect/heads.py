@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.inspect_options import check_kinds, picture_option, write_figure
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.printing import say
+from manyheads.cli.printing import say_or_json
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.decoding.options import InspectionDeviceOptions
@@ -44,7 +43,7 @@ the distance at which that weight is most often, and how often (Voita et al. 201
 
 @command(PAGE, "inspect heads")
 def run(options: HeadsOptions) -> int:
-    """Judge, print and draw. Returns: the exit code. The table and the paths of pictures go to standard output."""
+    """Judge, print and draw. Returns: the exit code. The table goes to standard output, so do paths without --json."""
     set_up_machine()
     check_kinds(options.output)
     from manyheads.tasks.heads.judging import head_report
@@ -56,9 +55,7 @@ def run(options: HeadsOptions) -> int:
         report = head_report(subject, subject.text(options.text), show)
     rows = report.rows()
     figure = heads_figure(rows, title=f"Heads of {options.model}, on {report.text}")
-    if options.json:
-        say(json.dumps({"text": report.text, "nats_per_token": report.nats, "heads": rows}, indent=2))
-    else:
-        say(report.table())
-    write_figure(figure, options.output)
+    record = {"text": report.text, "nats_per_token": report.nats, "heads": rows}
+    say_or_json(record, report.table(), as_json=options.json)
+    write_figure(figure, options.output, as_json=options.json)
     return 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.inspect_options import MASKS_PAGE as PAGE
 from manyheads.cli.command_line.inspect_options import MasksOptions, check_kinds, write_figure
@@ -11,6 +9,7 @@ from manyheads.cli.printing import say
 from manyheads.config.checks import between, check
 from manyheads.config.suggest import not_among
 from manyheads.errors import ConfigError
+from manyheads.files.json_object import json_text
 
 __all__ = ["PAGE", "run"]
 
@@ -50,8 +49,8 @@ def run(options: MasksOptions) -> int:
 
     figure = masks_figure([(one.title, one.formula, one.allowed, one.num_memory) for one in examples])
     if options.json:
-        say(json.dumps([mask_record(one) for one in examples]))
+        print(json_text([mask_record(one) for one in examples]))
     else:
         say("\n\n".join(mask_text(one) for one in examples))
-    write_figure(figure, options.output)
+    write_figure(figure, options.output, as_json=options.json)
     return 0

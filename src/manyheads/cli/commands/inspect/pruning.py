@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.inspect_options import check_kinds, picture_option, write_figure
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.printing import say
+from manyheads.cli.printing import say_or_json
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage, group, option
 from manyheads.decoding.options import InspectionDeviceOptions
@@ -43,7 +42,7 @@ command goes on where it was stopped.""",
 
 @command(PAGE, "inspect pruning")
 def run(options: PruningOptions) -> int:
-    """Prune, measure and draw. Returns: the exit code. Points and the paths of pictures go to standard output."""
+    """Prune, measure and draw. Returns: the exit code. Points go to standard output, so do paths without --json."""
     set_up_machine()
     check_kinds(options.output)
     from manyheads.tasks.heads.curve import pruning_curve
@@ -54,6 +53,6 @@ def run(options: PruningOptions) -> int:
     with showing_if_long() as show:
         curve = pruning_curve(open_subject(options.model, options.run_on.load), options, record, show)
     figure = pruning_figure(curve.points, note=f"{options.model}, on {curve.text}")
-    say(json.dumps(curve.points, indent=2) if options.json else curve.table())
-    write_figure(figure, options.output)
+    say_or_json(curve.points, curve.table(), as_json=options.json)
+    write_figure(figure, options.output, as_json=options.json)
     return 0

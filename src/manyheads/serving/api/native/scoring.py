@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
+from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.truncation import scored_limit
 from manyheads.serving.api.answers import large_answer
 from manyheads.serving.api.fields import finite
@@ -60,7 +61,7 @@ async def _pairs(
     reader, writer = model.reader.tokenizer.source, model.reader.tokenizer.target
 
     def encode() -> list[tuple[list[int], list[int]]]:
-        encoded = zip(reader.encode_batch(sources), writer.encode_batch(targets), strict=True)
+        encoded = zip(encode_texts(sources, reader), encode_texts(targets, writer), strict=True)
         return [([*source, reader.eos_id], [*target, writer.eos_id]) for source, target in encoded]
 
     pairs = await service.off_loop(encode)

@@ -1,0 +1,125 @@
+"""The composite for chart parsing: an encoder of words, and a head that scores spans and tags."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyheads.architectures.protocols import Output, SpanParserConfig
+from manyheads.architectures.size_checks import check_vocabularies
+from manyheads.data.batch import SpanBatch
+from manyheads.errors import ConfigError
+from manyheads.nn.heads.spans import SpanHead, span_places
+from manyheads.nn.kernels.chart import span_probabilities
+from manyheads.nn.shapes import Float, Int
+
+__all__ = ["Charts", "SpanParser", "check_labels_and_tags"]
+
+
+LEAST_PROBABILITY = 0.45
+"""Of a constituent in a tree. A lower number gives more constituents: more of the right ones, and more wrong ones."""
+
+
+class Charts(NamedTuple):
+    """What a search for the best tree needs.
+
+    scores: `scores[b, i, j]`, the probability of the best label of words i to j, both included, less LEAST_PROBABILITY;
+        0 if it is smaller. The best tree has the most constituents that are expected to be right, less those expected
+        to be wrong (Goodman 1996, cmp-lg/9605036).
+    labels: its id; 0: no constituent. tags: the best tag of each word.
+    """
+
+    scores: Float[Tensor, "batch words words"]
+    labels: Int[Tensor, "batch words words"]
+    tags: Int[Tensor, "batch words"]
+
+
+class SpanParser(nn.Module):
+    """An encoder and its head for spans, the object that is trained, saved, loaded and evaluated.
+
+    Args:
+        body: a module: (pieces, affixes, lengths) -> states of begin, words and end. It reads no padding.
+        head: of spans and tags.
+        config: the architecture's, a `protocols.SpanParserConfig`, stored for files; it contains labels and tags.
+    """
+
+    def __init__(self, body: nn.Module, head: SpanHead, config: Any) -> None:
+        super().__init__()
+        self.body = body
+        self.head = head
+        self.config = config
+
+    def tie_weights(self) -> None:
+        """Do nothing: no parameters are shared."""
+
+    @property
+    def max_len(self) -> int | None:
+        """Longest sentence in words."""
+        longest: int | None = self.config.longest_input
+        return longest
+
+    def forward(
+        self, batch: SpanBatch, state: Any = None, *, label_smoothing: float = 0.0, chunk_tokens: int = 2048
+    ) -> Output:
+        """Return the loss of a batch, summed over its sentences; num_tokens is the number of words.
+
+        The loss is the negative log-likelihood of the trees, and, times `config.tag_weight`, of the tags.
+
+        Args: label_smoothing: of tags; state, chunk_tokens: not used, as there is no memory and no large vocabulary.
+        """
+        states = self.body(batch.pieces, batch.affixes, batch.lengths)
+        right = batch.labels, batch.tags, batch.lengths
+        spans, tags = self.head.losses(states, *right, label_smoothing=label_smoothing)
+        loss = nll = spans + self.config.tag_weight * tags
+        if label_smoothing:
+            with torch.no_grad():
+                spans, tags = self.head.losses(states, *right)
+                nll = spans + self.config.tag_weight * tags
+        return Output(loss_sum=loss, nll_sum=nll.detach(), num_tokens=batch.lengths.sum())
+
+    def log_probs(
+        self,
+        pieces: Int[Tensor, "batch words pieces"],
+        affixes: Int[Tensor, "batch words hashes"],
+        lengths: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch spans num_labels"]:
+        """Return log-probabilities of the labels of each span, given that it is in the binary tree; the first label is
+        `no constituent`. For the order of spans see `span_places`.
+        """
+        logits = self.head.span_logits(self.body(pieces, affixes, lengths))
+        return F.pad(logits, (1, 0)).log_softmax(dim=2, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+    def charts(
+        self,
+        pieces: Int[Tensor, "batch words pieces"],
+        affixes: Int[Tensor, "batch words hashes"],
+        lengths: Int[Tensor, " batch"],
+    ) -> Charts:
+        """Return the best label of each span and the best tag of each word; padding is undefined. See `SpanBatch`."""
+        states = self.body(pieces, affixes, lengths)
+        logits = self.head.span_logits(states)
+        logits = F.pad(logits.to(torch.promote_types(logits.dtype, torch.float32)), (1, 0))
+        rows, num_words = pieces.shape[:2]
+        first, last = span_places(num_words, pieces.device)
+        sums = logits.new_zeros(rows, num_words, num_words)
+        sums[:, first, last] = logits.logsumexp(dim=2)
+        of_labels, best = logits.log_softmax(dim=2)[:, :, 1:].max(dim=2)
+        scores, labels = torch.zeros_like(sums), torch.zeros_like(sums, dtype=torch.long)
+        scores[:, first, last] = of_labels.exp()
+        scores = (scores * span_probabilities(sums, lengths) - LEAST_PROBABILITY).clamp(min=0.0)
+        labels[:, first, last] = best + 1
+        return Charts(scores, labels * (scores > 0), self.head.tag_logits(states).argmax(dim=-1))
+
+
+def check_labels_and_tags(config: SpanParserConfig) -> None:
+    """Check that a config is complete.
+
+    Raises: ConfigError: the vocabulary size, the labels, the tags or the root are missing.
+    """
+    check_vocabularies(config, "vocab_size")
+    for name in ("constituents", "tags", "root"):
+        if not getattr(config, name):
+            raise ConfigError(f"model.{name} is empty; training fills it in from the data.")

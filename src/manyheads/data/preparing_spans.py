@@ -1,0 +1,168 @@
+"""From trees to a folder of prepared data for a chart parser; see `preparing`. The manifest records labels and tags."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from manyheads.data.lines import ReadReport, stored_lines
+from manyheads.data.preparing import CONTROL, Source, given_splits, prepare
+from manyheads.data.preparing_pairs import MAX_TOKENIZER_PAIRS, REPORT_PAIRS, text_path
+from manyheads.data.progress import Progress
+from manyheads.data.span_store import SpanRow, write_spans
+from manyheads.data.trees import TreeFile
+from manyheads.errors import ConfigError, DataError
+from manyheads.text.learning import MAX_LEARNED_CHARS, Thinned
+from manyheads.text.settings import ParsingSettings, TokenizerSettings
+from manyheads.text.spans import SpanTree, spans_of
+from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.trees import parse_tree
+from manyheads.text.word_features import affix_hashes, word_pieces
+
+__all__ = ["SIDES", "SPANS_TASK", "prepare_spans"]
+
+SPANS_TASK = "spans"
+SIDES = ("source", "target")  # sentence and tree
+
+
+def prepare_spans(
+    folder: str | Path,
+    *,
+    train: TreeFile,
+    valid: TreeFile | None = None,
+    test: TreeFile | None = None,
+    tokenizer: TokenizerSettings | Tokenizer,
+    replace: bool = False,
+    progress: Progress | None = None,
+    key: str = "",
+) -> dict[str, Any]:
+    """Make a folder of prepared data; read it with `prepared_spans.SpanData.open`.
+
+    Labels and tags are those of the training trees, sorted. Others in validation and test trees are counted; a model
+    cannot predict them, so they count as errors.
+
+    Args:
+        folder: the folder to make.
+        train: the training trees; their task says what is kept of all trees, and has a root.
+        valid: the validation trees, if any.
+        test: the test trees, if any.
+        tokenizer: settings for a tokenizer to train on the training sentences, or an existing one.
+        replace, progress, key: see `preparing.prepare`.
+
+    Returns: the manifest.
+    Raises:
+        DataError: a file is not of trees, or has none, or no training tree has a constituent below the root.
+        ConfigError: the task has no root.
+        SaveError: the disk is full or refuses; nothing is left behind.
+    """
+    if train.task.settings.root is None:
+        raise ConfigError("A chart parser puts every tree under a root; name its label.")
+    source = _SpanSource(given_splits(train, valid, test), tokenizer, train.task.settings)
+    return prepare(folder, source, replace=replace, progress=progress, key=key)
+
+
+class _SpanSource(Source):
+    """See `preparing.Source`."""
+
+    def __init__(
+        self, splits: dict[str, TreeFile], tokenizer: TokenizerSettings | Tokenizer, parts: ParsingSettings
+    ) -> None:
+        self.settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else None
+        self._splits, self._tokenizer, self._parts = splits, tokenizer, parts
+        self._counts: dict[str, dict[str, int]] = {}
+        self._sample: Thinned[str] = Thinned(MAX_TOKENIZER_PAIRS)
+        self._labels: tuple[str, ...] = ()
+        self._tags: tuple[str, ...] = ()
+
+    def read(self) -> dict[str, str]:
+        """See `Source.read`."""
+        labels: Counter[str] = Counter()
+        tags: Counter[str] = Counter()
+        for split, trees in self._splits.items():
+            self._counts[split] = self._read_split(split, trees, labels, tags)
+            if not self._counts[split]["sentences"]:
+                raise DataError(f"There are no {split} trees in {trees.describe()}; give others, or leave them out.")
+        if not labels:
+            raise DataError(
+                f"No tree of {self._splits['train'].describe()} has a constituent below its root, so there is nothing"
+                " to learn; are these the right trees?"
+            )
+        self._labels, self._tags = tuple(sorted(labels)), tuple(sorted(tags))
+        return {split: trees.describe() for split, trees in self._splits.items()}
+
+    def _read_split(self, split: str, trees: TreeFile, labels: Counter[str], tags: Counter[str]) -> dict[str, int]:
+        """Copy the text of a split into the folder, and count its oddities; of training trees also labels and tags."""
+        report = ReadReport()
+        kept = control = long = 0
+        files = [path.open("w", encoding="utf-8", newline="\n") for path in self._paths(split)]
+        with files[0], files[1]:
+            for sentence, tree in trees.read(report):
+                kept += 1
+                control += bool(CONTROL.search(sentence))
+                long += len(sentence) > MAX_LEARNED_CHARS
+                files[0].write(sentence + "\n")
+                files[1].write(tree + "\n")
+                if split == "train":
+                    known = self._spans(tree)
+                    labels.update(label for *_, label in known.spans)
+                    tags.update(known.tags)
+                    self._sample.add(sentence)
+                if kept % REPORT_PAIRS == 0:
+                    self.progress(f"read {split}", kept, 0)
+        self.progress(f"read {split}", kept, kept)
+        counts = {"control_characters": control, "long_lines": long, "sentences": kept}
+        return {**dataclasses.asdict(report), **counts}
+
+    def _spans(self, tree: str) -> SpanTree:
+        return spans_of(parse_tree(tree), self._parts)
+
+    def _paths(self, split: str) -> list[Path]:
+        return [text_path(self.folder, split, side) for side in SIDES]
+
+    def learn(self) -> Tokenizer:
+        """See `Source.learn`."""
+        if isinstance(self._tokenizer, TokenizerSettings):
+            self.progress("train the tokenizer", 0, 1)
+            self._tokenizer = Tokenizer.train(self._sample.kept, self._tokenizer)
+            self.progress("train the tokenizer", 1, 1)
+        return self._tokenizer
+
+    def encode(self, split: str) -> dict[str, int]:
+        """See `Source.encode`."""
+        tokenizer, counts = self._tokenizer, self._counts[split]
+        assert isinstance(tokenizer, Tokenizer)  # since `learn`
+        labels = {label: number for number, label in enumerate(self._labels, 1)}
+        tags = {tag: number for number, tag in enumerate(self._tags, 1)}
+        counts |= {"words": 0, "longest": 0, "constituents": 0, "unknown_labels": 0, "unknown_tags": 0}
+
+        def encoded() -> Iterator[SpanRow]:
+            for done, line in enumerate(stored_lines(self._paths(split)[1]), 1):
+                tree = self._spans(line)
+                known = [(start, end, labels[label]) for start, end, label in tree.spans if label in labels]
+                numbers = [tags.get(tag, 0) for tag in tree.tags]
+                counts["words"] += len(tree.words)
+                counts["longest"] = max(counts["longest"], len(tree.words))
+                counts["constituents"] += len(tree.spans)
+                counts["unknown_labels"] += len(tree.spans) - len(known)
+                counts["unknown_tags"] += numbers.count(0)
+                yield SpanRow(word_pieces(tree.words, tokenizer), [*map(affix_hashes, tree.words)], numbers, known)
+                if done % REPORT_PAIRS == 0:
+                    self.progress(f"encode {split}", done, counts["sentences"])
+
+        write_spans(self.folder / split, encoded())
+        return counts
+
+    def finish(self) -> list[str]:
+        """See `Source.finish`."""
+        for path in self._paths("train"):
+            path.unlink()
+        return [path.name for split in self._counts if split != "train" for path in self._paths(split)]
+
+    def record(self) -> dict[str, Any]:
+        """See `Source.record`."""
+        parts = {"functions": self._parts.functions, "root": self._parts.root}
+        names = {"constituents": list(self._labels), "tags": list(self._tags)}
+        return {"task": {"name": SPANS_TASK, **parts, **names}}

@@ -1,0 +1,49 @@
+"""Settings of trees as spans, and of their batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from manyheads.config.checks import MOST_UNITS, between, check
+from manyheads.errors import ConfigError
+
+__all__ = ["MOST_WORDS", "SpanSettings"]
+
+MOST_WORDS = 1_000
+"""Maximum length of a sentence that a chart is computed for: time grows with its cube, memory with its square."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanSettings:
+    """Trees and batches.
+
+    Args:
+        path: a folder written by `manyheads prepare --task spans`.
+        max_tokens: size of one optimiser step: rows x longest sentence in words, over all micro-batches and ranks.
+        accumulate: number of micro-batches per optimiser step.
+        max_len: maximum length of a training sentence in words.
+        too_long: for longer training sentences: `drop` or `fail`. They are always counted.
+        pad_to_multiple: pad batches to a multiple of this number of words, but not beyond max_len.
+
+    Raises: ConfigError: a number is out of range.
+    """
+
+    path: str = ""
+    max_tokens: int = 1024
+    accumulate: int = 1
+    max_len: int = 256
+    too_long: Literal["drop", "fail"] = "drop"
+    pad_to_multiple: int = 1
+
+    def __post_init__(self) -> None:
+        check(self, "data.", between(8, MOST_UNITS), "max_tokens")
+        check(self, "data.", between(2, MOST_WORDS), "max_len")
+        check(self, "data.", between(1, MOST_UNITS), "accumulate", "pad_to_multiple")
+        if self.max_tokens // self.accumulate < self.max_len:
+            raise ConfigError(
+                f"data.max_tokens {self.max_tokens} / data.accumulate {self.accumulate} leaves fewer than"
+                f" {self.max_len} words per micro-batch, the maximum length of a sentence; raise max_tokens, or lower"
+                " accumulate or max_len.",
+                fields=("max_tokens", "accumulate", "max_len"),
+            )

@@ -1,0 +1,34 @@
+"""Borders of words, also beside scripts that are written without spaces, such as Chinese, Japanese and Thai.
+
+`\\w` matches their letters too: `\\bURL` does not match in `访问URL`, and a word of such a script seldom stands
+between borders.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["AFTER", "BEFORE", "LETTER", "WIDE_SIGNS", "begins", "stands"]
+
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Burmese, Khmer
+    "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # Japanese syllables
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese characters
+)
+WIDE_SIGNS = "\u3000-\u3004\u3008-\u301f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
+"""Punctuation of Chinese and Japanese, for a class of characters."""
+LETTER = rf"[^\W{_UNSPACED}]"
+"""A letter, digit or underscore of a script that is written with spaces."""
+BEFORE, AFTER = rf"(?<!{LETTER})", rf"(?!{LETTER})"
+"""No such letter stands before, or after."""
+_IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
+
+
+def begins(phrase: str) -> str:
+    """Return a pattern of a phrase where a word begins; a phrase of a script without spaces can begin anywhere."""
+    return ("" if _IS_UNSPACED.match(phrase) else BEFORE) + re.escape(phrase)
+
+
+def stands(phrase: str) -> str:
+    """Return a pattern of a phrase as whole words; see `begins`."""
+    return begins(phrase) + ("" if _IS_UNSPACED.match(phrase[-1:]) else AFTER)

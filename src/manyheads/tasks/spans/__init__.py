@@ -1,0 +1,1 @@
+"""Chart parsing: constituent trees from scores of spans."""

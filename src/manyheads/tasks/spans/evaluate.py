@@ -1,0 +1,76 @@
+"""Evaluation of a chart parser: bracket scores by evalb's rules, and what they depend on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from manyheads.data.lines import describe
+from manyheads.data.prepared_spans import SpanData
+from manyheads.data.progress import Progress, telling
+from manyheads.data.trees import read_sentences
+from manyheads.decoding.parser import Parser
+from manyheads.decoding.truncation import naming_lines
+from manyheads.distributed.process import refuse_ranks
+from manyheads.errors import DataError
+from manyheads.evaluation.parses import judge_trees
+from manyheads.tasks.held_out import chosen_split, own_data
+from manyheads.tasks.parsing.evaluate import ParsingReport
+from manyheads.tasks.report import machine_lines, model_line, model_record
+from manyheads.tasks.spans.options import EvaluateOptions
+from manyheads.text.parsing import ParsingTask
+
+__all__ = ["SpanReport", "evaluate"]
+
+
+@dataclass(frozen=True)
+class SpanReport(ParsingReport):
+    """See `tasks.report.Report`."""
+
+    def protocol_lines(self) -> list[str]:
+        """See `ParsingReport.protocol_lines`."""
+        protocol = self.protocol
+        search = (
+            f"  search     most probable constituents of a chart, {protocol['labels']} labels, {protocol['tags']} tags"
+        )
+        return [model_line(protocol), search, *machine_lines(protocol)]
+
+
+def evaluate(options: EvaluateOptions, show: Progress) -> SpanReport:
+    """Judge a model on held-out trees.
+
+    Raises: DataError: trees cannot be read, or there are none. RequestError: a sentence is too long. ConfigError: no
+        setting names the trees.
+    """
+    refuse_ranks("evaluate of trees")
+    gold, name = _gold(options)
+    if not gold:
+        raise DataError(f"{name} has no trees; there is nothing to evaluate.")
+    parser = options.run_on.load(Parser.from_pretrained, options.model, show).chart
+    sentences, trees = [sentence for sentence, _ in gold], [tree for _, tree in gold]
+    told = telling(show, "parsing", len(gold))
+    with naming_lines(sentence=name):
+        found = parser.parse(sentences, max_tokens=options.max_tokens, told=told)
+    show("judging the trees", 0, 0)
+    config = parser.model.config
+    protocol = {
+        "data": name,
+        "sentences": len(gold),
+        **model_record(options.model, parser.model, parser.device, parser.precision),
+        "tokenizer": parser.tokenizer.digest,
+        "labels": len(config.constituents),
+        "tags": len(config.tags),
+        "max_tokens": options.max_tokens,
+    }
+    return SpanReport(judge_trees(found, trees), None, protocol)
+
+
+def _gold(options: EvaluateOptions) -> tuple[list[tuple[str, str]], str]:
+    """Sentences with their trees, and what they are called."""
+    if options.trees is not None:
+        return read_sentences(options.trees, ParsingTask(), options.on_bad_utf8), describe(options.trees)
+    path = options.data if options.data is not None else own_data(options.model)[0]
+    texts = SpanData.open(path).texts
+    split = chosen_split({name: texts.get(name) for name in ("test", "valid")}, options.split)
+    if split is None:
+        raise DataError(f"{path} has no {options.split or 'test or valid'} trees; give --trees FILE.")
+    return texts[split], f"{path} {split}"

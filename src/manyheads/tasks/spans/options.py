@@ -1,0 +1,109 @@
+"""Options of `manyheads prepare`, `manyheads evaluate` and `manyheads score` for chart parsing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from manyheads.config.checks import at_least, check
+from manyheads.config.options import CommandPage, argument, group, option
+from manyheads.decoding.options import DeviceOptions
+from manyheads.errors import ConfigError
+from manyheads.tasks import preparation
+from manyheads.tasks.translation.options import TokenizerOptions
+
+__all__ = ["EVALUATE", "PREPARE", "SCORE", "EvaluateOptions", "PrepareOptions", "ScoreOptions", "TreeOptions"]
+
+_MODEL = "A model folder, a run folder, or owner/name on the Hugging Face hub."
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions(preparation.PrepareOptions):
+    """Options of `manyheads prepare --task spans`."""
+
+    trees: str = option(
+        "Training trees in brackets, each on a line or over several, plain or gzip; - is standard input.",
+        metavar="FILE",
+    )
+    valid_trees: str | None = option("Validation trees.", default=None, metavar="FILE")
+    test_trees: str | None = option("Test trees.", default=None, metavar="FILE")
+    tree_functions: Literal["strip", "keep"] = option("What follows - or = in a label, as in NP-SBJ.", default="strip")
+    tree_root: str = option("The label on top of every tree that a model gives.", default="ROOT", metavar="LABEL")
+    vocabulary: TokenizerOptions = group(TokenizerOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeOptions:
+    """Options that name trees and say how a model reads them."""
+
+    on_bad_utf8: Literal["fail", "replace"] = option(
+        "A line that is not UTF-8: fail, or replace its bad bytes.", default="fail"
+    )
+    max_tokens: int = option("A batch's budget: rows x longest sentence in words.", default=1024, metavar="N")
+    run_on: DeviceOptions = group(DeviceOptions)
+
+    def __post_init__(self) -> None:
+        check(self, "--", at_least(1), "max_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(TreeOptions):
+    """Options of `manyheads evaluate` for a chart parser."""
+
+    model: str = argument(_MODEL, metavar="MODEL")
+    trees: str | None = option(
+        "The right trees, in brackets; the sentences are their words.", default=None, metavar="FILE"
+    )
+    data: str | None = option("A folder written by prepare --task spans.", metavar="DATA", default_is="the run's")
+    split: Literal["test", "valid"] | None = option("Which part of the data.", default_is="test if there is one")
+    output: str | None = option("Save the trees, one a line.", default=None, metavar="FILE", aliases=("-o",))
+    json: bool = option("Print one JSON object.", default=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.trees is not None and (self.data is not None or self.split is not None):
+            raise ConfigError("--trees names the right trees, as --data does; leave out --data and --split.")
+
+    @property
+    def inputs(self) -> tuple[str | None, ...]:
+        """Files that are read."""
+        return (self.trees,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions(TreeOptions):
+    """Options of `manyheads score` for a chart parser."""
+
+    model: str = argument(_MODEL, metavar="MODEL")
+    trees: str = option("Trees in brackets; - is standard input.", metavar="FILE")
+    output: str = option("Where scores go; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Files that are read."""
+        return (self.trees,)
+
+
+PREPARE = CommandPage(
+    PrepareOptions,
+    """Turn files of bracketed trees into a folder that train reads, for a chart parser: the words of each sentence as
+subwords and hashes of their beginnings and endings, the tags, and the labelled spans. Traces are left out. Labels and
+tags are those of the training trees. One tokenizer is trained on the training sentences, unless --tokenizer names one.
+`--task parsing` prepares the same files for a translation model, which writes trees as text.""",
+    ("manyheads prepare --task spans --trees train.ptb --valid-trees dev.ptb --test-trees test.ptb -o data/ptb",),
+)
+
+EVALUATE = CommandPage(
+    EvaluateOptions,
+    """Judge a chart parser on held-out trees: labelled brackets by evalb's rules, tags, and the protocol. Trees come
+from --trees or --data; without either, from what the run was trained with.""",
+    ("manyheads evaluate runs/chart --trees test.ptb", "manyheads evaluate runs/chart --split valid --output dev.out"),
+)
+
+SCORE = CommandPage(
+    ScoreOptions,
+    """Log-probabilities (in nats) that a chart parser gives to known trees, as one of their binary forms, and to their
+tags. Each tree gives a line of two tab-separated columns: the log-probability, and
+the number of words.""",
+    ("manyheads score runs/chart --trees test.ptb",),
+)

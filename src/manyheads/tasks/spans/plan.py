@@ -1,0 +1,51 @@
+"""Training steps of a chart parser at any size, without its data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from manyheads.data.batch import SpanBatch
+from manyheads.tasks.spans.settings import SpanConfig
+from manyheads.text.word_features import MOST_HASHES, MOST_PIECES
+from manyheads.training.plan.trial import TokenTrial
+
+__all__ = ["Trial"]
+
+
+@dataclass(frozen=True)
+class Trial(TokenTrial):
+    """Sentences of random features; see `training.plan.trial.TokenTrial`."""
+
+    config: SpanConfig
+    unit = "sentences"
+
+    @property
+    def longest(self) -> int:
+        """See `TokenTrial.longest`."""
+        return self.config.data.max_len
+
+    def at(self, length: int) -> Trial:
+        """See `Trial.at`. Where the data will give labels and tags, fifty of each are assumed."""
+        model, names = self.config.model, tuple(map(str, range(50)))
+        known: dict[str, Any] = {
+            "vocab_size": model.vocab_size or self.config.tokenizer.vocab_size,
+            "constituents": model.constituents or names,
+            "tags": model.tags or names,
+            "root": model.root or "ROOT",
+        }
+        return Trial(replace(self.config, model=replace(model, **known)))
+
+    def batch(self, length: int, rows: int) -> SpanBatch:
+        """See `Trial.batch`."""
+        model = self.config.model
+        return SpanBatch(
+            pieces=torch.randint(model.vocab_size, (rows, length, MOST_PIECES)),
+            affixes=torch.randint(2**16, (rows, length, MOST_HASHES)),
+            lengths=torch.full((rows,), length),
+            tags=torch.randint(len(model.tags), (rows, length)),
+            labels=torch.randint(len(model.constituents) + 1, (rows, length, length)),
+            sample_ids=torch.arange(rows),
+        )

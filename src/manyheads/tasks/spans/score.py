@@ -1,0 +1,41 @@
+"""Log-probabilities of given trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from manyheads.data.line_source import GivenItems
+from manyheads.data.lines import ReadReport
+from manyheads.data.progress import Progress, telling
+from manyheads.data.trees import read_sentences
+from manyheads.decoding.chart_parser import ChartParser
+from manyheads.distributed.sharded_lines import model_identity
+from manyheads.tasks.report import LineWork
+from manyheads.tasks.spans.options import ScoreOptions
+from manyheads.text.parsing import ParsingTask
+
+__all__ = ["score"]
+
+_BLOCK = 256
+
+
+def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
+    """Load the model. Raises: DataError: the file cannot be read."""
+    items = read_sentences(options.trees, ParsingTask(), options.on_bad_utf8)
+    parser = options.run_on.load(ChartParser.from_pretrained, options.model, show)
+
+    def work(first: int, some: list[tuple[str, str]]) -> Iterator[str]:
+        told = telling(show, "scoring", len(items), first)
+        scores = parser.log_probs([tree for _, tree in some], first_number=first + 1, told=told)
+        for value, (sentence, _) in zip(scores.tolist(), some, strict=True):
+            yield f"{value:.6f}\t{len(sentence.split(' '))}"
+
+    identity = {
+        "command": "score",
+        "model": model_identity(options.model),
+        "form": options.on_bad_utf8,
+        "precision": parser.precision,
+    }
+    return LineWork(
+        GivenItems(items, _BLOCK, [options.trees], ReadReport()), work, identity, {"sentence": options.trees}
+    )

@@ -1,0 +1,112 @@
+"""The embeddings with which a translator begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from manyheads.architectures.reformer.presets import SEQ2SEQ_PRESETS
+from manyheads.architectures.table import build_model
+from manyheads.data.cooccurrence import cooccurrence_embeddings
+from manyheads.data.store import PairStore
+from manyheads.distributed.group import Group
+from manyheads.seeding import derive_seed
+from manyheads.tasks.presets import debug
+from manyheads.tasks.translation.embeddings import begin_embeddings
+from manyheads.tasks.translation.objective import open_objective
+from manyheads.tasks.translation.settings import PairInitialSettings, TrainConfig
+from manyheads.training.run.assembly import assemble
+from manyheads.training.run.loop import train
+
+CPU = torch.device("cpu")
+Tie = Literal["all", "decoder", "embeddings", "none"]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrainConfig:
+    """Twenty steps of the copy task, whose words occur in the same pairs as themselves."""
+    found = replace(debug(), run_dir=str(tmp_path / "run"), initial=PairInitialSettings(embeddings="cooccurrence"))
+    training = replace(found.training, max_steps=2, ema_decay=0.0, plots=False, tensorboard=False)
+    return replace(found, training=training, validation=replace(found.validation, bleu_sentences=0))
+
+
+def similarities(table: torch.Tensor) -> torch.Tensor:
+    return table @ table.T
+
+
+def pairs_of_four() -> PairStore:
+    return PairStore.from_lists([([4, 5], [6]), ([5, 7], [4]), ([6], [7, 5])], 9)
+
+
+def test_a_run_begins_with_them(config: TrainConfig, tmp_path: Path) -> None:
+    assembly = assemble(config, open_objective, CPU, tmp_path / "data")
+    table: Any = assembly.model.body.source_embedding.weight.detach()  # type: ignore[union-attr]
+    learned = cooccurrence_embeddings(assembly.objective.stream.store, table.shape[1])  # type: ignore[attr-defined]
+    occurs = learned.any(1)
+    assert occurs.sum() >= 16
+    torch.testing.assert_close(similarities(table[occurs]), similarities(learned[occurs]), atol=1e-5, rtol=1e-5)
+    plain = assemble(replace(config, initial=PairInitialSettings()), open_objective, CPU, tmp_path / "data")
+    random: Any = plain.model.body.source_embedding.weight.detach()  # type: ignore[union-attr]
+    torch.testing.assert_close(table[~occurs], random[~occurs], rtol=0, atol=0)
+    assert any("co-occurrence" in note for note in assembly.notes)
+    assert not plain.notes
+
+
+def test_the_turn_depends_on_the_seed_alone(config: TrainConfig, tmp_path: Path) -> None:
+    tables = []
+    for seed in (1, 1, 2):
+        assembly = assemble(replace(config, seed=seed), open_objective, CPU, tmp_path / f"data-{seed}")
+        tables.append(assembly.model.body.source_embedding.weight.detach())  # type: ignore[union-attr]
+    assert torch.equal(tables[0], tables[1])
+    assert not torch.allclose(tables[0], tables[2], atol=0.1)
+
+
+@pytest.mark.parametrize("tie", ["all", "decoder", "embeddings", "none"])
+@pytest.mark.parametrize("kind", ["transformer", "reformer"])
+def test_all_tables_get_them(kind: str, tie: Tie) -> None:
+    sizes = {"source_vocab_size": 9, "target_vocab_size": 9, "tie_embeddings": tie}
+    base: Any = debug().model if kind == "transformer" else SEQ2SEQ_PRESETS["debug"]
+    model: Any = build_model(replace(base, **sizes))
+    begin_embeddings(model, pairs_of_four(), 3, Group())
+    tables = (model.body.source_embedding.weight, model.body.target_embedding.weight, model.head.weight)
+    for table in tables:
+        assert torch.equal(table[4:8], tables[0][4:8])
+        torch.testing.assert_close(table[4:8].norm(dim=1), torch.ones(4))
+
+
+def test_other_ranks_take_the_vectors_of_the_main_one() -> None:
+    """They may compute other signs on another processor."""
+    model: Any = build_model(replace(debug().model, source_vocab_size=9, target_vocab_size=9))
+    sent = torch.randn(9, debug().model.d_model)
+
+    class Second(Group):
+        is_main = False
+
+        def joined(self, part: torch.Tensor | None, *, rows: int) -> torch.Tensor:
+            assert (part, rows) == (None, 9)
+            return sent
+
+    begin_embeddings(model, pairs_of_four(), 3, Second())
+    assert torch.equal(model.head.weight, sent)
+
+
+def test_a_smaller_table_gets_the_first_rows() -> None:
+    sizes: Any = {"source_vocab_size": 9, "target_vocab_size": 6, "tie_embeddings": "none"}
+    model: Any = build_model(replace(debug().model, **sizes))
+    begin_embeddings(model, pairs_of_four(), 3, Group())
+    assert torch.equal(model.body.target_embedding.weight[4:], model.body.source_embedding.weight[4:6])
+
+
+def test_a_resumed_run_does_not_compute_them_again(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    name = "manyheads.tasks.translation.objective.begin_embeddings"
+    monkeypatch.setattr(name, lambda *given: calls.append(given[2]))
+    train(config, open_objective)
+    assert calls == [derive_seed(config.seed, "embeddings")]
+    longer = replace(config, training=replace(config.training, max_steps=3))
+    assert train(longer, open_objective).step == 3
+    assert len(calls) == 1

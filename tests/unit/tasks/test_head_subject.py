@@ -1,0 +1,41 @@
+"""The text on which the heads of a language model are judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.evaluation.heads import nats_per_token
+from manyheads.evaluation.language_model import evaluate_text
+from manyheads.evaluation.reading import Reading
+from manyheads.tasks.heads.options import HeadTextOptions
+from manyheads.tasks.heads.subject import HeldSegments, Subject
+from manyheads.tasks.text.held_out import held_text
+from manyheads.text.byte_vocabulary import ByteVocabulary
+
+
+@pytest.mark.parametrize("ext_len", [0, 40])
+def test_a_model_that_reads_the_end_of_a_segment_again_does_so_here(tmp_path: Path, ext_len: int) -> None:
+    """Without it, as many tokens would be missing between its memory and each segment."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"d_model": 16, "num_heads": 2, "d_ff": 16, "num_layers": 2, "dropout": 0.0}
+    model = build_model(TransformerXLConfig(vocab_size=256, memory_len=100, ext_len=ext_len, **sizes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(10)  # so that the loss depends on what is seen
+    text = tmp_path / "text.txt"
+    text.write_text("one two three " * 300, encoding="utf-8")
+    reader: Any = SimpleNamespace(vocabulary=ByteVocabulary(), model=model)
+    held = Subject(str(tmp_path), reader)._segments(reader, HeadTextOptions(text=str(text)), "valid")
+    assert isinstance(held, HeldSegments)
+    wanted = evaluate_text(
+        model, held_text(reader, "", text=str(text)).store, Reading(ext_len=ext_len), reader.vocabulary
+    )
+    assert wanted is not None
+    assert nats_per_token(model, held.batches) == pytest.approx(wanted.nats_per_token, rel=1e-5)
