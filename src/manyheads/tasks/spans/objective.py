@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from manyheads.data.prepared_spans import SpanData, open_spans
 from manyheads.data.progress import Progress
 from manyheads.data.span_store import SpanStore, SpanStream, eval_spans
 from manyheads.decoding.chart_parser import parse_batches
+from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.brackets import SIGNATURE
 from manyheads.evaluation.parses import judge_trees
@@ -54,6 +56,10 @@ class SpanObjective:
     def describe(self) -> str:
         """See `Objective.describe`."""
         return f"{self.data.describe()}\n{self.stream.describe()}"
+
+    def prepare_weights(self, model: SpanParser, group: Group) -> Sequence[str]:
+        """See `Objective.prepare_weights`."""
+        return ()
 
     def first_state(self, model: SpanParser) -> None:
         """See `Objective.first_state`."""
