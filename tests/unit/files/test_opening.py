@@ -24,6 +24,8 @@ NO_FILES = {
     "TextData",
     "LabelledData",
     "LabelledStore",
+    "SpanData",
+    "SpanStore",
     "options",
     "TokenStore",
     "PairStore",

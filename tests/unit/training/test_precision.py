@@ -18,15 +18,19 @@ from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.data.labelled_files import Labelled, LabelledList
 from manyheads.data.prepared_text import NOVEL
 from manyheads.data.preparing_labelled import prepare_labelled
+from manyheads.data.preparing_spans import prepare_spans
 from manyheads.data.settings import DUPLICATION
+from manyheads.data.trees import TreeFile
 from manyheads.errors import ConfigError
 from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
 from manyheads.tasks.classification.settings import ClassificationConfig
 from manyheads.tasks.presets import PRESETS, SIZED_BY_PRECISION
 from manyheads.tasks.runs import dry_run, train
+from manyheads.tasks.spans.settings import SpanConfig
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.text.settings import TokenizerSettings
+from manyheads.text.parsing import ParsingTask
+from manyheads.text.settings import ParsingSettings, TokenizerSettings
 from manyheads.training.run.precision import resolve_precision
 from manyheads.training.settings import RunConfig
 
@@ -179,6 +183,14 @@ def made_small(name: str, corpus: Path, run_dir: Path) -> RunConfig:
             model={**sizes, **(reformer if isinstance(config.model, ReformerConfig) else {}), "num_layers": 3},
             validation={"every_steps": 2},
         )
+    if isinstance(config, SpanConfig):
+        return changed(  # type: ignore[no-any-return]
+            config,
+            **common,
+            data={"path": str(trees(corpus)), "max_tokens": 128, "max_len": 16, "accumulate": 1},
+            model={**sizes, "num_layers": 1},
+            validation={"every_steps": 2},
+        )
     assert isinstance(config, TextConfig)
     if isinstance(config.model, ReformerConfig):
         sizes |= {"head_dim": 16, "max_len": 64, "chunk_len": 8, "ff_chunk_len": 16}
@@ -203,6 +215,19 @@ def labelled(corpus: Path) -> Path:
         rows = LabelledList("made", [Labelled(f"label {number % 2}", f"word {number % 7}") for number in range(40)])
         tokenizer = TokenizerSettings(kind="word", vocab_size=20)
         prepare_labelled(folder, train=rows, valid=rows, tokenizer=tokenizer)
+    return folder
+
+
+def trees(corpus: Path) -> Path:
+    """Prepared trees, beside the corpus."""
+    folder = corpus.parent / "trees"
+    if not folder.exists():
+        file = corpus.parent / "trees.ptb"
+        file.write_text(
+            "".join(f"(ROOT (S (NP (NN word{number % 7})) (VP (VB is) (ADJ new))))\n" for number in range(40))
+        )
+        read = TreeFile(path=file, task=ParsingTask(ParsingSettings(tags="keep")))
+        prepare_spans(folder, train=read, valid=read, tokenizer=TokenizerSettings(vocab_size=300))
     return folder
 
 
