@@ -113,7 +113,7 @@ def write(checked: Checked) -> None:
         page.keyboard.press("Tab")
     page.keyboard.type("The old")
     page.keyboard.press("Control+Enter")
-    page.locator("#w-output .piece").nth(3).wait_for()
+    page.locator("#w-output .piece").nth(3).wait_for(state="attached")  # a line break has no size
     page.locator("#w-keep:enabled").wait_for()
     checked.look("written")
     page.locator("#w-output .piece").first.focus()
