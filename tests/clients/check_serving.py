@@ -244,7 +244,9 @@ def main() -> int:
     parser.add_argument("url")
     parser.add_argument("--models", type=Path, required=True, help="folder of the models en-de and novel")
     parser.add_argument("--ours", required=True, help="a Python with manyheads")
-    parser.add_argument("--node", type=lambda text: Path(text).resolve(), required=True, help="folder with node_modules")
+    parser.add_argument(
+        "--node", type=lambda text: Path(text).resolve(), required=True, help="folder with node_modules"
+    )
     parser.add_argument("--examples", type=int, default=30, help="of schemathesis, for each operation")
     parser.add_argument("--pictures", type=Path, help="folder for pictures of the page")
     parser.add_argument("--only", default=",".join(CHECKS), help=f"some of {','.join(CHECKS)}")
