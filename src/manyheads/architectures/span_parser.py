@@ -24,7 +24,7 @@ LEAST_PROBABILITY = 0.45
 
 
 class Charts(NamedTuple):
-    """What a search for the best tree needs.
+    """The input of the search for the best tree.
 
     scores: `scores[b, i, j]`, the probability of the best label of words i to j, both included, less LEAST_PROBABILITY;
         0 if it is smaller. The best tree has the most constituents that are expected to be right, less those expected

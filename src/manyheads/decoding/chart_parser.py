@@ -154,7 +154,7 @@ class ChartParser(RunsModel[SpanParser]):
 
         Args: trees: in brackets. first_number, told: as of `parse`.
 
-        Raises: DataError: a text is no tree, or has a label or a tag that the model does not know. RequestError: a
+        Raises: DataError: a text is not a tree, or has a label or a tag that the model does not know. RequestError: a
             sentence has more words than the model has positions.
         """
         config = self.model.config

@@ -23,7 +23,7 @@ from manyheads.errors import ConfigError
 from manyheads.interop import hf_tokenizer
 from manyheads.interop.exports import onnx_files as files
 from manyheads.interop.exports.onnx_graphs import graph_positions, logits_of, prepare, sinusoidal
-from manyheads.nn.attention.local import LocalSelfAttention
+from manyheads.nn.attention.local import LocalSelfAttention, slope_penalty
 from manyheads.nn.attention.lsh_pairs import keys_of
 from manyheads.nn.attention.masks import Causal, Dense, Mask, Window
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
@@ -192,9 +192,8 @@ def local_exactly(attention: LocalSelfAttention, h: Tensor, real: Tensor) -> Ten
     if slopes is None:
         weights = dot_product_weights(q, k, Dense(allowed & real))
     else:
-        distances = (places[:, None] - places).abs()
-        scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(q.shape[-1]) - slopes[:, None, None] * distances
-        weights = masked_softmax(scores, allowed & real)
+        scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
+        weights = masked_softmax(scores - slope_penalty(places, places, slopes), allowed & real)
     return attention._finish(torch.matmul(weights, v))
 
 

@@ -23,7 +23,7 @@ from manyheads.nn.kernels.softmax import masked_softmax
 from manyheads.nn.linear import Linear, initialise
 from manyheads.nn.shapes import Bool, Float, Int
 
-__all__ = ["LocalCache", "LocalSelfAttention", "local_attention", "local_slopes", "spread_chunks"]
+__all__ = ["LocalCache", "LocalSelfAttention", "local_attention", "local_slopes", "slope_penalty", "spread_chunks"]
 
 
 def local_attention(
@@ -64,7 +64,7 @@ def local_attention(
     scores = torch.matmul(query, _seen(key, offsets).transpose(-1, -2)) / math.sqrt(query.shape[-1])
     if slopes is not None:
         first = offsets.start * chunk_len
-        distances = _distances(torch.arange(chunk_len), torch.arange(first, first + scores.shape[-1]), slopes)
+        distances = slope_penalty(torch.arange(chunk_len), torch.arange(first, first + scores.shape[-1]), slopes)
         scores = scores - distances[:, None].to(scores.dtype)
     weights = masked_softmax(scores, allowed)
     if weights_hook is not None:
@@ -137,8 +137,10 @@ def local_slopes(num_heads: int) -> Float[Tensor, " heads"]:
     return 2.0 ** -torch.linspace(1, 7, num_heads) if num_heads > 1 else torch.tensor([0.5])
 
 
-def _distances(queries: Tensor, keys: Tensor, slopes: Tensor) -> Float[Tensor, "*rows heads q_len k_len"]:
-    """Return slope x distance. queries, keys: their positions, (*rows, q_len) and (*rows, k_len)."""
+def slope_penalty(
+    queries: Int[Tensor, "*rows q_len"], keys: Int[Tensor, "*rows k_len"], slopes: Float[Tensor, " heads"]
+) -> Float[Tensor, "*rows heads q_len k_len"]:
+    """Return slope x distance, which is subtracted from scores. queries, keys: their positions."""
     distances = (queries[..., :, None] - keys[..., None, :]).abs().to(slopes.device)
     return slopes[:, None, None] * distances[..., None, :, :]
 
@@ -348,7 +350,7 @@ class LocalSelfAttention(nn.Module):
         scores = torch.matmul(q, keys.transpose(-1, -2)) / math.sqrt(q.shape[-1])
         slopes = self.slopes()
         if slopes is not None:
-            scores = scores - _distances(new, positions, slopes).to(scores.dtype)
+            scores = scores - slope_penalty(new, positions, slopes).to(scores.dtype)
         out = torch.matmul(masked_softmax(scores, allowed[:, None]), values)
         after = cache.lengths + (count if lengths is None else lengths)
         cache = replace(cache, lengths=after)

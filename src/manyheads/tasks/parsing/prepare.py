@@ -19,7 +19,7 @@ __all__ = ["preparation", "summary"]
 def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     """See `tasks.table.Task`.
 
-    Raises: ConfigError: validation trees are missing, or the label of the root is none.
+    Raises: ConfigError: the validation trees are missing, or `options.tree_root` is not a label.
     """
     check_holdout(options, ["--valid-trees"], "--valid-count", "500")
     names = ("tags", "words", "functions", "traces", "root")

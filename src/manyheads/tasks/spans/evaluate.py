@@ -38,8 +38,8 @@ class SpanReport(ParsingReport):
 def evaluate(options: EvaluateOptions, show: Progress) -> SpanReport:
     """Judge a model on held-out trees.
 
-    Raises: DataError: trees cannot be read, or there are none. RequestError: a sentence is too long. ConfigError: no
-        setting names the trees.
+    Raises: DataError: the trees cannot be read, or the file has none. RequestError: a sentence is too long.
+        ConfigError: no setting names the trees.
     """
     refuse_ranks("evaluate of trees")
     gold, name = _gold(options)

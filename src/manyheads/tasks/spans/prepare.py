@@ -23,7 +23,7 @@ __all__ = ["preparation", "summary"]
 def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     """See `tasks.table.Task`.
 
-    Raises: ConfigError: validation trees are missing, or the label of the root is none.
+    Raises: ConfigError: the validation trees are missing, or `options.tree_root` is not a label.
     """
     if options.valid_trees is None:
         raise ConfigError("There are no validation trees, which tell when a model is good. Give --valid-trees FILE.")
