@@ -12,7 +12,9 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
-@pytest.fixture(scope="session")
+# Playwright's event loop counts as running until its driver ends. It must end with the file: later tests of the same
+# process could not call asyncio.run().
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium, by Playwright; MANYHEADS_CHROMIUM names another than the system's."""
     playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install playwright")
