@@ -93,7 +93,7 @@ CUTS = [
     (r"convert opus-mt-en-de --from-pickle --output models/en-de", "convert opus-mt-pickled --from-pickle -o models/2"),
     (r"prepare --task (parsing|spans)", r"\g<0> --vocab-size 320"),
     (r"--preset chart-parser", "--preset chart-debug"),
-    (r"train (?=--data.path data/my-(trees|words))", "train --preset debug "),
+    (r"--preset demo --data.path data/my-(trees|words)", r"--preset debug --data.path data/my-\1"),
     (r"inspect pruning runs/demo", r"\g<0> --share 0 0.5 --num-beams 1 --judge-pairs 4 --pairs 8"),
     (r"inspect heads runs/demo", r"\g<0> --pairs 8"),
     (r"--beam 21", "--beam 2"),
