@@ -1,9 +1,8 @@
 """Models as ONNX files, with the names of files, inputs and outputs that Optimum and transformers.js expect.
 
-    Transformer         onnx/encoder_model.onnx   onnx/decoder_model_merged.onnx
-    Reformer (encoder-decoder)   the same
-    Transformer-XL      onnx/model.onnx: input_ids, mems.{i} -> logits, present_mems.{i}
-    Reformer            onnx/model.onnx: input_ids, attention_mask -> logits
+    Transformer      onnx/encoder_model.onnx   onnx/decoder_model_merged.onnx
+    Transformer-XL   onnx/model.onnx: input_ids, mems.{i} -> logits, present_mems.{i}
+    Reformer         onnx/model.onnx: input_ids, attention_mask -> logits; its encoder-decoder is refused
 
 Beside them: config.json, generation_config.json, tokenizer.json, tokenizer_config.json as in transformers. With int8
 the names end in `_quantized`.
