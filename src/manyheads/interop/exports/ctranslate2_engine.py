@@ -2,8 +2,8 @@
 
 The export is kept beside the model, in MODEL.ctranslate2/CHECKSUM, or in the user's cache if that folder cannot be
 written. Only the newest export of a model is kept. Greedy search gives the ids of our own search (up to ties in
-rounding). Beams differ: CTranslate2 stops when 2 x num_beams hypotheses have ended (num_beams with early_stopping), so a
-later and better one may be missed.
+rounding). Beams differ: CTranslate2 stops when 2 x num_beams hypotheses have ended (num_beams with early_stopping), so
+a later and better one may be missed.
 """
 
 from __future__ import annotations
