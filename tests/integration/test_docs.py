@@ -120,9 +120,9 @@ NOT_RUN: dict[str, str] = {
     "docs/exporting.md:143": "it needs npm, a network, and serves until it is stopped",
     "docs/exporting.md:159": "it installs two environments of more than a gigabyte",
     "docs/heads.md:10": "it needs a trained model, and minutes",
-    "docs/serving.md:11": "it serves until it is stopped",
-    "docs/serving.md:18": "it serves until it is stopped",
-    "docs/serving.md:61": "it needs the package openai and a running server",
+    "docs/serving.md:12": "it serves until it is stopped",
+    "docs/serving.md:19": "it serves until it is stopped",
+    "docs/serving.md:62": "it needs the package openai and a running server",
     "docs/sources/reformer.md:132": "it needs the reader's model",
     "docs/sources/transformer-xl.md:140": "it needs the published models, gigabytes",
 }

@@ -217,7 +217,8 @@ PREPARE = CommandPage(
 each come from two aligned files, a TSV file or a JSONL file: plain or gzip, UTF-8, one sentence a line. One tokenizer
 is trained on both sides of the training pairs, unless --tokenizer names one. Training pairs with an empty side are
 left out and counted.
-A parser learns from trees: `manyheads prepare --task parsing --help` shows its options.
+A parser learns from trees: `manyheads prepare --task spans --help` (chart parser) or `--task parsing --help` shows its
+options. A classifier learns from labelled texts: `manyheads prepare --task classification --help`.
 A language model learns from text, ids or pictures: `manyheads prepare --task lm --help` shows its options.""",
     (
         "manyheads prepare --source train.en --target train.de --valid-source v.en --valid-target v.de -o data/my",
