@@ -111,9 +111,9 @@ RUNS = {
 }
 NOT_RUN: dict[str, str] = {
     "docs/converting.md:79": "it needs the published models, gigabytes",
-    "docs/converting.md:110": "it needs the peers' models",
-    "docs/converting.md:131": "it needs an account on the hub",
-    "docs/converting.md:163": "its inputs are the reader's",
+    "docs/converting.md:114": "it needs the peers' models",
+    "docs/converting.md:135": "it needs an account on the hub",
+    "docs/converting.md:167": "its inputs are the reader's",
     "docs/exporting.md:89": "its model is not in this page",
     "docs/exporting.md:103": "tracing and the checks of shapes exclude each other",
     "docs/exporting.md:117": "it needs the package optimum-onnx",

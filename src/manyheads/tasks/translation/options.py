@@ -214,9 +214,9 @@ class ScoreOptions:
 PREPARE = CommandPage(
     PrepareOptions,
     """Turn sentence pairs into a folder of tokens that train reads. Training, validation and test pairs
-each come from two aligned files, a TSV file or a JSONL file: plain or gzip, UTF-8, one sentence a line. One tokenizer
-is trained on both sides of the training pairs, unless --tokenizer names one. Training pairs with an empty side are
-left out and counted.
+each come from two aligned files, or from one TSV, JSONL, CSV, TMX or Parquet file. Text is UTF-8, plain or gzip, one
+sentence a line. One tokenizer is trained on both sides of the training pairs, unless --tokenizer names one. Training
+pairs with an empty side are left out and counted.
 A parser learns from trees: `manyheads prepare --task spans --help` (chart parser) or `--task parsing --help` shows its
 options. A classifier learns from labelled texts: `manyheads prepare --task classification --help`.
 A language model learns from text, ids or pictures: `manyheads prepare --task lm --help` shows its options.""",
