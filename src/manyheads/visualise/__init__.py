@@ -1,1 +1,1 @@
-"""Plots of tensors and records, as PNG and SVG. Needs matplotlib: `pip install manyheads[plot]`."""
+"""Plots of tensors and records (needs matplotlib: `pip install manyheads[plot]`), and pages of HTML (need nothing)."""

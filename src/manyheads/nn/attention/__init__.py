@@ -1,0 +1,1 @@
+"""Attention of every kind, masks, and the states of a search."""

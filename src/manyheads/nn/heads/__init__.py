@@ -1,0 +1,1 @@
+"""Heads: from hidden states to log-probabilities or a loss."""
