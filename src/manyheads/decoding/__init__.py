@@ -1,1 +1,1 @@
-"""Greedy search, beam search and sampling over token ids; translation, parsing, classification and generation of text."""
+"""Greedy search, beam search and sampling over ids; translation, parsing, classification and generation of text."""
