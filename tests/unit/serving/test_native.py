@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from starlette.testclient import TestClient
 
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.decoding.translator import Translator
+from manyheads.serving.scoring import _chosen
 
 ENGLISH = "Hello, how are you? I am hungry.\n\nThe cat sees the dog."
 
@@ -167,6 +169,21 @@ def test_attention_weights(client: TestClient, kind: str) -> None:
     assert all(len(row) == len(answer["key_tokens"]) for row in answer["weights"])
     assert all(sum(row) == pytest.approx(1, abs=1e-2) for row in answer["weights"])
     assert client.post("/v1/attention", json={"source": "I", "layer": 99}).status_code == 422
+
+
+def test_line_breaks_in_a_pair_are_spaces_to_its_attention(client: TestClient) -> None:
+    one, other = (
+        client.post("/v1/attention", json={"source": "I am hungry.", "target": target}).json()
+        for target in ("Ich habe Hunger.", "Ich\nhabe Hunger.\r\n")
+    )
+    assert one == other
+
+
+def test_alternatives_are_tokens_of_the_vocabulary(client: TestClient) -> None:
+    """A model can have more rows than its vocabulary has tokens."""
+    table = torch.zeros(2, 5).log_softmax(-1)
+    table[:, 4] += 9
+    assert [[index for index, _ in one] for one in _chosen(table, [1, 2], 3, 4).top] == [[0, 1, 2]] * 2
 
 
 @pytest.mark.parametrize(

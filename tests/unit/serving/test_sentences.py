@@ -24,6 +24,8 @@ from manyheads.serving.settings import ServingSettings
         ("一。二？三", ["一。", "二？", "三"]),
         ("One\nTwo\r\n\n  Three  ", ["One", "Two", "Three"]),
         ("J. S. Bach wrote it. Yes.", ["J. S. Bach wrote it.", "Yes."]),
+        ("The U.S. Army was in Washington, D.C. The end.", ["The U.S. Army was in Washington, D.C. The end."]),
+        ("He came at 5 p.m. She left.", ["He came at 5 p.m.", "She left."]),
         ("", []),
         (" \n\t", []),
     ],
