@@ -15,7 +15,7 @@ from manyheads.decoding.device import inference
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
-from manyheads.errors import RequestError
+from manyheads.errors import NonFiniteError, RequestError
 from manyheads.serving.batches import Remaining
 from manyheads.serving.jobs import Done, Event
 
@@ -126,7 +126,10 @@ def _chosen(table: Tensor, ids: list[int], num_top: int, vocab_size: int) -> Sco
     """Read log-probabilities out of a table. table: (len(ids), rows of the model), at least `vocab_size` of them."""
     log_probs = table.gather(1, torch.tensor(ids, device=table.device)[:, None])[:, 0].float().tolist()
     if any(value != value for value in log_probs):
-        raise RequestError("the model gave NaN log-probabilities; its weights are damaged.")
+        raise NonFiniteError(
+            "The model gave NaN log-probabilities; its weights are damaged or overflow in this precision. Check the"
+            " model, or use precision fp32."
+        )
     if not num_top:
         return ScoredIds(log_probs, [])
     values, places = table[:, :vocab_size].float().topk(min(num_top, vocab_size))

@@ -163,7 +163,10 @@ class ServedGenerator(ServedModel):
 
         Raises: ConfigError, RequestError: an option is invalid.
         """
-        return self.reader.options(**{"num_return_sequences": 1, **overrides, "max_rows": self.limits.max_batch_rows})
+        given = {"num_return_sequences": 1, **overrides, "max_rows": self.limits.max_batch_rows}
+        settings = self.reader.options(**given)
+        context_settings(self.reader.model, settings)  # checks memory_len, before an answer can begin
+        return settings
 
     def rows(
         self,
