@@ -68,11 +68,13 @@ class ApiKeys:
     def read(cls, path: str) -> ApiKeys:
         """Read one key per line; empty lines and lines that begin with # are ignored.
 
+        A file of root may be readable by the group of another user's process.
+
         Raises: ConfigError: the file cannot be read, other users can read it, or it holds no usable key.
         """
         try:
             with open_stream(Path(path)) as file:
-                mode = os.fstat(file.fileno()).st_mode
+                status = os.fstat(file.fileno())
                 content = file.read(_MOST_KEY_BYTES + 1)
             if len(content) > _MOST_KEY_BYTES:
                 raise ConfigError(f"the key file {path} has more than {_MOST_KEY_BYTES:,} bytes; give fewer keys.")
@@ -80,9 +82,10 @@ class ApiKeys:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ConfigError(f"cannot read the key file {path}: {reason}.") from None
-        if mode & 0o077:
+        if status.st_mode & _forbidden(status.st_uid):
             raise ConfigError(
-                f"other users can read or write the key file {path} (mode {mode & 0o777:03o}); run chmod 600 {path}."
+                f"other users can read or write the key file {path} (mode {status.st_mode & 0o777:03o}); run chmod 600"
+                f" {path}. A secret of Kubernetes needs defaultMode 0440, and fsGroup in the pod."
             )
         keys = [line.strip() for line in text.split("\n") if line.strip() and not line.startswith("#")]
         if not keys or len(keys) > MOST_KEYS or min(map(len, keys)) < 8:
@@ -431,6 +434,16 @@ def _gone() -> Refusal:
 def _may_have_body(scope: Scope) -> bool:
     """Whether a body follows that was not read, so that the connection cannot be used again."""
     return any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
+
+
+def _forbidden(owner: int) -> int:
+    """Return the permissions that a key file of this owner must not give; none where there are no such permissions.
+
+    A secret that Kubernetes mounts belongs to root, and other users' processes can read it by their group alone.
+    """
+    if not hasattr(os, "geteuid"):  # Windows
+        return 0
+    return 0o037 if owner == 0 and os.geteuid() != 0 else 0o077
 
 
 def _name(host: str) -> str:

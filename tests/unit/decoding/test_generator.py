@@ -192,6 +192,7 @@ def test_stopping_and_mistakes(generator: Generator) -> None:
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"min_p": 1.0}, "min_p is 1.0"),
         ({"num_return_sequences": 2, "do_sample": False}, "would be the same"),
+        ({"min_p": 0.1, "do_sample": False}, "min_p is 0.1, but do_sample is false"),
         ({"min_new_tokens": 300}, "above max_new_tokens"),
         ({"stop": ("",)}, "empty text"),
         ({"stop": ("a", "\udcff")}, r"'\\udcff', which is not UTF-8"),

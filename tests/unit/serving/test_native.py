@@ -229,6 +229,8 @@ def test_memory_of_a_model_without_one_is_refused_before_a_stream_begins(
         ("translate", {"text": "a", "target_lang": "fr"}, 422, "target_lang"),
         ("translate", {"text": "a", "model": "en-de", "target_lang": "fr"}, 422, "target_lang"),
         ("translate", {"text": "a", "model": "en-de", "source_lang": "de"}, 422, "target_lang"),
+        ("translate", {"text": "a", "temperature": 0.5}, 422, "temperature"),
+        ("generate", {"prompt": "a", "top_k": 5, "do_sample": False}, 422, "top_k"),
         ("translate", {"text": ["a"] * 1000}, 422, "text"),
         ("translate", {"text": "word " * 5000}, 422, "text"),
         ("translate", {"text": "a", "forced_prefix_ids": [10**9]}, 422, None),
