@@ -34,14 +34,14 @@ class Sentence:
         return self.start + len(self.text)
 
 
-def split(text: str, *, at_sentence_ends: bool = True) -> list[Sentence]:
-    """Return the sentences of a text in order. Line breaks always separate; sentence ends only if asked.
+def split(text: str, *, at_sentence_ends: bool = True, at_line_ends: bool = True) -> list[Sentence]:
+    """Return the sentences of a text in order, separated where it is asked; a text can be one sentence.
 
     Words are never cut; white space outside sentences belongs to none, so `rejoin` restores it.
     """
     found = []
     start = 0
-    for line in text.split("\n"):
+    for line in text.split("\n") if at_line_ends else [text]:
         begin = 0
         for end in [*(_ends(line) if at_sentence_ends else ()), len(line)]:
             part = line[begin:end]

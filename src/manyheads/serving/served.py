@@ -113,8 +113,17 @@ class ServedTranslator(ServedModel):
             self.checked[key] = found
         return found
 
-    def rows(self, texts: Sequence[str], settings: DecodingSettings, what: str = "text") -> list[Row | None]:
+    def rows(
+        self,
+        texts: Sequence[str],
+        settings: DecodingSettings,
+        what: str = "text",
+        *,
+        owners: Sequence[int] | None = None,
+    ) -> list[Row | None]:
         """Return a row for each text; None for a text without words.
+
+        Args: owners: the texts are sentences of these texts of the request.
 
         Raises: Refusal: a text is too long. DataError: a text is not valid Unicode.
         """
@@ -128,7 +137,8 @@ class ServedTranslator(ServedModel):
                 continue
             source = [*ids, side.eos_id]
             if len(source) > limit:
-                raise too_long(what, f"the length of text {number + 1} in tokens", len(source), limit, f"({reason})")
+                which = f"text {number + 1}" if owners is None else f"a sentence of text {owners[number] + 1}"
+                raise too_long(what, f"the length of {which} in tokens", len(source), limit, f"({reason})")
             most = settings.max_new_tokens or int(len(source) * settings.max_len_ratio) + settings.max_len_offset
             if self.reader.model.max_len is not None:
                 most = min(most, self.reader.model.max_len)

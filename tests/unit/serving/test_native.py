@@ -254,6 +254,11 @@ def test_what_cannot_be_served_is_refused(
     assert len(error["message"]) < 400
 
 
+def test_the_text_that_is_too_long_is_named(client: TestClient) -> None:
+    body = {"text": ["One. Two. Three.", "word " * 5000]}
+    assert "a sentence of text 2 " in client.post("/v1/translate", json=body).json()["error"]["message"]
+
+
 def test_a_model_without_beams_counts_n_as_samples(client: TestClient) -> None:
     body = {"text": "I am hungry.", "do_sample": True, "num_return_sequences": 5, "seed": 3}
     first, second = (client.post("/v1/translate", json=body).json()["translations"] for _ in range(2))

@@ -233,6 +233,9 @@ def test_deepl(client: TestClient, translator: Translator) -> None:
     }
     whole = client.post("/v2/translate", json={**body, "split_sentences": "0"}).json()["translations"][0]["text"]
     assert whole == translator.translate(body["text"][0])
+    wrapped = {**body, "text": ["I am\nhungry. Hello,\r\nhow are you?\n"], "split_sentences": "nonewlines"}
+    found = client.post("/v2/translate", json=wrapped).json()["translations"][0]["text"]
+    assert found == " ".join(best) + "\n"
     refused = client.post("/v2/translate", json={**body, "target_lang": "FR"})
     assert (refused.status_code, set(refused.json())) == (400, {"message", "detail"})
     for wrong in ({"tag_handling": "xml"}, {"tag_handling": "html", "ignore_tags": ["x"]}, {"glossary_id": "a"}):

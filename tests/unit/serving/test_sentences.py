@@ -35,10 +35,16 @@ def test_sentences(text: str, expected: list[str]) -> None:
     assert all(text[one.start : one.end] == one.text for one in split(text))
 
 
+def test_wrapped_lines_can_be_one_sentence() -> None:
+    text = "One\nand a half. Two\n three."
+    assert [one.text for one in split(text, at_line_ends=False)] == ["One\nand a half.", "Two\n three."]
+    assert [one.text for one in split(text, at_line_ends=False, at_sentence_ends=False)] == [text]
+
+
 @given(st.text(st.sampled_from('ab. !?\n\t"。') | st.characters()))
 def test_rejoining_restores_every_text(text: str) -> None:
-    for at_ends in (True, False):
-        found = split(text, at_sentence_ends=at_ends)
+    for at_ends, at_lines in ((True, True), (False, True), (True, False), (False, False)):
+        found = split(text, at_sentence_ends=at_ends, at_line_ends=at_lines)
         assert rejoin(text, found, [one.text for one in found]) == text
         assert all(one.text == one.text.strip() != "" for one in found)
         assert "".join("".join(one.text.split()) for one in found) == "".join(text.split())

@@ -59,6 +59,7 @@ def router(service: Service) -> APIRouter:
         if is_html:
             best = await translate_html(service, request, model, texts, **options)
         else:
+            options["at_line_ends"] = body.split_sentences != "nonewlines"  # lines that were wrapped
             best = [one[0] for one in await translate_paragraphs(service, request, model, texts, **options)]
         translations = [
             {"detected_source_language": source.upper(), "text": one, "billed_characters": len(text)}
