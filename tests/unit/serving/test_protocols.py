@@ -220,6 +220,8 @@ def test_languages_with_regions(several: TestClient) -> None:
     asked = {"q": "a", "source": "auto", "target": "pt-BR"}
     assert several.post("/translate", json=asked).json()["detectedLanguage"]["language"] == "en_GB"
     assert several.get("/languages").json()[0]["targets"] == ["pt", "pt_BR"]
+    assert [one["language"] for one in several.get("/v2/languages?type=target").json()] == ["PT-PT", "PT-BR"]
+    assert [one["language"] for one in several.get("/v2/languages").json()] == ["EN-GB"]
 
 
 def test_deepl(client: TestClient, translator: Translator) -> None:

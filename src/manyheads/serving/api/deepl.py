@@ -62,7 +62,7 @@ def router(service: Service) -> APIRouter:
             options["at_line_ends"] = body.split_sentences != "nonewlines"  # lines that were wrapped
             best = [one[0] for one in await translate_paragraphs(service, request, model, texts, **options)]
         translations = [
-            {"detected_source_language": source.upper(), "text": one, "billed_characters": len(text)}
+            {"detected_source_language": _code(source), "text": one, "billed_characters": len(text)}
             for text, one in zip(texts, best, strict=True)
         ]
         return JSONResponse({"translations": translations})
@@ -76,9 +76,9 @@ def router(service: Service) -> APIRouter:
         for model in service.models.values():
             for source, target in model.pairs:
                 if wants_targets:
-                    codes |= dict.fromkeys(_REGIONS.get(target.lower(), (target.upper(),)))
+                    codes |= dict.fromkeys(_REGIONS.get(target.lower(), (_code(target),)))
                 else:
-                    codes[source.upper()] = None
+                    codes[_code(source)] = None
         return JSONResponse([{"language": code, "name": code, "supports_formality": False} for code in codes])
 
     @routes.get("/usage", summary="Usage (DeepL): not limited.")
@@ -107,6 +107,11 @@ def _model(service: Service, source_lang: str | None, target_lang: str) -> tuple
         400, "Value for 'target_lang' not supported. GET /v2/languages lists the languages of this server.",
         code="language", field="target_lang",
     )  # fmt: skip
+
+
+def _code(language: str) -> str:
+    """Return a language as DeepL writes it: `pt_BR` is `PT-BR`."""
+    return plain_tag(language).upper()
 
 
 def _distance(language: str, wanted: str) -> int:
