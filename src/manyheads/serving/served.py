@@ -258,14 +258,20 @@ def load_models(settings: ServingSettings, stop: Callable[[], bool] = lambda: Fa
 
 
 def _pairs(folder: Path, translator: Translator, settings: ServingSettings) -> tuple[tuple[str, str], ...]:
-    """Return the language pairs that the model's config or tokenizer records, else those of the server's settings."""
+    """Return the language pairs that the model's config or tokenizer records, else those of the server's settings.
+
+    The target that the tokenizer of an OPUS-MT model names can be a group, such as `roa`; then its codes are the
+    targets, because without one the model chooses the language.
+    """
     recorded = json.loads(read_limited(folder / "config.json", _MOST_BYTES)).get("languages")
     if isinstance(recorded, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in recorded):
         return tuple((str(source), str(target)) for source, target in recorded)
     described = translator.tokenizer.describe()
     source, target = described.get("source_lang"), described.get("target_lang")
     if isinstance(source, str) and isinstance(target, str):
-        return ((source, target),)
+        codes = translator.tokenizer.target_languages
+        is_group = bool(codes) and plain_tag(target) not in map(plain_tag, codes)
+        return tuple((source, code) for code in codes) if is_group else ((source, target),)
     if settings.source_lang and settings.target_lang:
         return ((settings.source_lang, settings.target_lang),)
     return ()

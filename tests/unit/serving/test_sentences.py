@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +14,7 @@ from manyheads.errors import ConfigError
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.names import names_of_models
 from manyheads.serving.sentences import rejoin, split
+from manyheads.serving.served import _pairs
 from manyheads.serving.settings import ServingSettings
 
 
@@ -82,3 +87,18 @@ def test_settings_of_the_environment() -> None:
     for name, value in (("DEADLINE_SECONDS", "soon"), ("DEADLINE_SECONDS", "0"), ("JSON_LOGS", "maybe")):
         with pytest.raises(ConfigError, match=r"(?i)deadline_seconds|json_logs"):
             ServingSettings.from_environment({f"MANYHEADS_{name}": value})
+
+
+@pytest.mark.parametrize(
+    ("target", "codes", "expected"),
+    [("de", (), ("de",)), ("roa", ("fr", "pt_BR"), ("fr", "pt_BR")), ("PT-br", ("fr", "pt_BR"), ("PT-br",))],
+)
+def test_a_group_of_languages_is_no_target(
+    target: str, codes: tuple[str, ...], expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    """As of opus-mt-en-roa, whose tokenizer names the group, and has a code for each of its languages."""
+    (tmp_path / "config.json").write_text("{}")
+    described = {"source_lang": "en", "target_lang": target}
+    tokenizer = SimpleNamespace(describe=lambda: described, target_languages=codes)
+    pairs = _pairs(tmp_path, cast(Any, SimpleNamespace(tokenizer=tokenizer)), ServingSettings())
+    assert pairs == tuple(("en", one) for one in expected)
