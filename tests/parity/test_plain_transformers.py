@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from manyheads.architectures.pretrained import load
 from manyheads.cli.main import main
 from manyheads.decoding.translator import Translator
+from manyheads.interop.exports import ExportOptions
+from manyheads.interop.exports.engine import export_model
 from manyheads.text.sides import load_tokenizer
 
 FOLDER = Path(__file__).parent / "fixtures"
@@ -52,7 +54,14 @@ def test_vocabularies_and_a_sentencepiece_model_make_a_tokenizer(
     assert (tokenizer.target.bos_id, tokenizer.target.pad_id) == (start, 1)
     assert tokenizer.target.eos_id == {"fairseq-0": 2, "joeynmt-1": 3}[case]
     assert tokenizer.target.decode([4, 5]) == "w0w1"
-    assert len(Translator.from_pretrained(tmp_path / "ours").translate(["w0 w1"])) == 1
+    texts = ["w0 w1", "w2", "w3 w4 w5"]
+    found = [one[0] for one in Translator.from_pretrained(tmp_path / "ours").translate_nbest(texts, num_beams=1)]
+    pytest.importorskip("ctranslate2")
+    # Where the start is EOS, an export that bans the start would never end.
+    peer = Translator.from_pretrained(tmp_path / "ours", engine="ctranslate2")
+    others = [one[0] for one in peer.translate_nbest(texts, num_beams=1)]
+    assert [one.tokens for one in others] == [one.tokens for one in found]
+    assert export_model(tmp_path / "ours", tmp_path / "ct2", ExportOptions(to="ctranslate2")).check is not None
 
 
 def test_a_vocabulary_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -190,7 +190,7 @@ def _translation_inputs(translator: Translator, source: str, target: str | None)
     if not source_ids:
         raise RequestError("there is no text to look at; give at least one word.")
     source_ids.append(reader.eos_id)
-    target_ids = writer.encode(translator.translate(source) if target is None else target)
+    [target_ids] = encode_texts([translator.translate(source) if target is None else target], writer)
     return {
         "source": torch.tensor([source_ids], device=translator.device),
         "source_lengths": torch.tensor([len(source_ids)], device=translator.device),

@@ -135,7 +135,7 @@ class Generation:
         while self._rows:
             check_stop(self._stop_asked)
             chosen, gained = self._choose(log_probs, step)
-            tops = _top(log_probs, self._num_top)
+            tops = _top(log_probs[:, : self._vocabulary.vocab_size], self._num_top)
             new = [self._append(*one) for one in zip(self._rows, chosen.tolist(), gained, tops, strict=True)]
             step += 1
             self._dropped.update((yield new) or ())

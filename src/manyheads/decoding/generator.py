@@ -21,6 +21,7 @@ from manyheads.decoding.hypothesis import Stop
 from manyheads.decoding.language_folders import load_language_models
 from manyheads.decoding.model_runner import ModelRunner, RunsModel
 from manyheads.decoding.prefix_cache import PrefixCache
+from manyheads.decoding.settings import check_drawing
 from manyheads.errors import RequestError
 from manyheads.text.vocabulary import Vocabulary
 
@@ -112,12 +113,13 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
     def options(self, **overrides: Unpack[GenerationOverrides]) -> GenerationSettings:
         """Return the settings of a call.
 
-        Raises: ConfigError: an option is unknown, of the wrong type or out of range. RequestError: an id is not in the
-            vocabulary.
+        Raises: ConfigError: an option is unknown, of the wrong type, out of range or without effect. RequestError: an
+            id is not in the vocabulary.
         """
         settings = self.settings
         if overrides:
             settings = build(GenerationSettings, {**vars(settings), **overrides}, "the options")
+            check_drawing(overrides, settings)
         for token in settings.banned_ids:
             if not 0 <= token < self.vocabulary.vocab_size:
                 raise RequestError(

@@ -80,8 +80,10 @@ class GenerationOptions(SamplingOptions):
         Raises: ConfigError: options contradict each other.
         """
         values = self.given(GenerationSettings)
+        drawing = [name for name in ("temperature", "top_k", "top_p", "min_p") if name in values]
+        if drawing and not self.greedy:
+            values["do_sample"] = True  # also where the model's settings take the likeliest token
         if self.greedy:
-            drawing = [name for name in ("temperature", "top_k", "top_p", "min_p") if name in values]
             if drawing:
                 name = drawing[0].replace("_", "-")
                 raise ConfigError(f"--greedy takes the likeliest token, so --{name} has no effect; drop one of them.")

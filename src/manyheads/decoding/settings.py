@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 from manyheads.config.checks import POSITIVE_FRACTION, Range, at_least, between, check
 from manyheads.errors import ConfigError
 
-__all__ = ["CommonOverrides", "DecodingOverrides", "DecodingSettings", "check_common"]
+__all__ = ["CommonOverrides", "DecodingOverrides", "DecodingSettings", "check_common", "check_drawing"]
 
 # A file can contain any number; these limits exclude senseless ones.
 _COMMON_RANGES = {
@@ -31,6 +31,8 @@ _RANGES = {
     "max_tokens": between(1, 2**31),
 }
 _MOST_IDS = 100_000
+_DRAWING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""Options of sampling alone, with the value that has no effect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,4 +167,20 @@ def check_common(settings: Any, ranges: Mapping[str, Range]) -> None:
         raise ConfigError(
             f"min_new_tokens {settings.min_new_tokens} is above max_new_tokens {settings.max_new_tokens}.",
             fields=("min_new_tokens", "max_new_tokens"),
+        )
+
+
+def check_drawing(given: Mapping[str, Any], settings: Any) -> None:
+    """Check that options of sampling can have an effect.
+
+    Args: given: the options of a call, which were merged into the settings.
+
+    Raises: ConfigError: one is given, but the settings do not sample.
+    """
+    idle = [name for name, neutral in _DRAWING.items() if given.get(name, neutral) != neutral]
+    if idle and not settings.do_sample:
+        raise ConfigError(
+            f"{idle[0]} is {given[idle[0]]}, but do_sample is false, so it has no effect; set do_sample, or leave"
+            f" {idle[0]} out.",
+            fields=(idle[0], "do_sample"),
         )

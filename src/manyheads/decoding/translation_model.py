@@ -22,7 +22,7 @@ from manyheads.decoding.engines import EngineName, open_engine
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
 from manyheads.decoding.reranking import Reranker, check_reranking, check_reverse
-from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
+from manyheads.decoding.settings import DecodingOverrides, DecodingSettings, check_drawing
 from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.text_search import TextSearch
 from manyheads.decoding.truncation import check_target_limit
@@ -210,7 +210,8 @@ class TranslationModel(RunsModel[Searchable]):
     def options(self, **overrides: Unpack[DecodingOverrides]) -> DecodingSettings:
         """Return the settings of a call. `do_sample=True` alone also sets num_beams to 1.
 
-        Raises: ConfigError: an option is unknown, of the wrong type or out of range, or there is no beam to rerank.
+        Raises: ConfigError: an option is unknown, of the wrong type, out of range or without effect, or there is no
+            beam to rerank.
             RequestError: see `check_ids`.
         """
         if overrides.get("do_sample") and "num_beams" not in overrides:
@@ -218,6 +219,7 @@ class TranslationModel(RunsModel[Searchable]):
         settings = self.settings
         if overrides:
             settings = build(DecodingSettings, {**vars(settings), **overrides}, "the decoding options")
+            check_drawing(overrides, settings)
         token = self.tokenizer.target
         check_ids(settings, vocab_size=token.vocab_size, pad_id=token.pad_id, eos_id=token.eos_id)
         check_target_limit(settings, self.model.max_len)

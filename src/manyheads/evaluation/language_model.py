@@ -17,6 +17,7 @@ from manyheads.data.partition import share
 from manyheads.data.segments import SegmentBatch, eval_segments
 from manyheads.data.store import TokenSide
 from manyheads.data.token_store import TokenStore
+from manyheads.errors import NonFiniteError
 from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
 from manyheads.evaluation.reading import Reading
 from manyheads.text.vocabulary import Vocabulary
@@ -125,7 +126,7 @@ def token_losses(
 
     Args: see `evaluate_text`.
 
-    Raises: DataError: there is nothing to score.
+    Raises: DataError: there is nothing to score. NonFiniteError: a loss is NaN.
     """
     text = store.first(reading.max_tokens) if reading.max_tokens else store
     # The same segments of a text whose ids are its own positions say which token each loss is about.
@@ -146,7 +147,13 @@ def token_losses(
             state = state if attending is not None else None  # without memory, segments are independent
             columns = torch.arange(batch.targets.shape[1])
             scored = (columns >= batch.num_context) & (columns < batch.lengths[:, None])
-            found[place.targets[scored].numpy()] = losses.double().cpu()[scored].numpy()
+            values = losses.double().cpu()[scored]
+            if values.isnan().any():
+                raise NonFiniteError(
+                    "The model gave NaN log-probabilities for this text; its weights are damaged or overflow in this"
+                    " precision. Check the model, or use precision fp32."
+                )
+            found[place.targets[scored].numpy()] = values.numpy()
             num_tokens += batch.num_target_tokens()
             if told is not None:
                 told(num_tokens)

@@ -38,8 +38,6 @@ SPECIAL_IDS = {
     "decoder_start_token_id": 58100,
 }
 """MarianConfig's options for generation, and its defaults."""
-# Options of earlier versions that change the computation.
-_REFUSED = ("normalize_before", "normalize_embedding", "add_final_layer_norm", "tie_encoder_decoder")
 ACTIVATIONS = {
     **{"relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "swish": "swish", "silu": "swish", "tanh": "tanh"},
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
@@ -63,6 +61,13 @@ class Marian(Peer):
     model_type: ClassVar[str] = "marian"
     model_class: ClassVar[str] = "MarianMTModel"
     norm_position: ClassVar[str] = "post"
+    # Options of earlier versions that change the computation.
+    refused: ClassVar[tuple[str, ...]] = (
+        "normalize_before",
+        "normalize_embedding",
+        "add_final_layer_norm",
+        "tie_encoder_decoder",
+    )
     special_ids: ClassVar[Mapping[str, int]] = SPECIAL_IDS
     options: ClassVar[Options] = {
         "model_type": "marian",
@@ -119,9 +124,11 @@ class Marian(Peer):
     def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """See `Peer.read`; with the special ids, whose types only generation checks."""
         options = super().read(config)
-        for name in _REFUSED:
+        for name in cls.refused:
             if config["model"].get(name):
-                raise ConfigError(f"{name} is set in Marian's config; the layers that it asks for are not known here.")
+                raise ConfigError(
+                    f"{name} is set in {cls.name}'s config; the layers that it asks for are not known here."
+                )
         return options | {name: config["model"].get(name, default) for name, default in cls.special_ids.items()}
 
     @classmethod

@@ -34,6 +34,8 @@ class Pegasus(Marian):
     model_type = "pegasus"
     model_class = "PegasusForConditionalGeneration"
     norm_position = "pre"
+    # The published models have normalize_before and add_final_layer_norm: what this class always does.
+    refused = ("normalize_embedding", "tie_encoder_decoder")
     options: ClassVar[Options] = {
         **{name: default for name, default in Marian.options.items() if name not in _SIDES},
         "model_type": "pegasus",

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from manyheads.errors import ConfigError
 from manyheads.files.guarded import open_stream
 from manyheads.serving.metrics import Metrics
+from manyheads.serving.origins import Origins
 from manyheads.serving.refusals import Refusal, error_body
 from manyheads.serving.settings import ServingSettings
 
@@ -39,6 +40,7 @@ _OPEN_PATHS = ("/", "/healthz", "/readyz", "/health", "/docs", "/openapi.json")
 _OPEN_PREFIXES = ("/static/",)
 _ANSWERED_WHILE_LOADING = (*_OPEN_PATHS, "/metrics", "/version")
 _KEY_IN_BODY = ("/translate", "/detect")
+_WITHOUT_KEY = ("/languages", "/frontend/settings")  # LibreTranslate's clients ask them without one
 _BODY_METHODS = ("POST", "PUT", "PATCH")
 _BODY_TYPES = ("application/json", "application/x-www-form-urlencoded")
 _SECURITY_HEADERS = [
@@ -66,11 +68,13 @@ class ApiKeys:
     def read(cls, path: str) -> ApiKeys:
         """Read one key per line; empty lines and lines that begin with # are ignored.
 
+        A file of root may be readable by the group of another user's process.
+
         Raises: ConfigError: the file cannot be read, other users can read it, or it holds no usable key.
         """
         try:
             with open_stream(Path(path)) as file:
-                mode = os.fstat(file.fileno()).st_mode
+                status = os.fstat(file.fileno())
                 content = file.read(_MOST_KEY_BYTES + 1)
             if len(content) > _MOST_KEY_BYTES:
                 raise ConfigError(f"the key file {path} has more than {_MOST_KEY_BYTES:,} bytes; give fewer keys.")
@@ -78,9 +82,10 @@ class ApiKeys:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ConfigError(f"cannot read the key file {path}: {reason}.") from None
-        if mode & 0o077:
+        if status.st_mode & _forbidden(status.st_uid):
             raise ConfigError(
-                f"other users can read or write the key file {path} (mode {mode & 0o777:03o}); run chmod 600 {path}."
+                f"other users can read or write the key file {path} (mode {status.st_mode & 0o777:03o}); run chmod 600"
+                f" {path}. A secret of Kubernetes needs defaultMode 0440, and fsGroup in the pod."
             )
         keys = [line.strip() for line in text.split("\n") if line.strip() and not line.startswith("#")]
         if not keys or len(keys) > MOST_KEYS or min(map(len, keys)) < 8:
@@ -136,6 +141,8 @@ class Guard:
         self._state = state
         self._keys = keys
         self._metrics = metrics
+        self._hosts = frozenset(map(_name, settings.allowed_hosts))
+        self._origins = Origins(settings.allowed_origins)
         self._bytes_held = 0  # of bodies that are arriving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,6 +153,11 @@ class Guard:
         exchange = _Exchange(scope, send, self._state)
         try:
             headers = self._check_head(scope)
+            exchange.more += self._origins.headers(headers)
+            if (found := self._origins.preflight(scope["method"], headers)) is not None:
+                await exchange.answer(204, found)
+                return
+            self._check_key(scope, headers)
             self._check_open(scope)
             body = await self._read_body(scope, headers, receive)
             scope["manyheads.body"] = body
@@ -184,8 +196,12 @@ class Guard:
                 close=True,
             )
         self._check_host(headers)
+        return headers
+
+    def _check_key(self, scope: Scope, headers: dict[str, str]) -> None:
+        """Raises: Refusal: the path needs a key, and the headers have none that is valid."""
         path = scope["path"]
-        is_open = path in _OPEN_PATHS or path.startswith(_OPEN_PREFIXES) or path in _KEY_IN_BODY
+        is_open = path in (*_OPEN_PATHS, *_KEY_IN_BODY, *_WITHOUT_KEY) or path.startswith(_OPEN_PREFIXES)
         if not is_open and not self._keys.allow(self._keys.in_headers(headers)):
             status = 403 if path.startswith("/v2/") else 401
             raise self._rejected(
@@ -195,13 +211,11 @@ class Guard:
                 code="key",
                 close=scope["method"] in _BODY_METHODS,
             )
-        return headers
 
     def _check_host(self, headers: dict[str, str]) -> None:
         """Protect against DNS rebinding and against requests that other sites make in a user's browser."""
-        allowed = self._settings.allowed_hosts
         host = headers.get("host", "")
-        if "*" not in allowed and _name(host) not in allowed:
+        if "*" not in self._hosts and _name(host) not in self._hosts:
             raise self._rejected(
                 "host",
                 421,
@@ -210,7 +224,7 @@ class Guard:
                 close=True,
             )
         origin = headers.get("origin")
-        if origin is None or origin in self._settings.allowed_origins:
+        if origin is None or self._origins.allow(origin):
             return
         try:
             is_own = urlsplit(origin).netloc.lower() == host.lower()
@@ -329,12 +343,16 @@ class Guard:
 
 
 class _Exchange:
-    """One request and its answer: adds headers to the answer, and writes a line to the log."""
+    """One request and its answer: adds headers to the answer, and writes a line to the log.
+
+    Attributes: more: headers of the answer to a page of another origin.
+    """
 
     def __init__(self, scope: Scope, send: Send, state: ServerState) -> None:
         self._scope, self._send, self._state = scope, send, state
         self._arrived = time.monotonic()
         self.status = 0
+        self.more: list[tuple[bytes, bytes]] = []
         self.id = secrets.token_hex(8)
         scope["manyheads.id"], scope["manyheads.arrived"] = self.id, self._arrived
 
@@ -346,7 +364,7 @@ class _Exchange:
             defaults = {b"content-security-policy": _PAGE_POLICY, b"cache-control": b"no-store"}
             if self._state.is_draining:
                 defaults[b"connection"] = b"close"  # so that clients open their next connection elsewhere
-            always = [*_SECURITY_HEADERS, (b"x-request-id", self.id.encode())]
+            always = [*_SECURITY_HEADERS, *self.more, (b"x-request-id", self.id.encode())]
             missing = [(name, value) for name, value in defaults.items() if name not in own]
             message = {**message, "headers": [*message.get("headers", []), *always, *missing]}
         await self._send(message)
@@ -355,8 +373,11 @@ class _Exchange:
         """Answer with an error."""
         body = json.dumps(error_body(self._scope["path"], refusal)).encode()
         headers = {"content-type": "application/json", "content-length": str(len(body)), **refusal.headers()}
-        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await self.send({"type": "http.response.start", "status": refusal.status, "headers": pairs})
+        await self.answer(refusal.status, [(name.encode(), value.encode()) for name, value in headers.items()], body)
+
+    async def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes = b"") -> None:
+        """Answer without the application."""
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
 
     def log(self, *, as_json: bool) -> None:
@@ -415,7 +436,17 @@ def _may_have_body(scope: Scope) -> bool:
     return any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
 
 
+def _forbidden(owner: int) -> int:
+    """Return the permissions that a key file of this owner must not give; none where there are no such permissions.
+
+    A secret that Kubernetes mounts belongs to root, and other users' processes can read it by their group alone.
+    """
+    if not hasattr(os, "geteuid"):  # Windows
+        return 0
+    return 0o037 if owner == 0 and os.geteuid() != 0 else 0o077
+
+
 def _name(host: str) -> str:
-    """Return the Host header without its port, in lower case."""
+    """Return the Host header, or the name of a host, without its port and in lower case."""
     name, _, port = host.lower().rpartition(":")
     return name if name and port.isdecimal() else host.lower()

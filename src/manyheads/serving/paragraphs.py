@@ -29,6 +29,7 @@ async def translate_paragraphs(
     *,
     num_alternatives: int = 0,
     at_sentence_ends: bool = True,
+    at_line_ends: bool = True,
     field: str,
 ) -> list[list[str]]:
     """Return for each text its best translation and up to `num_alternatives` others.
@@ -47,8 +48,10 @@ async def translate_paragraphs(
     settings = model.settings(overrides)
 
     def plan() -> _Plan:
-        sentences = [split(text, at_sentence_ends=at_sentence_ends) for text in texts]
-        return _Plan(sentences, model.rows([one.text for each in sentences for one in each], settings, field))
+        sentences = [split(text, at_sentence_ends=at_sentence_ends, at_line_ends=at_line_ends) for text in texts]
+        owners = [number for number, each in enumerate(sentences) for _ in each]
+        flat = [one.text for each in sentences for one in each]
+        return _Plan(sentences, model.rows(flat, settings, field, owners=owners))
 
     planned = await service.off_loop(plan, sum(map(len, texts)))
     num_tokens = sum(len(row.content[0]) for row in planned.rows if row is not None)

@@ -15,7 +15,7 @@ from manyheads.decoding.device import inference
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
-from manyheads.errors import RequestError
+from manyheads.errors import NonFiniteError, RequestError
 from manyheads.serving.batches import Remaining
 from manyheads.serving.jobs import Done, Event
 
@@ -66,7 +66,7 @@ class PairBatch(Remaining):
         with inference(device, self._translator.precision):
             log_probs = model.log_probs(source, lengths, inputs)
         return [
-            Done(row, _chosen(table[: len(target)], target, num_top))
+            Done(row, _chosen(table[: len(target)], target, num_top, writer.vocab_size))
             for row, table, (_, target, num_top) in zip(rows, log_probs, taken, strict=True)
         ]
 
@@ -117,19 +117,22 @@ class TextBatch:
         for begin in range(0, len(ids), width):
             part = slice(begin, begin + width)
             table = self._generator.single_model.head.log_probs(hidden[part][None])[0]
-            found = _chosen(table, ids[part], self._num_top[row])
+            found = _chosen(table, ids[part], self._num_top[row], self._generator.vocabulary.vocab_size)
             self._found[row].log_probs += found.log_probs
             self._found[row].top += found.top
 
 
-def _chosen(table: Tensor, ids: list[int], num_top: int) -> ScoredIds:
-    """Read log-probabilities out of a table. table: (len(ids), vocab_size)."""
+def _chosen(table: Tensor, ids: list[int], num_top: int, vocab_size: int) -> ScoredIds:
+    """Read log-probabilities out of a table. table: (len(ids), rows of the model), at least `vocab_size` of them."""
     log_probs = table.gather(1, torch.tensor(ids, device=table.device)[:, None])[:, 0].float().tolist()
     if any(value != value for value in log_probs):
-        raise RequestError("the model gave NaN log-probabilities; its weights are damaged.")
+        raise NonFiniteError(
+            "The model gave NaN log-probabilities; its weights are damaged or overflow in this precision. Check the"
+            " model, or use precision fp32."
+        )
     if not num_top:
         return ScoredIds(log_probs, [])
-    values, places = table.float().topk(min(num_top, table.size(1)))
+    values, places = table[:, :vocab_size].float().topk(min(num_top, vocab_size))
     pairs = [list(zip(*row, strict=True)) for row in zip(places.tolist(), values.tolist(), strict=True)]
     return ScoredIds(log_probs, pairs)
 

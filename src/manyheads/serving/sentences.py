@@ -9,6 +9,7 @@ __all__ = ["Sentence", "rejoin", "split"]
 
 # The end of a sentence: marks, closing quotes and brackets, then white space; or marks of scripts without spaces.
 _END = re.compile(r"""(?:[.!?…‽؟।]+["'”’»)\]]*(?=\s))|(?:[。！？]+["'”’」』）]*)""")
+_INITIALS = re.compile(r"[A-Z](?:\.[A-Z])+")  # of U.S. and D.C., which rarely end a sentence
 _LAST_WORD = re.compile(r"([^\W\d_]+(?:\.[^\W\d_]+)*|\d+)\.$")
 # Words whose full stop does not end a sentence. A number and a full stop is an ordinal in many languages.
 _ABBREVIATIONS = frozenset(
@@ -33,14 +34,14 @@ class Sentence:
         return self.start + len(self.text)
 
 
-def split(text: str, *, at_sentence_ends: bool = True) -> list[Sentence]:
-    """Return the sentences of a text in order. Line breaks always separate; sentence ends only if asked.
+def split(text: str, *, at_sentence_ends: bool = True, at_line_ends: bool = True) -> list[Sentence]:
+    """Return the sentences of a text in order, separated where it is asked; a text can be one sentence.
 
     Words are never cut; white space outside sentences belongs to none, so `rejoin` restores it.
     """
     found = []
     start = 0
-    for line in text.split("\n"):
+    for line in text.split("\n") if at_line_ends else [text]:
         begin = 0
         for end in [*(_ends(line) if at_sentence_ends else ()), len(line)]:
             part = line[begin:end]
@@ -71,6 +72,8 @@ def _ends(line: str) -> list[int]:
             word = _LAST_WORD.search(line, max(0, match.end() - 40), match.end())
             known = word is not None and word.group(1).lower()
             if word is not None and (known in _ABBREVIATIONS or word.group(1).isdigit() or len(word.group(1)) == 1):
+                continue
+            if word is not None and _INITIALS.fullmatch(word.group(1)):
                 continue
         found.append(match.end())
     return found

@@ -113,8 +113,17 @@ class ServedTranslator(ServedModel):
             self.checked[key] = found
         return found
 
-    def rows(self, texts: Sequence[str], settings: DecodingSettings, what: str = "text") -> list[Row | None]:
+    def rows(
+        self,
+        texts: Sequence[str],
+        settings: DecodingSettings,
+        what: str = "text",
+        *,
+        owners: Sequence[int] | None = None,
+    ) -> list[Row | None]:
         """Return a row for each text; None for a text without words.
+
+        Args: owners: the texts are sentences of these texts of the request.
 
         Raises: Refusal: a text is too long. DataError: a text is not valid Unicode.
         """
@@ -128,7 +137,8 @@ class ServedTranslator(ServedModel):
                 continue
             source = [*ids, side.eos_id]
             if len(source) > limit:
-                raise too_long(what, f"the length of text {number + 1} in tokens", len(source), limit, f"({reason})")
+                which = f"text {number + 1}" if owners is None else f"a sentence of text {owners[number] + 1}"
+                raise too_long(what, f"the length of {which} in tokens", len(source), limit, f"({reason})")
             most = settings.max_new_tokens or int(len(source) * settings.max_len_ratio) + settings.max_len_offset
             if self.reader.model.max_len is not None:
                 most = min(most, self.reader.model.max_len)
@@ -163,7 +173,10 @@ class ServedGenerator(ServedModel):
 
         Raises: ConfigError, RequestError: an option is invalid.
         """
-        return self.reader.options(**{"num_return_sequences": 1, **overrides, "max_rows": self.limits.max_batch_rows})
+        given = {"num_return_sequences": 1, **overrides, "max_rows": self.limits.max_batch_rows}
+        settings = self.reader.options(**given)
+        context_settings(self.reader.model, settings)  # checks memory_len, before an answer can begin
+        return settings
 
     def rows(
         self,
@@ -245,14 +258,20 @@ def load_models(settings: ServingSettings, stop: Callable[[], bool] = lambda: Fa
 
 
 def _pairs(folder: Path, translator: Translator, settings: ServingSettings) -> tuple[tuple[str, str], ...]:
-    """Return the language pairs that the model's config or tokenizer records, else those of the server's settings."""
+    """Return the language pairs that the model's config or tokenizer records, else those of the server's settings.
+
+    The target that the tokenizer of an OPUS-MT model names can be a group, such as `roa`; then its codes are the
+    targets, because without one the model chooses the language.
+    """
     recorded = json.loads(read_limited(folder / "config.json", _MOST_BYTES)).get("languages")
     if isinstance(recorded, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in recorded):
         return tuple((str(source), str(target)) for source, target in recorded)
     described = translator.tokenizer.describe()
     source, target = described.get("source_lang"), described.get("target_lang")
     if isinstance(source, str) and isinstance(target, str):
-        return ((source, target),)
+        codes = translator.tokenizer.target_languages
+        is_group = bool(codes) and plain_tag(target) not in map(plain_tag, codes)
+        return tuple((source, code) for code in codes) if is_group else ((source, target),)
     if settings.source_lang and settings.target_lang:
         return ((settings.source_lang, settings.target_lang),)
     return ()

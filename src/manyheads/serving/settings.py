@@ -49,7 +49,8 @@ class ServingSettings:
             that ctranslate2 does not support stay with torch.
         api_key_file: a file with one key per line; a request must then present one of them. Empty: no keys.
         allowed_hosts: permitted values of the Host header, without port; `*` permits all.
-        allowed_origins: permitted values of the Origin header besides the server's own address.
+        allowed_origins: permitted values of the Origin header besides the server's own address, such as
+            `https://example.org`. Browsers let these pages read the answers.
         max_requests: requests that are read, waiting or running at the same time; further ones get 429.
         max_body_bytes: largest body of a request; a larger one gets 413.
         max_waiting_tokens: tokens of all rows that wait; a request above this gets 429. See `jobs.Row.cost`.
@@ -65,7 +66,6 @@ class ServingSettings:
         max_connections_per_address: open connections of one client address.
         drain_delay_seconds: after SIGTERM, requests are accepted for this time while `/readyz` says 503.
         debug_delay_seconds: an artificial delay of each step of a batch, for load tests.
-        log_texts: also log the texts of requests.
         json_logs: log as JSON, one object per line.
 
     Raises: ConfigError: a value is out of range.
@@ -95,7 +95,6 @@ class ServingSettings:
     max_connections_per_address: int = 256
     drain_delay_seconds: float = 0.0
     debug_delay_seconds: float = 0.0
-    log_texts: bool = False
     json_logs: bool = False
 
     def __post_init__(self) -> None:

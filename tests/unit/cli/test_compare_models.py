@@ -19,6 +19,7 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.data.token_store import TokenStore
 from manyheads.decoding.translator import Translator
+from manyheads.errors import NonFiniteError
 from manyheads.evaluation.bleu import corpus_bleu
 from manyheads.evaluation.language_model import evaluate_text, token_losses
 from manyheads.evaluation.reading import Reading
@@ -145,6 +146,10 @@ def test_losses_by_token_are_those_of_the_whole(
     if reading.segment_len == 5 and documents == "lines":  # each document by itself: its losses stand at its tokens
         alone = token_losses(model, TokenStore.from_lists(texts[1:2], vocabulary.vocab_size), reading, vocabulary)
         assert found[9:25] == pytest.approx(alone, rel=1e-4)
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match="weights are damaged"):  # not: no token is scored
+        token_losses(model, store, reading, vocabulary)
 
 
 def test_mistakes(

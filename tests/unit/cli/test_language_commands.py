@@ -13,6 +13,7 @@ import torch
 
 from manyheads.cli.main import main
 from manyheads.decoding.generator import Generator
+from manyheads.decoding.search_options import GenerationOptions
 from manyheads.decoding.text_scoring import score_texts
 
 Cli = Callable[..., int]
@@ -171,6 +172,13 @@ def test_compiled_it_writes_the_same(
     assert shown[0].out == shown[1].out
     assert shown[1].err == "Compiling: half a minute the first time, some seconds from the cache.\n"
     assert any(compiled_folder.rglob("*.so"))
+
+
+def test_options_of_drawing_draw() -> None:
+    """Also where the model's settings take the likeliest token."""
+    assert GenerationOptions(top_k=3).overrides()["do_sample"] is True
+    assert GenerationOptions(greedy=True).overrides()["do_sample"] is False
+    assert "do_sample" not in GenerationOptions(seed=1).overrides()
 
 
 def test_mistakes_name_the_right_command(

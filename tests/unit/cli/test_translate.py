@@ -196,6 +196,7 @@ def test_forced_prefix(manyheads: Cli, model_folder: Path, stdin: Stdin, capsys:
         (["--nbest", "5"], "num_beams is 2"),
         (["--lines-at-once", "0"], "--lines-at-once is 0"),
         (["--top-p", "2"], "top_p is 2"),
+        (["--temperature", "0.5"], "temperature is 0.5, but do_sample is false"),
         (["--device", "abacus"], "abacus"),
         (["--banned-ids", "99999"], "banned_ids"),
         (["--baem", "3"], "--beam"),

@@ -286,6 +286,8 @@ def test_what_looks_into_one_model(folders: list[Path], tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="attention of several models"):
         translation_views(translator, "a dog")
     single = Translator.from_pretrained(folders[0], "cpu")
+    views = [translation_views(single, "the cat", target) for target in ("a dog", "a\ndog\r\n")]
+    assert views[0][2].query_tokens == views[1][2].query_tokens  # a line break is a space
     assert align(translator, "the cat", "a dog") == align(single, "the cat", "a dog") != []
 
 

@@ -192,6 +192,7 @@ def test_stopping_and_mistakes(generator: Generator) -> None:
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"min_p": 1.0}, "min_p is 1.0"),
         ({"num_return_sequences": 2, "do_sample": False}, "would be the same"),
+        ({"min_p": 0.1, "do_sample": False}, "min_p is 0.1, but do_sample is false"),
         ({"min_new_tokens": 300}, "above max_new_tokens"),
         ({"stop": ("",)}, "empty text"),
         ({"stop": ("a", "\udcff")}, r"'\\udcff', which is not UTF-8"),
@@ -301,3 +302,13 @@ def test_where_every_token_would_repeat_one_of_the_vocabulary_is_taken(options: 
         assert len(ids) == 12
         assert sorted([2, *ids[: 5 - len(banned)]]) == sorted({*range(6)} - {*banned})  # each once, then again
         assert not {*banned} & {*ids}
+
+
+def test_alternatives_are_tokens_of_the_vocabulary() -> None:
+    """The model has more rows than its vocabulary has tokens."""
+    vocabulary = WordVocabulary(["<eos>", "<unk>", "a", "b", "c", "d"])
+    config = TransformerXLConfig(vocab_size=9, d_model=16, num_heads=2, d_ff=24, num_layers=1, memory_len=12)
+    torch.manual_seed(3)
+    generator = Generator(build_model(config), vocabulary, GenerationSettings(max_new_tokens=2), "cpu")  # type: ignore[arg-type]
+    found = [token for new in generator.steps([[2]], generator.settings, num_top=20) for token in new]
+    assert [sorted(index for index, _ in token.top) for token in found] == [[*range(6)]] * 2

@@ -16,6 +16,7 @@ from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.interop import PEERS
 from manyheads.interop.marian import ACTIVATIONS, Marian
 from manyheads.interop.marian_generation import MarianIds, generation_to_peer, never_produced, settings_from_peer
+from manyheads.interop.pegasus import Pegasus
 from manyheads.nn.positions import sinusoidal_table
 
 IDS = MarianIds(pad=18, eos=0, start=18)
@@ -172,6 +173,14 @@ def test_activations_of_the_peer_are_ours() -> None:
 def test_options_that_cannot_be_honoured(state: dict[str, Tensor], change: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         build({**OPTIONS, **change}, state)
+
+
+def test_a_published_pegasus_says_what_its_class_does() -> None:
+    """google/pegasus-xsum has these options, which ask for what every Pegasus is: pre-norm, a norm after each stack."""
+    options = {"model_type": "pegasus", "normalize_before": True, "add_final_layer_norm": True}
+    assert Pegasus.read({"model": options})["model_type"] == "pegasus"
+    with pytest.raises(ConfigError, match="normalize_embedding is set in Pegasus's config"):
+        Pegasus.read({"model": {**options, "normalize_embedding": True}})
 
 
 def test_weights_that_do_not_fit(state: dict[str, Tensor]) -> None:

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from manyheads.errors import ConfigError
 from manyheads.serving.app import build_app
-from manyheads.serving.guard import ApiKeys
+from manyheads.serving.guard import ApiKeys, _forbidden
 from manyheads.serving.refusals import Refusal
 from manyheads.serving.settings import ServingSettings
 
@@ -152,6 +152,20 @@ def test_key_files(tmp_path: Path) -> None:
     path.write_text("long enough\n")
     with pytest.raises(ConfigError, match="chmod 600"):
         ApiKeys.read(str(path))
+
+
+@pytest.mark.parametrize(
+    ("owner", "user", "mode", "is_read"),
+    [
+        (0, 10001, 0o440, True), (0, 10001, 0o640, True), (0, 10001, 0o444, False), (0, 10001, 0o460, False),
+        (0, 0, 0o440, False), (10001, 10001, 0o440, False), (10001, 10001, 0o400, True),
+    ],
+)  # fmt: skip
+def test_a_secret_of_kubernetes_belongs_to_root(
+    owner: int, user: int, mode: int, is_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("manyheads.serving.guard.os.geteuid", lambda: user)
+    assert (mode & _forbidden(owner) == 0) is is_read
 
 
 def test_no_slot_is_lost_and_health_needs_none(settings: ServingSettings) -> None:

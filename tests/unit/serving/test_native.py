@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from starlette.testclient import TestClient
 
+from manyheads.architectures.pretrained import save_pretrained
+from manyheads.architectures.reformer.presets import PRESETS
+from manyheads.architectures.table import build_model
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.decoding.translator import Translator
+from manyheads.errors import NonFiniteError
+from manyheads.serving.app import build_app
+from manyheads.serving.scoring import _chosen
+from manyheads.serving.settings import ServingSettings
+from manyheads.text.byte_vocabulary import ByteVocabulary
 
 ENGLISH = "Hello, how are you? I am hungry.\n\nThe cat sees the dog."
 
@@ -169,6 +179,41 @@ def test_attention_weights(client: TestClient, kind: str) -> None:
     assert client.post("/v1/attention", json={"source": "I", "layer": 99}).status_code == 422
 
 
+def test_line_breaks_in_a_pair_are_spaces_to_its_attention(client: TestClient) -> None:
+    one, other = (
+        client.post("/v1/attention", json={"source": "I am hungry.", "target": target}).json()
+        for target in ("Ich habe Hunger.", "Ich\nhabe Hunger.\r\n")
+    )
+    assert one == other
+
+
+def test_alternatives_are_tokens_of_the_vocabulary(client: TestClient) -> None:
+    """A model can have more rows than its vocabulary has tokens."""
+    table = torch.tensor([[4.0, 3.0, 2.0, 1.0, 9.0]] * 2).log_softmax(-1)
+    assert [[index for index, _ in one] for one in _chosen(table, [1, 2], 3, 4).top] == [[0, 1, 2]] * 2
+    with pytest.raises(NonFiniteError):  # a fault of the model, not of the request
+        _chosen(table * torch.nan, [1, 2], 0, 4)
+
+
+def test_a_named_model_may_be_given_its_languages(client: TestClient) -> None:
+    for languages in ({"source_lang": "en"}, {"target_lang": "de-AT"}, {"source_lang": "EN", "target_lang": "de"}):
+        assert client.post("/v1/translate", json={"text": "a", "model": "en-de", **languages}).status_code == 200
+
+
+def test_memory_of_a_model_without_one_is_refused_before_a_stream_begins(
+    settings: ServingSettings, tmp_path: Path
+) -> None:
+    vocabulary = ByteVocabulary()
+    config = dataclasses.replace(PRESETS["debug"], vocab_size=vocabulary.vocab_size)
+    save_pretrained(build_model(config), tmp_path / "reformer", tokenizer=vocabulary)
+    with TestClient(build_app(dataclasses.replace(settings, models=(str(tmp_path / "reformer"),)))) as client:
+        for stream in (False, True):
+            body = {"prompt": ["a", "b"], "memory_len": 5, "stream": stream}
+            answer = client.post("/v1/generate", json=body)
+            assert answer.status_code == 422
+            assert "leave it out" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "field"),
     [
@@ -182,6 +227,10 @@ def test_attention_weights(client: TestClient, kind: str) -> None:
         ("translate", {"text": "a", "model": "novel"}, 400, "model"),
         ("translate", {"text": "a", "model": "none"}, 404, "model"),
         ("translate", {"text": "a", "target_lang": "fr"}, 422, "target_lang"),
+        ("translate", {"text": "a", "model": "en-de", "target_lang": "fr"}, 422, "target_lang"),
+        ("translate", {"text": "a", "model": "en-de", "source_lang": "de"}, 422, "target_lang"),
+        ("translate", {"text": "a", "temperature": 0.5}, 422, "temperature"),
+        ("generate", {"prompt": "a", "top_k": 5, "do_sample": False}, 422, "top_k"),
         ("translate", {"text": ["a"] * 1000}, 422, "text"),
         ("translate", {"text": "word " * 5000}, 422, "text"),
         ("translate", {"text": "a", "forced_prefix_ids": [10**9]}, 422, None),
@@ -203,6 +252,11 @@ def test_what_cannot_be_served_is_refused(
     error = answer.json()["error"]
     assert (error["param"] or "").startswith(field or "")
     assert len(error["message"]) < 400
+
+
+def test_the_text_that_is_too_long_is_named(client: TestClient) -> None:
+    body = {"text": ["One. Two. Three.", "word " * 5000]}
+    assert "a sentence of text 2 " in client.post("/v1/translate", json=body).json()["error"]["message"]
 
 
 def test_a_model_without_beams_counts_n_as_samples(client: TestClient) -> None:

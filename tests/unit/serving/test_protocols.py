@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,11 @@ from manyheads.decoding.translator import Translator
 from manyheads.documents.html import read_html
 from manyheads.documents.terms import Terms
 from manyheads.documents.translating import DocumentTranslation, UnitTranslator
+from manyheads.serving.api.deepl import _model as deepl_model
+from manyheads.serving.app import build_app
 from manyheads.serving.markup import MOST_TAGS, _pieces
+from manyheads.serving.refusals import Refusal
+from manyheads.serving.settings import ServingSettings
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
@@ -89,6 +95,14 @@ def test_an_evaluator_scores_through_echo(client: TestClient, generator: Generat
     assert only["logprobs"]["token_logprobs"] == pytest.approx(record["token_logprobs"][:-1], abs=1e-4)
 
 
+def test_offsets_of_tokens_count_characters(client: TestClient) -> None:
+    """The model's tokens are bytes: two of them are one character."""
+    body = {"prompt": "aé€b", "max_tokens": 3, "logprobs": 1}
+    record = complete(client, **body, echo=True)["choices"][0]["logprobs"]
+    assert record["text_offset"][:8] == [0, 1, 1, 2, 2, 2, 3, 4]
+    assert complete(client, **body)["choices"][0]["logprobs"]["text_offset"][0] == 0
+
+
 def test_greedy_copies_and_the_best_of_several(client: TestClient, generator: Generator) -> None:
     greedy = complete(client, prompt="It", temperature=0, n=2, max_tokens=5)["choices"]
     [[expected]] = generator.continuations(["It"], do_sample=False, max_new_tokens=5)
@@ -144,6 +158,10 @@ def test_libretranslate(client: TestClient, translator: Translator) -> None:
     assert client.post("/translate", json=asked).json() == {"translatedText": f"{best[0]} {best[1]}"}
     form = "q=I+am+hungry.+Where+is+the+station%3F&source=en&target=de&api_key="
     assert client.post("/translate", content=form, headers=FORM).json() == {"translatedText": f"{best[0]} {best[1]}"}
+    by_curl = "q=Grüße&source=en&target=de"  # curl -d does not encode letters
+    assert client.post("/translate", content=by_curl, headers=FORM).json() == {
+        "translatedText": translator.translate("Grüße")
+    }
     mastodon = {"q": [one, two], "source": "auto", "target": "de", "format": "text", "api_key": "x"}
     found = client.post("/translate", json={**mastodon, "alternatives": 2}).json()
     assert len(found["translatedText"]) == 2
@@ -176,6 +194,36 @@ def test_refused_by_libretranslate(client: TestClient, content: str, headers: di
     assert set(answer.json()) == {"error"}
 
 
+@pytest.fixture(scope="module")
+def several(settings: ServingSettings) -> Iterator[TestClient]:
+    """Two models with regions in their languages; the second one is also given twice."""
+    folder = settings.models[0]
+    named = (f"any={folder}", f"br={folder}", f"again={folder}")
+    app = build_app(replace(settings, models=named))
+    with TestClient(app) as running:
+        models = app.state.service.models
+        pairs = {"any": ("en_GB", "pt"), "br": ("en_GB", "pt_BR"), "again": ("en_GB", "pt_BR")}
+        models |= {name: replace(model, pairs=(pairs[name],)) for name, model in models.items()}
+        yield running
+
+
+def test_languages_with_regions(several: TestClient) -> None:
+    """The variety that is asked for comes first, and codes are compared as tags."""
+    for target, source, name in (
+        ("PT-BR", None, "br"), ("pt_br", "EN", "br"), ("PT-PT", "EN-GB", "any"), ("PT", "en-gb", "any"),
+    ):  # fmt: skip
+        service = several.app.state.service  # type: ignore[attr-defined]
+        assert deepl_model(service, source, target)[0].name == name
+    for target, source in (("PT", "EN-US"), ("DE", "EN")):
+        with pytest.raises(Refusal):
+            deepl_model(service, source, target)
+    asked = {"q": "a", "source": "auto", "target": "pt-BR"}
+    assert several.post("/translate", json=asked).json()["detectedLanguage"]["language"] == "en_GB"
+    assert several.get("/languages").json()[0]["targets"] == ["pt", "pt_BR"]
+    assert [one["language"] for one in several.get("/v2/languages?type=target").json()] == ["PT-PT", "PT-BR"]
+    assert [one["language"] for one in several.get("/v2/languages").json()] == ["EN-GB"]
+
+
 def test_deepl(client: TestClient, translator: Translator) -> None:
     best = translator.translate(["I am hungry.", "Hello, how are you?"])
     body = {"text": ["I am hungry. Hello, how are you?", ""], "target_lang": "DE", "show_billed_characters": True}
@@ -187,6 +235,9 @@ def test_deepl(client: TestClient, translator: Translator) -> None:
     }
     whole = client.post("/v2/translate", json={**body, "split_sentences": "0"}).json()["translations"][0]["text"]
     assert whole == translator.translate(body["text"][0])
+    wrapped = {**body, "text": ["I am\nhungry. Hello,\r\nhow are you?\n"], "split_sentences": "nonewlines"}
+    found = client.post("/v2/translate", json=wrapped).json()["translations"][0]["text"]
+    assert found == " ".join(best) + "\n"
     refused = client.post("/v2/translate", json={**body, "target_lang": "FR"})
     assert (refused.status_code, set(refused.json())) == (400, {"message", "detail"})
     for wrong in ({"tag_handling": "xml"}, {"tag_handling": "html", "ignore_tags": ["x"]}, {"glossary_id": "a"}):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +14,7 @@ from manyheads.errors import ConfigError
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.names import names_of_models
 from manyheads.serving.sentences import rejoin, split
+from manyheads.serving.served import _pairs
 from manyheads.serving.settings import ServingSettings
 
 
@@ -24,6 +29,8 @@ from manyheads.serving.settings import ServingSettings
         ("一。二？三", ["一。", "二？", "三"]),
         ("One\nTwo\r\n\n  Three  ", ["One", "Two", "Three"]),
         ("J. S. Bach wrote it. Yes.", ["J. S. Bach wrote it.", "Yes."]),
+        ("The U.S. Army was in Washington, D.C. The end.", ["The U.S. Army was in Washington, D.C. The end."]),
+        ("He came at 5 p.m. She left.", ["He came at 5 p.m.", "She left."]),
         ("", []),
         (" \n\t", []),
     ],
@@ -33,10 +40,16 @@ def test_sentences(text: str, expected: list[str]) -> None:
     assert all(text[one.start : one.end] == one.text for one in split(text))
 
 
+def test_wrapped_lines_can_be_one_sentence() -> None:
+    text = "One\nand a half. Two\n three."
+    assert [one.text for one in split(text, at_line_ends=False)] == ["One\nand a half.", "Two\n three."]
+    assert [one.text for one in split(text, at_line_ends=False, at_sentence_ends=False)] == [text]
+
+
 @given(st.text(st.sampled_from('ab. !?\n\t"。') | st.characters()))
 def test_rejoining_restores_every_text(text: str) -> None:
-    for at_ends in (True, False):
-        found = split(text, at_sentence_ends=at_ends)
+    for at_ends, at_lines in ((True, True), (False, True), (True, False), (False, False)):
+        found = split(text, at_sentence_ends=at_ends, at_line_ends=at_lines)
         assert rejoin(text, found, [one.text for one in found]) == text
         assert all(one.text == one.text.strip() != "" for one in found)
         assert "".join("".join(one.text.split()) for one in found) == "".join(text.split())
@@ -74,3 +87,18 @@ def test_settings_of_the_environment() -> None:
     for name, value in (("DEADLINE_SECONDS", "soon"), ("DEADLINE_SECONDS", "0"), ("JSON_LOGS", "maybe")):
         with pytest.raises(ConfigError, match=r"(?i)deadline_seconds|json_logs"):
             ServingSettings.from_environment({f"MANYHEADS_{name}": value})
+
+
+@pytest.mark.parametrize(
+    ("target", "codes", "expected"),
+    [("de", (), ("de",)), ("roa", ("fr", "pt_BR"), ("fr", "pt_BR")), ("PT-br", ("fr", "pt_BR"), ("PT-br",))],
+)
+def test_a_group_of_languages_is_no_target(
+    target: str, codes: tuple[str, ...], expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    """As of opus-mt-en-roa, whose tokenizer names the group, and has a code for each of its languages."""
+    (tmp_path / "config.json").write_text("{}")
+    described = {"source_lang": "en", "target_lang": target}
+    tokenizer = SimpleNamespace(describe=lambda: described, target_languages=codes)
+    pairs = _pairs(tmp_path, cast(Any, SimpleNamespace(tokenizer=tokenizer)), ServingSettings())
+    assert pairs == tuple(("en", one) for one in expected)

@@ -15,7 +15,7 @@ from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.model_options import RerankingOptions
 from manyheads.decoding.options import TranslationDeviceOptions
 from manyheads.decoding.search_options import DecodingOptions
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingSettings, check_drawing
 from manyheads.errors import ConfigError
 from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.translation.target import check_target_of
@@ -105,7 +105,8 @@ class TranslateOptions:
             if given.get("do_sample") and "num_beams" not in given:
                 given["num_beams"] = 1
             given["num_return_sequences"] = self.num_return_sequences or 1
-            build(DecodingSettings, {**vars(load_settings(folder)), **given}, "the decoding options")
+            settings = build(DecodingSettings, {**vars(load_settings(folder)), **given}, "the decoding options")
+            check_drawing(given, settings)
 
     def check_for_document(self) -> None:
         """Raises: ConfigError: an option was given that has a meaning for lines only."""

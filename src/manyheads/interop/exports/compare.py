@@ -15,7 +15,7 @@ from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
-from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
+from manyheads.text.sides import Side, TranslationTokenizer, has_tokenizer, load_tokenizer
 
 __all__ = [
     "LIMIT",
@@ -24,6 +24,7 @@ __all__ = [
     "demand",
     "demand_divided",
     "load_transformer",
+    "never_produced",
     "reference",
     "tokenizer_of",
 ]
@@ -91,6 +92,14 @@ def tokenizer_of(model: Path, name: str) -> TranslationTokenizer:
             " cannot hold; use manyheads translate or serve."
         )
     return tokenizer
+
+
+def never_produced(writer: Side) -> tuple[int, ...]:
+    """Return the target ids that our search never produces: padding and the start, unless the start is EOS (fairseq).
+
+    The search of `decoding.constraints` bans the same ids.
+    """
+    return tuple(sorted({writer.pad_id, writer.bos_id} - {writer.eos_id}))
 
 
 @dataclass(frozen=True)

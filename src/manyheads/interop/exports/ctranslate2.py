@@ -19,7 +19,15 @@ from torch import Tensor
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.errors import ConfigError, ModelFileError, needing_extra
 from manyheads.interop.exports import Check, ExportOptions
-from manyheads.interop.exports.compare import LIMIT, MOST_TOKENS, demand, load_transformer, reference, tokenizer_of
+from manyheads.interop.exports.compare import (
+    LIMIT,
+    MOST_TOKENS,
+    demand,
+    load_transformer,
+    never_produced,
+    reference,
+    tokenizer_of,
+)
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.text.sides import Side
 
@@ -68,7 +76,7 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
     tokenizer = tokenizer_of(model, "ctranslate2")
     writer = tokenizer.target
     with torch.no_grad():
-        spec = _spec(module, banned=(writer.pad_id, writer.bos_id))
+        spec = _spec(module, banned=never_produced(writer))
     target_pieces = pieces_of(writer, config.target_vocab_size)
     spec.register_source_vocabulary(pieces_of(tokenizer.source, config.source_vocab_size))
     spec.register_target_vocabulary(target_pieces)
@@ -106,7 +114,7 @@ def deviation(model: Path, target: Path, sentences: list[list[int]], options: Ex
         sources, beam_size=1, max_input_length=0, max_decoding_length=limit, min_decoding_length=0
     )
     scored = translator.score_batch(sources, [[target_pieces[i] for i in ids] for ids in bodies], max_input_length=0)
-    wanted = ours.of_tokens(banned=(writer.pad_id, writer.bos_id))
+    wanted = ours.of_tokens(banned=never_produced(writer))
     largest = max(
         float((torch.tensor(one.log_probs[: len(row)]) - row).abs().max())
         for one, row in zip(scored, wanted, strict=True)

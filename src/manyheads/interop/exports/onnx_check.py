@@ -12,7 +12,7 @@ import torch
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.interop.exports import Check, ExportOptions
-from manyheads.interop.exports.compare import LIMIT, MOST_TOKENS, reference, tokenizer_of
+from manyheads.interop.exports.compare import LIMIT, MOST_TOKENS, never_produced, reference, tokenizer_of
 from manyheads.interop.exports.onnx_files import package
 
 __all__ = ["Decoder", "compare_language_model", "compare_translation", "open_file"]
@@ -86,7 +86,7 @@ def compare_translation(
     ours = reference(module, tokenizer_of(model, options.to), sentences)
     decoder = Decoder(target, "_quantized" if options.quantization else "")
     largest, num_equal = 0.0, 0
-    ids = {"bos_id": writer.bos_id, "eos_id": writer.eos_id, "banned": sorted({writer.pad_id, writer.bos_id})}
+    ids = {"bos_id": writer.bos_id, "eos_id": writer.eos_id, "banned": never_produced(writer)}
     limit = min(MOST_TOKENS, (module.max_len or MOST_TOKENS + 1) - 1)
     for source, output, rows in zip(ours.sources, ours.outputs, ours.log_probs, strict=True):
         start = np.array([[writer.bos_id, *output[:-1]]], dtype=np.int64)

@@ -18,7 +18,7 @@ from manyheads.architectures.pretrained import load, read_config
 from manyheads.errors import ConfigError, needing_extra
 from manyheads.interop.convert import write_peer
 from manyheads.interop.exports import Check, ExportOptions
-from manyheads.interop.exports.compare import LIMIT, MOST_TOKENS, reference, tokenizer_of
+from manyheads.interop.exports.compare import LIMIT, MOST_TOKENS, never_produced, reference, tokenizer_of
 
 __all__ = ["deviation", "write"]
 
@@ -89,7 +89,7 @@ def _compare(package: Any, model: Path, target: Path, sentences: list[list[int]]
         pad_token_id=writer.pad_id,
         eos_token_id=writer.eos_id,
         decoder_start_token_id=writer.bos_id,
-        bad_words_ids=[[index] for index in sorted({writer.pad_id, writer.bos_id})],
+        bad_words_ids=[[index] for index in never_produced(writer)],
         max_new_tokens=min(MOST_TOKENS, (module.max_len or MOST_TOKENS + 1) - 1),
     )
     largest, num_equal = 0.0, 0

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from manyheads.serving.api.fields import LooseBody, Text
 from manyheads.serving.api.forms import form_schema, read_body
 from manyheads.serving.markup import translate_html
+from manyheads.serving.names import plain_tag
 from manyheads.serving.paragraphs import translate_paragraphs
 from manyheads.serving.refusals import Refusal, refuse_unsupported
 from manyheads.serving.served import ServedTranslator
@@ -17,6 +18,7 @@ from manyheads.serving.service import Service
 
 __all__ = ["router"]
 
+_OTHER = 2
 # DeepL's clients refuse these targets without a region.
 _REGIONS = {"en": ("EN-GB", "EN-US"), "pt": ("PT-PT", "PT-BR")}
 
@@ -57,9 +59,10 @@ def router(service: Service) -> APIRouter:
         if is_html:
             best = await translate_html(service, request, model, texts, **options)
         else:
+            options["at_line_ends"] = body.split_sentences != "nonewlines"  # lines that were wrapped
             best = [one[0] for one in await translate_paragraphs(service, request, model, texts, **options)]
         translations = [
-            {"detected_source_language": source.upper(), "text": one, "billed_characters": len(text)}
+            {"detected_source_language": _code(source), "text": one, "billed_characters": len(text)}
             for text, one in zip(texts, best, strict=True)
         ]
         return JSONResponse({"translations": translations})
@@ -73,9 +76,9 @@ def router(service: Service) -> APIRouter:
         for model in service.models.values():
             for source, target in model.pairs:
                 if wants_targets:
-                    codes |= dict.fromkeys(_REGIONS.get(target.lower(), (target.upper(),)))
+                    codes |= dict.fromkeys(_REGIONS.get(target.lower(), (_code(target),)))
                 else:
-                    codes[source.upper()] = None
+                    codes[_code(source)] = None
         return JSONResponse([{"language": code, "name": code, "supports_formality": False} for code in codes])
 
     @routes.get("/usage", summary="Usage (DeepL): not limited.")
@@ -90,15 +93,30 @@ def _model(service: Service, source_lang: str | None, target_lang: str) -> tuple
 
     Raises: Refusal: there is none.
     """
-    wanted = target_lang.lower()
-    for model in service.models.values():
-        for source, target in model.pairs:
-            fits_target = target.lower() in (wanted, wanted.partition("-")[0])
-            fits_source = source_lang is None or source_lang.lower().partition("-")[0] in (source.lower(), "")
-            if fits_target and fits_source:
-                assert isinstance(model, ServedTranslator)
-                return model.into(target), source
+    found = [
+        (distance, model, source, target)
+        for model in service.models.values()
+        for source, target in model.pairs
+        if _OTHER not in (distance := (_distance(target, target_lang), _distance(source, source_lang or source)))
+    ]
+    if found:
+        _, model, source, target = min(found, key=lambda one: one[0])  # the first of the nearest
+        assert isinstance(model, ServedTranslator)
+        return model.into(target), source
     raise Refusal(
         400, "Value for 'target_lang' not supported. GET /v2/languages lists the languages of this server.",
         code="language", field="target_lang",
     )  # fmt: skip
+
+
+def _code(language: str) -> str:
+    """Return a language as DeepL writes it: `pt_BR` is `PT-BR`."""
+    return plain_tag(language).upper()
+
+
+def _distance(language: str, wanted: str) -> int:
+    """Return 0 if a model's language is the wanted one, 1 if only one of them has a region, else _OTHER."""
+    own, asked = plain_tag(language), plain_tag(wanted)
+    if own == asked:
+        return 0
+    return 1 if own == asked.partition("-")[0] or own.partition("-")[0] == asked else _OTHER

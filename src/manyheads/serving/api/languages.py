@@ -15,7 +15,7 @@ def translator_for(
 ) -> ServedTranslator:
     """Return the named model, or the first one for these languages; with neither, the first that translates.
 
-    Raises: Refusal: no served model has this name or these languages.
+    Raises: Refusal: no served model has this name or these languages, or the named one is known to have others.
     """
     if name is None and (source_lang or target_lang):
         wanted = [plain_tag(one) if one else None for one in (source_lang, target_lang)]
@@ -29,4 +29,20 @@ def translator_for(
             code="language", field="target_lang",
         )  # fmt: skip
     model = find_model(service.models, name, ServedTranslator)
-    return model.into(target_lang)
+    chosen = model.into(target_lang)
+    targets = (*model.reader.tokenizer.target_languages, *(target for _, target in model.pairs))
+    if model.pairs and not (
+        _has(source_lang, [source for source, _ in model.pairs]) and _has(target_lang, list(targets))
+    ):
+        raise Refusal(
+            422, "target_lang: the named model does not translate between these languages; GET /v1/models lists them.",
+            code="language", field="target_lang",
+        )  # fmt: skip
+    return chosen
+
+
+def _has(wanted: str | None, languages: list[str]) -> bool:
+    """Return whether a language is one of these, whatever its region; None always is."""
+    return wanted is None or plain_tag(wanted).partition("-")[0] in {
+        plain_tag(one).partition("-")[0] for one in languages
+    }

@@ -12,6 +12,7 @@ from manyheads.serving.api.fields import LooseBody, Text
 from manyheads.serving.api.forms import form_schema, read_body
 from manyheads.serving.api.languages import translator_for
 from manyheads.serving.markup import translate_html
+from manyheads.serving.names import plain_tag
 from manyheads.serving.paragraphs import translate_paragraphs
 from manyheads.serving.refusals import Refusal
 from manyheads.serving.service import Service
@@ -64,7 +65,8 @@ def router(service: Service) -> APIRouter:
         best: list[Any] = [one[0] for one in found]
         others: list[Any] = [one[1:] for one in found]
         # The language is not looked at: the model has one source language.
-        source = next((source for source, target in model.pairs if target == body.target), "")
+        wanted = plain_tag(body.target)
+        source = next((source for source, target in model.pairs if plain_tag(target) == wanted), "")
         detected: list[Any] = [{"confidence": 0, "language": source} for _ in texts]
         is_one = isinstance(body.q, str)
         answer: dict[str, Any] = {"translatedText": best[0] if is_one else best}
@@ -76,12 +78,12 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/languages", summary="Languages (LibreTranslate).")
     async def languages() -> Response:
-        targets: dict[str, list[str]] = {}
+        targets: dict[str, dict[str, None]] = {}
         for model in service.models.values():
             for source, target in model.pairs:
-                targets.setdefault(source, []).append(target)
-                targets.setdefault(target, [])
-        return JSONResponse([{"code": code, "name": code, "targets": found} for code, found in targets.items()])
+                targets.setdefault(source, {})[target] = None  # several models can have the same pair
+                targets.setdefault(target, {})
+        return JSONResponse([{"code": code, "name": code, "targets": list(found)} for code, found in targets.items()])
 
     @routes.post("/detect", summary="The language of a text (LibreTranslate): what the models read.",
                  openapi_extra=form_schema(DetectForm))  # fmt: skip

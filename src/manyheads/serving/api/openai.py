@@ -6,9 +6,10 @@ token of the prompt.
 
 from __future__ import annotations
 
+import codecs
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -278,14 +279,11 @@ class _Completion:
     ) -> dict[str, Any]:
         logprobs = None
         if self._body.logprobs is not None:
-            logprobs = _LogProbs()
-            offset = self._add_prompt(logprobs, prompt, scored) if self._body.echo else 0
-            ids = [*prompt] if self._body.echo else []
+            logprobs = self._of_prompt(prompt, scored) if self._body.echo else _LogProbs()
+            offsets = self._offsets(prompt, written.ids, len(text) if self._body.echo else 0)
             for place, (token, log_prob) in enumerate(zip(written.ids, written.log_probs, strict=True)):
                 top = self._named(written.top[place]) if written.top else []
-                logprobs.add(self._name(token), log_prob, top, offset)
-                offset += self._text_len(ids[-4:], token)
-                ids.append(token)
+                logprobs.add(self._name(token), log_prob, top, next(offsets))
         return {
             "index": index,
             "text": (text if self._body.echo else "") + written.text,
@@ -293,22 +291,16 @@ class _Completion:
             "finish_reason": "length" if written.ended_by == "length" else "stop",
         }
 
-    def _of_prompt(self, number: int, scored: ScoredIds | None) -> _LogProbs:
+    def _of_prompt(self, prompt: list[int], scored: ScoredIds | None) -> _LogProbs:
+        """Return the record of a prompt's tokens, the first without log-probability."""
         logprobs = _LogProbs()
-        self._add_prompt(logprobs, self._prompts[number], scored)
-        return logprobs
-
-    def _add_prompt(self, logprobs: _LogProbs, prompt: list[int], scored: ScoredIds | None) -> int:
-        """Add the prompt's tokens, the first without log-probability. Returns: the length of its text."""
-        offset = 0
-        for place, token in enumerate(prompt):
+        for place, (token, offset) in enumerate(zip(prompt, self._offsets([], prompt), strict=True)):
             if place and scored is not None:
                 top = self._named(scored.top[place]) if scored.top else []
                 logprobs.add(self._name(token), scored.log_probs[place], top, offset)
             else:
                 logprobs.add(self._name(token), None, None, offset)
-            offset += self._text_len(prompt[max(0, place - 4) : place], token)
-        return offset
+        return logprobs
 
     async def events(self) -> AsyncIterator[str]:
         """Yield chunks as tokens are generated, then the usage if it is asked for, then the end mark."""
@@ -322,7 +314,9 @@ class _Completion:
                     for path in range(self._n):
                         logprobs = None
                         if self._body.logprobs is not None:
-                            logprobs = await self._service.off_loop(partial(self._of_prompt, number, scored[number]))
+                            logprobs = await self._service.off_loop(
+                                partial(self._of_prompt, self._prompts[number], scored[number])
+                            )
                         yield self._chunk(number * self._n + path, text, logprobs, None)
             if self._max_tokens:
                 begun = self._model.begin(self._settings, self._rows)
@@ -370,9 +364,13 @@ class _Completion:
         total = self._num_prompt_tokens + num_new
         return {"prompt_tokens": self._num_prompt_tokens, "completion_tokens": num_new, "total_tokens": total}
 
-    def _text_len(self, before: list[int], token: int) -> int:
-        """Return how many characters a token adds; an incomplete character counts as none."""
-        return len(self._vocabulary.continuation(before, [token]).decode("utf-8", "ignore"))
+    def _offsets(self, before: list[int], ids: list[int], begin: int = 0) -> Iterator[int]:
+        """Yield where each token begins, in characters. A character of several tokens counts with its last one."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for place, token in enumerate(ids):
+            yield begin
+            last = [*before[-4:], *ids[max(0, place - 4) : place]][-4:]
+            begin += len(decoder.decode(self._vocabulary.continuation(last, [token])))
 
     def _name(self, token: int) -> str:
         return _shown(self._vocabulary, token)

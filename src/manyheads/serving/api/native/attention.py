@@ -8,6 +8,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from torch import Tensor
 
+from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.truncation import scored_limit
 from manyheads.serving.api.answers import large_answer
 from manyheads.serving.api.languages import translator_for
@@ -35,8 +36,9 @@ async def answer_attention(service: Service, request: Request, body: AttentionBo
         [[best, *_]] = await service.run(request, model.begin(settings, [row]), [row], len(source))
         target = [*best.ids, writer.eos_id]
     else:
-        text = body.target
-        target = [*await service.off_loop(lambda: writer.encode(text)), writer.eos_id]
+        texts = [body.target]
+        [ids] = await service.off_loop(lambda: encode_texts(texts, writer))
+        target = [*ids, writer.eos_id]
     limit, reason = scored_limit(settings, model.reader.model.max_len)
     if len(target) > limit:
         raise too_long("target", "its length in tokens", len(target), limit, f"({reason})")

@@ -69,7 +69,11 @@ class TranslateJob:
                 )
             overrides["forced_prefix_ids"] = forced
         self._settings = model.settings(overrides)
-        self._rows = model.rows([sentence.text for _, sentence in self._sentences], self._settings)
+        self._rows = model.rows(
+            [sentence.text for _, sentence in self._sentences],
+            self._settings,
+            owners=[number for number, _ in self._sentences],
+        )
 
     def _source_ids(self, place: int) -> list[int]:
         row = self._rows[place]
