@@ -87,15 +87,27 @@ def preview(text: str) -> str:
 def csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, report: ReadReport) -> Pairs:
     """Return the pairs of two columns of a CSV file with a header; the delimiter is that of its first line.
 
-    Raises: DataError: no such column, or a row without them.
+    Raises: DataError: no such column, a row without them, a quotation mark that is not closed, or carriage returns as
+        line ends.
     """
-    bad = False
+    try:
+        yield from _csv_pairs(path, keys, on_bad_utf8, report)
+    except csv.Error:
+        raise DataError(
+            f"{describe(path)} has a carriage return in a row, outside quotation marks. If its lines end in carriage"
+            " returns alone, convert them (tr '\\r' '\\n'); otherwise put the text into quotation marks."
+        ) from None
+
+
+def _csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, report: ReadReport) -> Pairs:
+    bad = ended = False
 
     def lines() -> Iterator[str]:
-        nonlocal bad
+        nonlocal bad, ended
         for line in decoded_lines(path, on_bad_utf8, report):
             bad |= line is None
             yield "\n" if line is None else line + "\n"
+        ended = True
 
     source = lines()
     first = next(source, "").removeprefix("\ufeff")
@@ -110,7 +122,14 @@ def csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, r
     places = [header.index(key) for key in keys]
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(source, delimiter=delimiter)
+    began = 2
     for row in reader:
+        if ended:  # the reader looked for more of this row; its text would be the rest of the file
+            raise DataError(
+                f"{describe(path)}: the row that begins in line {began} has a quotation mark that is never closed; close"
+                " it, or double the mark if it belongs to the text."
+            )
+        began = reader.line_num + 2
         if bad:
             bad = False
             yield None
