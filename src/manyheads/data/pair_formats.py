@@ -126,8 +126,8 @@ def _csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, 
     for row in reader:
         if ended:  # the reader looked for more of this row; its text would be the rest of the file
             raise DataError(
-                f"{describe(path)}: the row that begins in line {began} has a quotation mark that is never closed; close"
-                " it, or double the mark if it belongs to the text."
+                f"{describe(path)}: the row that begins in line {began} has a quotation mark that is never closed;"
+                " close it, or double the mark if it belongs to the text."
             )
         began = reader.line_num + 2
         if bad:

@@ -87,6 +87,15 @@ def test_what_is_given_is_left_out_and_the_rest_follows_from_it() -> None:
     assert "training.max_minutes" not in by_steps
 
 
+def test_steps_of_a_text_are_counted_by_its_lanes_and_segments() -> None:
+    text: dict[str, Any] = {"kind": "text", "tokens": 2_000_000, "given": {"data.lanes": 64, "data.segment_len": 512}}
+    made, values = plan(**text)
+    assert made.num_steps <= 600 * 0.85 * 3000 * 4 / (64 * 512)  # narrower models are faster
+    assert 2 <= made.num_steps / values["validation.every_steps"] <= 12
+    tiny = plan(kind="text", tokens=4000, minutes=0.0, steps=100)[0]
+    assert tiny.num_epochs == pytest.approx(100 * 3 * 128 / 4000)
+
+
 def test_text_has_no_more_lanes_than_it_can_fill() -> None:
     assert plan(kind="text", tokens=200_000)[1]["data.lanes"] == 16
     assert plan(kind="text", tokens=4000)[1]["data.lanes"] == 3
@@ -160,6 +169,10 @@ def test_no_plan_is_made_where_something_else_is_asked_for(
         ("text", ("--model.architecture", "reformer"), "--preset reformer-demo"),
         ("pairs", ("--minutes", "0"), "needs a time above 0"),
         ("pairs", ("--minutes", "-3"), "-3"),
+        ("pairs", ("--minutes", "inf"), "--minutes is inf"),
+        ("text", ("--minutes", "nan"), "--minutes is nan"),
+        ("text", ("--data.lanes", "0"), "data.lanes is 0"),
+        ("text", ("--data.segment_len", "x"), "data.segment_len is 'x'"),
         ("pairs", ("--training.max_steps", "many"), "training.max_steps is 'many'"),
         ("pairs", ("--model.d_model", "0"), "model.d_model is 0"),
     ],
