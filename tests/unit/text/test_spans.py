@@ -53,6 +53,13 @@ def test_parts_that_are_left_out() -> None:
     assert restored(text, kept) == "(TOP (S (NP-SBJ=1 (NN cats)) (VP (VBP sleep))))"
 
 
+def test_a_root_of_its_own_name_is_no_constituent() -> None:
+    own = ParsingSettings(tags="keep", root="VROOT")
+    tree = TREE.replace("ROOT", "VROOT")
+    assert restored(tree, own) == restored(TREE, own) == tree
+    assert restored(tree) == f"(ROOT {tree})"
+
+
 def test_the_order_of_spans_does_not_count() -> None:
     tree = spans_of(parse_tree(TREE), KEEP)
     assert format_tree(tree_of(tree.words, tree.tags, tree.spans[::-1], "ROOT")) == TREE

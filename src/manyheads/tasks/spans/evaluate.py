@@ -61,7 +61,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> SpanReport:
         "tags": len(config.tags),
         "max_tokens": options.max_tokens,
     }
-    return SpanReport(judge_trees(found, trees), None, protocol)
+    return SpanReport(judge_trees(found, trees, root=config.root), None, protocol)
 
 
 def _gold(options: EvaluateOptions) -> tuple[list[tuple[str, str]], str]:
