@@ -17,8 +17,8 @@ from manyheads.files.guarded import read_limited, read_stream
 __all__ = ["MAX_BYTES", "Source", "load_yaml", "parse_yaml", "to_json", "to_plain", "to_yaml"]
 
 MAX_BYTES = 2**20
-"""A settings file is a page or two, that of a classifier or parser with 10,000 labels longer. A bigger file is a mistake,
-and YAML is slow enough to hang on it."""
+"""A settings file is a page or two; that of a classifier with 10,000 labels is longer. A bigger file is a mistake, and
+YAML is slow enough to hang on it."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _OTHER_BASE = re.compile(r"[-+]?(?:0[0-7_]+|[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)")
 _SURROGATE = re.compile("[\ud800-\udfff]")

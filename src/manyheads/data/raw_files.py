@@ -115,7 +115,9 @@ class Pictures(Files):
         for given in map(Path, self.paths):
             if not given.exists():
                 raise DataError(f"There is no file or folder {given}; name a folder of PNG pictures.")
-            found = sorted(given.rglob("*.png")) if given.is_dir() else [given]
+            found = [given]
+            if given.is_dir():
+                found = sorted(path for path in given.rglob("*") if path.suffix.lower() == ".png")
             if not found:
                 raise DataError(f"There is no *.png in {given} or below; name a folder of PNG pictures.")
             yield from found

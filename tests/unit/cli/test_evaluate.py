@@ -170,6 +170,8 @@ def test_mistakes(
         (["--hypotheses", tmp_path / "bad", "--reference", reference], "line 1 is not UTF-8"),
         (["--hypotheses", reference, "--reference", reference, "--tokenize", "x"], "13a"),
         ([model_folder, *files, "--output", reference], "is the file"),
+        ([model_folder, *files, "--output", tmp_path / "none" / "out"], "there is no folder"),
+        ([model_folder, *files, "--output", tmp_path], "is a folder; name a file"),
         ([model_folder, *files, "--max-tokens", "4"], "reference: line 1 has 15 tokens, EOS included, but at most 4"),
         ([model_folder, *files, "--max-tokens", "20"], "source: line 1 has 14 tokens, EOS included, but at most 10"),
     ]

@@ -141,6 +141,9 @@ def test_pictures_of_other_sizes_are_refused_or_scaled(tmp_path: Path) -> None:
     means = drawn.reshape(8, 2, 8, 2, 3).astype(np.float64).mean((1, 3))
     assert ends
     assert np.abs(np.frombuffer(content, np.uint8).reshape(8, 8, 3) - means).max() <= 1
+    draw_pictures(tmp_path / "cameras", 2, 8)
+    (tmp_path / "cameras/picture-000.png").rename(tmp_path / "cameras/A.PNG")
+    assert len(list(Pictures(paths=[tmp_path / "cameras"], size=8).read())) == 2
     draw_pictures(tmp_path / "grey", 1, 8, "L")
     [(_, content, _)] = Pictures(paths=[tmp_path / "grey"], size=8).read()
     assert len(content) == 192

@@ -39,7 +39,7 @@ class TrainOptions:
         metavar="NAME",
     )
     config: tuple[str, ...] = option(
-        "YAML files of settings; of several, later ones win.", (), metavar="FILE ...", repeats=True
+        "YAML files of settings; of several, later ones win.", (), metavar="FILE ..."
     )
     init: str | None = option(
         "Begin from this model, with its weights, tokenizer and sizes, a new optimiser and a lower learning rate: a"
