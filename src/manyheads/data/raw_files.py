@@ -72,7 +72,7 @@ class RawFiles(Files):
 class Pictures(Files):
     """Square RGB images as bytes: row by row, pixel by pixel, red, green and blue (raster order).
 
-    Grey and palette images are converted to RGB; transparency is ignored.
+    Grey and palette images are converted to RGB; of 16 bits the upper 8 count; transparency is ignored.
 
     Args:
         paths: PNG files, and folders, of which every `*.png` at any depth is read, sorted by name.
@@ -125,6 +125,8 @@ class Pictures(Files):
     def _pixels(self, image: Any, path: Path) -> bytes:
         from PIL import Image
 
+        if image.mode.startswith("I"):  # 16 bits of grey; `convert` would cut them off at 255
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         width, height = image.size
         if (width, height) != (self.size, self.size):
             if not self.resize:

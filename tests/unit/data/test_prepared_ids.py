@@ -147,6 +147,11 @@ def test_pictures_of_other_sizes_are_refused_or_scaled(tmp_path: Path) -> None:
     draw_pictures(tmp_path / "grey", 1, 8, "L")
     [(_, content, _)] = Pictures(paths=[tmp_path / "grey"], size=8).read()
     assert len(content) == 192
+    (tmp_path / "deep").mkdir()
+    deep = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
+    Image.fromarray(deep).save(tmp_path / "deep/a.png")
+    [(_, content, _)] = Pictures(paths=[tmp_path / "deep"], size=8).read()
+    assert np.array_equal(np.frombuffer(content, np.uint8).reshape(8, 8, 3), np.repeat(deep[:, :, None] >> 8, 3, 2))
     (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nand no more")
     for path, message in ((tmp_path / "bad.png", "cannot be read as a PNG"), (tmp_path / "no", "There is no file")):
         with pytest.raises(DataError, match=message):

@@ -1,7 +1,7 @@
 """The grammar of all commands: a dataclass of options, which argparse fills with text and pydantic with values.
 
-Every value of an option may begin with a dash. An option that takes several values may be given several times. Options may stand before, between and after arguments. `_` and `-` in
-the name of an option are alike. See docs/decisions/018.
+Every value of an option may begin with a dash. An option that takes several values may be given several times. Options
+may stand before, between and after arguments. `_` and `-` in the name of an option are alike. See docs/decisions/018.
 """
 
 from __future__ import annotations
