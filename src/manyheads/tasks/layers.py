@@ -186,11 +186,12 @@ def _unused_vocabulary(typed: Source, config: RunConfig) -> list[str]:
     manifest = Path(path) / "manifest.json"
     if not manifest.is_file():
         return []
-    given = [f"--{name}.{key}" for name in ("tokenizer", "vocabulary") for key in typed.section(name)]
+    given = {f"tokenizer.{key}": f"tokenizer.{key}" for key in typed.section("tokenizer")}
+    given |= {f"vocabulary.{key}": key for key in typed.section("vocabulary")}
     return [
-        f"{name} has no effect on {path}, whose tokenizer was trained when the data was prepared; leave it out, or"
-        f" prepare the data again with --{name.partition('.')[2].replace('_', '-')}."
-        for name in given
+        f"--{name} has no effect on {path}, whose tokenizer was trained when the data was prepared; leave it out, or"
+        f" prepare the data again with --{option.replace('_', '-')}."
+        for name, option in given.items()
     ]
 
 

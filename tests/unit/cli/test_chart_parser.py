@@ -153,6 +153,30 @@ def test_scores_info_and_average(
     assert package.Parser.from_pretrained(tmp_path / "mean")(SENTENCE) is not None
 
 
+def test_a_model_on_the_hub(
+    place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *arguments, **more: str(place / "run/model"))
+    Path("sentences").write_text(f"{SENTENCE}\n")
+    assert manyheads("translate", "owner/chart", "sentences") == 0
+    assert capsys.readouterr().out == f"{TREE}\n"
+    assert manyheads("evaluate", "owner/chart", "--trees", place / "test.ptb") == 0
+    assert "F1 = 100.00" in capsys.readouterr().out
+    assert manyheads("score", "--trees", place / "test.ptb", "owner/chart") == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(TREES[::9])
+
+
+def test_what_a_tokenizer_comes_from(
+    place: Path, model_folder: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--trees", place / "train.ptb", "--valid-trees", place / "test.ptb"]
+    for number, (model, is_begun_from) in enumerate(((place / "run", True), (model_folder, False))):
+        more = ["--tokenizer", model, "--output", tmp_path / str(number)]
+        assert manyheads("prepare", "--task", "spans", *files, *more) == 0
+        assert ("or begin from that model" in capsys.readouterr().out) == is_begun_from
+
+
 def test_a_run_goes_on_from_a_model(place: Path, manyheads: Cli, tmp_path: Path) -> None:
     more = ["--init", place / "run", "--data.path", place / "data", "--run-dir", tmp_path / "on", "--quiet"]
     assert manyheads("train", *more, "--training.max-steps", "2", "--training.plots", "false") == 0
@@ -182,6 +206,7 @@ def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: py
         (["evaluate", place / "run", "--trees", "x", "--split", "test"], "leave out --data and --split"),
         (["translate", place / "run", tmp_path / "sentences"], "sentences: line 2 has 300 words"),
         (["translate", place / "run", tmp_path / "sentences", "--beam", "4"], "is a chart parser"),
+        (["translate", place / "run", tmp_path / "sentences", "--shortlist", "9"], "leave out --shortlist"),
         (["score", place / "run", "--trees", place / "unseen.ptb"], "has the label 'INTJ', which no training tree"),
         (["train", "--preset", "chart-debug", "--run-dir", tmp_path / "r"], "prepare --task spans"),
         (

@@ -84,7 +84,9 @@ def test_a_vocabulary_is_not_asked_of_prepared_data(
     assert "5,000 were asked for, but the training text has no more" in capsys.readouterr().out
     assert manyheads("train", "--preset", "debug", "--data.path", folder, "--tokenizer.vocab_size", 400) == 2
     assert "--tokenizer.vocab_size has no effect on" in (said := capsys.readouterr().err)
-    assert "prepare the data again with --vocab-size" in said
+    assert "prepare the data again with --tokenizer.vocab-size" in said
+    again = [*options[:-1], tmp_path / "again", "--replace", "--tokenizer.kind", "bpe", "--tokenizer.lowercase"]
+    assert manyheads("prepare", *again) == 0  # the names that the message uses
 
 
 def test_only_a_smaller_vocabulary_is_mentioned() -> None:
