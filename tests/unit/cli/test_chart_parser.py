@@ -187,7 +187,7 @@ def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: py
     (tmp_path / "empty").write_text("")
     (tmp_path / "flat").write_text("(ROOT (NN a))\n")
     (tmp_path / "bad").write_text("(ROOT (NP (NN a))\n")
-    (tmp_path / "long").write_text(f"(ROOT {'(NN a) ' * 300})\n(ROOT (NN a))\n")
+    (tmp_path / "long").write_text(f"(ROOT\n  (NN\n  a))\n(ROOT {'(NN a) ' * 300})\n")
     (tmp_path / "sentences").write_text(f"{SENTENCE}\n{'a ' * 300}\n")
     valid, out = ["--valid-trees", place / "test.ptb"], ["--output", tmp_path / "out"]
     prepare = ["prepare", "--task", "spans"]
@@ -201,8 +201,9 @@ def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: py
         (["evaluate", place / "run", "--trees", tmp_path / "empty"], "there is nothing to evaluate"),
         (
             ["evaluate", place / "run", "--trees", tmp_path / "long"],
-            "line 1 has 300 words, but the model reads at most",
+            "long: tree 2 has 300 words, but the model reads at most",
         ),
+        (["score", place / "run", "--trees", tmp_path / "long"], "long: tree 2 has 300 words"),
         (["evaluate", place / "run", "--trees", "x", "--split", "test"], "leave out --data and --split"),
         (["translate", place / "run", tmp_path / "sentences"], "sentences: line 2 has 300 words"),
         (["translate", place / "run", tmp_path / "sentences", "--beam", "4"], "is a chart parser"),

@@ -33,10 +33,10 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
     if options.data not in (None, DUPLICATION) or options.text is not None:
         return evaluate_text(options, show)
     reading = ("memory_len", "segment_len", "ext_len", "clamp_len", "same_length", "documents", "max_tokens")
-    unused = {f"--{name.replace('_', '-')}": getattr(options, name) for name in ("recl", "dynamic", "dry_run", *reading)}
-    refuse_given(
-        {"--ensemble": options.models.ensemble, **unused}, "{} cannot be used on the duplication task; leave it out."
-    )
+    unused = {name: getattr(options, name) for name in ("recl", "dynamic", "dry_run", *reading)}
+    given = {f"--{name.replace('_', '-')}": value for name, value in unused.items()}
+    given["--ensemble"] = options.models.ensemble
+    refuse_given(given, "{} cannot be used on the duplication task; leave it out.")
     seed, length = _sequences(options.model)
     return judge_models(options, show, partial(_judge, options, seed, length), "accuracy")
 
