@@ -26,10 +26,12 @@ XML_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 TMX_CODE = frozenset({"bpt", "ept", "it", "ph", "ut"})
 
 
-def nested_value(record: Mapping[str, Any], key: str, where: str, *, null: str | None = None) -> str:
+def nested_value(
+    record: Mapping[str, Any], key: str, where: str, *, null: str | None = None, whole: bool = False
+) -> str:
     """Return the text that a key leads to; dots lead into nested objects, unless the whole key is there.
 
-    Args: null: the text of a value that is None; None: there must be none.
+    Args: null: the text of a value that is None; None: there must be none. whole: the value may be a whole number.
 
     Raises: DataError: there is no such key, or its value is not a text.
     """
@@ -43,6 +45,8 @@ def nested_value(record: Mapping[str, Any], key: str, where: str, *, null: str |
         found = found[name]
     if found is None and null is not None:
         return null
+    if whole and type(found) is int:
+        return str(found)
     if not isinstance(found, str):
         raise DataError(f"{where}: the value of {key!r} is not text: {preview(str(found))}.")
     return found
