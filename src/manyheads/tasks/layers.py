@@ -74,6 +74,7 @@ def resolve_run(
         all of them in one message.
     """
     found = list(mistakes)
+    _choose_path_of_mix([typed])
     base = _base(typed, preset, files, precision, found)
     if (
         plan is not None
@@ -85,7 +86,7 @@ def resolve_run(
         base = _planned(typed, resume, plan)
     is_complete = len(found) == len(mistakes)
     sources = [*base, typed]
-    _choose_path_of_mix(sources)
+    _choose_path_of_mix(base)
     initial = None if found else _begin_from(sources, preset, architecture, resume, found)
     base = sources[:-1]
     _use_all_of_other_data(sources)

@@ -154,6 +154,20 @@ def test_the_command_line_wins(read: Callable[..., tuple[Any, list[PlannedRun]]]
     assert (config.training.max_steps, config.training.max_minutes) == (40, 0.0)
 
 
+def test_a_mix_is_planned_for_its_largest_part(folders: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    made: list[PlannedRun] = []
+
+    def layer(typed: Source) -> Source:
+        made.append(plan_layer(typed, lambda config, length, rows: (3000.0, "a machine")))
+        return made[-1].layer
+
+    mix = ["--data.mix", "other=0.3", f"{folders / 'pairs'}=0.7"]
+    config = read_arguments(mix, plan=layer)[1]
+    assert "plan for 50 pairs" in made[0].table
+    assert config.optimiser.name == "muon"
+
+
 @pytest.mark.parametrize("more", [("--preset", "debug"), ("--architecture", "reformer")])
 def test_no_plan_is_made_where_something_else_is_asked_for(
     read: Callable[..., tuple[Any, list[PlannedRun]]], more: tuple[str, ...]
