@@ -207,7 +207,7 @@ def _planned(typed: Source, resume: str, plan: Callable[[Source], Source]) -> li
     earlier = Path("runs") / Path(path).resolve().name / "config.yaml"
     if resume != "none" and "run_dir" not in typed.values and any((earlier.parent / "checkpoints").glob("step-*")):
         known = load_yaml(earlier)
-        if known.section("data").get("path") == path:
+        if Path(str(known.section("data").get("path"))).resolve() == Path(path).resolve():
             return [known]
         raise ConfigError(
             f"{earlier.parent} holds a run on other data ({known.section('data').get('path')}); give --run-dir for"

@@ -209,6 +209,7 @@ def test_the_same_command_goes_on_with_the_plan_of_the_run(
     again, made = read("pairs", rate=90_000.0)
     assert again == first
     assert made == []
+    assert read("text/../pairs")[1] == []
     assert read("pairs", "--resume", "none")[1] != []
     (run / "config.yaml").write_text(to_yaml(first).replace(str(folders / "pairs"), "elsewhere"))
     with pytest.raises(ConfigError, match="holds a run on other data"):
