@@ -167,6 +167,17 @@ def test_a_model_on_the_hub(
     assert len(capsys.readouterr().out.splitlines()) == len(TREES[::9])
 
 
+def test_the_card_of_a_parser(place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert manyheads("evaluate", place / "run", "--json") == 0
+    (tmp_path / "figures.json").write_text(capsys.readouterr().out)
+    figures = ["--evaluation", tmp_path / "figures.json", "--dry-run"]
+    assert manyheads("push", place / "run", "owner/chart", *figures) == 0
+    card = capsys.readouterr().out
+    assert "| F1 of brackets | 100 | `evalb:COLLINS" in card
+    assert "It gives a sentence its constituent tree." in card
+    assert "It continues text" not in card
+
+
 def test_what_a_tokenizer_comes_from(
     place: Path, model_folder: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
