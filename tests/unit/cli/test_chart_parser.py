@@ -185,7 +185,9 @@ def test_what_a_tokenizer_comes_from(
     for number, (model, is_begun_from) in enumerate(((place / "run", True), (model_folder, False))):
         more = ["--tokenizer", model, "--output", tmp_path / str(number)]
         assert manyheads("prepare", "--task", "spans", *files, *more) == 0
-        assert ("or begin from that model" in capsys.readouterr().out) == is_begun_from
+        shown = capsys.readouterr().out
+        assert ("or begin from that model" in shown) == is_begun_from
+        assert shown.count(" words") == 2  # of the two splits
 
 
 def test_a_run_goes_on_from_a_model(place: Path, manyheads: Cli, tmp_path: Path) -> None:
