@@ -13,12 +13,11 @@ from manyheads.errors import ConfigError
 __all__ = ["CardFacts", "make_card"]
 
 _PIPELINES = {
-    "transformer": "translation",
-    "transformer-xl": "text-generation",
-    "reformer": "text-generation",
-    "transformer-spans": "token-classification",  # the hub has no kind for trees
+    "translation": "translation",
+    "language-modelling": "text-generation",
+    "classification": "text-classification",
+    "spans": "token-classification",  # the hub has no kind for trees
 }
-_CLASSIFIES = "text-classification"
 _BLEU = {"bleu": "BLEU", "chrf": "chrF"}
 _OF_CLASSIFIERS = {"accuracy": "Accuracy", "macro_f1": "Macro F1"}
 _OF_LANGUAGE_MODELS = {"perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}
@@ -57,7 +56,7 @@ def make_card(
     """
     architecture = config.architecture
     labels = getattr(config, "labels", ())
-    pipeline = _CLASSIFIES if labels else _PIPELINES.get(architecture, "text-generation")
+    pipeline = _PIPELINES[config.task]
     spoken = list(dict.fromkeys(language for pair in languages for language in pair))
     known = {"language": spoken, "license": facts.licence, "datasets": list(facts.datasets)}
     head: dict[str, Any] = {
@@ -75,6 +74,7 @@ def make_card(
     directions = ", ".join(f"{source} to {target}" for source, target in languages)
     what = f"It translates from {directions}. " if directions else ""
     what = f"It gives a text one of the labels {', '.join(labels)}. " if labels else what
+    what = "It gives a sentence its constituent tree. " if config.task == "spans" else what
     lines = [
         *("---", yaml.safe_dump(head, sort_keys=False, allow_unicode=True).rstrip(), "---", f"# {name}", ""),
         *(f"A {architecture} of manyheads with {num_parameters:,} parameters. {what}".rstrip(), ""),
@@ -95,6 +95,9 @@ def _results(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
         if isinstance(found := evaluation.get(key), Mapping):
             arguments = {"signature": str(found.get("signature"))}
             results.append({"type": key, "name": title, "value": float(found["score"]), "args": arguments})
+    if isinstance(found := evaluation.get("brackets"), Mapping):
+        arguments = {"signature": str(found.get("signature"))}
+        results.append({"type": "f1", "name": "F1 of brackets", "value": float(found["f1"]), "args": arguments})
     for key, title in _OF_CLASSIFIERS.items():
         if isinstance(evaluation.get(key), float):
             results.append({"type": key, "name": title, "value": evaluation[key]})
@@ -105,7 +108,8 @@ def _results(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
             results.append({"type": key, "name": title, "value": float(first[key])})
     if not results:
         raise ConfigError(
-            "the evaluation has neither BLEU and chrF, nor perplexity, nor accuracy; evaluate a model, then push it."
+            "the evaluation has neither BLEU and chrF, nor F1, nor perplexity, nor accuracy; evaluate a model, then"
+            " push it."
         )
     return results
 
@@ -117,7 +121,10 @@ def _signature(result: Mapping[str, Any]) -> str:
 def _limits(config: Any, facts: CardFacts) -> list[str]:
     if getattr(config, "labels", ()):
         lines = ["- It knows no other labels, and gives one of them to any text, also to one that fits none."]
-    elif _PIPELINES.get(config.architecture) == "translation":
+    elif config.task == "spans":
+        most = f"at most {config.longest_input:,} words, with spaces between them"
+        lines = [f"- Sentences have {most}. Any words get a tree, also words that are no sentence."]
+    elif config.task == "translation":
         most = config.longest_input
         longest = f"Sources and translations have at most {most:,} tokens. " if most else ""
         lines = [f"- {longest}Each line is translated by itself, without the lines before it."]

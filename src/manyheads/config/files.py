@@ -16,12 +16,13 @@ from manyheads.files.guarded import read_limited, read_stream
 
 __all__ = ["MAX_BYTES", "Source", "load_yaml", "parse_yaml", "to_json", "to_plain", "to_yaml"]
 
-MAX_BYTES = 64 * 1024
-"""A settings file is a page or two; a bigger file is a mistake, and YAML is slow enough to hang on it."""
+MAX_BYTES = 2**20
+"""A settings file is a page or two; that of a classifier with 10,000 labels is longer. A bigger file is a mistake, and
+YAML is slow enough to hang on it."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _OTHER_BASE = re.compile(r"[-+]?(?:0[0-7_]+|[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-MAX_NODES = 10_000
+MAX_NODES = 50_000
 """Values of a file once every alias is written out: a page of nested aliases can stand for billions."""
 
 

@@ -37,7 +37,6 @@ def option(
     default_is: str | None = None,
     aliases: Sequence[str] = (),
     name: str = "",
-    repeats: bool = False,
 ) -> Any:
     """A field of a dataclass of options.
 
@@ -48,7 +47,6 @@ def option(
         default_is: for the help page, in place of `default`: what holds if it is not given.
         aliases: other names, such as `-o`.
         name: on the command line, if it is not the field's.
-        repeats: it may be given several times, each time with one value or several.
     """
     about = {
         "text": text,
@@ -56,7 +54,6 @@ def option(
         "default_is": default_is,
         "aliases": aliases,
         "name": name,
-        "repeats": repeats,
     }
     return _field(default, about)
 

@@ -152,7 +152,8 @@ class LabelledFiles:
                 continue
             where = f"{describe(path)}: line {number}"
             record = json_record(line, where)
-            if type(record.get(self.label_key)) is int:
-                record[self.label_key] = str(record[self.label_key])
-            values = [nested_value(record, key, where) for key in (self.label_key, self.text_key)]
+            values = [
+                nested_value(record, self.label_key, where, whole=True),
+                nested_value(record, self.text_key, where),
+            ]
             yield mended(values, where, self.on_bad_utf8, report)

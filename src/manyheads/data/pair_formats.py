@@ -26,10 +26,12 @@ XML_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 TMX_CODE = frozenset({"bpt", "ept", "it", "ph", "ut"})
 
 
-def nested_value(record: Mapping[str, Any], key: str, where: str, *, null: str | None = None) -> str:
+def nested_value(
+    record: Mapping[str, Any], key: str, where: str, *, null: str | None = None, whole: bool = False
+) -> str:
     """Return the text that a key leads to; dots lead into nested objects, unless the whole key is there.
 
-    Args: null: the text of a value that is None; None: there must be none.
+    Args: null: the text of a value that is None; None: there must be none. whole: the value may be a whole number.
 
     Raises: DataError: there is no such key, or its value is not a text.
     """
@@ -43,6 +45,8 @@ def nested_value(record: Mapping[str, Any], key: str, where: str, *, null: str |
         found = found[name]
     if found is None and null is not None:
         return null
+    if whole and type(found) is int:
+        return str(found)
     if not isinstance(found, str):
         raise DataError(f"{where}: the value of {key!r} is not text: {preview(str(found))}.")
     return found
@@ -87,15 +91,27 @@ def preview(text: str) -> str:
 def csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, report: ReadReport) -> Pairs:
     """Return the pairs of two columns of a CSV file with a header; the delimiter is that of its first line.
 
-    Raises: DataError: no such column, or a row without them.
+    Raises: DataError: no such column, a row without them, a quotation mark that is not closed, or carriage returns as
+        line ends.
     """
-    bad = False
+    try:
+        yield from _csv_pairs(path, keys, on_bad_utf8, report)
+    except csv.Error:
+        raise DataError(
+            f"{describe(path)} has a carriage return in a row, outside quotation marks. If its lines end in carriage"
+            " returns alone, convert them (tr '\\r' '\\n'); otherwise put the text into quotation marks."
+        ) from None
+
+
+def _csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, report: ReadReport) -> Pairs:
+    bad = ended = False
 
     def lines() -> Iterator[str]:
-        nonlocal bad
+        nonlocal bad, ended
         for line in decoded_lines(path, on_bad_utf8, report):
             bad |= line is None
             yield "\n" if line is None else line + "\n"
+        ended = True
 
     source = lines()
     first = next(source, "").removeprefix("\ufeff")
@@ -110,7 +126,14 @@ def csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, r
     places = [header.index(key) for key in keys]
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(source, delimiter=delimiter)
+    began = 2
     for row in reader:
+        if ended:  # the reader looked for more of this row; its text would be the rest of the file
+            raise DataError(
+                f"{describe(path)}: the row that begins in line {began} has a quotation mark that is never closed;"
+                " close it, or double the mark if it belongs to the text."
+            )
+        began = reader.line_num + 2
         if bad:
             bad = False
             yield None

@@ -72,7 +72,7 @@ class RawFiles(Files):
 class Pictures(Files):
     """Square RGB images as bytes: row by row, pixel by pixel, red, green and blue (raster order).
 
-    Grey and palette images are converted to RGB; transparency is ignored.
+    Grey and palette images are converted to RGB; of 16 bits the upper 8 count; transparency is ignored.
 
     Args:
         paths: PNG files, and folders, of which every `*.png` at any depth is read, sorted by name.
@@ -115,7 +115,9 @@ class Pictures(Files):
         for given in map(Path, self.paths):
             if not given.exists():
                 raise DataError(f"There is no file or folder {given}; name a folder of PNG pictures.")
-            found = sorted(given.rglob("*.png")) if given.is_dir() else [given]
+            found = [given]
+            if given.is_dir():
+                found = sorted(path for path in given.rglob("*") if path.suffix.lower() == ".png")
             if not found:
                 raise DataError(f"There is no *.png in {given} or below; name a folder of PNG pictures.")
             yield from found
@@ -123,6 +125,8 @@ class Pictures(Files):
     def _pixels(self, image: Any, path: Path) -> bytes:
         from PIL import Image
 
+        if image.mode.startswith("I"):  # 16 bits of grey; `convert` would cut them off at 255
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         width, height = image.size
         if (width, height) != (self.size, self.size):
             if not self.resize:

@@ -108,10 +108,12 @@ class TruncationCounter(logging.Handler):
 
 
 @contextmanager
-def naming_lines(**paths: str) -> Iterator[None]:
+def naming_lines(unit: str = "line", /, **paths: str) -> Iterator[None]:
     """In errors about a numbered text, name the file and its line instead.
 
-    Args: paths: the name of such a text in errors (`text`, `source`, `reference`) -> the file of which it is a line.
+    Args:
+        unit: what the number counts in the file.
+        paths: the name of such a text in errors (`text`, `source`, `reference`) -> the file of which it is a line.
 
     Raises: RequestError: with the changed message.
     """
@@ -121,7 +123,7 @@ def naming_lines(**paths: str) -> Iterator[None]:
         kind, _, rest = str(error).partition(" ")
         if kind not in paths or not rest[:1].isdigit():
             raise
-        told = f"{describe(paths[kind])}: line {rest}".replace("set too_long to", "use --too-long")
+        told = f"{describe(paths[kind])}: {unit} {rest}".replace("set too_long to", "use --too-long")
         raise RequestError(told.replace("max_tokens if", "--max-tokens if")) from error
 
 

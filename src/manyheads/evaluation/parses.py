@@ -60,25 +60,34 @@ def judge_written(
         trees.append(restored.tree)
         repairs.update(restored.repairs)
         ill_formed += bool(restored.repairs)
-    return judge_trees(trees, gold, ill_formed=ill_formed, repairs=repairs)
+    return judge_trees(trees, gold, root=task.settings.root, ill_formed=ill_formed, repairs=repairs)
 
 
 def judge_trees(
     trees: Sequence[Node | None],
     gold: Sequence[str],
     *,
+    root: str | None = None,
     ill_formed: int | None = None,
     repairs: Counter[str] | None = None,
 ) -> ParseReport:
     """Score given trees.
 
+    Args: root: the label that the model puts at the top of every tree, whose brackets do not count, in either tree.
+
     Raises: DataError: a gold tree is not a tree, or counts differ.
     """
-    right = [parse_tree(line, f"Gold tree {number}") for number, line in enumerate(gold, 1)]
+    right = [_outermost(parse_tree(line, f"Gold tree {number}"), root) for number, line in enumerate(gold, 1)]
+    judged = [None if tree is None else _outermost(tree, root) for tree in trees]
     return ParseReport(
-        all=score_trees(right, trees),
-        short=score_trees(right, trees, max_words=SHORT),
+        all=score_trees(right, judged),
+        short=score_trees(right, judged, max_words=SHORT),
         trees=list(trees),
         ill_formed=ill_formed,
         repairs=Counter() if repairs is None else repairs,
     )
+
+
+def _outermost(tree: Node, root: str | None) -> Node:
+    """Return the tree with an empty label in place of the root's, as in the Penn Treebank."""
+    return Node("", tree.children) if tree.label == root else tree

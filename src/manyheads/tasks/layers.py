@@ -74,6 +74,7 @@ def resolve_run(
         all of them in one message.
     """
     found = list(mistakes)
+    _choose_path_of_mix([typed])
     base = _base(typed, preset, files, precision, found)
     if (
         plan is not None
@@ -85,7 +86,7 @@ def resolve_run(
         base = _planned(typed, resume, plan)
     is_complete = len(found) == len(mistakes)
     sources = [*base, typed]
-    _choose_path_of_mix(sources)
+    _choose_path_of_mix(base)
     initial = None if found else _begin_from(sources, preset, architecture, resume, found)
     base = sources[:-1]
     _use_all_of_other_data(sources)
@@ -186,11 +187,12 @@ def _unused_vocabulary(typed: Source, config: RunConfig) -> list[str]:
     manifest = Path(path) / "manifest.json"
     if not manifest.is_file():
         return []
-    given = [f"--{name}.{key}" for name in ("tokenizer", "vocabulary") for key in typed.section(name)]
+    given = {f"tokenizer.{key}": f"tokenizer.{key}" for key in typed.section("tokenizer")}
+    given |= {f"vocabulary.{key}": key for key in typed.section("vocabulary")}
     return [
-        f"{name} has no effect on {path}, whose tokenizer was trained when the data was prepared; leave it out, or"
-        f" prepare the data again with --{name.partition('.')[2].replace('_', '-')}."
-        for name in given
+        f"--{name} has no effect on {path}, whose tokenizer was trained when the data was prepared; leave it out, or"
+        f" prepare the data again with --{option.replace('_', '-')}."
+        for name, option in given.items()
     ]
 
 
@@ -205,7 +207,7 @@ def _planned(typed: Source, resume: str, plan: Callable[[Source], Source]) -> li
     earlier = Path("runs") / Path(path).resolve().name / "config.yaml"
     if resume != "none" and "run_dir" not in typed.values and any((earlier.parent / "checkpoints").glob("step-*")):
         known = load_yaml(earlier)
-        if known.section("data").get("path") == path:
+        if Path(str(known.section("data").get("path"))).resolve() == Path(path).resolve():
             return [known]
         raise ConfigError(
             f"{earlier.parent} holds a run on other data ({known.section('data').get('path')}); give --run-dir for"

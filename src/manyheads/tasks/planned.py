@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,7 +94,7 @@ def _limit_of(given: Mapping[str, Any]) -> tuple[float, int]:
     """The minutes and steps of the run: what is given, or the default minutes."""
     steps = convert(int, given.get("training.max_steps", 0), "training.max_steps")
     minutes = convert(float, given.get("training.max_minutes", 0.0 if steps else DEFAULT_MINUTES), "--minutes")
-    if minutes < 0 or steps < 0 or not (minutes or steps):
+    if not 0 <= minutes < math.inf or steps < 0 or not (minutes or steps):
         raise ConfigError(f"--minutes is {minutes:g}; a plan needs a time above 0, such as --minutes 20.")
     return (0.0, steps) if steps and not minutes else (minutes, 0)
 
@@ -132,7 +133,7 @@ def _facts(
 ) -> Facts:
     counts = manifest["counts"]["train"]
     fixed = dict(given)
-    for name in ("model.d_model", "data.max_tokens"):
+    for name in ("model.d_model", "data.max_tokens", "data.lanes", "data.segment_len"):
         if name in fixed:
             fixed[name] = convert(int, fixed[name], name)
             if fixed[name] < 1:

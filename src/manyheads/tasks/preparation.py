@@ -114,7 +114,7 @@ def chosen_vocabulary(
     """
     if options.tokenizer is None:
         given = {item.name: getattr(options, item.name) for item in fields(options)}
-        chosen = {name: value for name, value in given.items() if value not in (None, False)}
+        chosen = {name: value for name, value in given.items() if value is not None and value is not False}
         return build(settings, {**(defaults or {}), **chosen}, "the tokenizer's options")
     if others := [name for name in given_options(options) if name != "--tokenizer"]:
         raise ConfigError(f"--tokenizer {options.tokenizer} is used as it is; leave out {', '.join(others)}.")

@@ -73,7 +73,7 @@ def normal_form(tree: Node, settings: ParsingSettings) -> Node:
     Raises: DataError: the tree contains only traces, or is nested more than MAX_DEPTH deep.
     """
     if settings.root is not None:
-        children = tree.children if tree.label in OUTER_LABELS else (tree,)
+        children = tree.children if tree.label in (*OUTER_LABELS, settings.root) else (tree,)
         tree = Node(settings.root, children)
     kept = _kept(tree, settings, 1)
     if kept is None:

@@ -148,8 +148,8 @@ class ParsingSettings:
             which tell the decoder its position in the sentence.
         functions: the part of a label after - or = (`NP-SBJ`): `strip` or `keep`.
         traces: leaves tagged -NONE-, which are not words: `strip` (also constituents without other leaves) or `keep`.
-        root: the label at the top of every tree. It is not a constituent and not written; roots named TOP, S1 or empty
-            in a file are replaced by it. None: there is no root, and trees stay unchanged.
+        root: the label at the top of every tree. It is not a constituent and not written; roots named ROOT, TOP, S1 or
+            empty in a file are replaced by it. None: there is no root, and trees stay unchanged.
 
     Raises: ConfigError: root is not a valid label.
     """

@@ -81,6 +81,8 @@ def tree_of(words: Sequence[str], tags: Sequence[str], spans: Iterable[Span], ro
                 _, stop, label = ordered[position]
                 position += 1
                 chain = label.split(_CHAIN)[: max(0, MAX_DEPTH - depth)]
+                if not chain:
+                    continue
                 inside = children(start, stop, depth + len(chain))
                 for name in reversed(chain):
                     inside = (Node(name, inside),)

@@ -31,6 +31,7 @@ __all__ = [
     "Array",
     "add_colour_bar",
     "as_array",
+    "check_plots",
     "new_figure",
     "plain_text",
     "save_by_name",
@@ -58,13 +59,23 @@ def as_array(values: Any) -> Array:
     return np.asarray(values, dtype=np.float64)
 
 
+def check_plots() -> None:
+    """Refuse to draw before the work whose result is to be drawn.
+
+    Raises: MissingExtraError: matplotlib is not installed.
+    """
+    with needing_extra("plots need matplotlib, which is not installed", "plot"):
+        import matplotlib  # noqa: F401
+
+
 def new_figure(width: float, height: float, title: str = "") -> Figure:
     """Return an empty figure, size in inches, with a title on the left.
 
     Raises: MissingExtraError: matplotlib is not installed.
     """
-    with needing_extra("plots need matplotlib, which is not installed", "plot"):
-        from matplotlib.figure import Figure
+    check_plots()
+    from matplotlib.figure import Figure
+
     # A character that the font lacks is drawn as a box; a warning about each is not needed.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")

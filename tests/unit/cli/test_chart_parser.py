@@ -153,6 +153,43 @@ def test_scores_info_and_average(
     assert package.Parser.from_pretrained(tmp_path / "mean")(SENTENCE) is not None
 
 
+def test_a_model_on_the_hub(
+    place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *arguments, **more: str(place / "run/model"))
+    Path("sentences").write_text(f"{SENTENCE}\n")
+    assert manyheads("translate", "owner/chart", "sentences") == 0
+    assert capsys.readouterr().out == f"{TREE}\n"
+    assert manyheads("evaluate", "owner/chart", "--trees", place / "test.ptb") == 0
+    assert "F1 = 100.00" in capsys.readouterr().out
+    assert manyheads("score", "--trees", place / "test.ptb", "owner/chart") == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(TREES[::9])
+
+
+def test_the_card_of_a_parser(place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert manyheads("evaluate", place / "run", "--json") == 0
+    (tmp_path / "figures.json").write_text(capsys.readouterr().out)
+    figures = ["--evaluation", tmp_path / "figures.json", "--dry-run"]
+    assert manyheads("push", place / "run", "owner/chart", *figures) == 0
+    card = capsys.readouterr().out
+    assert "| F1 of brackets | 100 | `evalb:COLLINS" in card
+    assert "It gives a sentence its constituent tree." in card
+    assert "It continues text" not in card
+
+
+def test_what_a_tokenizer_comes_from(
+    place: Path, model_folder: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--trees", place / "train.ptb", "--valid-trees", place / "test.ptb"]
+    for number, (model, is_begun_from) in enumerate(((place / "run", True), (model_folder, False))):
+        more = ["--tokenizer", model, "--output", tmp_path / str(number)]
+        assert manyheads("prepare", "--task", "spans", *files, *more) == 0
+        shown = capsys.readouterr().out
+        assert ("or begin from that model" in shown) == is_begun_from
+        assert shown.count(" words") == 2  # of the two splits
+
+
 def test_a_run_goes_on_from_a_model(place: Path, manyheads: Cli, tmp_path: Path) -> None:
     more = ["--init", place / "run", "--data.path", place / "data", "--run-dir", tmp_path / "on", "--quiet"]
     assert manyheads("train", *more, "--training.max-steps", "2", "--training.plots", "false") == 0
@@ -163,7 +200,7 @@ def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: py
     (tmp_path / "empty").write_text("")
     (tmp_path / "flat").write_text("(ROOT (NN a))\n")
     (tmp_path / "bad").write_text("(ROOT (NP (NN a))\n")
-    (tmp_path / "long").write_text(f"(ROOT {'(NN a) ' * 300})\n(ROOT (NN a))\n")
+    (tmp_path / "long").write_text(f"(ROOT\n  (NN\n  a))\n(ROOT {'(NN a) ' * 300})\n")
     (tmp_path / "sentences").write_text(f"{SENTENCE}\n{'a ' * 300}\n")
     valid, out = ["--valid-trees", place / "test.ptb"], ["--output", tmp_path / "out"]
     prepare = ["prepare", "--task", "spans"]
@@ -177,11 +214,13 @@ def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: py
         (["evaluate", place / "run", "--trees", tmp_path / "empty"], "there is nothing to evaluate"),
         (
             ["evaluate", place / "run", "--trees", tmp_path / "long"],
-            "line 1 has 300 words, but the model reads at most",
+            "long: tree 2 has 300 words, but the model reads at most",
         ),
+        (["score", place / "run", "--trees", tmp_path / "long"], "long: tree 2 has 300 words"),
         (["evaluate", place / "run", "--trees", "x", "--split", "test"], "leave out --data and --split"),
         (["translate", place / "run", tmp_path / "sentences"], "sentences: line 2 has 300 words"),
         (["translate", place / "run", tmp_path / "sentences", "--beam", "4"], "is a chart parser"),
+        (["translate", place / "run", tmp_path / "sentences", "--shortlist", "9"], "leave out --shortlist"),
         (["score", place / "run", "--trees", place / "unseen.ptb"], "has the label 'INTJ', which no training tree"),
         (["train", "--preset", "chart-debug", "--run-dir", tmp_path / "r"], "prepare --task spans"),
         (

@@ -116,6 +116,17 @@ def test_data_by_name(
     assert "embedded:tatoeba-en-de valid" in capsys.readouterr().out
 
 
+def test_other_settings_in_the_working_folder_are_not_read(
+    manyheads: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str | Path]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pairs = ["--source", tmp_path / "source", "--target", tmp_path / "reference", "--vocab-size", "300"]
+    assert manyheads("prepare", *pairs, "--valid-count", "2", "--output", "data") == 0
+    Path("config.yaml").write_text("a: [settings of another program\n")
+    Path("out").write_text("a\nb\n")
+    assert manyheads("evaluate", "--hypotheses", "out", "--data", "data") == 0
+
+
 def test_prepared_data(
     manyheads: Cli, model_folder: Path, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +181,8 @@ def test_mistakes(
         (["--hypotheses", tmp_path / "bad", "--reference", reference], "line 1 is not UTF-8"),
         (["--hypotheses", reference, "--reference", reference, "--tokenize", "x"], "13a"),
         ([model_folder, *files, "--output", reference], "is the file"),
+        ([model_folder, *files, "--output", tmp_path / "none" / "out"], "there is no folder"),
+        ([model_folder, *files, "--output", tmp_path], "is a folder; name a file"),
         ([model_folder, *files, "--max-tokens", "4"], "reference: line 1 has 15 tokens, EOS included, but at most 4"),
         ([model_folder, *files, "--max-tokens", "20"], "source: line 1 has 14 tokens, EOS included, but at most 10"),
     ]

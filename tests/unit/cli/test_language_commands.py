@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +75,12 @@ def test_evaluate_prints_its_protocol(run: Path, manyheads: Cli, capsys: pytest.
     }  # fmt: skip
     assert first["perplexity"] == pytest.approx(math.exp(first["nats_per_token"]))
     assert [Path(path).name for path in record["pictures"]] == ["loss-by-memory.png", "loss-by-memory.svg"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        assert manyheads("evaluate", run, "--memory-len", "0", "8", "--max-tokens", "500", *options) == 0
+    without = capsys.readouterr()
+    assert json.loads(without.out) == {**record, "pictures": []}
+    assert "no picture: plots need matplotlib" in without.err
 
 
 def test_progress_is_shown(run: Path, manyheads: Cli, tmp_path: Path, told: Callable[[], dict[str, list[str]]]) -> None:

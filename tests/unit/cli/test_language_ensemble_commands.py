@@ -193,6 +193,8 @@ def test_what_resumed_work_depends_on(folders: Folders) -> None:
         ),
         ("evaluate A B --text TEXT --ensemble R", "--ensemble is for one model, but 2 are named; leave it out."),
         ("evaluate D --ensemble R", "--ensemble cannot be used on the duplication task"),
+        ("evaluate D --dry-run --memory-len 2", "--dry-run and --memory-len cannot be used on the duplication task"),
+        ("evaluate R --text TEXT --max-tokens 40 --num-hashes 2 --beside OTHER", "has another vocabulary than"),
     ],
 )
 def test_refused_with_one_sentence(

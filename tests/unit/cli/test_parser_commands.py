@@ -132,6 +132,18 @@ def test_right_trees_that_a_model_could_not_write(
     assert "tree 1 has" in captured.err
 
 
+def test_a_baseline_counts_no_traces(manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gold").write_text("(ROOT (S (A a) (B b) (C c) (. .)))\n")
+    shown = []
+    for trace in ("", " (NP (-NONE- *T*-1))"):
+        words = f"(S (A a) (VP (B b) (C c){trace}) (. .){trace})"
+        (tmp_path / "train").write_text(f"(ROOT {words})\n(ROOT (X (A a) (Y (B b) (C c))))\n")
+        files = ["--trees", tmp_path / "gold", "--train-trees", tmp_path / "train", "--output", tmp_path / "out"]
+        assert manyheads("evaluate", "--baseline", "right", *files) == 0
+        shown.append((tmp_path / "out").read_text())
+    assert shown == ["(ROOT (S (XX a) (VP (XX b) (XX c)) (XX .)))\n"] * 2
+
+
 def test_baselines(data: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
     assert manyheads("evaluate", "--baseline", "right", "--data", data / "data", "--json") == 0
     record = json.loads(capsys.readouterr().out)

@@ -35,6 +35,7 @@ class Options:
 class Settings:
     seed: int = 1
     max_steps: int = 1
+    names: tuple[str, ...] = ()
 
 
 def parsed(*arguments: str) -> Options:
@@ -48,6 +49,12 @@ def test_options_are_read() -> None:
     assert parsed("m", "--output", "f", "--num_beams", "3", "--loud=false") == expected
     assert parsed("-o", "f", "m", "--the-ids", "1", "2").ids == (1, 2)
     assert parsed("m", "-o", "f", "--", "-x").input == "-x"
+
+
+def test_values_of_an_option_that_is_given_twice_are_all_kept() -> None:
+    assert parsed("-o", "f", "m", "--the-ids", "1", "2", "--the-ids", "3").ids == (1, 2, 3)
+    given = read(Options, ["--names", "a", "--names", "b", "c"], (Settings,))
+    assert given.settings.values == {"names": ["a", "b", "c"]}
 
 
 def test_arguments_stand_anywhere() -> None:

@@ -106,6 +106,7 @@ def test_tokenizer_options(
     for options in (
         ["--tokenizer", model_folder, "--vocab-size", "99"],
         ["--vocab-size", "9"],
+        ["--vocab-size", "0"],
         ["--tokenizer", tmp_path],
     ):
         assert manyheads(*common, *options, "--output", tmp_path / "bad") == 2

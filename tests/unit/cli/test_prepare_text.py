@@ -109,6 +109,7 @@ def test_mistakes_leave_nothing(
         (["--task", "lm", "--corpus", "-", "--valid-corpus", "-"], "can be read once"),
         ([*text, "--valid-bytes", "0", "--on-bad-utf8", "skip"], "no meaning with bytes"),
         ([*text, "--valid-bytes", "0", "--vocab-size", "300"], "exactly 256 bytes"),
+        ([*text, "--valid-bytes", "0", "--level", "words", "--min-count", "0"], "min_count is 0; it must be"),
         ([*text, "--valid-bytes", "0", "--tsv", corpus], "--tsv needs --task translation"),
         (
             [*text, "--valid-bytes", "0", "--tokenizer.kind", "bpe"],

@@ -14,8 +14,9 @@ import torch
 import yaml
 from hub_server import FakeHub, running_hub
 
+from manyheads.architectures.model_card import CardFacts, make_card
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import build_model
+from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.cli.main import main
 from manyheads.text.settings import TokenizerSettings
@@ -123,6 +124,22 @@ def test_a_dry_run_prints_files_and_card(model: Path, tmp_path: Path, capsys: py
     assert 'from_pretrained("owner/name")' in shown
     assert "## Limits" in shown
     assert "No licence" not in shown
+
+
+@pytest.mark.parametrize(
+    ("architecture", "pipeline", "limit"),
+    [
+        ("reformer-seq2seq", "translation", "Each line is translated by itself"),
+        ("reformer", "text-generation", "It continues text by likelihood"),
+        ("reformer-classifier", "text-classification", "It knows no other labels"),
+        ("transformer-spans", "token-classification", "Any words get a tree"),
+    ],
+)
+def test_a_card_says_what_the_model_is_for(architecture: str, pipeline: str, limit: str) -> None:
+    config = ARCHITECTURES[architecture].presets["debug"]
+    card = make_card("owner/name", config, [], 1, "", CardFacts())
+    assert yaml.safe_load(card.split("---\n")[1])["pipeline_tag"] == pipeline
+    assert limit in card.split("## Limits")[1]
 
 
 @pytest.mark.parametrize(

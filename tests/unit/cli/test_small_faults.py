@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,7 +85,26 @@ def test_a_vocabulary_is_not_asked_of_prepared_data(
     assert "5,000 were asked for, but the training text has no more" in capsys.readouterr().out
     assert manyheads("train", "--preset", "debug", "--data.path", folder, "--tokenizer.vocab_size", 400) == 2
     assert "--tokenizer.vocab_size has no effect on" in (said := capsys.readouterr().err)
-    assert "prepare the data again with --vocab-size" in said
+    assert "prepare the data again with --tokenizer.vocab-size" in said
+    again = [*options[:-1], tmp_path / "again", "--replace", "--tokenizer.kind", "bpe", "--tokenizer.lowercase"]
+    assert manyheads("prepare", *again) == 0  # the names that the message uses
+
+
+@pytest.mark.parametrize(
+    "command", ["inspect heads NONE", "inspect pruning NONE", "info NONE --curves c.png", "evaluate LM --plot p"]
+)
+def test_a_missing_matplotlib_is_told_before_the_work(
+    manyheads: Cli,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    (tmp_path / "config.json").write_text('{"architecture": "transformer-xl"}')
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    more = ["--memory-len", "1", "2"] if "--plot" in command else []
+    assert manyheads(*(str(tmp_path) if word == "LM" else word for word in command.split()), *more) == 2
+    assert "plots need matplotlib, which is not installed: pip install 'manyheads[plot]'" in capsys.readouterr().err
 
 
 def test_only_a_smaller_vocabulary_is_mentioned() -> None:

@@ -103,6 +103,9 @@ def test_info_finds_damage(run: Path, tmp_path: Path, manyheads: Program, capsys
     assert manyheads("info", broken) == 0
     assert manyheads("info", broken, "--verify") == 2
     assert "model.safetensors" in capsys.readouterr().out
+    for more in (["--curves", tmp_path / "c.png"], ["--sort", "bleu"], ["--length", 8]):
+        assert manyheads("info", run, "--verify", *more) == 2
+        assert f"leave out {more[0]}" in capsys.readouterr().err
 
 
 def test_info_of_nothing(tmp_path: Path, manyheads: Program, capsys: pytest.CaptureFixture[str]) -> None:

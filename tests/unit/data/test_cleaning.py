@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from manyheads.data.cleaning.rules import parse_limits, usual_of
 from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.data.lines import ReadReport
 from manyheads.data.preparing_pairs import PairList
+from manyheads.data.readers import PairFiles
 from manyheads.errors import ConfigError
 
 GOOD = [
@@ -100,6 +102,16 @@ def test_the_report_has_rules_with_defaults_and_three_examples() -> None:
     assert by_name["duplicate"]["count"] == 8
     assert [example["line"] for example in by_name["duplicate"]["examples"]] == [2, 3, 4]
     assert (content["pairs"], content["found"], content["left_out"]) == (9, 8, 8)
+
+
+def test_lines_that_are_skipped_have_numbers(tmp_path: Path) -> None:
+    lines = ["\t".join(pair).encode() for pair in GOOD]
+    (tmp_path / "a.tsv").write_bytes(b"\n".join([lines[0], b"b\xe4d\tx", lines[1], lines[0]]))
+    report = ReadReport(lines=7)  # of another file
+    cleaner = CleanedPairs(PairFiles(tsv=tmp_path / "a.tsv", on_bad_utf8="skip"), clean=True)
+    assert list(cleaner.read(report)) == GOOD[:2]
+    [example] = cleaner.report.examples["duplicate"]
+    assert example["line"] == 4
 
 
 def test_the_ratio_is_relative_to_what_is_usual() -> None:

@@ -46,6 +46,8 @@ def test_the_three_forms_say_the_same(tmp_path: Path) -> None:
 
 def test_numbers_are_labels_and_tabs_are_text(tmp_path: Path) -> None:
     assert read(jsonl=write(tmp_path / "a", '{"label": 3, "text": "one\\ntwo"}'))[0] == [Labelled("3", "one two", 1)]
+    nested = write(tmp_path / "c", '{"meta": {"label": 4}, "text": "a"}')
+    assert read(jsonl=nested, label_key="meta.label")[0] == [Labelled("4", "a", 1)]
     assert read(tsv=write(tmp_path / "b", "x\tone\ttwo\n"))[0] == [Labelled("x", "one two", 1)]
 
 

@@ -42,6 +42,8 @@ def test_csv(tmp_path: Path) -> None:
     assert report.line_breaks_replaced == 1
     semicolons = write(tmp_path, "b.csv", "en;de\na, b;c\n")
     assert list(csv_pairs(semicolons, KEYS, "fail", ReadReport())) == [("a, b", "c")]
+    unended = write(tmp_path, "c.csv", 'en,de\na,"b\nc"')
+    assert list(csv_pairs(unended, KEYS, "fail", ReadReport())) == [("a", "b c")]
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,9 @@ def test_csv(tmp_path: Path) -> None:
         ("a,b\n", "no column 'en'; its first line has: a, b"),
         ("", "no column 'en'"),
         ("x,en,de\n1,a\n", "line 2 has 2 col"),
+        ('en,de\na,b\n"c\nd",e\nf,"g\nh,i\n', "begins in line 5 has a quotation mark that is never closed"),
+        ("en,de\ra,b\r", "has a carriage return in a row"),
+        ("en,de\na\rb,c\n", "has a carriage return in a row"),
     ],
 )
 def test_csv_refusals(text: str, message: str, tmp_path: Path) -> None:

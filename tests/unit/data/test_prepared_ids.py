@@ -141,9 +141,17 @@ def test_pictures_of_other_sizes_are_refused_or_scaled(tmp_path: Path) -> None:
     means = drawn.reshape(8, 2, 8, 2, 3).astype(np.float64).mean((1, 3))
     assert ends
     assert np.abs(np.frombuffer(content, np.uint8).reshape(8, 8, 3) - means).max() <= 1
+    draw_pictures(tmp_path / "cameras", 2, 8)
+    (tmp_path / "cameras/picture-000.png").rename(tmp_path / "cameras/A.PNG")
+    assert len(list(Pictures(paths=[tmp_path / "cameras"], size=8).read())) == 2
     draw_pictures(tmp_path / "grey", 1, 8, "L")
     [(_, content, _)] = Pictures(paths=[tmp_path / "grey"], size=8).read()
     assert len(content) == 192
+    (tmp_path / "deep").mkdir()
+    deep = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
+    Image.fromarray(deep).save(tmp_path / "deep/a.png")
+    [(_, content, _)] = Pictures(paths=[tmp_path / "deep"], size=8).read()
+    assert np.array_equal(np.frombuffer(content, np.uint8).reshape(8, 8, 3), np.repeat(deep[:, :, None] >> 8, 3, 2))
     (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nand no more")
     for path, message in ((tmp_path / "bad.png", "cannot be read as a PNG"), (tmp_path / "no", "There is no file")):
         with pytest.raises(DataError, match=message):

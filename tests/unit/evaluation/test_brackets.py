@@ -10,6 +10,7 @@ from manyheads.errors import DataError
 from manyheads.evaluation.brackets import PUNCTUATION, BracketScore, score_trees
 from manyheads.evaluation.parses import judge_trees, judge_written
 from manyheads.text.parsing import ParsingTask
+from manyheads.text.settings import ParsingSettings
 from manyheads.text.trees import Leaf, Node, format_tree, leaves_of, parse_tree
 
 GOLD = "(ROOT (S (NP-SBJ (DT The) (NN cat)) (VP (VBZ sits) (PRT (RP down)) (PP (IN on) (NP (PRP it)))) (. .)))"
@@ -99,6 +100,16 @@ def test_what_a_model_wrote_is_mended_counted_and_judged() -> None:
     assert (report.all.sentences, report.all.errors, report.all.f1) == (2, 1, 100.0)
     assert report.all.tagging_accuracy is None
     assert format_tree(report.trees[0] or Node("", ())).startswith("(ROOT (S (NP (XX The)")
+
+
+def test_a_root_of_any_name_does_not_count() -> None:
+    tree = "(VROOT (S (N a)))"
+    for gold in (tree, "(ROOT (S (N a)))", "(S (N a))"):
+        score = judge_trees([parse_tree(tree)], [gold], root="VROOT").all
+        assert (score.matched, score.gold, score.found) == (1, 1, 1)
+    assert judge_trees([parse_tree(tree)], [tree]).all.gold == 2
+    written = judge_written(ParsingTask(ParsingSettings(root="VROOT")), ["a"], ["(S XX )S"], [tree])
+    assert (written.all.gold, written.all.f1) == (1, 100.0)
 
 
 def slow(gold: Node, judged: Node) -> tuple[int, int, int, int]:

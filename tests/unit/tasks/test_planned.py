@@ -87,6 +87,15 @@ def test_what_is_given_is_left_out_and_the_rest_follows_from_it() -> None:
     assert "training.max_minutes" not in by_steps
 
 
+def test_steps_of_a_text_are_counted_by_its_lanes_and_segments() -> None:
+    text: dict[str, Any] = {"kind": "text", "tokens": 2_000_000, "given": {"data.lanes": 64, "data.segment_len": 512}}
+    made, values = plan(**text)
+    assert made.num_steps <= 600 * 0.85 * 3000 * 4 / (64 * 512)  # narrower models are faster
+    assert 2 <= made.num_steps / values["validation.every_steps"] <= 12
+    tiny = plan(kind="text", tokens=4000, minutes=0.0, steps=100)[0]
+    assert tiny.num_epochs == pytest.approx(100 * 3 * 128 / 4000)
+
+
 def test_text_has_no_more_lanes_than_it_can_fill() -> None:
     assert plan(kind="text", tokens=200_000)[1]["data.lanes"] == 16
     assert plan(kind="text", tokens=4000)[1]["data.lanes"] == 3
@@ -145,6 +154,20 @@ def test_the_command_line_wins(read: Callable[..., tuple[Any, list[PlannedRun]]]
     assert (config.training.max_steps, config.training.max_minutes) == (40, 0.0)
 
 
+def test_a_mix_is_planned_for_its_largest_part(folders: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    made: list[PlannedRun] = []
+
+    def layer(typed: Source) -> Source:
+        made.append(plan_layer(typed, lambda config, length, rows: (3000.0, "a machine")))
+        return made[-1].layer
+
+    mix = ["--data.mix", "other=0.3", f"{folders / 'pairs'}=0.7"]
+    config = read_arguments(mix, plan=layer)[1]
+    assert "plan for 50 pairs" in made[0].table
+    assert config.optimiser.name == "muon"
+
+
 @pytest.mark.parametrize("more", [("--preset", "debug"), ("--architecture", "reformer")])
 def test_no_plan_is_made_where_something_else_is_asked_for(
     read: Callable[..., tuple[Any, list[PlannedRun]]], more: tuple[str, ...]
@@ -160,6 +183,10 @@ def test_no_plan_is_made_where_something_else_is_asked_for(
         ("text", ("--model.architecture", "reformer"), "--preset reformer-demo"),
         ("pairs", ("--minutes", "0"), "needs a time above 0"),
         ("pairs", ("--minutes", "-3"), "-3"),
+        ("pairs", ("--minutes", "inf"), "--minutes is inf"),
+        ("text", ("--minutes", "nan"), "--minutes is nan"),
+        ("text", ("--data.lanes", "0"), "data.lanes is 0"),
+        ("text", ("--data.segment_len", "x"), "data.segment_len is 'x'"),
         ("pairs", ("--training.max_steps", "many"), "training.max_steps is 'many'"),
         ("pairs", ("--model.d_model", "0"), "model.d_model is 0"),
     ],
@@ -182,6 +209,7 @@ def test_the_same_command_goes_on_with_the_plan_of_the_run(
     again, made = read("pairs", rate=90_000.0)
     assert again == first
     assert made == []
+    assert read("text/../pairs")[1] == []
     assert read("pairs", "--resume", "none")[1] != []
     (run / "config.yaml").write_text(to_yaml(first).replace(str(folders / "pairs"), "elsewhere"))
     with pytest.raises(ConfigError, match="holds a run on other data"):

@@ -7,7 +7,7 @@ import pytest
 from manyheads.errors import DataError
 from manyheads.text.settings import ParsingSettings
 from manyheads.text.spans import spans_of, tree_of
-from manyheads.text.trees import MAX_DEPTH, format_tree, parse_tree
+from manyheads.text.trees import MAX_DEPTH, format_tree, leaves_of, parse_tree
 
 KEEP = ParsingSettings(tags="keep")
 TREE = "(ROOT (S (NP (PRP She)) (VP (VBZ sleeps) (ADVP (RB well))) (. .)))"
@@ -53,6 +53,13 @@ def test_parts_that_are_left_out() -> None:
     assert restored(text, kept) == "(TOP (S (NP-SBJ=1 (NN cats)) (VP (VBP sleep))))"
 
 
+def test_a_root_of_its_own_name_is_no_constituent() -> None:
+    own = ParsingSettings(tags="keep", root="VROOT")
+    tree = TREE.replace("ROOT", "VROOT")
+    assert restored(tree, own) == restored(TREE, own) == tree
+    assert restored(tree) == f"(ROOT {tree})"
+
+
 def test_the_order_of_spans_does_not_count() -> None:
     tree = spans_of(parse_tree(TREE), KEEP)
     assert format_tree(tree_of(tree.words, tree.tags, tree.spans[::-1], "ROOT")) == TREE
@@ -65,6 +72,14 @@ def test_no_tree_is_deeper_than_trees_may_be() -> None:
     spans = [(place, count, "A B") for place in range(count)]
     text = format_tree(tree_of(words, ["X"] * count, spans, "ROOT"))
     assert spans_of(parse_tree(text), KEEP).words == tuple(words)
+
+
+def test_a_thousand_constituents_inside_one_another() -> None:
+    count = 1000
+    tree = tree_of(["a"] * count, ["N"] * count, [(start, count, "S") for start in range(count)], "ROOT")
+    text = format_tree(tree)
+    assert len(leaves_of(parse_tree(text))) == count
+    assert text.count("(S") == MAX_DEPTH - 1
 
 
 def test_errors() -> None:

@@ -64,13 +64,18 @@ def picture_option(default: str, kinds: Sequence[str] = PICTURES) -> Any:
 def check_kinds(names: Sequence[str], kinds: Sequence[str] = PICTURES, *, given_by: str = "--output") -> None:
     """Check the names of the files that an option gives.
 
-    Raises: ConfigError: there is no file for `--output`, or one of another kind.
+    Raises: ConfigError: there is no file for `--output`, or one of another kind. MissingExtraError: matplotlib is not
+        installed.
     """
     if not names and given_by == "--output":
         raise ConfigError(f"--output names no file; give one that ends in .{', .'.join(kinds)}.")
     for name in names:
         if Path(name).suffix[1:].lower() not in kinds:
             raise ConfigError(f"{given_by} {name}: it must end in .{', .'.join(kinds)}.")
+    if any(Path(name).suffix[1:].lower() in PICTURES for name in names):
+        from manyheads.visualise.figure import check_plots
+
+        check_plots()
 
 
 def write_figure(figure: Figure, names: Sequence[str], *, as_json: bool = False) -> None:

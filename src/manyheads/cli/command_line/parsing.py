@@ -1,7 +1,7 @@
 """The grammar of all commands: a dataclass of options, which argparse fills with text and pydantic with values.
 
-Every value of an option may begin with a dash. Options may stand before, between and after arguments. `_` and `-` in
-the name of an option are alike. See docs/decisions/018.
+Every value of an option may begin with a dash. An option that takes several values may be given several times. Options
+may stand before, between and after arguments. `_` and `-` in the name of an option are alike. See docs/decisions/018.
 """
 
 from __future__ import annotations
@@ -145,8 +145,7 @@ def make_parser(cls: type, settings: Sequence[type] = (), *, complete: bool = Fa
         if one.is_positional:
             action = parser.add_argument(one.path, metavar=one.names[0], **about)
         else:
-            about |= {"action": "extend"} if one.about["repeats"] else {}
-            about |= {} if one.takes_several else {"const": _NO_VALUE}
+            about |= {"action": "extend"} if one.takes_several else {"const": _NO_VALUE}
             action = parser.add_argument(*one.names, dest=one.path, **about)
         if complete:
             action.choices = one.choices or None
@@ -158,7 +157,9 @@ def make_parser(cls: type, settings: Sequence[type] = (), *, complete: bool = Fa
     for name in _dotted(settings):
         # With underscores for completion, as the help page has them; else with dashes, see `_tokens`.
         shown = name if complete and "." in name else name.replace("_", "-")
-        number: dict[str, Any] = {"nargs": "*"} if name in several else {"nargs": "?", "const": True}
+        number: dict[str, Any] = {"nargs": "?", "const": True}
+        if name in several:
+            number = {"nargs": "*", "action": "extend"}
         parser.add_argument(f"--{shown}", dest=f"setting {name}", **number)
     return parser
 

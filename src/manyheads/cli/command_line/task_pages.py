@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from manyheads.architectures.hub import is_hub_name, resolve_model_path
 from manyheads.cli.command_line.parsing import option_names, parse, read
 from manyheads.config.options import CommandPage
 from manyheads.tasks.table import TASKS, Task, task_of_folder
@@ -26,7 +28,7 @@ def parse_for_task(command: str, arguments: Sequence[str]) -> tuple[Task, Any]:
 
     Raises: ConfigError: as `parsing.parse`; an option of another task is named as such.
     """
-    name = next(_recorded(arguments), None) or _fitting(command, arguments)
+    name = next(_recorded(arguments), None) or _of_hub(command, arguments) or _fitting(command, arguments)
     message = f"{{option}} is an option for the task {{tasks}}; this is about {name}."
     elsewhere = _messages(command, {name: name for name in TASKS}, message)
     return TASKS[name], parse(_page(name, command), arguments, command, elsewhere)
@@ -60,6 +62,18 @@ def _recorded(arguments: Sequence[str]) -> Iterator[str]:
     for argument in arguments:
         if not argument.startswith("-") and (found := task_of_folder(argument)) is not None:
             yield found
+
+
+def _of_hub(command: str, arguments: Sequence[str]) -> str | None:
+    """The task of a model on the hub, which is downloaded; None: no such model is named, or only help is asked for.
+
+    Raises: ModelFileError: see `resolve_model_path`.
+    """
+    given = read(_page(_fitting(command, arguments), command).options, arguments)
+    model = str(given.options.get("model", ""))
+    if given.wants_help or Path(model).exists() or not is_hub_name(model):
+        return None
+    return task_of_folder(str(resolve_model_path(model)))
 
 
 def _fitting(command: str, arguments: Sequence[str]) -> str:

@@ -38,9 +38,7 @@ class TrainOptions:
         None,
         metavar="NAME",
     )
-    config: tuple[str, ...] = option(
-        "YAML files of settings; of several, later ones win.", (), metavar="FILE ...", repeats=True
-    )
+    config: tuple[str, ...] = option("YAML files of settings; of several, later ones win.", (), metavar="FILE ...")
     init: str | None = option(
         "Begin from this model, with its weights, tokenizer and sizes, a new optimiser and a lower learning rate: a"
         " model folder, a run folder, or owner/name on the hub. Prepare the data with `prepare --tokenizer MODEL`. The"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from manyheads.cli.command_line.task_pages import pages_of, parse_for_task
-from manyheads.cli.lines.output import LineWriter, refuse_same_file
+from manyheads.cli.lines.output import LineWriter, check_files
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import printable
 from manyheads.cli.watching.phases import showing_if_long
@@ -23,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     task, options = parse_for_task("evaluate", arguments)
     options.run_on.announce()
     if options.output is not None:
-        refuse_same_file(options.output, *options.inputs)
+        check_files(options.output, *options.inputs)
     with showing_if_long() as show:
         if getattr(options, "others", ()):
             report = task.module("compare").compare(options, show)

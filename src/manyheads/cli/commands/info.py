@@ -14,7 +14,7 @@ from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say, say_or_json
 from manyheads.cli.records import describe_folder
 from manyheads.cli.watching.phases import showing_if_long
-from manyheads.config.options import CommandPage, argument, option
+from manyheads.config.options import CommandPage, argument, option, refuse_given
 from manyheads.errors import ConfigError
 from manyheads.tasks.text.find_config import find_config
 
@@ -53,6 +53,14 @@ class InfoOptions:
         default=False,
     )
     json: bool = option("Print JSON.", default=False)
+
+    def __post_init__(self) -> None:
+        table = {"--sort": self.sort, "--curves": self.curves}
+        if self.verify:
+            others = {**table, "--length": self.length is not None}
+            refuse_given(others, "--verify compares files with their SHA-256; leave out {}.")
+        if self.length is not None:
+            refuse_given(table, "--length predicts the memory of one training; leave out {}.")
 
     @property
     def path(self) -> Path:

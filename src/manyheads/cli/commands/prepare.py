@@ -12,6 +12,7 @@ from manyheads.cli.printing import say
 from manyheads.cli.watching.interruptible import StoppedBySignalError, interruptible
 from manyheads.cli.watching.phases import showing_phases
 from manyheads.tasks.preparation import check_output
+from manyheads.tasks.table import TASKS, task_of_folder
 
 __all__ = ["PAGES", "run"]
 
@@ -45,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
         return 128 + stopped.number
     say(task.module("prepare").summary(output, manifest))
     tokenizer = getattr(getattr(options, "vocabulary", None), "tokenizer", None)
-    if tokenizer is not None and _is_model(Path(tokenizer)):
+    if tokenizer is not None and TASKS.get(str(task_of_folder(tokenizer))) is task and _is_model(Path(tokenizer)):
         say(f"or begin from that model (5 minutes): manyheads train --init {tokenizer} --data.path {output}")
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from manyheads.cli.command_line.task_pages import pages_of, parse_for_task
-from manyheads.cli.lines.output import refuse_same_file
+from manyheads.cli.lines.output import check_files
 from manyheads.cli.lines.running import write_lines
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
@@ -19,7 +19,7 @@ def run(arguments: Sequence[str]) -> int:
     """Score lines. Returns: the exit code."""
     set_up_machine()
     task, options = parse_for_task("score", arguments)
-    refuse_same_file(options.output, *options.inputs)
+    check_files(options.output, *options.inputs)
     with showing_if_long() as show:
         write_lines(task.module("score").score(options, show), options.output, show)
     return 0

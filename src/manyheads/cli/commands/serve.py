@@ -35,12 +35,12 @@ class ServeOptions:
     no_api_key: bool = option("Serve a public address without keys.", default=False)
     allowed_hosts: tuple[str, ...] = option(
         "A name by which clients call this server (Host header); * permits all.",
-        default=(), metavar="NAME", repeats=True, name="allowed_host",
+        default=(), metavar="NAME", name="allowed_host",
         default_is="local names; for a public address all",
     )  # fmt: skip
     allowed_origins: tuple[str, ...] = option(
         "A web page's origin that may use this server, such as https://example.org.",
-        default=(), metavar="ORIGIN", repeats=True, name="allowed_origin",
+        default=(), metavar="ORIGIN", name="allowed_origin",
     )  # fmt: skip
     source_lang: str = option("Language of sources, if the model does not say.", default="", metavar="CODE")
     target_lang: str = option("Language of translations, if the model does not say.", default="", metavar="CODE")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
+from manyheads.architectures.hub import is_hub_name, resolve_model_path
 from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.translate_options import PAGE, TranslateOptions
 from manyheads.cli.lines.conversation import greet, is_conversation
@@ -24,7 +26,7 @@ def run(options: TranslateOptions) -> int:
     """Translate lines or a document. Returns: the exit code."""
     set_up_machine()
     check_files(options.output, options.input)
-    if task_of_folder(options.model) == "spans":
+    if _is_chart_parser(options.model):
         return _parse_by_chart(options)
     document = open_document(options.document, options.input, options.output)
     if document is not None:
@@ -59,6 +61,12 @@ def run(options: TranslateOptions) -> int:
             write_lines(lines.job(show), options.output, show)
         lines.tell()
     return 0
+
+
+def _is_chart_parser(model: str) -> bool:
+    """Return whether a model is a chart parser; one on the hub is downloaded to see it."""
+    is_on_hub = is_hub_name(model) and not Path(model).exists()
+    return task_of_folder(str(resolve_model_path(model)) if is_on_hub else model) == "spans"
 
 
 def _parse_by_chart(options: TranslateOptions) -> int:

@@ -15,7 +15,7 @@ from manyheads.cli.printing import say
 from manyheads.data.lines import describe
 from manyheads.errors import ConfigError, DataError, SaveError
 
-__all__ = ["LineWriter", "check_files", "check_model_output", "refuse_same_file"]
+__all__ = ["LineWriter", "check_files", "check_model_output"]
 
 
 # Without tab and line feed. The last two ranges are marks that change the direction of the text after them.
@@ -97,7 +97,7 @@ def _open_file(path: Path) -> IO[bytes]:
     return path.open("wb")
 
 
-def refuse_same_file(output: str, *inputs: str | None) -> None:
+def _refuse_same_file(output: str, *inputs: str | None) -> None:
     """Raises: ConfigError: the output file is one of the inputs, which writing would destroy."""
     for path in inputs:
         if path is None or "-" in (path, output):
@@ -116,7 +116,7 @@ def check_files(output: str, *inputs: str | None) -> None:
     Raises: ConfigError: the output is one of the inputs, or cannot be written where it is to stand. DataError: an input
         cannot be read.
     """
-    refuse_same_file(output, *inputs)
+    _refuse_same_file(output, *inputs)
     for path in inputs:
         if path is not None and path != "-":
             try:

@@ -27,6 +27,7 @@ def check_for_chart(options: TranslateOptions) -> None:
         "--linearised": options.linearised,
         "--engine": options.engine != "torch",
         "--compile": options.run_on.compile,
+        "--shortlist": options.run_on.shortlist,
         **dict.fromkeys(given_options(options.decoding, options.models, options.document), True),
     }
     refuse_given(given, f"{options.model} is a chart parser, which does not search over text; leave out {{}}.")

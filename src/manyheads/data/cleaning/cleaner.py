@@ -152,36 +152,44 @@ class CleanedPairs:
     def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
         """See `Pairs.read`."""
         found = self.report = self._new_report()
-        pairs = self._pairs.read(report)
-        sample = list(islice(pairs, SAMPLE_PAIRS))
-        usual = usual_of(sample)
+        numbered = self._numbered(ReadReport() if report is None else report)
+        sample = list(islice(numbered, SAMPLE_PAIRS))
+        usual = usual_of([pair for _, pair in sample])
         held_out = HeldOut([list(each.read()) for each in self._held_out])
         found.usual = usual.ratio
-        found.languages = (guess_language(one for one, _ in sample), guess_language(one for _, one in sample))
+        source, target = (guess_language(pair[side] for _, pair in sample) for side in (0, 1))
+        found.languages = source, target
         seen: set[int] = set()
-        rest = chain(sample, pairs)
+        rest = chain(sample, numbered)
         del sample
-        while part := list(islice(rest, BLOCK_PAIRS)):
+        while read := list(islice(rest, BLOCK_PAIRS)):
+            lines, part = zip(*read, strict=True)
             block = PairBlock(part, usual, seen, held_out)
-            marks = self._marks(block, found.num_pairs)
+            marks = self._marks(block, lines)
             for place in np.flatnonzero(marks >= 0).tolist():
                 name = list(self._limits)[marks[place]]
-                found.note(name, found.num_pairs + place + 1, part[place])
+                found.note(name, lines[place], part[place])
             found.num_pairs += len(part)
             if self._clean:
                 yield from (part[place] for place in np.flatnonzero(marks < 0).tolist())
             else:
                 yield from part
 
-    def _marks(self, block: PairBlock, first: int) -> Any:
-        """Return for each pair the number of the first rule that finds it, or -1."""
+    def _numbered(self, report: ReadReport) -> Iterator[tuple[int, tuple[str, str]]]:
+        """Yield each pair with its line; lines that are not UTF-8 and left out have numbers, too."""
+        before = report.lines
+        for pair in self._pairs.read(report):
+            yield report.lines - before, pair
+
+    def _marks(self, block: PairBlock, lines: Sequence[int]) -> Any:
+        """Return for each pair the number of the first rule that finds it, or -1. lines: of the pairs."""
         marks = np.full(len(block.pairs), -1)
         for number, (name, limit) in enumerate(self._limits.items()):
             if name == "misaligned":
                 which = _no(block)
                 for low, high, shift in misaligned_stretches(block.sides[0].chars, block.sides[1].chars):
                     which[low : high + 1] = True
-                    self.report.stretches.append((first + low + 1, first + high + 1, shift))
+                    self.report.stretches.append((lines[low], lines[high], shift))
             else:
                 which = CLEANING_RULES[name].find(block, 0.0 if limit is None else limit)
             marks[which & (marks < 0)] = number

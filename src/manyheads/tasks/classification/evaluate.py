@@ -16,6 +16,7 @@ from manyheads.evaluation.classes import Confusion
 from manyheads.tasks.classification.held_out import check_known, held_out_texts
 from manyheads.tasks.classification.options import EvaluateOptions
 from manyheads.tasks.report import machine_lines, model_line, model_record
+from manyheads.visualise.figure import check_plots, save_figure
 
 __all__ = ["ClassificationReport", "evaluate"]
 
@@ -53,6 +54,8 @@ def evaluate(options: EvaluateOptions, show: Progress) -> ClassificationReport:
         too long. MissingExtraError: a picture needs matplotlib.
     """
     refuse_ranks("evaluate of a classifier")
+    if options.picture is not None:
+        check_plots()
     read = LabelledReport()
     rows, name = held_out_texts(options, read)
     classifier = options.run_on.load(Classifier.from_pretrained, options.model, show)
@@ -79,7 +82,6 @@ def evaluate(options: EvaluateOptions, show: Progress) -> ClassificationReport:
     }
     if options.picture is not None:
         from manyheads.visualise.confusion import confusion_figure
-        from manyheads.visualise.figure import save_figure
 
         figure = confusion_figure(confusion.counts, confusion.labels, title=f"{options.model} on {name}")
         save_figure(figure, options.picture, [Path(options.picture).suffix[1:].lower()])

@@ -6,6 +6,7 @@ from functools import partial
 
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.config.files import Source, load_yaml
+from manyheads.config.options import refuse_given
 from manyheads.data.duplication import HELD_OUT, held_out
 from manyheads.data.progress import Progress
 from manyheads.data.settings import DUPLICATION
@@ -31,8 +32,11 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
     """
     if options.data not in (None, DUPLICATION) or options.text is not None:
         return evaluate_text(options, show)
-    if options.models.ensemble:
-        raise ConfigError("--ensemble cannot be used on the duplication task, which judges one model; leave it out.")
+    reading = ("memory_len", "segment_len", "ext_len", "clamp_len", "same_length", "documents", "max_tokens")
+    unused = {name: getattr(options, name) for name in ("recl", "dynamic", "dry_run", *reading)}
+    given = {f"--{name.replace('_', '-')}": value for name, value in unused.items()}
+    given["--ensemble"] = options.models.ensemble
+    refuse_given(given, "{} cannot be used on the duplication task; leave it out.")
     seed, length = _sequences(options.model)
     return judge_models(options, show, partial(_judge, options, seed, length), "accuracy")
 

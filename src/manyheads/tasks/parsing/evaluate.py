@@ -22,7 +22,7 @@ from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.parsing.options import EvaluateOptions
 from manyheads.tasks.report import machine_lines, model_line, search_line, search_record
 from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
-from manyheads.text.bracketing import repairs_line
+from manyheads.text.bracketing import normal_form, repairs_line
 from manyheads.text.parsing import ParsingTask
 from manyheads.text.trees import Node, format_tree, parse_tree
 
@@ -148,7 +148,9 @@ def _judge_baseline(
     """Trees that need no model, from the labels of training trees."""
     assert options.baseline is not None
     if options.train_trees is not None:
-        trees = list(read_tree_file(options.train_trees, options.on_bad_utf8, ReadReport(), ParsingTask()))
+        task = ParsingTask()
+        found = read_tree_file(options.train_trees, options.on_bad_utf8, ReadReport(), task)
+        trees = [normal_form(tree, task.settings) for tree in found]  # without traces, which are no words
         name = describe(options.train_trees)
     elif data is not None:
         trees, name = _training_trees(data), f"{data.path} train"

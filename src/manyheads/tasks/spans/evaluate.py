@@ -48,7 +48,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> SpanReport:
     parser = options.run_on.load(Parser.from_pretrained, options.model, show).chart
     sentences, trees = [sentence for sentence, _ in gold], [tree for _, tree in gold]
     told = telling(show, "parsing", len(gold))
-    with naming_lines(sentence=name):
+    with naming_lines("tree", sentence=name):
         found = parser.parse(sentences, max_tokens=options.max_tokens, told=told)
     show("judging the trees", 0, 0)
     config = parser.model.config
@@ -61,7 +61,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> SpanReport:
         "tags": len(config.tags),
         "max_tokens": options.max_tokens,
     }
-    return SpanReport(judge_trees(found, trees), None, protocol)
+    return SpanReport(judge_trees(found, trees, root=config.root), None, protocol)
 
 
 def _gold(options: EvaluateOptions) -> tuple[list[tuple[str, str]], str]:

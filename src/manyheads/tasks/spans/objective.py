@@ -177,7 +177,7 @@ class SpanJudge:
                 nll, num_words = nll + float(output.nll_sum), num_words + int(output.num_tokens)
                 for sample, (tags, spans) in zip(batch.sample_ids.tolist(), parsed, strict=True):
                     trees[sample] = tree_of(words_of(texts[sample][0]), tags, spans, self.data.root)
-        found = judge_trees(trees, [tree for _, tree in texts])
+        found = judge_trees(trees, [tree for _, tree in texts], root=self.data.root)
         shown = [place for place, tree in enumerate(trees) if tree is not None][: self.config.validation.num_samples]
         return ValidationReport(
             step=step,

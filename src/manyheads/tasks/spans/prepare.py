@@ -49,7 +49,7 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
     ]
     for split, counts in manifest["counts"].items():
         lines += ["", f"{split}: {counts['sentences']:,} trees"]
-        lines += count_lines({**counts, "lines": 0})
+        lines += count_lines({**counts, "lines": 0, "words": 0})
         mean = counts["words"] / max(counts["sentences"], 1)
         lines.append(f"  {counts['words']:>13,} words: {mean:.1f} a sentence, {counts['longest']:,} the longest")
         lines.append(f"  {counts['constituents']:>13,} spans with a label")

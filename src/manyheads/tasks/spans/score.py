@@ -9,6 +9,7 @@ from manyheads.data.lines import ReadReport
 from manyheads.data.progress import Progress, telling
 from manyheads.data.trees import read_sentences
 from manyheads.decoding.chart_parser import ChartParser
+from manyheads.decoding.truncation import naming_lines
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.tasks.report import LineWork
 from manyheads.tasks.spans.options import ScoreOptions
@@ -26,7 +27,8 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
 
     def work(first: int, some: list[tuple[str, str]]) -> Iterator[str]:
         told = telling(show, "scoring", len(items), first)
-        scores = parser.log_probs([tree for _, tree in some], first_number=first + 1, told=told)
+        with naming_lines("tree", sentence=options.trees):  # a tree can span several lines
+            scores = parser.log_probs([tree for _, tree in some], first_number=first + 1, told=told)
         for value, (sentence, _) in zip(scores.tolist(), some, strict=True):
             yield f"{value:.6f}\t{len(sentence.split(' '))}"
 
@@ -36,6 +38,4 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
         "form": options.on_bad_utf8,
         "precision": parser.precision,
     }
-    return LineWork(
-        GivenItems(items, _BLOCK, [options.trees], ReadReport()), work, identity, {"sentence": options.trees}
-    )
+    return LineWork(GivenItems(items, _BLOCK, [options.trees], ReadReport()), work, identity, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.evaluation.reading import Reading
@@ -25,6 +26,7 @@ from manyheads.tasks.text.held_out import HeldText, held_text, readings_of
 from manyheads.tasks.text.options import EvaluateOptions
 from manyheads.tasks.text.recl import evaluate_recl
 from manyheads.tasks.text.trial import try_reading
+from manyheads.visualise.figure import check_plots, save_figure
 
 __all__ = ["LikelihoodReport", "evaluate"]
 
@@ -105,6 +107,8 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
         return evaluate_hash_rounds(options, show)
     if options.plot is None:
         check_no_link(Path(options.model) / "plots")  # where a picture goes by default
+    else:
+        check_plots()
     group = start(this_process())
     generator = options.run_on.load(Generator.from_pretrained, options.models.all(options.model), show)
     show("reading the text", 0, 0)
@@ -208,11 +212,14 @@ def _draw(scored: list[tuple[Reading, Likelihood]], held: HeldText, options: Eva
     folder = Path(options.model)
     if options.plot is None and not (folder / "config.yaml").is_file():
         return []
-    from manyheads.visualise.figure import save_figure  # imports matplotlib
     from manyheads.visualise.memory import memory_figure
 
     lens = [reading.memory_len or 0 for reading, _ in scored]
     nats = [found.nats_per_token for _, found in scored]
-    figure = memory_figure(lens, nats, unit="nats a token", title=f"Loss on {held.name}")
+    try:
+        figure = memory_figure(lens, nats, unit="nats a token", title=f"Loss on {held.name}")
+    except MissingExtraError as error:  # nobody asked for the picture; the table is what counts
+        sys.stderr.write(f"manyheads: no picture: {error}\n")
+        return []
     name = "loss-by-memory-ensemble" if options.models.ensemble else "loss-by-memory"
     return list(save_figure(figure, options.plot or folder / "plots" / name))

@@ -14,6 +14,7 @@ from manyheads.data.progress import Progress, telling
 from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
+from manyheads.errors import ConfigError
 from manyheads.evaluation.hashes import with_hashes
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.tasks.report import TextReport
@@ -71,14 +72,19 @@ def judge_models(
     """Judge each model at each number of hash rounds; without any given, at its own.
 
     Args: judge: called within inference mode. figure: the one in the table.
+
+    Raises: ConfigError: the models have unlike vocabularies, so that figures of a token mean other things.
     """
     refuse_ranks("evaluate by hash rounds")
     asked: list[HashRounds | None] = ["full" if text == "full" else int(text) for text in options.num_hashes]
     rows: list[dict[str, Any]] = []
-    data = ""
+    data = digest = ""
     for number, name in enumerate((options.model, *options.beside), 1):
         show(f"loading model {number}", 0, 0)
         generator = options.run_on.load(Generator.from_pretrained, name)
+        digest = digest or generator.vocabulary.digest
+        if generator.vocabulary.digest != digest:
+            raise ConfigError(f"{name} has another vocabulary than {options.model}; compare models of one vocabulary.")
         cells: dict[str, dict[str, float]] = {}
         for hashes in asked or [None]:
             model = generator.single_model if hashes is None else with_hashes(generator.single_model, hashes)

@@ -22,7 +22,7 @@ from manyheads.distributed.sharded_lines import is_sharded, model_identity, run_
 from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.evaluation.bleu import Score, corpus_bleu, corpus_chrf
 from manyheads.evaluation.likelihood import Likelihood
-from manyheads.tasks.held_out import copy_settings, held_out_directions, own_data, pairs_of_split
+from manyheads.tasks.held_out import COPY_TASK, copy_settings, held_out_directions, own_data, pairs_of_split
 from manyheads.tasks.report import machine_lines, model_line, search_line, search_record
 from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.tasks.translation.options import EvaluateOptions
@@ -191,7 +191,8 @@ def find_test_set(options: EvaluateOptions, read: ReadReport) -> HeldOutSet:
         files = PairFiles(source=first, target=options.reference, on_bad_utf8=options.on_bad_utf8)
         return HeldOutSet(list(files.read(read)), files.describe())
     data, seed = (options.data, 1) if options.data is not None else own_data(options.model)
-    pairs, split = pairs_of_split(data, options.split, seed, copy_settings(options.model))
+    copy_task = copy_settings(options.model) if data == COPY_TASK else None
+    pairs, split = pairs_of_split(data, options.split, seed, copy_task)
     directions = held_out_directions(data, split, len(pairs))
     chosen = HeldOutSet(pairs, f"{data} {split}", directions).into(options.target_lang)
     pairs = chosen.pairs

@@ -86,13 +86,12 @@ class PrepareOptions(PairOptions):
         "Several languages in one model: the files of one direction; once for each. Sources get a tag such as >>de<<.",
         default=(),
         metavar="SRC TGT FILE FILE",
-        repeats=True,
     )
     valid_pair: tuple[str, ...] = option(
-        "With --pair: validation pairs of one direction.", default=(), metavar="SRC TGT FILE FILE", repeats=True
+        "With --pair: validation pairs of one direction.", default=(), metavar="SRC TGT FILE FILE"
     )
     test_pair: tuple[str, ...] = option(
-        "With --pair: test pairs of one direction.", default=(), metavar="SRC TGT FILE FILE", repeats=True
+        "With --pair: test pairs of one direction.", default=(), metavar="SRC TGT FILE FILE"
     )
     clean: bool = option(
         "Leave out the training pairs that the rules of cleaning find; without it they are counted.", default=False

@@ -31,6 +31,7 @@ _SHORT_RUN = 4000
 """Steps below which a run is like the demo's, from which its choices come, and averages of the weights do not pay."""
 
 _STEP_TOKENS = 2048
+_SEGMENT_LEN = 128
 _LENGTH_MULTIPLE = 16
 
 
@@ -113,6 +114,9 @@ class Plan:
 def plan_run(facts: Facts) -> Plan:
     """Return the plan for some facts. A choice that the user has fixed is left out, and the others follow from it."""
     step_tokens = int(facts.given.get("data.max_tokens") or _STEP_TOKENS)
+    if facts.kind == "text":
+        step_tokens = int(facts.given.get("data.lanes") or _lanes(facts))
+        step_tokens *= int(facts.given.get("data.segment_len") or _SEGMENT_LEN)
     width = _choose_width(facts, step_tokens)
     d_model = int(facts.given.get("model.d_model") or width.d_model)
     steps = _steps(facts, d_model, width.num_layers, step_tokens)
@@ -185,11 +189,14 @@ def _limit(longest: int) -> int:
     return min(256, max(32, -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE))
 
 
+def _lanes(facts: Facts) -> int:
+    return max(1, min(16, facts.tokens // (10 * _SEGMENT_LEN)))
+
+
 def _text(facts: Facts, step_tokens: int) -> list[Choice]:
-    lanes = max(1, min(16, facts.tokens // (10 * 128)))
     return [
-        Choice("data.lanes", lanes, "16, unless a lane would have less than ten segments"),
-        Choice("data.segment_len", 128, "many short steps learn faster than few long ones"),
+        Choice("data.lanes", _lanes(facts), "16, unless a lane would have less than ten segments"),
+        Choice("data.segment_len", _SEGMENT_LEN, "many short steps learn faster than few long ones"),
         Choice("training.label_smoothing", 0.0, "the loss is the measure of a language model"),
         Choice("reading.segment_len", 128),
         Choice("reading.memory_len", 256, "twice the memory of training reads better"),
