@@ -200,8 +200,8 @@ class TokenInitialSettings(InitialSettings):
     Args:
         embeddings: without a model: `random`; or `cooccurrence`: tokens begin with similar embeddings if they occur in
             the same sentence pairs, as a word and its translation do, or, in a language model, beside the same tokens
-            (see `data.cooccurrence`). It takes some seconds before the first step, and a run of a few hundred or
-            thousand steps learns more.
+            (see `data.cooccurrence`); a language model's output begins with the frequencies of the tokens. It takes
+            some seconds before the first step, and a run of a few hundred or thousand steps learns more.
     """
 
     embeddings: Literal["random", "cooccurrence"] = "random"

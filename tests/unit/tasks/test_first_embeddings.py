@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 
@@ -136,6 +137,10 @@ def test_a_language_model_begins_with_them(tmp_path: Path, kind: str) -> None:
     assert 60 < occurs.sum() < len(table)
     torch.testing.assert_close(similarities(table[occurs]), similarities(learned[occurs]), atol=1e-4, rtol=1e-4)
     assert table[~occurs].any()
+    shares = torch.from_numpy(np.bincount(text.ids, minlength=len(table))).clamp(min=0.5)
+    head: Any = assembly.model.head  # type: ignore[union-attr]
+    width = head.weight.shape[1] if hasattr(head, "weight") else head.tables[0].shape[1]
+    torch.testing.assert_close(head.log_probs(torch.zeros(width)), (shares / shares.sum()).log())
     assert any("neighbours" in note for note in assembly.notes)
 
 

@@ -113,10 +113,11 @@ class LanguageObjective:
         """See `Objective.prepare_weights`."""
         if self.config.initial.embeddings == "random":
             return ()
+        rows = self.model_config.vocab_size
         ids = np.concatenate([one.train.ids for one in self.sets.values()]) if self.shares else self.data.train.ids
-        rows = self.data.train.vocab_size
         learn = partial(neighbour_embeddings, ids, rows)
         begin_embeddings(_token_tables(model), rows, learn, derive_seed(self.config.seed, "embeddings"), group)
+        model.head.begin_at(torch.from_numpy(np.bincount(ids, minlength=rows)).float())
         return ("embeddings begin as the neighbours of the tokens in the training text suggest",)
 
     def first_state(self, model: LanguageModel) -> Any:
