@@ -91,12 +91,12 @@ def count_neighbours(
     Shape: ids (tokens,), contexts (contexts,). Returns (2, vocab_size, contexts): before, after.
     """
     tokens, column = torch.from_numpy(ids), _columns(contexts, vocab_size)
-    before, after = torch.zeros(2, vocab_size * len(contexts))
+    counts = torch.zeros(2, vocab_size * len(contexts))
     for distance in range(1, window + 1):
         first, second = tokens[:-distance], tokens[distance:]
-        _add(before, second, column[first], len(contexts), 1 / distance)
-        _add(after, first, column[second], len(contexts), 1 / distance)
-    return torch.stack([before, after]).view(2, vocab_size, len(contexts))
+        _add(counts[0], second, column[first], len(contexts), 1 / distance)
+        _add(counts[1], first, column[second], len(contexts), 1 / distance)
+    return counts.view(2, vocab_size, len(contexts))
 
 
 def _most_frequent(occurrences: NDArray[np.int64], count: int) -> NDArray[np.int64]:
