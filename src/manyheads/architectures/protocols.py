@@ -86,6 +86,10 @@ class LanguageModelConfig(ModelConfig, Protocol):
         """Whether the head clusters the vocabulary."""
 
     @property
+    def has_narrow_embeddings(self) -> bool:
+        """Whether rare tokens have narrower embeddings, in tables of their own."""
+
+    @property
     def draws_hashes(self) -> bool:
         """Whether its initial state contains a hash seed (`start(..., hash_seed=...)`)."""
 

@@ -1,12 +1,13 @@
-"""Embeddings of tokens from counts: which tokens occur in the same sentence pairs.
+"""Embeddings of tokens from counts: which tokens occur in the same sentence pairs, or beside each other in a text.
 
-A word and its translation occur in the same pairs, and related words in similar ones, so their vectors are near each
-other before the first step of training.
+A word and its translation occur in the same pairs, and related words in similar ones and beside the same words, so
+their vectors are near each other before the first step of training.
 
 Paper: Levy and Goldberg 2014, "Neural word embedding as implicit matrix factorization", sec. 5: singular vectors of the
 positive pointwise mutual information, with the square roots of their singular values; Levy et al. 2015, TACL, sec. 3.1:
-counts of contexts to the power of 0.75. Differs: a context is a token anywhere in the same sentence pair, in either
-language; only the most frequent tokens are contexts.
+counts of contexts to the power of 0.75, and neighbours that count less the farther they are. Differs: only the most
+frequent tokens are contexts. A context of a sentence pair is a token anywhere in it, in either language; one of a text
+is a token with the side on which it is.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from torch import Tensor
 
 from manyheads.data.store import PairStore, TokenSide
 
-__all__ = ["cooccurrence_embeddings", "count_contexts"]
+__all__ = ["cooccurrence_embeddings", "count_contexts", "count_neighbours", "neighbour_embeddings"]
 
 _MOST_CONTEXTS = 2048
+_MOST_COUNTS = 1 << 26
 _MOST_LINKS = 1 << 26
+_MOST_TOKENS = 1 << 24
+_WINDOW = 4
 _CONTEXT_POWER = 0.75
 _LEAST = 1e-4  # norm of a row that says nothing
 
@@ -34,21 +38,21 @@ def cooccurrence_embeddings(pairs: PairStore, width: int) -> Tensor:
     """
     sides = (pairs.source, pairs.target)
     occurrences = sum(np.bincount(_ids(side), minlength=pairs.vocab_size) for side in sides)
-    contexts = np.argsort(-occurrences, kind="stable")[:_MOST_CONTEXTS]
-    counts = count_contexts(pairs, contexts)
-    rows = counts.sum(1, keepdim=True)
-    columns = counts.sum(0) ** _CONTEXT_POWER
-    expected = rows * (columns / columns.sum().clamp(min=1))
-    information = (counts / expected.clamp(min=1e-9)).clamp(min=1).log()  # (vocab_size, contexts)
-    # The right singular vectors and squared singular values, the largest last.
-    squares, directions = torch.linalg.eigh(information.mT @ information)
-    squares, directions = squares[-width:].clamp(min=_LEAST), directions[:, -width:]
-    table = information @ (directions * squares**-0.25)
-    occurs = torch.from_numpy(occurrences > 0)[:, None]
-    table = torch.where(occurs, table - table[occurs[:, 0]].mean(0), 0)
-    norms = table.norm(dim=1, keepdim=True)
-    table = torch.where(norms > _LEAST, table / norms.clamp(min=_LEAST), 0)
-    return torch.nn.functional.pad(table, (0, width - table.shape[1]))
+    counts = count_contexts(pairs, _most_frequent(occurrences, _MOST_CONTEXTS))
+    return _vectors(_information(counts), occurrences, width)
+
+
+def neighbour_embeddings(ids: NDArray[np.integer], vocab_size: int, width: int) -> Tensor:
+    """Return a vector of length 1 for every id that occurs in the first 16 million of a text, and zeros for the others.
+
+    Shape: (vocab_size, width). Columns beyond the number of contexts are zero.
+    Cost: some seconds on one core, and floats: 2,048 for each id, or 2^26 in all where these are fewer.
+    """
+    ids = np.asarray(ids[:_MOST_TOKENS], np.int64)
+    occurrences = np.bincount(ids, minlength=vocab_size)
+    most = min(_MOST_CONTEXTS, _MOST_COUNTS // vocab_size) // 2  # of each side
+    counts = count_neighbours(ids, vocab_size, _most_frequent(occurrences, max(1, most)))
+    return _vectors(torch.cat([_information(side) for side in counts], 1), occurrences, width)
 
 
 def count_contexts(pairs: PairStore, contexts: NDArray[np.int64], max_links: int = _MOST_LINKS) -> Tensor:
@@ -69,17 +73,66 @@ def count_contexts(pairs: PairStore, contexts: NDArray[np.int64], max_links: int
     taken = np.zeros(len(lengths), bool)
     taken[shortest[np.cumsum(lengths[shortest] ** 2) <= max_links]] = True
     ids, number = _joined(pairs, taken)
-    column = torch.full((pairs.vocab_size,), -1)
-    column[torch.from_numpy(contexts)] = torch.arange(len(contexts))
+    column = _columns(contexts, pairs.vocab_size)
     counts = torch.zeros(pairs.vocab_size * len(contexts))
-    one = torch.ones(())
     for distance in range(int(lengths[taken].max(initial=0))):
         together = number[distance:] == number[: len(number) - distance]
         first, second = ids[: len(ids) - distance][together], ids[distance:][together]
         for token, other in ((first, column[second]), (second, column[first]))[: distance + 1]:
-            cells = (token * len(contexts) + other)[other >= 0]
-            counts.scatter_add_(0, cells, one.expand(len(cells)))
+            _add(counts, token, other, len(contexts), 1.0)
     return counts.view(pairs.vocab_size, len(contexts))
+
+
+def count_neighbours(
+    ids: NDArray[np.int64], vocab_size: int, contexts: NDArray[np.int64], window: int = _WINDOW
+) -> Tensor:
+    """Count how often a context is one of the `window` tokens before an id, or after it: 1 / distance each time.
+
+    Shape: ids (tokens,), contexts (contexts,). Returns (2, vocab_size, contexts): before, after.
+    """
+    tokens, column = torch.from_numpy(ids), _columns(contexts, vocab_size)
+    counts = torch.zeros(2, vocab_size * len(contexts))
+    for distance in range(1, window + 1):
+        first, second = tokens[:-distance], tokens[distance:]
+        _add(counts[0], second, column[first], len(contexts), 1 / distance)
+        _add(counts[1], first, column[second], len(contexts), 1 / distance)
+    return counts.view(2, vocab_size, len(contexts))
+
+
+def _most_frequent(occurrences: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    return np.argsort(-occurrences, kind="stable")[:count]
+
+
+def _columns(contexts: NDArray[np.int64], vocab_size: int) -> Tensor:
+    """Return the number of each id among the contexts, -1 for the others."""
+    column = torch.full((vocab_size,), -1)
+    column[torch.from_numpy(contexts)] = torch.arange(len(contexts))
+    return column
+
+
+def _add(counts: Tensor, token: Tensor, column: Tensor, num_contexts: int, amount: float) -> None:
+    cells = (token * num_contexts + column)[column >= 0]
+    counts.scatter_add_(0, cells, torch.full((1,), amount).expand(len(cells)))
+
+
+def _information(counts: Tensor) -> Tensor:
+    """Return the positive pointwise mutual information. Shape: (vocab_size, contexts), as counts."""
+    columns = counts.sum(0) ** _CONTEXT_POWER
+    expected = counts.sum(1, keepdim=True) * (columns / columns.sum().clamp(min=1))
+    return (counts / expected.clamp(min=1e-9)).clamp(min=1).log()
+
+
+def _vectors(information: Tensor, occurrences: NDArray[np.int64], width: int) -> Tensor:
+    """Return the `width` columns that say most, centred, with rows of length 1; zeros for what does not occur."""
+    # The right singular vectors and squared singular values, the largest last.
+    squares, directions = torch.linalg.eigh(information.mT @ information)
+    squares, directions = squares[-width:].clamp(min=_LEAST), directions[:, -width:]
+    table = information @ (directions * squares**-0.25)
+    occurs = torch.from_numpy(occurrences > 0)[:, None]
+    table = torch.where(occurs, table - table[occurs[:, 0]].mean(0), 0)
+    norms = table.norm(dim=1, keepdim=True)
+    table = torch.where(norms > _LEAST, table / norms.clamp(min=_LEAST), 0)
+    return torch.nn.functional.pad(table, (0, width - table.shape[1]))
 
 
 def _ids(side: TokenSide) -> NDArray[np.int64]:

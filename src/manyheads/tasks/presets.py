@@ -18,9 +18,15 @@ from manyheads.tasks.classifier_presets import classifier_debug, classifier_demo
 from manyheads.tasks.paper_presets import enwik8, imagenet64, million, vanilla_lm
 from manyheads.tasks.span_presets import chart_debug, chart_parser
 from manyheads.tasks.text.settings import TextConfig, TextValidationSettings
-from manyheads.tasks.translation.settings import PairInitialSettings, TrainConfig, ValidationSettings
+from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings
-from manyheads.training.settings import OptimiserSettings, RunConfig, ScheduleSettings, TrainingSettings
+from manyheads.training.settings import (
+    OptimiserSettings,
+    RunConfig,
+    ScheduleSettings,
+    TokenInitialSettings,
+    TrainingSettings,
+)
 
 __all__ = [
     "PRESETS",
@@ -118,7 +124,7 @@ def demo(precision: str = "bf16") -> TrainConfig:
         validation=ValidationSettings(every_steps=500, bleu_sentences=100, num_samples=3),
         # After so few steps the model prefers sentences that are too short.
         decoding=DecodingSettings(num_beams=4, length_penalty=1.2, max_len_offset=20),
-        initial=PairInitialSettings(embeddings="cooccurrence"),
+        initial=TokenInitialSettings(embeddings="cooccurrence"),
     )
 
 

@@ -194,6 +194,25 @@ class InitialSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenInitialSettings(InitialSettings):
+    """The weights from which a translator, parser or language model begins.
+
+    Args:
+        embeddings: without a model: `random`; or `cooccurrence`: tokens begin with similar embeddings if they occur in
+            the same sentence pairs, as a word and its translation do, or, in a language model, beside the same tokens
+            (see `data.cooccurrence`); a language model's output begins with the frequencies of the tokens. It takes
+            some seconds before the first step, and a run of a few hundred or thousand steps learns more.
+    """
+
+    embeddings: Literal["random", "cooccurrence"] = "random"
+
+    @property
+    def needs_data(self) -> bool:
+        """See `InitialSettings.needs_data`."""
+        return super().needs_data or self.embeddings != "random"
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The settings of every run. Each task adds its own sections (`tasks/*/settings.py`).
 

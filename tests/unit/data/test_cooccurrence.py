@@ -10,7 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from manyheads.data import cooccurrence as module
-from manyheads.data.cooccurrence import cooccurrence_embeddings, count_contexts
+from manyheads.data.cooccurrence import (
+    cooccurrence_embeddings,
+    count_contexts,
+    count_neighbours,
+    neighbour_embeddings,
+)
 from manyheads.data.store import PairStore
 
 Pairs = list[tuple[list[int], list[int]]]
@@ -99,6 +104,55 @@ def test_vectors_have_length_one_and_few_contexts_leave_columns_empty(monkeypatc
 @pytest.mark.parametrize("pairs", [[], [([], [])], [([1], [])], [([1], [2])], [([1, 1], [1])]])
 def test_data_that_says_nothing_gives_finite_vectors(pairs: Pairs) -> None:
     table = cooccurrence_embeddings(store(pairs, 5), 3)
+    assert table.shape == (5, 3)
+    assert table.isfinite().all()
+    assert not table[[0, 3, 4]].any()
+
+
+@pytest.mark.parametrize("window", [1, 3, 8])
+def test_neighbours_are_those_of_loops(window: int) -> None:
+    ids, contexts = np.array(random.Random(7).choices(range(6), k=7)), [5, 0, 2]
+    expected = np.zeros((2, 6, 3))
+    for place, token in enumerate(ids):
+        for other, neighbour in enumerate(ids):
+            if other != place and abs(other - place) <= window and neighbour in contexts:
+                side = int(other > place)
+                expected[side, token, contexts.index(neighbour)] += 1 / abs(other - place)
+    found = count_neighbours(ids, 6, np.array(contexts), window)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+
+
+def test_tokens_beside_the_same_tokens_are_near() -> None:
+    """Sentences of an article, a noun and a verb: ids 0 to 2, 3 to 8 and 9 to 14."""
+    draw, ids = random.Random(5), []
+    for _ in range(3000):
+        ids += [draw.randrange(3), draw.randrange(3, 9), draw.randrange(9, 15)]
+    table = neighbour_embeddings(np.array(ids), 16, 8)
+    kind = np.array([0] * 3 + [1] * 6 + [2] * 6)
+    nearest = (table[:15] @ table[:15].T).fill_diagonal_(-1).argmax(1).numpy()
+    assert (kind[nearest] == kind).all()
+    torch.testing.assert_close(table[:15].norm(dim=1), torch.ones(15))
+    assert not table[15].any()
+
+
+def test_a_large_vocabulary_has_fewer_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_COUNTS", 12 * 4)
+    ids = np.array(random.Random(7).choices(range(12), k=200))
+    table = neighbour_embeddings(ids, 12, 10)
+    assert table[:, :4].any(0).all()
+    assert not table[:, 4:].any()
+
+
+def test_only_the_beginning_of_a_long_text_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = np.array([*random.Random(7).choices(range(5), k=50), 5, 5])
+    expected = neighbour_embeddings(ids[:50], 6, 3)
+    monkeypatch.setattr(module, "_MOST_TOKENS", 50)
+    assert torch.equal(neighbour_embeddings(ids, 6, 3), expected)
+
+
+@pytest.mark.parametrize("ids", [[], [1], [1, 2], [1, 1, 1, 1, 1, 1]])
+def test_texts_that_say_nothing_give_finite_vectors(ids: list[int]) -> None:
+    table = neighbour_embeddings(np.array(ids, np.int64), 5, 3)
     assert table.shape == (5, 3)
     assert table.isfinite().all()
     assert not table[[0, 3, 4]].any()

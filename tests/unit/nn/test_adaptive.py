@@ -42,6 +42,15 @@ def test_probabilities_sum_to_one(kind: Any) -> None:
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3, N, dtype=torch.float64))
 
 
+def test_a_head_begins_at_the_shares_of_counts(kind: Any) -> None:
+    counts = torch.randint(0, 9, (V,), dtype=torch.float64)
+    counts[3] = 0
+    head = head_of(kind)
+    head.begin_at(counts)
+    shares = counts.clamp(min=0.5)
+    torch.testing.assert_close(head.log_probs(torch.zeros(D, dtype=torch.float64)), (shares / shares.sum()).log())
+
+
 def test_losses_are_those_of_the_probabilities_in_the_order_of_tokens(kind: Any) -> None:
     head = head_of(kind)
     hidden, targets = torch.randn(N, D, dtype=torch.float64), torch.randint(0, V, (N,))

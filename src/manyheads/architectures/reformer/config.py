@@ -136,6 +136,7 @@ class ReformerConfig(_Sizes):
     reads_segments_apart: ClassVar[bool] = True
     positions_from_start: ClassVar[bool] = True
     has_adaptive_softmax: ClassVar[bool] = False
+    has_narrow_embeddings: ClassVar[bool] = False
 
     architecture: Literal["reformer"] = "reformer"
     vocab_size: int = 0

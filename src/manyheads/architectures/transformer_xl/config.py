@@ -224,6 +224,11 @@ class TransformerXLConfig:
         return bool(self.cutoffs) or self.has_projections
 
     @property
+    def has_narrow_embeddings(self) -> bool:
+        """See `protocols.LanguageModelConfig`."""
+        return self.div_value > 1 and bool(self.cutoffs)
+
+    @property
     def context_settings(self) -> dict[str, int]:
         """See `protocols.LanguageModelConfig`."""
         return {"memory_len": self.memory_len}

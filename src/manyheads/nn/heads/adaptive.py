@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
+from manyheads.nn.heads.linear import centred_logarithms
 from manyheads.nn.kernels.linear import linear
 from manyheads.nn.kernels.loss import HeadLoss, smoothed_loss
 from manyheads.nn.shapes import Bool, Float, Int
@@ -143,6 +144,16 @@ class AdaptiveHead(nn.Module):
             nn.init.normal_(projection, std=0.01)
         for bias in (*self.biases, *([] if self.cluster_bias is None else [self.cluster_bias])):
             nn.init.zeros_(bias)
+
+    @torch.no_grad()
+    def begin_at(self, counts: Float[Tensor, " vocab_size"]) -> None:
+        """See `LinearHead.begin_at`; a cluster has the sum of its tokens' counts."""
+        logarithms = centred_logarithms(counts)
+        for bias, part in zip(self.biases, logarithms.split([len(one) for one in self.biases]), strict=True):
+            bias.copy_(part)
+        for index, (low, high) in enumerate(self.clusters.ranges[1:]):
+            assert self.cluster_bias is not None
+            self.cluster_bias[index] = logarithms[low:high].logsumexp(0)
 
     def log_probs(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab_size"]:
         """Return log-probabilities of all tokens in the vocabulary's order, in float32 or float64."""

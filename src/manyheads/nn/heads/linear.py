@@ -14,7 +14,7 @@ from manyheads.nn.kernels.loss import HeadLoss, smoothed_loss
 from manyheads.nn.shapes import Float, Int
 from manyheads.nn.smoothing import SmoothingKind
 
-__all__ = ["LinearHead"]
+__all__ = ["LinearHead", "centred_logarithms"]
 
 
 class LinearHead(nn.Module):
@@ -50,6 +50,15 @@ class LinearHead(nn.Module):
         nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+    @torch.no_grad()
+    def begin_at(self, counts: Float[Tensor, " vocab_size"]) -> None:
+        """Set b so that a hidden state of zeros gives each token its share of the counts; those of 0 count as 1/2.
+
+        Without b nothing changes.
+        """
+        if self.bias is not None:
+            self.bias.copy_(centred_logarithms(counts))
 
     def logits(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab_size"]:
         """Return the scores before the softmax."""
@@ -144,3 +153,9 @@ class LinearHead(nn.Module):
         rows = max(1, policy.logit_rows_at_once(len(targets), self.weight.shape[0], hidden.device))
         parts = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
         return torch.cat([-self.log_probs(some).gather(1, wanted[:, None])[:, 0] for some, wanted in parts])
+
+
+def centred_logarithms(counts: Float[Tensor, " vocab_size"]) -> Float[Tensor, " vocab_size"]:
+    """Return the logarithms of counts less their mean, which a softmax does not see; those of 0 count as 1/2."""
+    found = counts.clamp(min=0.5).log()
+    return found - found.mean()

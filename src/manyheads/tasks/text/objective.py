@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from manyheads.architectures.embeddings import embedding_tables
 from manyheads.architectures.language_model import LanguageModel
+from manyheads.data.cooccurrence import neighbour_embeddings
 from manyheads.data.mixing import MixedSegments, lanes_of, mixed_digest
 from manyheads.data.prepared_text import TextData, open_text
 from manyheads.data.progress import Progress
@@ -21,7 +26,9 @@ from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.evaluation.likelihood import Likelihood
+from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import known_sets, open_sets
+from manyheads.tasks.first_embeddings import begin_embeddings
 from manyheads.tasks.held_out import chosen_split
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.text.id_vocabulary import IdVocabulary
@@ -104,7 +111,14 @@ class LanguageObjective:
 
     def prepare_weights(self, model: LanguageModel, group: Group) -> Sequence[str]:
         """See `Objective.prepare_weights`."""
-        return ()
+        if self.config.initial.embeddings == "random":
+            return ()
+        rows = self.model_config.vocab_size
+        ids = np.concatenate([one.train.ids for one in self.sets.values()]) if self.shares else self.data.train.ids
+        learn = partial(neighbour_embeddings, ids, rows)
+        begin_embeddings(_token_tables(model), rows, learn, derive_seed(self.config.seed, "embeddings"), group)
+        model.head.begin_at(torch.from_numpy(np.bincount(ids, minlength=rows)).float())
+        return ("embeddings begin as the neighbours of the tokens in the training text suggest",)
 
     def first_state(self, model: LanguageModel) -> Any:
         """See `Objective.first_state`."""
@@ -150,6 +164,13 @@ class LanguageObjective:
 
 open_objective = LanguageObjective
 """See `tasks.runs.open_objective`."""
+
+
+def _token_tables(model: LanguageModel) -> list[Tensor]:
+    """The embeddings, and the weights of the output if they are as wide."""
+    modules: list[Any] = [*(table.module for table in embedding_tables(model)), model.head]
+    tables = [one.tables[0] if hasattr(one, "tables") else one.weight for one in modules]
+    return [one for one in tables if one.shape[1] == tables[0].shape[1]]
 
 
 def begin_hashing(config: TextConfig, model: LanguageModel, lanes: int, seed: int) -> Any:

@@ -13,7 +13,7 @@ from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading
 from manyheads.text.settings import VocabularySettings
-from manyheads.training.settings import JudgingSettings, RunConfig
+from manyheads.training.settings import JudgingSettings, RunConfig, TokenInitialSettings
 
 if TYPE_CHECKING:
     from manyheads.architectures.protocols import LanguageModelConfig
@@ -59,6 +59,7 @@ class TextConfig(RunConfig):
     data: SegmentSettings = field(default_factory=SegmentSettings)
     vocabulary: VocabularySettings = field(default_factory=VocabularySettings)
     model: LanguageModelConfig = field(default_factory=TransformerXLConfig)
+    initial: TokenInitialSettings = field(default_factory=TokenInitialSettings)
     validation: TextValidationSettings = field(default_factory=TextValidationSettings)
     reading: Reading = field(default_factory=Reading)
     generation: GenerationSettings = field(default_factory=GenerationSettings)
@@ -82,6 +83,8 @@ class TextConfig(RunConfig):
                 " of the two: set num_sampled to 0, or make the model's plain.",
                 fields=("training", "model"),
             )
+        if self.initial.embeddings != "random":
+            self._check_embeddings()
         if not self.model.reads_forwards:
             raise ConfigError(
                 "model.causal is false; an encoder cannot learn to generate, set it to true.", fields=["model"]
@@ -98,6 +101,21 @@ class TextConfig(RunConfig):
     def task(self) -> Literal["duplication", "text"]:
         """See `RunConfig.task`. Prepared ids make a text task one of ids, which has the same settings."""
         return "duplication" if self.data.path == DUPLICATION else "text"
+
+    def _check_embeddings(self) -> None:
+        kind, model = self.initial.embeddings, self.model
+        if self.task == "duplication":
+            raise ConfigError(
+                f"initial.embeddings is {kind!r}, but data.path is {DUPLICATION!r}, whose tokens are drawn at random;"
+                " take 'random'.",
+                fields=["initial"],
+            )
+        if model.has_narrow_embeddings:
+            raise ConfigError(
+                f"initial.embeddings is {kind!r}, but model.div_value gives rare tokens narrower embeddings; set"
+                " model.div_value to 1, or take 'random'.",
+                fields=("initial", "model"),
+            )
 
     def _check_length_schedule(self) -> None:
         model, multiple = self.model, self.model.segment_multiple

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.bpe_dropout import BpeDropout
+from manyheads.data.cooccurrence import cooccurrence_embeddings
 from manyheads.data.corpora.tatoeba import NUM_TRAIN
 from manyheads.data.mixing import join_pairs, mixed_digest
 from manyheads.data.prepared import TATOEBA, PreparedData, open_data
@@ -19,8 +21,8 @@ from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import known_sets, open_sets
+from manyheads.tasks.first_embeddings import begin_embeddings
 from manyheads.tasks.held_out import chosen_split
-from manyheads.tasks.translation.embeddings import begin_embeddings
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.tasks.translation.validator import Validator, build_translate
 from manyheads.training.run.objective import Translate
@@ -84,7 +86,9 @@ class TranslationObjective:
         if self.config.initial.embeddings == "random":
             return ()
         pairs = self.stream.store.first(self.stream.report.total)
-        begin_embeddings(model, pairs, derive_seed(self.config.seed, "embeddings"), group)
+        tables = (model.body.source_embedding.weight, model.body.target_embedding.weight, model.head.weight)
+        learn = partial(cooccurrence_embeddings, pairs)
+        begin_embeddings(tables, pairs.vocab_size, learn, derive_seed(self.config.seed, "embeddings"), group)
         return ("embeddings begin as co-occurrence in the training pairs suggests",)
 
     def first_state(self, model: Seq2Seq) -> None:

@@ -12,14 +12,14 @@ from manyheads.data.settings import DataSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
 from manyheads.text.settings import TokenizerSettings
-from manyheads.training.settings import InitialSettings, JudgingSettings, RunConfig
+from manyheads.training.settings import JudgingSettings, RunConfig, TokenInitialSettings
 
 if TYPE_CHECKING:
     from manyheads.architectures.protocols import Seq2SeqConfig
 else:
     Seq2SeqConfig = Union[configs_of("translation")]  # noqa: UP007  (the classes are in the table)
 
-__all__ = ["PairInitialSettings", "TrainConfig", "ValidationSettings"]
+__all__ = ["TrainConfig", "ValidationSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,31 +47,13 @@ class ValidationSettings(JudgingSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairInitialSettings(InitialSettings):
-    """The weights from which a translator or parser begins.
-
-    Args:
-        embeddings: without a model: `random`; or `cooccurrence`: tokens that occur in the same sentence pairs, as a
-            word and its translation do, begin with similar embeddings (see `data.cooccurrence`). It takes some seconds
-            before the first step, and a run of a few hundred or thousand steps learns more.
-    """
-
-    embeddings: Literal["random", "cooccurrence"] = "random"
-
-    @property
-    def needs_data(self) -> bool:
-        """See `InitialSettings.needs_data`."""
-        return super().needs_data or self.embeddings != "random"
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainConfig(RunConfig):
     """A translator's or parser's run: what presets, files and single options fill in, and `config.yaml` records."""
 
     data: DataSettings = field(default_factory=DataSettings)
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
     model: Seq2SeqConfig = field(default_factory=TransformerConfig)
-    initial: PairInitialSettings = field(default_factory=PairInitialSettings)
+    initial: TokenInitialSettings = field(default_factory=TokenInitialSettings)
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
 
