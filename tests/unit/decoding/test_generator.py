@@ -192,7 +192,6 @@ def test_stopping_and_mistakes(generator: Generator) -> None:
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"min_p": 1.0}, "min_p is 1.0"),
         ({"num_return_sequences": 2, "do_sample": False}, "would be the same"),
-        ({"min_p": 0.1, "do_sample": False}, "min_p is 0.1, but do_sample is false"),
         ({"min_new_tokens": 300}, "above max_new_tokens"),
         ({"stop": ("",)}, "empty text"),
         ({"stop": ("a", "\udcff")}, r"'\\udcff', which is not UTF-8"),
@@ -203,6 +202,14 @@ def test_stopping_and_mistakes(generator: Generator) -> None:
 def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         GenerationSettings(**options)
+
+
+def test_options_of_drawing_need_drawing(generator: Generator) -> None:
+    assert generator.options(do_sample=False, temperature=1.0, top_k=0).temperature == 1
+    for options in ({"min_p": 0.1}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5}):
+        [name] = options
+        with pytest.raises(ConfigError, match=f"{name} is .*, but do_sample is false, so it has no effect"):
+            generator.options(do_sample=False, **options)  # type: ignore[arg-type]
 
 
 def test_nan_is_named(generator: Generator) -> None:

@@ -28,7 +28,7 @@ def test_dump_is_json(value: Any) -> None:
 
 def test_large_answers_are_made_outside_the_loop(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
-    tokens, rounded, of_prompt = records.of_tokens, records.rounded, openai._Completion._add_prompt
+    tokens, rounded, of_prompt = records.of_tokens, records.rounded, openai._Completion._of_prompt
 
     def noted(function: Any) -> Any:
         def call(*given: Any) -> Any:
@@ -41,7 +41,7 @@ def test_large_answers_are_made_outside_the_loop(client: TestClient, monkeypatch
     monkeypatch.setattr(answers, "dump", noted(dump))
     monkeypatch.setattr(records, "of_tokens", noted(tokens))
     monkeypatch.setattr(records, "rounded", noted(rounded))
-    monkeypatch.setattr(openai._Completion, "_add_prompt", noted(of_prompt))
+    monkeypatch.setattr(openai._Completion, "_of_prompt", noted(of_prompt))
     for path, body in (
         ("/v1/translate", {"text": "I am hungry.", "alignments": True}),
         ("/v1/score", {"text": ["It"]}),

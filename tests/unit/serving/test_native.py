@@ -196,7 +196,8 @@ def test_alternatives_are_tokens_of_the_vocabulary(client: TestClient) -> None:
 
 
 def test_a_named_model_may_be_given_its_languages(client: TestClient) -> None:
-    for languages in ({"source_lang": "en"}, {"target_lang": "de-AT"}, {"source_lang": "EN", "target_lang": "de"}):
+    both = {"source_lang": "EN", "target_lang": "de"}
+    for languages in ({"source_lang": "en"}, {"target_lang": "de-AT"}, both, {"source_lang": "", "target_lang": ""}):
         assert client.post("/v1/translate", json={"text": "a", "model": "en-de", **languages}).status_code == 200
 
 

@@ -42,7 +42,5 @@ def translator_for(
 
 
 def _has(wanted: str | None, languages: list[str]) -> bool:
-    """Return whether a language is one of these, whatever its region; None always is."""
-    return wanted is None or plain_tag(wanted).partition("-")[0] in {
-        plain_tag(one).partition("-")[0] for one in languages
-    }
+    """Return whether a language is one of these, whatever its region; none that is named always is."""
+    return not wanted or plain_tag(wanted).partition("-")[0] in {plain_tag(one).partition("-")[0] for one in languages}
