@@ -196,6 +196,7 @@ def test_mistakes_name_the_right_command(
         (["evaluate", run, "--plot", "x.png"], "--memory-len two values"),
         (["evaluate", run, "--data", tmp_path], "no"),
         (["evaluate", run, "--memory-len", "-1"], "memory_len is -1"),
+        (["evaluate", run, "--recl-step", "5"], "--recl-step cannot be used without --recl"),
         (["score", run, "--text", tmp_path / "text.txt", "--max-rows", "0"], "--max-rows is 0"),
     ]
     for arguments, message in cases:
