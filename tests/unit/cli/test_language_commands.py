@@ -149,6 +149,12 @@ def test_generate(
     stdin(b"He opened\n")
     assert manyheads("generate", run, *short) == 0
     assert capsys.readouterr().out == text
+    stdin(b"He \xff\n")
+    assert manyheads("generate", run, *short) == 2
+    assert "commands with --on-bad-utf8 can replace such bytes" in capsys.readouterr().err
+    stdin(b"He \xff\n")
+    assert manyheads("generate", run, *short, "--on-bad-utf8", "replace") == 0
+    assert "lines that are not UTF-8, bad bytes replaced: 1" in capsys.readouterr().err
     assert manyheads("generate", run, "He opened", *short, "--echo") == 0
     assert capsys.readouterr().out == f"He opened{text}"
     stdin(b"He opened\n\nIt\n")
