@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -190,6 +191,7 @@ def test_mistakes_name_the_right_command(
     run: Path, model_folder: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.txt").write_bytes(b"a text\n")
+    shutil.copytree(run / "model", tmp_path / "alone")
     cases: list[tuple[list[str | Path], str]] = [
         (["generate", model_folder, "a"], "translates; use `manyheads translate`"),
         (["translate", run, tmp_path / "text.txt"], "language model"),
@@ -202,6 +204,11 @@ def test_mistakes_name_the_right_command(
         (["evaluate", run, "--plot", "x.png"], "--memory-len two values"),
         (["evaluate", run, "--data", tmp_path], "no"),
         (["evaluate", run, "--memory-len", "-1"], "memory_len is -1"),
+        (["evaluate", tmp_path / "alone"], "give --data FOLDER, or --text FILE"),
+        (
+            ["evaluate", tmp_path / "alone", "--text", tmp_path / "text.txt", "--dynamic", "rms"],
+            "give --dynamic-statistics FILE",
+        ),
         (["evaluate", run, "--recl-step", "5"], "--recl-step cannot be used without --recl"),
         (["score", run, "--text", tmp_path / "text.txt", "--max-rows", "0"], "--max-rows is 0"),
     ]

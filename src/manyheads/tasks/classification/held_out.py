@@ -28,7 +28,7 @@ def held_out_texts(options: EvaluateOptions, report: LabelledReport) -> tuple[li
     if any(path is not None for path in options.inputs):
         rows, name = given_texts(options, report)
     else:
-        data = options.data if options.data is not None else own_data(options.model)[0]
+        data = options.data if options.data is not None else own_data(options.model, "--tsv FILE")[0]
         if data == TATOEBA_LANGUAGES:
             split = options.split or "test"
             rows, name = languages_of(split), f"{data} {split}"

@@ -120,7 +120,7 @@ def _gold(options: EvaluateOptions) -> tuple[list[tuple[str, str]], str, Prepare
         return read_sentences(options.trees, ParsingTask(), options.on_bad_utf8), describe(options.trees), None
     if options.data is None and not options.model:
         raise ConfigError("Say which trees are right: --trees FILE, or --data DATA.")
-    path = options.data if options.data is not None else own_data(options.model)[0]
+    path = options.data if options.data is not None else own_data(options.model, "--trees FILE")[0]
     data = PreparedData.open(path)
     if data.task is None:
         raise DataError(f"{path} holds no trees; give --trees FILE.")

@@ -68,7 +68,7 @@ def _gold(options: EvaluateOptions) -> tuple[list[tuple[str, str]], str]:
     """Sentences with their trees, and what they are called."""
     if options.trees is not None:
         return read_sentences(options.trees, ParsingTask(), options.on_bad_utf8), describe(options.trees)
-    path = options.data if options.data is not None else own_data(options.model)[0]
+    path = options.data if options.data is not None else own_data(options.model, "--trees FILE")[0]
     texts = SpanData.open(path).texts
     split = chosen_split({name: texts.get(name) for name in ("test", "valid")}, options.split)
     if split is None:
