@@ -106,8 +106,11 @@ def test_trees_from_a_pipe(
     assert lines[:2] == [TREE, ""]
     assert [leaf.word for leaf in leaves_of(parse_tree(lines[2]))] == ["The", "man", "hears", "a", "bird", "."]
     give(f"{SENTENCE}\n")
-    assert manyheads("translate", place / "run", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"line": 1, "source": SENTENCE, "tree": TREE}
+    assert manyheads("translate", place / "run", "--json", "--verbose") == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == {"line": 1, "source": SENTENCE, "tree": TREE}
+    assert f"{place / 'run'} on " in shown.err
+    assert "1 lines in " in shown.err
 
 
 def test_from_python(place: Path, tmp_path: Path) -> None:
