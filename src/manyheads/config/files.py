@@ -21,6 +21,7 @@ MAX_BYTES = 2**20
 YAML is slow enough to hang on it."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _OTHER_BASE = re.compile(r"[-+]?(?:0[0-7_]+|[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)")
+_OTHER_BREAKS = re.compile("[\x85\u2028\u2029]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_NODES = 50_000
 """Values of a file once every alias is written out: a page of nested aliases can stand for billions."""
@@ -195,11 +196,21 @@ def to_plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+class _Dumper(yaml.SafeDumper):
+    """Escapes the line breaks that only YAML and Unicode call so; otherwise they would be read back as spaces."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if _OTHER_BREAKS.search(text) else None)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
 def to_yaml(settings: Any) -> str:
     """Return a dataclass (or plain data) as YAML. The same settings give the same bytes, and `load_yaml` reads them
     back.
     """
-    text: str = yaml.safe_dump(to_plain(settings), sort_keys=False, allow_unicode=True, width=2**20)
+    text: str = yaml.dump(to_plain(settings), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**20)
     return text
 
 

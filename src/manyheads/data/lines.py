@@ -130,7 +130,8 @@ def _bad_utf8_message(name: str, number: int, start: int, error: UnicodeDecodeEr
     bad = error.object[error.start]
     return (
         f"{name}: line {number} is not UTF-8: byte 0x{bad:02x} at byte offset {start + error.start} ({error.reason})."
-        " Convert the file (for example: iconv -f WINDOWS-1252 -t UTF-8), or let --on-bad-utf8 replace such bytes."
+        " Convert the file (for example: iconv -f WINDOWS-1252 -t UTF-8); commands with --on-bad-utf8 can replace such"
+        " bytes."
     )
 
 

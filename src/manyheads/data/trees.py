@@ -75,9 +75,11 @@ def read_tree_file(path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport,
         yield tree
 
 
-def read_sentences(path: str | Path, task: ParsingTask, on_bad_utf8: OnBadUtf8 = "fail") -> list[tuple[str, str]]:
+def read_sentences(
+    path: str | Path, task: ParsingTask, on_bad_utf8: OnBadUtf8 = "fail", report: ReadReport | None = None
+) -> list[tuple[str, str]]:
     """Return all sentences of a file, with their trees as lines of text. For errors see `TreeFile`."""
-    return list(TreeFile(path=path, task=task, on_bad_utf8=on_bad_utf8).read())
+    return list(TreeFile(path=path, task=task, on_bad_utf8=on_bad_utf8).read(report))
 
 
 def _parts(tree: Node, least: int) -> Iterator[Node]:

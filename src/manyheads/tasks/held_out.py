@@ -26,24 +26,23 @@ EMBEDDED = "embedded:tatoeba-en-de"
 COPY_TASK = "copy-task"
 
 
-def own_data(model: str) -> tuple[str, int]:
+def own_data(model: str, files: str = f"--source and --reference, or --data {EMBEDDED}") -> tuple[str, int]:
     """The data of a run, from its config.yaml.
 
-    Args: model: a run folder, or its model/.
+    Args:
+        model: a run folder, or its model/.
+        files: for the message: the options that name other data.
 
     Returns: data.path, and the seed.
     Raises: ConfigError: there is no such file, or it names no data.
     """
     config = run_file(model)
     if config is None:
-        raise ConfigError(
-            f"{model} is no run folder, so its data is unknown; give --source and --reference, or --data FOLDER,"
-            f" or --data {EMBEDDED}."
-        )
+        raise ConfigError(f"{model} is no run folder, so its data is unknown; give --data FOLDER, or {files}.")
     source = load_yaml(config)
     path, seed = source.section("data").get("path"), source.values.get("seed")
     if not isinstance(path, str) or type(seed) is not int:
-        raise ConfigError(f"{config} names no data; give --source and --reference, or --data.")
+        raise ConfigError(f"{config} names no data; give --data FOLDER, or {files}.")
     return path, seed
 
 

@@ -133,11 +133,14 @@ def _facts(
 ) -> Facts:
     counts = manifest["counts"]["train"]
     fixed = dict(given)
-    for name in ("model.d_model", "data.max_tokens", "data.lanes", "data.segment_len"):
+    layers = [f"model.{name}" for name in ("num_layers", "num_encoder_layers", "num_decoder_layers")]
+    for name in ("model.d_model", *layers, "data.max_tokens", "data.lanes", "data.segment_len"):
         if name in fixed:
             fixed[name] = convert(int, fixed[name], name)
             if fixed[name] < 1:
                 raise ConfigError(f"{name} is {fixed[name]}; it must be at least 1.")
+    if "model.memory_len" in fixed:
+        fixed["model.memory_len"] = convert(int, fixed["model.memory_len"], "model.memory_len")
     common: dict[str, Any] = {"minutes": minutes, "steps": steps, "tokens_per_second": rate, "given": fixed}
     if kind == "text":
         return Facts(kind="text", num_samples=max(1, counts["documents"]), tokens=counts["tokens"], **common)

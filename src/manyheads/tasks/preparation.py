@@ -129,7 +129,7 @@ def check_holdout(options: PrepareOptions, files: Sequence[str], held_out: str, 
     Args:
         options: as they were given.
         files: the options that name files.
-        held_out: the option that takes the end of the training data.
+        held_out: the option that takes a part of the training data.
         usual: a value of it, for the message; empty if the part may be missing.
 
     Raises: ConfigError: both are given, or neither.
@@ -137,14 +137,12 @@ def check_holdout(options: PrepareOptions, files: Sequence[str], held_out: str, 
     given = given_options(options)
     named = [name for name in files if name in given]
     if named and held_out in given:
-        raise ConfigError(
-            f"{held_out} takes the part from the end of the training data; leave it out where {named[0]} is given."
-        )
+        raise ConfigError(f"{held_out} takes the part from the training data; leave it out where {named[0]} is given.")
     if usual and not named and held_out not in given:
         raise ConfigError(
             f"There is no validation data, which tells when a model is good. Give {' or '.join(files)}; or"
-            f" {held_out} {usual} to hold back as much from the end of the training data; or {held_out} 0 to train"
-            " without validation."
+            f" {held_out} {usual} to hold back as much of the training data; or {held_out} 0 to train without"
+            " validation."
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -105,8 +106,11 @@ def test_trees_from_a_pipe(
     assert lines[:2] == [TREE, ""]
     assert [leaf.word for leaf in leaves_of(parse_tree(lines[2]))] == ["The", "man", "hears", "a", "bird", "."]
     give(f"{SENTENCE}\n")
-    assert manyheads("translate", place / "run", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"line": 1, "source": SENTENCE, "tree": TREE}
+    assert manyheads("translate", place / "run", "--json", "--verbose") == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == {"line": 1, "source": SENTENCE, "tree": TREE}
+    assert f"{place / 'run'} on " in shown.err
+    assert "1 lines in " in shown.err
 
 
 def test_from_python(place: Path, tmp_path: Path) -> None:
@@ -197,6 +201,7 @@ def test_a_run_goes_on_from_a_model(place: Path, manyheads: Cli, tmp_path: Path)
 
 
 def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(place / "run/model", tmp_path / "alone")
     (tmp_path / "empty").write_text("")
     (tmp_path / "flat").write_text("(ROOT (NN a))\n")
     (tmp_path / "bad").write_text("(ROOT (NP (NN a))\n")
@@ -217,6 +222,7 @@ def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: py
             "long: tree 2 has 300 words, but the model reads at most",
         ),
         (["score", place / "run", "--trees", tmp_path / "long"], "long: tree 2 has 300 words"),
+        (["evaluate", tmp_path / "alone"], "give --data FOLDER, or --trees FILE"),
         (["evaluate", place / "run", "--trees", "x", "--split", "test"], "leave out --data and --split"),
         (["translate", place / "run", tmp_path / "sentences"], "sentences: line 2 has 300 words"),
         (["translate", place / "run", tmp_path / "sentences", "--beam", "4"], "is a chart parser"),

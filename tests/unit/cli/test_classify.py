@@ -175,9 +175,12 @@ def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: py
         "nothing": "",
         "long": "red " * 40,
         "single": "animal\tcat\n",
+        "gap": "animal\tcat\nanimal\t\ncolour\t" + "red " * 40,
+        "wide": "colour\t" + "red " * 40,
     }.items():
         files[name] = tmp_path / name
         files[name].write_text(text)
+    skip = ("--on-empty", "skip")
     new, prepare = tmp_path / "new", ("prepare", "--task", "classification", "-o", tmp_path / "new")
     train = ("train", "--preset", "classifier-debug", "--run-dir", new, "--data.path", data)
     cases: list[tuple[tuple[Any, ...], str]] = [
@@ -201,6 +204,10 @@ def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: py
             ("classify", run, files["long"], "--max-tokens", 20),
             "long: line 1 has 41 tokens, EOS included, but at most 20",
         ),
+        (("score", run, "--tsv", files["gap"], "--max-tokens", 20), "gap: line 2 has no text"),
+        (("score", run, "--tsv", files["gap"], "--max-tokens", 20, *skip), "gap: text 2 has 41 tokens"),
+        (("evaluate", run, "--tsv", files["gap"], "--max-tokens", 20, *skip), "gap: text 2 has 41 tokens"),
+        (("evaluate", run, "--tsv", files["wide"], "--max-tokens", 20, *skip), "wide: line 1 has 41 tokens"),
         (("classify", run, files["one"], "--nbest", 4), "--nbest is 4, but the model has 3 labels"),
         (("classify", run, files["one"], "--nbest", 0), "num-return-sequences is 0"),
         (("classify", tmp_path / "none"), "there is no folder"),

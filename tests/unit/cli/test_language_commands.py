@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -150,6 +151,12 @@ def test_generate(
     stdin(b"He opened\n")
     assert manyheads("generate", run, *short) == 0
     assert capsys.readouterr().out == text
+    stdin(b"He \xff\n")
+    assert manyheads("generate", run, *short) == 2
+    assert "commands with --on-bad-utf8 can replace such bytes" in capsys.readouterr().err
+    stdin(b"He \xff\n")
+    assert manyheads("generate", run, *short, "--on-bad-utf8", "replace") == 0
+    assert "lines that are not UTF-8, bad bytes replaced: 1" in capsys.readouterr().err
     assert manyheads("generate", run, "He opened", *short, "--echo") == 0
     assert capsys.readouterr().out == f"He opened{text}"
     stdin(b"He opened\n\nIt\n")
@@ -192,6 +199,7 @@ def test_mistakes_name_the_right_command(
     run: Path, model_folder: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.txt").write_bytes(b"a text\n")
+    shutil.copytree(run / "model", tmp_path / "alone")
     cases: list[tuple[list[str | Path], str]] = [
         (["generate", model_folder, "a"], "translates; use `manyheads translate`"),
         (["translate", run, tmp_path / "text.txt"], "language model"),
@@ -204,6 +212,12 @@ def test_mistakes_name_the_right_command(
         (["evaluate", run, "--plot", "x.png"], "--memory-len two values"),
         (["evaluate", run, "--data", tmp_path], "no"),
         (["evaluate", run, "--memory-len", "-1"], "memory_len is -1"),
+        (["evaluate", tmp_path / "alone"], "give --data FOLDER, or --text FILE"),
+        (
+            ["evaluate", tmp_path / "alone", "--text", tmp_path / "text.txt", "--dynamic", "rms"],
+            "give --dynamic-statistics FILE",
+        ),
+        (["evaluate", run, "--recl-step", "5"], "--recl-step cannot be used without --recl"),
         (["score", run, "--text", tmp_path / "text.txt", "--max-rows", "0"], "--max-rows is 0"),
     ]
     for arguments, message in cases:

@@ -132,6 +132,16 @@ def test_right_trees_that_a_model_could_not_write(
     assert "tree 1 has" in captured.err
 
 
+def test_replaced_bytes_of_trees_are_counted(
+    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, count in (("gold", 2), ("judged", 1)):
+        (tmp_path / name).write_bytes(b"(ROOT (S (A a\xff)))\n" * count + b"(ROOT (S (A a)))\n" * (2 - count))
+    files = ["--trees", tmp_path / "gold", "--hypotheses", tmp_path / "judged", "--on-bad-utf8", "replace"]
+    assert manyheads("evaluate", *files) == 0
+    assert "lines that are not UTF-8, bad bytes replaced: 3" in capsys.readouterr().err
+
+
 def test_a_baseline_counts_no_traces(manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "gold").write_text("(ROOT (S (A a) (B b) (C c) (. .)))\n")
     shown = []

@@ -18,6 +18,8 @@ from manyheads.decoding.translator import Translator
 from manyheads.nn.kernels import policy
 from manyheads.serving.app import build_app
 from manyheads.serving.settings import ServingSettings
+from manyheads.tasks.table import task_of_folder
+from manyheads.text.id_vocabulary import IdVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -44,6 +46,15 @@ def pruned(case: str, manyheads: Program, model_folder: Path, tmp_path: Path, ca
     assert manyheads("prune", model_folder, "--heads", *PRUNED[case], "--output", folder) == 0
     capsys.readouterr()
     return folder
+
+
+def test_a_model_on_the_hub_keeps_its_task(manyheads: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TransformerXLConfig(vocab_size=8, d_model=8, num_heads=2, d_ff=8, num_layers=1, memory_len=4)
+    save_pretrained(build_model(config), tmp_path / "ids", tokenizer=IdVocabulary(8), task="ids")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *arguments, **more: str(tmp_path / "ids"))
+    assert manyheads("prune", "owner/name", "--heads", "decoder.0.self:1", "--output", "pruned") == 0
+    assert task_of_folder("pruned") == "ids"
 
 
 @each

@@ -58,6 +58,13 @@ def test_aliases_do_not_explode() -> None:
         parse_yaml("a: &a\n  b: *a", "f")
 
 
+@pytest.mark.parametrize("text", ["a\x85b", "\x85", "a\u2028b\u2029", "NO", "010", "=", "``", "a: b", " a", "é 你 😀"])
+def test_texts_come_back(text: str) -> None:
+    assert parse_yaml(to_yaml({"model": {"labels": [text, "b"]}, text: 1}), "f").values["model"] == {
+        "labels": [text, "b"]
+    }
+
+
 def test_a_run_with_as_many_labels_as_there_may_be(tmp_path: Path) -> None:
     settings = {"model": {"labels": [f"a label of some words {number}" for number in range(10_000)]}}
     (tmp_path / "config.yaml").write_text(to_yaml(settings))

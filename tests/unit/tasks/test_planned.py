@@ -83,6 +83,10 @@ def test_what_is_given_is_left_out_and_the_rest_follows_from_it() -> None:
     assert values["model.d_ff"] == 2048
     steps = plan(given={"model.d_model": 512}, minutes=3.0)[0].num_steps
     assert steps < plan(minutes=3.0)[0].num_steps
+    deep = {"model.num_encoder_layers": 6, "model.num_decoder_layers": 6}
+    fewer, values = plan(given=deep, minutes=3.0)
+    assert fewer.num_steps < plan(minutes=3.0)[0].num_steps
+    assert not deep.keys() & values.keys()
     by_steps = plan(minutes=0.0, steps=700)[1]
     assert "training.max_minutes" not in by_steps
 
@@ -92,6 +96,9 @@ def test_steps_of_a_text_are_counted_by_its_lanes_and_segments() -> None:
     made, values = plan(**text)
     assert made.num_steps <= 600 * 0.85 * 3000 * 4 / (64 * 512)  # narrower models are faster
     assert 2 <= made.num_steps / values["validation.every_steps"] <= 12
+    names = ("model.memory_len", "reading.segment_len", "reading.memory_len")
+    assert [values[name] for name in names] == [512, 512, 1024]
+    assert plan(kind="text", given={"model.memory_len": 64})[1]["reading.memory_len"] == 128
     tiny = plan(kind="text", tokens=4000, minutes=0.0, steps=100)[0]
     assert tiny.num_epochs == pytest.approx(100 * 3 * 128 / 4000)
 

@@ -33,7 +33,7 @@ class GenerateOptions:
         default=False,
     )
     on_bad_utf8: OnBadUtf8 = option(
-        "With --lines, a line that is not UTF-8: fail, replace its bad bytes, or skip (an empty line comes out).",
+        "A line that is not UTF-8: fail, replace its bad bytes, or skip it (an empty line takes its place).",
         default="fail",
     )
     verbose: bool = option("Print the settings and the speed on standard error.", default=False, aliases=("-v",))

@@ -16,10 +16,11 @@ from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.lines.output_checks import OutputCheck
 from manyheads.cli.printing import say
 from manyheads.data.line_source import LinesOf
-from manyheads.data.lines import read_blocks
+from manyheads.data.lines import OnBadUtf8, ReadReport, read_blocks
 from manyheads.decoding.continuation import Continuation
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.id_files import write_continuations
+from manyheads.decoding.truncation import tell_bad_lines
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import DataError
 from manyheads.files.json_object import json_text
@@ -95,7 +96,11 @@ class ContinuationLines:
     def answer_prompt(self, prompt: str | None) -> None:
         """Continue one text. prompt: None: it is the whole input."""
         with LineWriter(self._options.output) as writer:
-            self._write(writer, 0, _whole(self._options.input) if prompt is None else prompt)
+            if prompt is None:
+                report = ReadReport()
+                prompt = _whole(self._options.input, self._options.on_bad_utf8, report)
+                tell_bad_lines(report)
+            self._write(writer, 0, prompt)
 
     def _write(self, writer: LineWriter, number: int, prompt: str) -> None:
         """Write the continuations of one prompt; a single one appears piece by piece. number: from 0, of the prompt."""
@@ -138,11 +143,11 @@ class ContinuationLines:
         self.check.see_text(number + 1, prompt, text, may_be_empty=bool(self._options.generation.stop))
 
 
-def _whole(name: str) -> str:
-    """All of a file as one prompt, without the line break at its end."""
+def _whole(name: str, on_bad_utf8: OnBadUtf8, report: ReadReport) -> str:
+    """All of a file as one prompt, without the line break at its end. For the other arguments see `read_blocks`."""
     lines: list[str] = []
     size = 0
-    for block in read_blocks(name, 1024):
+    for block in read_blocks(name, 1024, on_bad_utf8=on_bad_utf8, report=report):
         lines += block
         size += sum(map(len, block))
         if size > _MOST_PROMPT_CHARS:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Iterator
 
 from manyheads.cli.command_line.translate_options import TranslateOptions
 from manyheads.cli.lines.conversation import converse
 from manyheads.cli.lines.output import LineWriter
+from manyheads.cli.printing import say
 from manyheads.config.options import given_options, refuse_given
 from manyheads.data.line_source import LinesOf
 from manyheads.data.progress import Progress, telling
@@ -38,6 +41,8 @@ class TreeLines:
 
     def __init__(self, parser: ChartParser, options: TranslateOptions) -> None:
         self._parser, self._options = parser, options
+        if options.verbose:
+            say(f"{options.model} on {parser.device}, {parser.precision}", file=sys.stderr)
 
     def converse(self) -> None:
         """Parse every line that the user types."""
@@ -46,12 +51,16 @@ class TreeLines:
 
     def job(self, show: Progress) -> LineWork[str]:
         """The parsing of the whole input."""
-        options = self._options
+        options, started = self._options, time.perf_counter()
 
         def work(first: int, lines: list[str]) -> Iterator[str]:
             told = telling(show, "parsing lines", 0, first)
             yield from self.block(first, lines)
             told(len(lines))
+            if options.verbose:
+                num_lines, seconds = first + len(lines), time.perf_counter() - started
+                speed = f"{num_lines / seconds:,.1f} lines/s"
+                say(f"{num_lines:,} lines in {seconds:.1f} s: {speed}", file=sys.stderr)
 
         identity = {
             "command": "translate",

@@ -13,7 +13,7 @@ from manyheads.decoding.classifier import Classifier
 from manyheads.decoding.truncation import counted_truncations, naming_lines
 from manyheads.distributed.process import refuse_ranks
 from manyheads.evaluation.classes import Confusion
-from manyheads.tasks.classification.held_out import check_known, held_out_texts
+from manyheads.tasks.classification.held_out import check_known, held_out_texts, numbered_unit
 from manyheads.tasks.classification.options import EvaluateOptions
 from manyheads.tasks.report import machine_lines, model_line, model_record
 from manyheads.visualise.figure import check_plots, save_figure
@@ -60,7 +60,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> ClassificationReport:
     rows, name = held_out_texts(options, read)
     classifier = options.run_on.load(Classifier.from_pretrained, options.model, show)
     right = check_known(rows, classifier, name)
-    with naming_lines(text=name), counted_truncations() as cut:
+    with naming_lines(numbered_unit(read), text=name), counted_truncations() as cut:
         log_probs = classifier.log_probs(
             [row.text for row in rows],
             max_tokens=options.max_tokens,

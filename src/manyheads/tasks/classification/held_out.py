@@ -10,7 +10,7 @@ from manyheads.errors import DataError
 from manyheads.tasks.classification.options import EvaluateOptions, LabelledOptions
 from manyheads.tasks.held_out import chosen_split, own_data
 
-__all__ = ["check_known", "given_texts", "held_out_texts"]
+__all__ = ["check_known", "given_texts", "held_out_texts", "numbered_unit"]
 
 
 def given_texts(options: LabelledOptions, report: LabelledReport) -> tuple[list[Labelled], str]:
@@ -28,7 +28,7 @@ def held_out_texts(options: EvaluateOptions, report: LabelledReport) -> tuple[li
     if any(path is not None for path in options.inputs):
         rows, name = given_texts(options, report)
     else:
-        data = options.data if options.data is not None else own_data(options.model)[0]
+        data = options.data if options.data is not None else own_data(options.model, "--tsv FILE")[0]
         if data == TATOEBA_LANGUAGES:
             split = options.split or "test"
             rows, name = languages_of(split), f"{data} {split}"
@@ -43,6 +43,11 @@ def held_out_texts(options: EvaluateOptions, report: LabelledReport) -> tuple[li
     if not rows:
         raise DataError(f"{name} has no texts; there is nothing to evaluate.")
     return rows, name
+
+
+def numbered_unit(report: LabelledReport) -> str:
+    """Return what the number of a text in a message counts: lines, unless some were left out."""
+    return "text" if report.empty_dropped else "line"
 
 
 def check_known(rows: list[Labelled], classifier: Classifier, name: str) -> list[int]:

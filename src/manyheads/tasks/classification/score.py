@@ -8,8 +8,9 @@ from manyheads.data.labelled_files import LabelledReport
 from manyheads.data.line_source import GivenItems
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.classifier import Classifier
+from manyheads.decoding.truncation import naming_lines
 from manyheads.distributed.sharded_lines import model_identity
-from manyheads.tasks.classification.held_out import check_known, given_texts
+from manyheads.tasks.classification.held_out import check_known, given_texts, numbered_unit
 from manyheads.tasks.classification.options import ScoreOptions
 from manyheads.tasks.report import LineWork
 
@@ -26,13 +27,14 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[int, str]]:
     items = list(zip(check_known(rows, classifier, name), (row.text for row in rows), strict=True))
 
     def work(first: int, some: list[tuple[int, str]]) -> Iterator[str]:
-        found = classifier.log_probs(
-            [text for _, text in some],
-            max_tokens=options.max_tokens,
-            too_long=options.too_long,
-            first_number=first + 1,
-            told=telling(show, "scoring", len(items), first),
-        )
+        with naming_lines(numbered_unit(report), text=name):
+            found = classifier.log_probs(
+                [text for _, text in some],
+                max_tokens=options.max_tokens,
+                too_long=options.too_long,
+                first_number=first + 1,
+                told=telling(show, "scoring", len(items), first),
+            )
         for values, (number, _) in zip(found, some, strict=True):
             yield f"{float(values[number]):.6f}\t{1 + int((values > values[number]).sum())}"
 
@@ -43,4 +45,4 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[int, str]]:
         "precision": classifier.precision,
     }
     files = [path for path in options.inputs if path is not None]
-    return LineWork(GivenItems(items, _BLOCK, files, report), work, identity, {"text": name})
+    return LineWork(GivenItems(items, _BLOCK, files, report), work, identity, {})

@@ -87,7 +87,7 @@ def prune_folder(name: str, removed: Sequence[str], output: Path) -> PrunedFolde
         output,
         tokenizer=tokenizer_of_folder(source),
         generation=read_settings(source, DecodingSettings if translates else GenerationSettings),
-        task=task_of_folder(name),
+        task=task_of_folder(str(source)),
         languages=read_languages(source),
     )
     return PrunedFolder(output, smaller, sum(parameter.numel() for parameter in model.parameters()))

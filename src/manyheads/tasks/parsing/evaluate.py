@@ -101,26 +101,28 @@ def evaluate(options: EvaluateOptions, show: Progress) -> ParsingReport:
     Raises: DataError: trees cannot be read, or differ in number. ConfigError: nothing says where trees are.
     """
     refuse_ranks("evaluate of trees")
-    gold, name, data = _gold(options)
+    read = ReadReport()
+    gold, name, data = _gold(options, read)
     if not gold:
         raise DataError(f"{name} has no trees; there is nothing to evaluate.")
     likelihood, protocol = None, {"data": name, "sentences": len(gold)}
     if options.hypotheses is not None:
-        parses, more = _judge_file(options.hypotheses, gold, options)
+        parses, more = _judge_file(options.hypotheses, gold, options, read)
     elif options.baseline is not None:
         parses, more = _judge_baseline(gold, options, data)
     else:
         parses, likelihood, more = _judge_model(gold, options, show)
-    return ParsingReport(parses, likelihood, {**protocol, **more})
+    return ParsingReport(parses, likelihood, {**protocol, **more}, read)
 
 
-def _gold(options: EvaluateOptions) -> tuple[list[tuple[str, str]], str, PreparedData | None]:
+def _gold(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, str]], str, PreparedData | None]:
     """Sentences with their trees, what they are called, and the prepared data that they are from, if any."""
     if options.trees is not None:
-        return read_sentences(options.trees, ParsingTask(), options.on_bad_utf8), describe(options.trees), None
+        found = read_sentences(options.trees, ParsingTask(), options.on_bad_utf8, read)
+        return found, describe(options.trees), None
     if options.data is None and not options.model:
         raise ConfigError("Say which trees are right: --trees FILE, or --data DATA.")
-    path = options.data if options.data is not None else own_data(options.model)[0]
+    path = options.data if options.data is not None else own_data(options.model, "--trees FILE")[0]
     data = PreparedData.open(path)
     if data.task is None:
         raise DataError(f"{path} holds no trees; give --trees FILE.")
@@ -130,9 +132,11 @@ def _gold(options: EvaluateOptions) -> tuple[list[tuple[str, str]], str, Prepare
     raise DataError(f"{path} has no {options.split or 'test or valid'} trees; give --trees FILE.")
 
 
-def _judge_file(path: str, gold: list[tuple[str, str]], options: EvaluateOptions) -> tuple[ParseReport, dict[str, Any]]:
+def _judge_file(
+    path: str, gold: list[tuple[str, str]], options: EvaluateOptions, read: ReadReport
+) -> tuple[ParseReport, dict[str, Any]]:
     """Trees made elsewhere, one a line; an empty line is a sentence without a tree."""
-    lines = list(read_lines(path, on_bad_utf8=options.on_bad_utf8, report=ReadReport()))
+    lines = list(read_lines(path, on_bad_utf8=options.on_bad_utf8, report=read))
     name = describe(path)
     if len(lines) != len(gold):
         raise DataError(f"{name} has {len(lines)} lines, one tree each, but there are {len(gold)} gold trees.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyheads.data.lines import describe
+from manyheads.data.lines import ReadReport, describe
 from manyheads.data.prepared_spans import SpanData
 from manyheads.data.progress import Progress, telling
 from manyheads.data.trees import read_sentences
@@ -42,7 +42,8 @@ def evaluate(options: EvaluateOptions, show: Progress) -> SpanReport:
         ConfigError: no setting names the trees.
     """
     refuse_ranks("evaluate of trees")
-    gold, name = _gold(options)
+    read = ReadReport()
+    gold, name = _gold(options, read)
     if not gold:
         raise DataError(f"{name} has no trees; there is nothing to evaluate.")
     parser = options.run_on.load(Parser.from_pretrained, options.model, show).chart
@@ -61,14 +62,14 @@ def evaluate(options: EvaluateOptions, show: Progress) -> SpanReport:
         "tags": len(config.tags),
         "max_tokens": options.max_tokens,
     }
-    return SpanReport(judge_trees(found, trees, root=config.root), None, protocol)
+    return SpanReport(judge_trees(found, trees, root=config.root), None, protocol, read)
 
 
-def _gold(options: EvaluateOptions) -> tuple[list[tuple[str, str]], str]:
+def _gold(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, str]], str]:
     """Sentences with their trees, and what they are called."""
     if options.trees is not None:
-        return read_sentences(options.trees, ParsingTask(), options.on_bad_utf8), describe(options.trees)
-    path = options.data if options.data is not None else own_data(options.model)[0]
+        return read_sentences(options.trees, ParsingTask(), options.on_bad_utf8, read), describe(options.trees)
+    path = options.data if options.data is not None else own_data(options.model, "--trees FILE")[0]
     texts = SpanData.open(path).texts
     split = chosen_split({name: texts.get(name) for name in ("test", "valid")}, options.split)
     if split is None:

@@ -22,7 +22,8 @@ _BLOCK = 256
 
 def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
     """Load the model. Raises: DataError: the file cannot be read."""
-    items = read_sentences(options.trees, ParsingTask(), options.on_bad_utf8)
+    report = ReadReport()
+    items = read_sentences(options.trees, ParsingTask(), options.on_bad_utf8, report)
     parser = options.run_on.load(ChartParser.from_pretrained, options.model, show)
 
     def work(first: int, some: list[tuple[str, str]]) -> Iterator[str]:
@@ -38,4 +39,4 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
         "form": options.on_bad_utf8,
         "precision": parser.precision,
     }
-    return LineWork(GivenItems(items, _BLOCK, [options.trees], ReadReport()), work, identity, {})
+    return LineWork(GivenItems(items, _BLOCK, [options.trees], report), work, identity, {})

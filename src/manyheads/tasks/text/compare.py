@@ -81,7 +81,7 @@ def compare(options: EvaluateOptions, show: Progress) -> Comparison:
 
 def _check_own_texts(names: list[str]) -> None:
     """Raises: ConfigError: a run was trained on other data than the first one."""
-    path, _ = own_data(names[0])
+    path, _ = own_data(names[0], "--text FILE")
     for name in names[1:]:
         if run_file(name) is not None and own_data(name)[0] != path:
             raise ConfigError(

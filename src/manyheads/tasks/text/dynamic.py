@@ -13,6 +13,7 @@ from manyheads.errors import ConfigError
 from manyheads.evaluation.dynamic import STATISTICS_LANES, Adaptation, evaluate_dynamically, gradient_rms
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.evaluation.reading import Reading
+from manyheads.tasks.held_out import run_file
 from manyheads.tasks.text.held_out import HeldText, held_text
 from manyheads.tasks.text.options import EvaluateOptions
 
@@ -51,6 +52,11 @@ class Dynamic:
         options, generator = self._options, self._generator
         if self._source is None:
             text = options.dynamic_statistics
+            if text is None and options.data is None and run_file(options.model) is None:
+                raise ConfigError(
+                    f"{options.model} is no run folder, so its training text is unknown; give --dynamic-statistics"
+                    " FILE."
+                )
             data, split = (None, None) if text else (options.data, "train")
             self._source = held_text(generator, options.model, text=text, data=data, split=split)
         wanted = replace(reading, lanes=STATISTICS_LANES, max_tokens=options.dynamic_tokens or 0)

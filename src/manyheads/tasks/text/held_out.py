@@ -56,7 +56,7 @@ def held_text(
     if text is not None:
         return _text_file(generator, text)
     folder = Path(model)
-    path = data or own_data(model)[0]
+    path = data or own_data(model, "--text FILE")[0]
     cache = next((place / "data" for place in (folder, folder.absolute().parent) if (place / "data").is_dir()), None)
     if cache is not None:
         check_no_link(cache)  # an embedded text may have to be prepared there again

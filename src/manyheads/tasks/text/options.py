@@ -165,6 +165,9 @@ class EvaluateOptions:
 
     def _check_recl(self) -> None:
         if not self.recl:
+            names = ("recl_step", "recl_longest", "recl_hardest")
+            given = {f"--{name.replace('_', '-')}": getattr(self, name) != getattr(type(self), name) for name in names}
+            refuse_given(given, "{} cannot be used without --recl; give it as well.")
             return
         if not self.beside:
             raise ConfigError("--recl compares two models or more; name the others by --beside MODEL ...")

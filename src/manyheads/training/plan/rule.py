@@ -115,15 +115,15 @@ def plan_run(facts: Facts) -> Plan:
     """Return the plan for some facts. A choice that the user has fixed is left out, and the others follow from it."""
     step_tokens = int(facts.given.get("data.max_tokens") or _STEP_TOKENS)
     if facts.kind == "text":
-        step_tokens = int(facts.given.get("data.lanes") or _lanes(facts))
-        step_tokens *= int(facts.given.get("data.segment_len") or _SEGMENT_LEN)
+        step_tokens = int(facts.given.get("data.lanes") or _lanes(facts)) * _segment_len(facts)
     width = _choose_width(facts, step_tokens)
     d_model = int(facts.given.get("model.d_model") or width.d_model)
-    steps = _steps(facts, d_model, width.num_layers, step_tokens)
+    layers = _layers(facts, width)
+    steps = _steps(facts, d_model, layers, step_tokens)
     if facts.kind == "pairs" and "data.max_tokens" not in facts.given:
         step_tokens = _first_below(steps, ((250, 1024), (6_000, 2048), (24_000, 4096)), 8192)
         step_tokens = max(step_tokens, _limit(facts.longest_source), _limit(facts.longest_target))
-        steps = _steps(facts, d_model, width.num_layers, step_tokens)
+        steps = _steps(facts, d_model, layers, step_tokens)
     epochs = steps * step_tokens / max(1, facts.tokens)
     make = _pairs if facts.kind == "pairs" else _text
     choices = [*_shape(facts, width, d_model, steps), *make(facts, step_tokens), *_learning(facts, steps, epochs)]
@@ -133,13 +133,23 @@ def plan_run(facts: Facts) -> Plan:
 def _choose_width(facts: Facts, step_tokens: int) -> _Width:
     """The widest model that gets enough steps and enough tokens."""
     for width in _WIDTHS[facts.kind]:
-        enough = _steps(facts, width.d_model, width.num_layers, step_tokens) >= width.least_steps
+        enough = _steps(facts, width.d_model, _layers(facts, width), step_tokens) >= width.least_steps
         if enough and facts.tokens >= width.least_tokens:
             return width
     return _WIDTHS[facts.kind][-1]
 
 
-def _steps(facts: Facts, d_model: int, num_layers: int, step_tokens: int) -> int:
+def _layer_names(facts: Facts) -> tuple[str, ...]:
+    return ("num_encoder_layers", "num_decoder_layers") if facts.kind == "pairs" else ("num_layers",)
+
+
+def _layers(facts: Facts, width: _Width) -> float:
+    """The layers of each stack, or their mean if the user has fixed them."""
+    counts = [int(facts.given.get(f"model.{name}") or width.num_layers) for name in _layer_names(facts)]
+    return sum(counts) / len(counts)
+
+
+def _steps(facts: Facts, d_model: int, num_layers: float, step_tokens: int) -> int:
     """The steps of the run with a model of this size."""
     if facts.steps:
         return facts.steps
@@ -156,16 +166,15 @@ def _shape(facts: Facts, width: _Width, d_model: int, steps: int) -> list[Choice
         reason += f"; {needed.d_model} needs {needed.least_steps:,} steps{tokens}"
     heads = max((count for count in (8, 4, 2, 1) if d_model % count == 0 and d_model // count >= 32), default=1)
     heads = min(heads, 4) if d_model <= REFERENCE_WIDTH else heads
-    names = ("num_encoder_layers", "num_decoder_layers") if facts.kind == "pairs" else ("num_layers",)
     found = [
         Choice("model.d_model", d_model, reason),
         Choice("model.num_heads", heads, f"heads of {d_model // heads} dimensions"),
         Choice("model.d_ff", 4 * d_model, "four times d_model, as in the papers"),
-        *(Choice(f"model.{name}", width.num_layers, f"for d_model {width.d_model}") for name in names),
+        *(Choice(f"model.{name}", width.num_layers, f"for d_model {width.d_model}") for name in _layer_names(facts)),
     ]
     if facts.kind == "pairs":
         return [*found, Choice("model.norm_position", "pre", "trains without a long warm-up")]
-    return [*found, Choice("model.memory_len", 128, "one segment of memory")]
+    return [*found, Choice("model.memory_len", _segment_len(facts), "one segment of memory")]
 
 
 def _pairs(facts: Facts, step_tokens: int) -> list[Choice]:
@@ -189,17 +198,23 @@ def _limit(longest: int) -> int:
     return min(256, max(32, -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE))
 
 
+def _segment_len(facts: Facts) -> int:
+    return int(facts.given.get("data.segment_len") or _SEGMENT_LEN)
+
+
 def _lanes(facts: Facts) -> int:
     return max(1, min(16, facts.tokens // (10 * _SEGMENT_LEN)))
 
 
 def _text(facts: Facts, step_tokens: int) -> list[Choice]:
+    segment_len = _segment_len(facts)
+    memory_len = int(facts.given.get("model.memory_len", segment_len))
     return [
         Choice("data.lanes", _lanes(facts), "16, unless a lane would have less than ten segments"),
         Choice("data.segment_len", _SEGMENT_LEN, "many short steps learn faster than few long ones"),
         Choice("training.label_smoothing", 0.0, "the loss is the measure of a language model"),
-        Choice("reading.segment_len", 128),
-        Choice("reading.memory_len", 256, "twice the memory of training reads better"),
+        Choice("reading.segment_len", segment_len),
+        Choice("reading.memory_len", 2 * memory_len, "twice the memory of training reads better"),
         Choice("reading.max_tokens", 20_000, "so that a validation takes seconds"),
         Choice("validation.sample_tokens", 300),
         Choice("generation.temperature", 0.8),
