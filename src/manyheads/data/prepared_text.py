@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.data.corpora.novel import NOVEL_DIGEST, load_novel
-from manyheads.data.prepared import (
+from manyheads.data.prepared import TATOEBA
+from manyheads.data.prepared_folder import (
     EMBEDDED,
-    TATOEBA,
     PreparedFolder,
     cached_folder,
+    check_vocab_size,
     open_manifest,
     open_stores,
     prepared_task,
     refuse_missing,
 )
-from manyheads.data.preparing import LANGUAGE_TASK, SPLITS
+from manyheads.data.preparing import LANGUAGE_TASK
 from manyheads.data.preparing_text import prepare_text
 from manyheads.data.progress import Progress
 from manyheads.data.settings import SegmentSettings
@@ -66,7 +67,8 @@ class TextData(PreparedFolder):
         if found != LANGUAGE_TASK:
             raise DataError(f"{path} holds data for {found}; a language model needs a text, prepared with `{COMMAND}`.")
         vocabulary = load_vocabulary(path / "tokenizer.json")
-        stores = open_stores(TokenStore, path, manifest, vocabulary.vocab_size, verify)
+        stores = open_stores(TokenStore, path, manifest, verify)
+        check_vocab_size(stores, path, vocabulary.vocab_size)
         return cls(path=path, manifest=manifest, vocabulary=vocabulary, **stores)
 
     @property
@@ -96,21 +98,15 @@ class TextData(PreparedFolder):
             "lines": "lines are documents",
             "fixed": "documents of one length",
         }
-        lines = [
-            f"data {self.digest[:12]} in {self.path}, for a language model",
-            f"vocabulary {vocabulary.kind}, {vocabulary.vocab_size} ids, {documents[vocabulary.documents]}",
-        ]
-        for split in SPLITS:
-            store: TokenStore | None = getattr(self, split)
-            if store is None:
-                continue
+
+        def sizes(split: str, store: TokenStore) -> list[str]:
             counts = self.counts(split)
-            sizes = [f"{len(store):,} tokens", f"{counts['bytes']:,} bytes"]
-            sizes += [f"{counts['words']:,} words"] if vocabulary.is_text else []
-            if counts["documents"]:
-                sizes.append(f"{counts['documents']:,} documents")
-            lines.append(self.describe_split(split, *sizes))
-        return "\n".join(lines)
+            found = [f"{len(store):,} tokens", f"{counts['bytes']:,} bytes"]
+            found += [f"{counts['words']:,} words"] if vocabulary.is_text else []
+            return found + ([f"{counts['documents']:,} documents"] if counts["documents"] else [])
+
+        line = f"vocabulary {vocabulary.kind}, {vocabulary.vocab_size} ids, {documents[vocabulary.documents]}"
+        return self.describe_splits(", for a language model", line, sizes)
 
 
 def open_text(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from manyheads.data.segments import SegmentStream
 from manyheads.data.settings import SegmentSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import SearchStopped
-from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.evaluation.likelihood import Likelihood
@@ -25,9 +23,8 @@ from manyheads.tasks.data_sets import known_sets, open_sets
 from manyheads.tasks.held_out import chosen_split
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.text.id_vocabulary import IdVocabulary
-from manyheads.text.languages import LanguagePair
 from manyheads.training.record.report import Sample, ValidationReport
-from manyheads.training.run.objective import Translate
+from manyheads.training.run.objective import OpenObjective, PlainObjective, Translate
 from manyheads.training.run.signals import StopFlag
 
 __all__ = ["LanguageObjective", "TextJudge", "begin_hashing", "open_objective"]
@@ -36,7 +33,7 @@ __all__ = ["LanguageObjective", "TextJudge", "begin_hashing", "open_objective"]
 NO_TEXT = "(no text: the model writes ids; `manyheads generate RUN --output FILE` writes a file of them)"
 
 
-class LanguageObjective:
+class LanguageObjective(PlainObjective):
     """A text for a language model.
 
     Args:
@@ -64,7 +61,6 @@ class LanguageObjective:
         self.config = replace(config, model=replace(config.model, vocab_size=size))
         self.model_config, self.generation = self.config.model, self.config.generation
         self.task = "text" if vocabulary.is_text else "ids"
-        self.languages: tuple[LanguagePair, ...] = ()
         self.next_command = "generate {run}" if vocabulary.is_text else "generate {run} --output FILE"
         self.stream = self._mixed_stream() if self.shares else self._stream(self.data, config.data)
 
@@ -101,10 +97,6 @@ class LanguageObjective:
                 " 0 reads all"
             )
         return "\n".join(lines)
-
-    def prepare_weights(self, model: LanguageModel, group: Group) -> Sequence[str]:
-        """See `Objective.prepare_weights`."""
-        return ()
 
     def first_state(self, model: LanguageModel) -> Any:
         """See `Objective.first_state`."""
@@ -148,7 +140,7 @@ class LanguageObjective:
         )
 
 
-open_objective = LanguageObjective
+open_objective: OpenObjective = LanguageObjective
 """See `tasks.runs.open_objective`."""
 
 

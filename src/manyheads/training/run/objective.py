@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.signals import StopFlag
 from manyheads.training.settings import RunConfig
 
-__all__ = ["Batch", "Data", "Judge", "Objective", "OpenObjective", "Stream", "Translate"]
+__all__ = ["Batch", "Data", "Judge", "Objective", "OpenObjective", "PlainObjective", "Stream", "Translate"]
 
 Translate = Callable[[list[str], Callable[[], bool]], list[str]]
 """Texts to texts by the model; the second argument is asked often, and answers True to make it raise SearchStopped."""
@@ -74,8 +74,12 @@ class Judge(Protocol):
         """Return loss and scores; None if the run was told to stop during the validation."""
 
 
+@runtime_checkable
 class Objective(Protocol):
-    """The task of a run. config: of the run, with all values filled in that the data determines."""
+    """The task of a run. config: of the run, with all values filled in that the data determines.
+
+    `PlainObjective` has what most tasks do not need.
+    """
 
     @property
     def task(self) -> str:
@@ -140,6 +144,25 @@ class Objective(Protocol):
 
     def lighter(self) -> str:
         """Return advice on the settings that reduce memory."""
+
+
+class PlainObjective:
+    """The parts of an `Objective` of a task whose languages are unknown, with first weights that do not depend on the
+    data, and a model without state and settings of a search.
+    """
+
+    languages: Sequence[LanguagePair] = ()
+    generation: Any = None
+
+    def prepare_weights(self, model: Any, group: Group) -> Sequence[str]:
+        """See `Objective.prepare_weights`."""
+        return ()
+
+    def first_state(self, model: Any) -> Any:
+        """See `Objective.first_state`."""
+
+    def begin(self, model: Any, lanes: int, seed: int) -> Any:
+        """See `Objective.begin`."""
 
 
 class OpenObjective(Protocol):
