@@ -27,6 +27,7 @@ __all__ = [
     "count_lines",
     "smaller_than_asked",
     "summary_of",
+    "tokenizer_line",
 ]
 
 S = TypeVar("S")
@@ -178,6 +179,12 @@ def smaller_than_asked(manifest: Mapping[str, Any]) -> list[str]:
     if made["vocab_size"] >= asked:
         return []
     return [f"            {asked:,} were asked for, but the training text has no more that occur often enough"]
+
+
+def tokenizer_line(tokenizer: Any) -> str:
+    """Return a description of a tokenizer, for `summary_of`."""
+    case = ", lower case" if tokenizer.lowercase else ""
+    return f"{tokenizer.kind}, {tokenizer.vocab_size:,} pieces{case}, {tokenizer.digest[:12]}"
 
 
 def summary_of(folder: Path, digest: str, vocabulary: str, splits: Iterable[str], preset: str = "") -> str:

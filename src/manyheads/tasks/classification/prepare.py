@@ -13,7 +13,14 @@ from manyheads.data.preparing import SPLITS
 from manyheads.data.preparing_labelled import prepare_labelled
 from manyheads.errors import ConfigError
 from manyheads.tasks.classification.options import PrepareOptions
-from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, smaller_than_asked, summary_of
+from manyheads.tasks.preparation import (
+    check_holdout,
+    chosen_vocabulary,
+    count_lines,
+    smaller_than_asked,
+    summary_of,
+    tokenizer_line,
+)
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -59,8 +66,7 @@ def _files(options: PrepareOptions, split: str, given: dict[str, Any]) -> Labell
 def summary(folder: Path, manifest: dict[str, Any]) -> str:
     """See `tasks.table.Task`."""
     data = LabelledData.open(folder, verify=False)
-    case = ", lower case" if data.tokenizer.lowercase else ""
-    vocabulary = f"{data.tokenizer.kind}, {data.tokenizer.vocab_size:,} pieces{case}, {data.tokenizer.digest[:12]}"
+    vocabulary = tokenizer_line(data.tokenizer)
     lines = smaller_than_asked(manifest)
     for split, counts in manifest["counts"].items():
         lines += ["", f"{split}: {counts['texts']:,} texts"]

@@ -19,7 +19,14 @@ from manyheads.data.readers import PairFiles
 from manyheads.data.tagged import ManyCleanings, TaggedPairs
 from manyheads.errors import ConfigError
 from manyheads.files.guarded import read_limited
-from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, smaller_than_asked, summary_of
+from manyheads.tasks.preparation import (
+    check_holdout,
+    chosen_vocabulary,
+    count_lines,
+    smaller_than_asked,
+    summary_of,
+    tokenizer_line,
+)
 from manyheads.tasks.translation.directions import directions
 from manyheads.tasks.translation.options import PairOptions, PrepareOptions
 from manyheads.text.languages import LanguagePair, language_tag, warn_of_languages
@@ -162,8 +169,7 @@ def preparation_of(
 def summary(folder: Path, manifest: dict[str, Any]) -> str:
     """See `tasks.table.Task`."""
     data = PreparedData.open(folder, verify=False)
-    case = ", lower case" if data.tokenizer.lowercase else ""
-    vocabulary = f"{data.tokenizer.kind}, {data.tokenizer.vocab_size:,} pieces{case}, {data.tokenizer.digest[:12]}"
+    vocabulary = tokenizer_line(data.tokenizer)
     cleaning = _cleaning(folder)
     lines = smaller_than_asked(manifest) + _about_languages(manifest.get("languages", []), cleaning)
     for split, counts in manifest["counts"].items():
