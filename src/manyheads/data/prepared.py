@@ -13,7 +13,6 @@ from manyheads.data.prepared_folder import (
     EMBEDDED,
     PreparedFolder,
     cached_folder,
-    check_vocab_size,
     describe_tokenizer,
     open_manifest,
     open_stores,
@@ -86,8 +85,7 @@ class PreparedData(PreparedFolder):
         if name != "translation":
             task = ParsingTask.from_json(manifest["task"], str(path / "manifest.json"))
             tokenizer = ParsingTokenizer(tokenizer, task)
-        stores = open_stores(PairStore, path, manifest, verify)
-        check_vocab_size(stores, path, tokenizer.vocab_size)
+        stores = open_stores(PairStore, path, manifest, verify, tokenizer.vocab_size)
         texts = read_texts(path, SIDES, manifest, stores, verify)
         return cls(
             path=path,

@@ -21,11 +21,9 @@ __all__ = [
     "EMBEDDED",
     "PreparedFolder",
     "cached_folder",
-    "check_vocab_size",
     "describe_tokenizer",
     "open_manifest",
     "open_stores",
-    "open_task",
     "prepared_task",
     "read_texts",
     "refuse_missing",
@@ -129,32 +127,21 @@ def _splits(manifest: dict[str, Any]) -> list[str]:
     return [split for split in SPLITS if split == "train" or f"{split}/manifest.json" in manifest["files"]]
 
 
-def open_task(path: Path, task: str, needed: str, command: str, verify: bool) -> dict[str, Any]:
-    """Return the manifest of a folder that is prepared for a task; see `open_manifest`.
+def open_stores(
+    store: type[Any], path: Path, manifest: dict[str, Any], verify: bool, vocab_size: int | None = None
+) -> dict[str, Any]:
+    """Return split -> its store, of this class. vocab_size: of the tokenizer, to be compared.
 
-    Args: needed: what the folder must contain, for the message.
-
-    Raises: DataError: the folder is missing or damaged, or it is prepared for another task.
+    Raises: DataError: a store is damaged, or belongs to a vocabulary of another size.
     """
-    manifest = open_manifest(path, command, verify)
-    if (name := prepared_task(path)) != task:
-        raise DataError(f"{path} is prepared for {name}; {needed} are needed here: `{command}`.")
-    return manifest
-
-
-def open_stores(store: type[Any], path: Path, manifest: dict[str, Any], verify: bool) -> dict[str, Any]:
-    """Return split -> its store, of this class. Raises: DataError: a store is damaged."""
-    return {split: store.open(path / split, verify=verify) for split in _splits(manifest)}
-
-
-def check_vocab_size(stores: Mapping[str, Any], path: Path, vocab_size: int) -> None:
-    """Raises: DataError: a store belongs to a vocabulary of another size."""
-    for split, store in stores.items():
-        if store.vocab_size != vocab_size:
+    stores = {split: store.open(path / split, verify=verify) for split in _splits(manifest)}
+    for split, opened in stores.items():
+        if vocab_size is not None and opened.vocab_size != vocab_size:
             raise DataError(
-                f"{path / split} was made for a vocabulary of {store.vocab_size} ids, but the tokenizer of this folder"
+                f"{path / split} was made for a vocabulary of {opened.vocab_size} ids, but the tokenizer of this folder"
                 f" has {vocab_size}. Prepare the data again."
             )
+    return stores
 
 
 def read_texts(

@@ -16,8 +16,9 @@ from manyheads.data.prepared_folder import (
     PreparedFolder,
     cached_folder,
     describe_tokenizer,
+    open_manifest,
     open_stores,
-    open_task,
+    prepared_task,
     read_texts,
     refuse_missing,
 )
@@ -62,7 +63,9 @@ class LabelledData(PreparedFolder):
         Raises: DataError: the folder is missing or damaged, of another task, or its parts do not belong together.
         """
         path = Path(path)
-        manifest = open_task(path, LABELLED_TASK, "labelled texts", _COMMAND, verify)
+        manifest = open_manifest(path, _COMMAND, verify)
+        if (name := prepared_task(path)) != LABELLED_TASK:
+            raise DataError(f"{path} is prepared for {name}; labelled texts are needed here: `{_COMMAND}`.")
         labels = manifest["task"].get("labels")
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels) or len(labels) < 2:
             raise DataError(f"{path}/manifest.json is damaged: it lists no labels. Prepare the data again.")

@@ -9,8 +9,9 @@ from pathlib import Path
 from manyheads.data.prepared_folder import (
     PreparedFolder,
     describe_tokenizer,
+    open_manifest,
     open_stores,
-    open_task,
+    prepared_task,
     read_texts,
     refuse_missing,
 )
@@ -57,7 +58,9 @@ class SpanData(PreparedFolder):
         Raises: DataError: the folder is missing or damaged, of another task, or its parts do not belong together.
         """
         path = Path(path)
-        manifest = open_task(path, SPANS_TASK, "trees for a chart parser", _COMMAND, verify)
+        manifest = open_manifest(path, _COMMAND, verify)
+        if (name := prepared_task(path)) != SPANS_TASK:
+            raise DataError(f"{path} is prepared for {name}; trees for a chart parser are needed here: `{_COMMAND}`.")
         task = manifest["task"]
         names = [task.get(key) for key in ("constituents", "tags")]
         are_names = all(isinstance(some, list) and some and all(isinstance(one, str) for one in some) for some in names)

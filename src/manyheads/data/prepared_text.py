@@ -12,7 +12,6 @@ from manyheads.data.prepared_folder import (
     EMBEDDED,
     PreparedFolder,
     cached_folder,
-    check_vocab_size,
     open_manifest,
     open_stores,
     prepared_task,
@@ -67,8 +66,7 @@ class TextData(PreparedFolder):
         if found != LANGUAGE_TASK:
             raise DataError(f"{path} holds data for {found}; a language model needs a text, prepared with `{COMMAND}`.")
         vocabulary = load_vocabulary(path / "tokenizer.json")
-        stores = open_stores(TokenStore, path, manifest, verify)
-        check_vocab_size(stores, path, vocabulary.vocab_size)
+        stores = open_stores(TokenStore, path, manifest, verify, vocabulary.vocab_size)
         return cls(path=path, manifest=manifest, vocabulary=vocabulary, **stores)
 
     @property

@@ -9,26 +9,9 @@ from manyheads.data.labelled_settings import LabelledSettings
 from manyheads.data.span_settings import SpanSettings
 from manyheads.errors import ConfigError
 from manyheads.text.settings import TokenizerSettings
-from manyheads.training.settings import JudgingSettings, RunConfig
+from manyheads.training.settings import RunConfig
 
-__all__ = ["EncoderConfig", "EncoderValidationSettings"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderValidationSettings(JudgingSettings):
-    """How these models are judged: by likelihood, and by an F1 score. judged: what is judged, for messages.
-
-    Raises: ConfigError: the best checkpoint is to be found by BLEU.
-    """
-
-    judged: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.best_by == "bleu":
-            raise ConfigError(
-                f"validation.best_by is 'bleu', but {self.judged} is judged by 'loss' or 'f1'.", fields=["best_by"]
-            )
+__all__ = ["EncoderConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,14 +13,7 @@ from manyheads.data.preparing import SPLITS
 from manyheads.data.preparing_labelled import prepare_labelled
 from manyheads.errors import ConfigError
 from manyheads.tasks.classification.options import PrepareOptions
-from manyheads.tasks.preparation import (
-    check_holdout,
-    chosen_vocabulary,
-    count_lines,
-    smaller_than_asked,
-    summary_of,
-    tokenizer_line,
-)
+from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, smaller_than_asked, summary_of
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -66,7 +59,6 @@ def _files(options: PrepareOptions, split: str, given: dict[str, Any]) -> Labell
 def summary(folder: Path, manifest: dict[str, Any]) -> str:
     """See `tasks.table.Task`."""
     data = LabelledData.open(folder, verify=False)
-    vocabulary = tokenizer_line(data.tokenizer)
     lines = smaller_than_asked(manifest)
     for split, counts in manifest["counts"].items():
         lines += ["", f"{split}: {counts['texts']:,} texts"]
@@ -77,4 +69,4 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
         if counts["known_texts"]:
             lines.append(f"  {counts['known_texts']:>13,} texts that are also training texts, so their scores flatter")
         lines.append(f"  {describe_balance(manifest['label_counts'][split])}")
-    return summary_of(folder, data.digest, vocabulary, lines, "classifier-demo")
+    return summary_of(data, lines, "classifier-demo")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal, Union
 from manyheads.architectures.table import configs_of
 from manyheads.architectures.transformer.classifier_config import TransformerClassifierConfig
 from manyheads.data.labelled_settings import LabelledSettings
-from manyheads.tasks.encoder_settings import EncoderConfig, EncoderValidationSettings
+from manyheads.tasks.encoder_settings import EncoderConfig
+from manyheads.training.settings import JudgingSettings
 
 if TYPE_CHECKING:
     from manyheads.architectures.protocols import ClassifierConfig
@@ -19,7 +20,7 @@ __all__ = ["ClassificationConfig", "ClassValidationSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassValidationSettings(EncoderValidationSettings):
+class ClassValidationSettings(JudgingSettings):
     """How classifiers are judged: by likelihood, accuracy and macro F1 of held-out texts.
 
     Args:
@@ -28,6 +29,7 @@ class ClassValidationSettings(EncoderValidationSettings):
     """
 
     judged = "a classifier"
+    scores = ("loss", "f1")
 
     num_samples: int = 3
 

@@ -11,7 +11,7 @@ from manyheads.data.prepared_spans import SpanData
 from manyheads.data.preparing_spans import prepare_spans
 from manyheads.data.trees import TreeFile
 from manyheads.errors import ConfigError
-from manyheads.tasks.preparation import chosen_vocabulary, count_lines, smaller_than_asked, summary_of, tokenizer_line
+from manyheads.tasks.preparation import chosen_vocabulary, count_lines, smaller_than_asked, summary_of
 from manyheads.tasks.spans.options import PrepareOptions
 from manyheads.text.parsing import ParsingTask
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
@@ -41,7 +41,6 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
 def summary(folder: Path, manifest: dict[str, Any]) -> str:
     """See `tasks.table.Task`."""
     data = SpanData.open(folder, verify=False)
-    vocabulary = tokenizer_line(data.tokenizer)
     lines = [
         *smaller_than_asked(manifest),
         f"labels      {len(data.constituents)}, and {len(data.tags)} tags, under {data.root}",
@@ -55,4 +54,4 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
         for kind in ("labels", "tags"):
             if count := counts[f"unknown_{kind}"]:
                 lines.append(f"  {count:>13,} {kind} that no training tree has, which a model cannot predict")
-    return summary_of(folder, data.digest, vocabulary, lines, "chart-parser")
+    return summary_of(data, lines, "chart-parser")

@@ -7,13 +7,14 @@ from typing import Literal
 
 from manyheads.architectures.transformer.span_parser_config import TransformerSpanParserConfig
 from manyheads.data.span_settings import SpanSettings
-from manyheads.tasks.encoder_settings import EncoderConfig, EncoderValidationSettings
+from manyheads.tasks.encoder_settings import EncoderConfig
+from manyheads.training.settings import JudgingSettings
 
 __all__ = ["SpanConfig", "SpanValidationSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanValidationSettings(EncoderValidationSettings):
+class SpanValidationSettings(JudgingSettings):
     """How chart parsers are judged: by likelihood, labelled F1 and exact matches of held-out trees.
 
     Args:
@@ -22,6 +23,7 @@ class SpanValidationSettings(EncoderValidationSettings):
     """
 
     judged = "a parser"
+    scores = ("loss", "f1")
 
     num_samples: int = 2
     best_by: Literal["loss", "bleu", "f1"] = "f1"

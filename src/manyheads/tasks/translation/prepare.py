@@ -19,14 +19,7 @@ from manyheads.data.readers import PairFiles
 from manyheads.data.tagged import ManyCleanings, TaggedPairs
 from manyheads.errors import ConfigError
 from manyheads.files.guarded import read_limited
-from manyheads.tasks.preparation import (
-    check_holdout,
-    chosen_vocabulary,
-    count_lines,
-    smaller_than_asked,
-    summary_of,
-    tokenizer_line,
-)
+from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, smaller_than_asked, summary_of
 from manyheads.tasks.translation.directions import directions
 from manyheads.tasks.translation.options import PairOptions, PrepareOptions
 from manyheads.text.languages import LanguagePair, language_tag, warn_of_languages
@@ -169,7 +162,6 @@ def preparation_of(
 def summary(folder: Path, manifest: dict[str, Any]) -> str:
     """See `tasks.table.Task`."""
     data = PreparedData.open(folder, verify=False)
-    vocabulary = tokenizer_line(data.tokenizer)
     cleaning = _cleaning(folder)
     lines = smaller_than_asked(manifest) + _about_languages(manifest.get("languages", []), cleaning)
     for split, counts in manifest["counts"].items():
@@ -187,7 +179,7 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
             lines.append(f"  {tokens:>13,} {side} tokens: {mean:.1f} a sentence, {longest:,} the longest{noted}")
     if cleaning and (told := describe_cleaning(cleaning)):
         lines += ["", *told]
-    return summary_of(folder, data.digest, vocabulary, lines, "" if data.task is None else "demo")
+    return summary_of(data, lines, "" if data.task is None else "demo")
 
 
 def _cleaning(folder: Path) -> dict[str, Any]:
