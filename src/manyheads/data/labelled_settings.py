@@ -32,7 +32,7 @@ class LabelledSettings:
     Raises: ConfigError: a number is out of range.
     """
 
-    row: ClassVar[str] = "text"
+    row: ClassVar[str] = "text"  # for messages, as the next two
     unit: ClassVar[str] = "tokens"
     remedy: ClassVar[str] = "truncate or drop"
 

@@ -13,7 +13,6 @@ from manyheads.data.prepared_folder import (
     EMBEDDED,
     PreparedFolder,
     cached_folder,
-    describe_tokenizer,
     open_manifest,
     open_stores,
     prepared_task,
@@ -104,12 +103,10 @@ class PreparedData(PreparedFolder):
 
     def describe(self) -> str:
         """Return a few lines for users: sizes, what was left out, the tokenizer."""
-
-        def sizes(split: str, store: PairStore) -> tuple[str, str]:
-            return f"{len(store):,} pairs", f"{len(store.source.ids):,} + {len(store.target.ids):,} tokens"
-
-        about = "" if self.task is None else ", for parsing"
-        return self.describe_splits(about, describe_tokenizer(self.tokenizer), sizes)
+        return self.describe_splits(
+            "" if self.task is None else ", for parsing",
+            lambda _, store: (f"{len(store):,} pairs", f"{len(store.source.ids):,} + {len(store.target.ids):,} tokens"),
+        )
 
 
 def open_data(

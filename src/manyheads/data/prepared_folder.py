@@ -15,13 +15,11 @@ from manyheads.data.preparing import FORMAT, FORMAT_VERSION, SPLITS, canonical
 from manyheads.data.preparing_pairs import CLEANING
 from manyheads.data.preparing_sides import text_path
 from manyheads.errors import DataError, SaveError
-from manyheads.text.tokenizer import Tokenizer
 
 __all__ = [
     "EMBEDDED",
     "PreparedFolder",
     "cached_folder",
-    "describe_tokenizer",
     "open_manifest",
     "open_stores",
     "prepared_task",
@@ -62,15 +60,21 @@ def prepared_task(path: str | Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedFolder:
-    """The common part of the prepared data of all tasks, whose classes have fields `train`, `valid` and `test`.
+    """The common part of the prepared data of all tasks.
 
     Attributes:
         path: the folder.
         manifest: settings, counts and SHA-256 sums.
+        tokenizer: or a vocabulary.
+        train, valid, test: stores; None: the folder lacks that split.
     """
 
     path: Path
     manifest: dict[str, Any]
+    tokenizer: Any
+    train: Any
+    valid: Any = None
+    test: Any = None
 
     @property
     def digest(self) -> str:
@@ -78,14 +82,17 @@ class PreparedFolder:
         files = {name: record for name, record in self.manifest["files"].items() if name != CLEANING}
         return hashlib.sha256(canonical(files)).hexdigest()
 
-    def describe_splits(self, about: str, vocabulary: str, sizes: Callable[[str, Any], Sequence[str]]) -> str:
+    def describe_splits(self, about: str, sizes: Callable[[str, Any], Sequence[str]], vocabulary: str = "") -> str:
         """Return lines for users: the data, its vocabulary, and of each split sizes and the unusual lines in it.
 
         Args:
             about: what follows the path.
-            vocabulary: a description.
             sizes: of a split, given its name and its store.
+            vocabulary: a description; empty: that of the tokenizer.
         """
+        if not vocabulary:
+            case = ", lower case" if self.tokenizer.lowercase else ""
+            vocabulary = f"tokenizer {self.tokenizer.kind}, {self.tokenizer.vocab_size} pieces{case}"
         lines = [f"data {self.digest[:12]} in {self.path}{about}", vocabulary]
         for split in SPLITS:
             store = getattr(self, split)
@@ -94,12 +101,6 @@ class PreparedFolder:
                 noted = [f"{counts[name]:,} {name.replace('_', ' ')}" for name in NOTED if counts.get(name)]
                 lines.append(f"{split}: " + ", ".join([*sizes(split, store), *noted]))
         return "\n".join(lines)
-
-
-def describe_tokenizer(tokenizer: Tokenizer) -> str:
-    """Return a line for users."""
-    case = ", lower case" if tokenizer.lowercase else ""
-    return f"tokenizer {tokenizer.kind}, {tokenizer.vocab_size} pieces{case}"
 
 
 def open_manifest(path: Path, command: str, verify: bool) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from manyheads.data.labelled_store import LabelledStore
 from manyheads.data.prepared_folder import (
     PreparedFolder,
     cached_folder,
-    describe_tokenizer,
     open_manifest,
     open_stores,
     prepared_task,
@@ -84,12 +83,11 @@ class LabelledData(PreparedFolder):
 
     def describe(self) -> str:
         """Return a few lines for users: sizes, what was left out, the tokenizer, and the balance of the labels."""
-
-        def sizes(split: str, store: LabelledStore) -> tuple[str, str]:
-            return f"{len(store):,} texts", f"{len(store.text.ids):,} tokens"
-
-        about = f", {len(self.labels)} labels"
-        return f"{self.describe_splits(about, describe_tokenizer(self.tokenizer), sizes)}\n{self.balance()}"
+        splits = self.describe_splits(
+            f", {len(self.labels)} labels",
+            lambda _, store: (f"{len(store):,} texts", f"{len(store.text.ids):,} tokens"),
+        )
+        return f"{splits}\n{self.balance()}"
 
     def balance(self) -> str:
         """Return a line on the training labels: how many of each, and what the most frequent one alone would reach."""

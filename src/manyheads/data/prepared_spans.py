@@ -8,7 +8,6 @@ from pathlib import Path
 
 from manyheads.data.prepared_folder import (
     PreparedFolder,
-    describe_tokenizer,
     open_manifest,
     open_stores,
     prepared_task,
@@ -84,12 +83,10 @@ class SpanData(PreparedFolder):
 
     def describe(self) -> str:
         """Return a few lines for users: sizes, what was left out, and the tokenizer."""
-
-        def sizes(split: str, store: SpanStore) -> tuple[str, str]:
-            return f"{len(store):,} trees", f"{len(store.tag.ids):,} words"
-
-        about = f", {len(self.constituents)} labels, {len(self.tags)} tags"
-        return self.describe_splits(about, describe_tokenizer(self.tokenizer), sizes)
+        return self.describe_splits(
+            f", {len(self.constituents)} labels, {len(self.tags)} tags",
+            lambda _, store: (f"{len(store):,} trees", f"{len(store.tag.ids):,} words"),
+        )
 
 
 def open_spans(path: str) -> SpanData:

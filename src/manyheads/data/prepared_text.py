@@ -39,13 +39,13 @@ class TextData(PreparedFolder):
     """A folder written by `prepare_text` or `prepare_ids`.
 
     Attributes:
-        vocabulary: conversion between text and ids.
+        tokenizer: conversion between text and ids.
         train: the training text as ids.
         valid: the validation text as ids, or None.
         test: the test text as ids, or None.
     """
 
-    vocabulary: Vocabulary
+    tokenizer: Vocabulary
     train: TokenStore
     valid: TokenStore | None = None
     test: TokenStore | None = None
@@ -67,12 +67,12 @@ class TextData(PreparedFolder):
             raise DataError(f"{path} holds data for {found}; a language model needs a text, prepared with `{COMMAND}`.")
         vocabulary = load_vocabulary(path / "tokenizer.json")
         stores = open_stores(TokenStore, path, manifest, verify, vocabulary.vocab_size)
-        return cls(path=path, manifest=manifest, vocabulary=vocabulary, **stores)
+        return cls(path=path, manifest=manifest, tokenizer=vocabulary, **stores)
 
     @property
-    def tokenizer(self) -> Vocabulary:
-        """The vocabulary, under the name that the data of every task has for it."""
-        return self.vocabulary
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer, by the name that language models have for it."""
+        return self.tokenizer
 
     def counts(self, split: str) -> dict[str, int]:
         """Return the counts of a split: `tokens`, `bytes`, `characters`, `words`, `lines`, `documents`, `unknown`, ...
@@ -104,7 +104,7 @@ class TextData(PreparedFolder):
             return found + ([f"{counts['documents']:,} documents"] if counts["documents"] else [])
 
         line = f"vocabulary {vocabulary.kind}, {vocabulary.vocab_size} ids, {documents[vocabulary.documents]}"
-        return self.describe_splits(", for a language model", line, sizes)
+        return self.describe_splits(", for a language model", sizes, line)
 
 
 def open_text(

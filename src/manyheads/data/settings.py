@@ -224,12 +224,7 @@ class SegmentSettings:
 
 
 def check_rows(settings: Any, most_len: int) -> None:
-    """Check the settings of rows that have one length each.
-
-    Args:
-        settings: `LabelledSettings` or `SpanSettings`. Its class says what a `row` is, in which `unit` it is counted,
-            and the `remedy` for rows that are too long.
-        most_len: upper bound of max_len.
+    """Check settings of rows that have one length each. most_len: upper bound of max_len.
 
     Raises: ConfigError: a number is out of range, or a micro-batch is smaller than the longest row.
     """

@@ -28,7 +28,7 @@ class SpanSettings:
     Raises: ConfigError: a number is out of range.
     """
 
-    row: ClassVar[str] = "sentence"
+    row: ClassVar[str] = "sentence"  # for messages, as the next two
     unit: ClassVar[str] = "words"
     remedy: ClassVar[str] = "drop"
 

@@ -69,8 +69,8 @@ class TransformerClassifierConfig:
     def __post_init__(self) -> None:
         check(self, "model.", between(1, MOST_LAYERS), "num_layers")
         check(self, "model.", between(0, MOST_UNITS), "vocab_size")
-        check_labels(self.labels)
         _ = self.stack  # checks the other numbers
+        check_labels(self.labels)
 
     @property
     def stack(self) -> TransformerConfig:

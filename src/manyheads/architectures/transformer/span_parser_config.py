@@ -70,11 +70,12 @@ class TransformerSpanParserConfig:
     max_len: int = 256
 
     def __post_init__(self) -> None:
-        check(self, "model.", between(1, MOST_UNITS), "d_model", "span_dim", "num_affixes")
+        check(self, "model.", between(1, MOST_UNITS), "span_dim", "num_affixes")
         check(self, "model.", between(1, 1_000), "max_len")
         check(self, "model.", between(1, 15), "window")
         check(self, "model.", between(1, MOST_LAYERS), "num_layers")
         check(self, "model.", between(0, MOST_UNITS), "vocab_size")
+        _ = self.stack  # checks the other numbers
         check(self, "model.", at_least(0), "tag_weight")
         check(self, "model.", BELOW_ONE, "feature_dropout", "span_dropout")
         if self.d_model % 2:
@@ -87,7 +88,6 @@ class TransformerSpanParserConfig:
             names = getattr(self, name)
             if len(set(names)) < len(names) or not all(one.strip() for one in names):
                 raise ConfigError(f"model.{name} has an empty name, or one twice: {', '.join(names)}.")
-        _ = self.stack  # checks the other numbers
 
     @property
     def stack(self) -> TransformerConfig:
