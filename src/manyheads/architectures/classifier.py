@@ -70,12 +70,7 @@ class SequenceClassifier(EncoderWithHead):
 
 
 def build_classifier_of(encoder: Callable[[Any], nn.Module], config: Any, width: int) -> SequenceClassifier:
-    """Return body and head, with random weights.
-
-    Args:
-        encoder: makes the body of a config.
-        config: a `protocols.ClassifierConfig` with `dropout`.
-        width: of the encoder's states.
+    """Return body and head, with random weights. encoder: makes the body of a config. width: of its states.
 
     Raises: ConfigError: the vocabulary size or the labels are missing.
     """

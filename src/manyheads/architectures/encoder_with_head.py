@@ -10,13 +10,7 @@ __all__ = ["EncoderWithHead"]
 
 
 class EncoderWithHead(nn.Module):
-    """An encoder and its head, the object that is trained, saved, loaded and evaluated.
-
-    Args:
-        body: a module: features of a text -> hidden states. It reads no padding.
-        head: computes a loss and scores from the states.
-        config: the architecture's, a `protocols.ModelConfig`, stored for files.
-    """
+    """An encoder and its head, the object that is trained, saved, loaded and evaluated."""
 
     def __init__(self, body: nn.Module, head: nn.Module, config: Any) -> None:
         super().__init__()

@@ -85,10 +85,8 @@ class PreparedFolder:
     def describe_splits(self, about: str, sizes: Callable[[str, Any], Sequence[str]], vocabulary: str = "") -> str:
         """Return lines for users: the data, its vocabulary, and of each split sizes and the unusual lines in it.
 
-        Args:
-            about: what follows the path.
-            sizes: of a split, given its name and its store.
-            vocabulary: a description; empty: that of the tokenizer.
+        Args: about: what follows the path. sizes: of a split, given its name and its store. vocabulary: a description;
+            empty: that of the tokenizer.
         """
         if not vocabulary:
             case = ", lower case" if self.tokenizer.lowercase else ""

@@ -71,11 +71,9 @@ class SpanData(PreparedFolder):
         tokenizer = Tokenizer.load(path / "tokenizer.json")
         stores = open_stores(SpanStore, path, manifest, verify)
         for split, store in stores.items():
-            sizes = (store.largest_label, len(constituents)), (store.tag.ids.max(initial=0), len(tags))
-            if (
-                any(largest > known for largest, known in sizes)
-                or store.piece.ids.max(initial=0) >= tokenizer.vocab_size
-            ):
+            found = store.largest_label, store.tag.ids.max(initial=0), store.piece.ids.max(initial=0)
+            largest = len(constituents), len(tags), tokenizer.vocab_size - 1
+            if any(one > most for one, most in zip(found, largest, strict=True)):
                 raise DataError(f"{path / split} does not fit the tokenizer, labels and tags. Prepare the data again.")
         named = {"constituents": constituents, "tags": tags, "root": task["root"]}
         texts = read_texts(path, SIDES, manifest, stores, verify)

@@ -45,12 +45,8 @@ class RowStream(ABC, Generic[B]):
             )
         self._kept = np.arange(len(lengths)) if settings.too_long == "truncate" else np.flatnonzero(~over)
         if not len(self._kept):
-            why = (
-                f"all {len(lengths)} are longer than data.max_len {settings.max_len}"
-                if len(lengths)
-                else "the set is empty"
-            )
-            raise DataError(f"No training {name}s are left: {why}.")
+            longer = f"all {self.num_rows} are longer than data.max_len {settings.max_len}"
+            raise DataError(f"No training {name}s are left: {longer if self.num_rows else 'the set is empty'}.")
         limited = np.minimum(lengths[self._kept], settings.max_len)
         self._lengths = round_up(limited, settings.pad_to_multiple, settings.max_len)
         self._plan = lru_cache(maxsize=2)(self._make_plan)

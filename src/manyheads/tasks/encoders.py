@@ -78,6 +78,7 @@ class EncoderObjective(PlainObjective):
     judges: ClassVar[type[EncoderJudge]]
     names: ClassVar[tuple[str, ...]]
     stream: Any
+    generation = None
 
     def __init__(self, config: Any, data: Any) -> None:
         self.config, self.model_config = config, config.model
@@ -86,6 +87,12 @@ class EncoderObjective(PlainObjective):
     def describe(self) -> str:
         """See `Objective.describe`."""
         return f"{self.data.describe()}\n{self.stream.describe()}"
+
+    def first_state(self, model: Any) -> None:
+        """See `Objective.first_state`."""
+
+    def begin(self, model: Any, lanes: int, seed: int) -> None:
+        """See `Objective.begin`."""
 
     def judge(self, model: Any, device: torch.device, stop: StopFlag, translate: Translate | None) -> EncoderJudge:
         """See `Objective.judge`."""

@@ -87,6 +87,12 @@ class TranslationObjective(PlainObjective):
         begin_embeddings(model, pairs, derive_seed(self.config.seed, "embeddings"), group)
         return ("embeddings begin as co-occurrence in the training pairs suggests",)
 
+    def first_state(self, model: Seq2Seq) -> None:
+        """See `Objective.first_state`."""
+
+    def begin(self, model: Seq2Seq, lanes: int, seed: int) -> None:
+        """See `Objective.begin`."""
+
     def judge(self, model: Seq2Seq, device: torch.device, stop: StopFlag, translate: Translate | None) -> Validator:
         """See `Objective.judge`."""
         return self._judge_on(self.data, model, device, stop, translate)

@@ -74,7 +74,7 @@ class TokenTrial:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row: of a text or a sentence alone."""
+        """Tokens of the longest row; here, of rows with one side."""
         longest: int = self.config.data.max_len
         return longest
 

@@ -76,10 +76,7 @@ class Judge(Protocol):
 
 @runtime_checkable
 class Objective(Protocol):
-    """The task of a run. config: of the run, with all values filled in that the data determines.
-
-    `PlainObjective` has what most tasks do not need.
-    """
+    """The task of a run. config: of the run, with all values filled in that the data determines."""
 
     @property
     def task(self) -> str:
@@ -147,22 +144,13 @@ class Objective(Protocol):
 
 
 class PlainObjective:
-    """The parts of an `Objective` of a task whose languages are unknown, with first weights that do not depend on the
-    data, and a model without state and settings of a search.
-    """
+    """What an `Objective` may leave out: languages that are unknown, and first weights that depend on the data."""
 
     languages: Sequence[LanguagePair] = ()
-    generation: Any = None
 
     def prepare_weights(self, model: Any, group: Group) -> Sequence[str]:
         """See `Objective.prepare_weights`."""
         return ()
-
-    def first_state(self, model: Any) -> Any:
-        """See `Objective.first_state`."""
-
-    def begin(self, model: Any, lanes: int, seed: int) -> Any:
-        """See `Objective.begin`."""
 
 
 class OpenObjective(Protocol):
