@@ -101,6 +101,10 @@ def block_facts(
         facts = _attention(module, tensors, is_masked)
     elif isinstance(module, TextPooling):
         facts = _facts("pooling", "Pooling", tensors[-1].equation)
+    elif isinstance(module, nn.Linear):
+        words, wide = module.in_features // width, module.in_features
+        template = "{words} words side by side\n{wide} → {width}, ReLU, added"
+        facts = _facts("feed-forward", "Window", template, words=words, wide=wide, width=width)
     elif isinstance(module, nn.LayerNorm | UnbiasedLayerNorm):
         facts = _facts("norm", "Norm", tensors[-1].equation.replace("LN(x)", ""))
     else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.protocols import ClassifierConfig, Output
+from manyheads.architectures.encoder_with_head import EncoderWithHead
+from manyheads.architectures.protocols import Output
 from manyheads.architectures.size_checks import check_vocabularies
 from manyheads.data.batch import LabelledBatch
 from manyheads.errors import ConfigError
@@ -15,11 +17,11 @@ from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.pooling import TextPooling
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["SequenceClassifier", "check_classes"]
+__all__ = ["SequenceClassifier", "build_classifier_of"]
 
 
-class SequenceClassifier(nn.Module):
-    """An encoder with pooling and its class head, the object that is trained, saved, loaded and evaluated.
+class SequenceClassifier(EncoderWithHead):
+    """An encoder with pooling and its class head.
 
         model = manyheads.load("models/genres")
         log_probs = model.log_probs(tokens, lengths)     # (batch, labels), in the order of model.config.labels
@@ -31,21 +33,11 @@ class SequenceClassifier(nn.Module):
         config: the architecture's, a `protocols.ClassifierConfig`, stored for files; it contains the labels.
     """
 
+    head: LinearHead
+
     def __init__(self, body: nn.Module, pooling: TextPooling, head: LinearHead, config: Any) -> None:
-        super().__init__()
-        self.body = body
+        super().__init__(body, head, config)
         self.pooling = pooling
-        self.head = head
-        self.config = config
-
-    def tie_weights(self) -> None:
-        """Do nothing: no parameters are shared."""
-
-    @property
-    def max_len(self) -> int | None:
-        """Longest text in tokens, EOS included; None: there is no limit."""
-        longest: int | None = self.config.longest_input
-        return longest
 
     def forward(
         self, batch: LabelledBatch, state: Any = None, *, label_smoothing: float = 0.0, chunk_tokens: int = 2048
@@ -77,8 +69,13 @@ class SequenceClassifier(nn.Module):
         return vectors
 
 
-def check_classes(config: ClassifierConfig) -> None:
-    """Check that a config is complete. Raises: ConfigError: the vocabulary size or the labels are missing."""
+def build_classifier_of(encoder: Callable[[Any], nn.Module], config: Any, width: int) -> SequenceClassifier:
+    """Return body and head, with random weights. encoder: makes the body of a config. width: of its states.
+
+    Raises: ConfigError: the vocabulary size or the labels are missing.
+    """
     check_vocabularies(config, "vocab_size")
     if len(config.labels) < 2:
         raise ConfigError(f"model.labels has {len(config.labels)} labels; a classifier chooses among at least 2.")
+    head = LinearHead(width, len(config.labels), bias=True)
+    return SequenceClassifier(encoder(config), TextPooling(config.pooling, config.dropout), head, config)

@@ -15,6 +15,7 @@ from manyheads.architectures.reformer.translator import (
     SelfSublayer,
 )
 from manyheads.architectures.transformer.model import Decoder, Encoder
+from manyheads.architectures.transformer.span_parser import WordEncoder
 from manyheads.nn.attention.additive import AdditiveScore
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
@@ -29,7 +30,7 @@ from manyheads.nn.pooling import TextPooling
 from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
 from manyheads.nn.residual import Residual
 
-__all__ = ["ATTENTION", "EQUATIONS", "LAST_NORMS", "attention_tensors", "head_equation"]
+__all__ = ["ATTENTION", "EQUATIONS", "PARTS", "attention_tensors", "head_equation"]
 
 ATTENTION = MultiHeadAttention | RelativeAttention | LSHSelfAttention | LocalSelfAttention
 Named = tuple[str, tuple[int, ...], str]
@@ -89,7 +90,7 @@ EQUATIONS: dict[type[nn.Module], tuple[str, Callable[[Any], str]]] = {
 A sublayer of a Reformer returns the addend of a stream; the line shows the sum, which has the same shape.
 """
 
-LAST_NORMS: dict[type[nn.Module], Mapping[str, tuple[str, str]]] = {
+PARTS: dict[type[nn.Module], Mapping[str, tuple[str, str]]] = {
     Encoder: {"norm": ("memory", "LN(x)")},
     Decoder: {"norm": ("hidden states", "LN(x)")},
     Reformer: {"norm": ("hidden states", "LN([x₁, x₂]), the two streams side by side")},
@@ -97,8 +98,12 @@ LAST_NORMS: dict[type[nn.Module], Mapping[str, tuple[str, str]]] = {
         "encoder_norm": ("memory", "LN((x₁ + x₂) / 2), of the two streams"),
         "decoder_norm": ("hidden states", "LN((x₁ + x₂) / 2), of the two streams"),
     },
+    WordEncoder: {
+        "word_norm": ("normalised words", "LN(x)"),
+        "window_proj": ("windows", "[.., x_(i-1), x_i, x_(i+1), ..] W + b; max(0, windows) is added to x"),
+    },
 }
-"""Stack -> name of the norm after its layers, if it has one -> the name and the equation of its output."""
+"""Class -> name of a part, which it may lack -> the name and the equation of the part's output."""
 
 
 def attention_tensors(layer: Any, is_cross: bool, output: Tensor, seen: Tensor | None) -> Iterator[Named]:
@@ -197,7 +202,8 @@ def _hashed_weights(layer: LSHSelfAttention, hashed: bool) -> str:
 def _local_weights(layer: LocalSelfAttention) -> str:
     near = [f"the {_number(n)} {side}" for n, side in _neighbours(layer) if n]
     where = " and ".join(["its own", *near])
-    return f"A = softmax(Q Kᵀ / √d_k) over chunks of {layer.chunk_len}: {where}{_earlier(layer.causal)}"
+    slopes = " - slope |i - j|" if layer.sloped else ""
+    return f"A = softmax(Q Kᵀ / √d_k{slopes}) over chunks of {layer.chunk_len}: {where}{_earlier(layer.causal)}"
 
 
 def _neighbours(settings: Any) -> tuple[tuple[int, str], tuple[int, str]]:

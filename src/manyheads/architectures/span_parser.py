@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from manyheads.architectures.encoder_with_head import EncoderWithHead
 from manyheads.architectures.protocols import Output, SpanParserConfig
 from manyheads.architectures.size_checks import check_vocabularies
 from manyheads.data.batch import SpanBatch
@@ -37,8 +38,8 @@ class Charts(NamedTuple):
     tags: Int[Tensor, "batch words"]
 
 
-class SpanParser(nn.Module):
-    """An encoder and its head for spans, the object that is trained, saved, loaded and evaluated.
+class SpanParser(EncoderWithHead):
+    """An encoder and its head for spans.
 
     Args:
         body: a module: (pieces, affixes, lengths) -> states of begin, words and end. It reads no padding.
@@ -46,20 +47,7 @@ class SpanParser(nn.Module):
         config: the architecture's, a `protocols.SpanParserConfig`, stored for files; it contains labels and tags.
     """
 
-    def __init__(self, body: nn.Module, head: SpanHead, config: Any) -> None:
-        super().__init__()
-        self.body = body
-        self.head = head
-        self.config = config
-
-    def tie_weights(self) -> None:
-        """Do nothing: no parameters are shared."""
-
-    @property
-    def max_len(self) -> int | None:
-        """Longest sentence in words."""
-        longest: int | None = self.config.longest_input
-        return longest
+    head: SpanHead
 
     def forward(
         self, batch: SpanBatch, state: Any = None, *, label_smoothing: float = 0.0, chunk_tokens: int = 2048

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.equations import ATTENTION, EQUATIONS, LAST_NORMS, attention_tensors, head_equation
+from manyheads.architectures.equations import ATTENTION, EQUATIONS, PARTS, attention_tensors, head_equation
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.attention.relative import RelativeAttention
@@ -150,9 +150,9 @@ def _told_of(name: str, module: nn.Module) -> Iterator[tuple[str, str, str]]:
     for kind, (label, equation) in EQUATIONS.items():
         if isinstance(module, kind):
             yield name, label, equation(module)
-    for norm, (label, text) in LAST_NORMS.get(type(module), {}).items():
-        if getattr(module, norm) is not None:
-            yield f"{name}.{norm}", label, text
+    for part, (label, text) in PARTS.get(type(module), {}).items():
+        if getattr(module, part) is not None:
+            yield f"{name}.{part}", label, text
 
 
 def table(lines: list[TracedTensor]) -> list[str]:

@@ -128,7 +128,8 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
 
 
 def _data(path: Path, verify: bool) -> dict[str, Any]:
-    from manyheads.data.prepared import PreparedData, prepared_task
+    from manyheads.data.prepared import PreparedData
+    from manyheads.data.prepared_folder import prepared_task
     from manyheads.data.prepared_labelled import LabelledData
     from manyheads.data.prepared_spans import SpanData
     from manyheads.data.prepared_text import TextData

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from manyheads.config.checks import MOST_UNITS, between, check
-from manyheads.errors import ConfigError
+from manyheads.config.checks import MOST_UNITS
+from manyheads.data.settings import check_rows
 
 __all__ = ["TATOEBA_LANGUAGES", "LabelledSettings"]
 
@@ -32,6 +32,10 @@ class LabelledSettings:
     Raises: ConfigError: a number is out of range.
     """
 
+    row: ClassVar[str] = "text"  # for messages, as the next two
+    unit: ClassVar[str] = "tokens"
+    remedy: ClassVar[str] = "truncate or drop"
+
     path: str = TATOEBA_LANGUAGES
     max_tokens: int = 4096
     accumulate: int = 1
@@ -40,13 +44,4 @@ class LabelledSettings:
     pad_to_multiple: int = 1
 
     def __post_init__(self) -> None:
-        check(self, "data.", between(8, MOST_UNITS), "max_tokens")
-        check(self, "data.", between(2, MOST_UNITS), "max_len")
-        check(self, "data.", between(1, MOST_UNITS), "accumulate", "pad_to_multiple")
-        if self.max_tokens // self.accumulate < self.max_len:
-            raise ConfigError(
-                f"data.max_tokens {self.max_tokens} / data.accumulate {self.accumulate} leaves fewer than"
-                f" {self.max_len} tokens per micro-batch, the maximum length of a text; raise max_tokens, or lower"
-                " accumulate or max_len.",
-                fields=("max_tokens", "accumulate", "max_len"),
-            )
+        check_rows(self, MOST_UNITS)

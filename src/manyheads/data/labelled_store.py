@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from manyheads.data.batch import LabelledBatch
-from manyheads.data.collate import padded_rows, round_up
+from manyheads.data.collate import padded_rows
 from manyheads.data.labelled_settings import LabelledSettings
-from manyheads.data.plan import BatchPlan, cut_rows
+from manyheads.data.plan import by_length
+from manyheads.data.row_stream import RowStream
 from manyheads.data.store import SideWriter, StoreFormat, TokenSide, sides_from_lists
 from manyheads.errors import DataError
 
@@ -65,6 +65,11 @@ class LabelledStore:
 
     def __len__(self) -> int:
         return len(self.text)
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """Number of tokens of each text, EOS included."""
+        return self.text.lengths + 1
 
 
 def write_labelled(folder: str | Path, rows: Iterable[tuple[Sequence[int], int]], vocab_size: int) -> int:
@@ -114,75 +119,28 @@ def eval_labelled(store: LabelledStore, max_tokens: int, *, pad_id: int, eos_id:
 
     Args: max_tokens: upper bound of rows x longest text; a longer text is a batch of its own.
     """
-    lengths = store.text.lengths + 1
-    order = np.argsort(lengths, kind="stable").astype(np.int64)
-    for start, stop in pairwise(cut_rows(lengths[order], max_tokens)):
-        yield collate_labelled(store, order[start:stop], pad_id=pad_id, eos_id=eos_id)
+    for samples in by_length(store.lengths, max_tokens):
+        yield collate_labelled(store, samples, pad_id=pad_id, eos_id=eos_id)
 
 
-class LabelledStream:
-    """The training batches of a run, by epoch and row: a pure function of the store, the settings and the seed.
-
-    Args:
-        store: the training texts.
-        settings: budget, longest text and policy.
-        seed: determines the order.
-        pad_id, eos_id: the tokenizer's.
-
-    Raises: DataError: no text is left, or a text is too long and the policy is `fail`.
-    """
+class LabelledStream(RowStream[LabelledBatch]):
+    """The training batches of texts; see `RowStream`. pad_id, eos_id: the tokenizer's."""
 
     def __init__(
         self, store: LabelledStore, settings: LabelledSettings, seed: int, *, pad_id: int, eos_id: int
     ) -> None:
-        self.store, self.settings, self.seed = store, settings, seed
-        self._special = {"pad_id": pad_id, "eos_id": eos_id}
-        lengths = store.text.lengths + 1
-        over = lengths > settings.max_len
-        self.num_too_long, self.longest = int(over.sum()), int(lengths.max(initial=0))
-        if self.num_too_long and settings.too_long == "fail":
-            first = int(over.argmax())
-            raise DataError(
-                f"{self.num_too_long} training texts are too long; the first is text {first + 1} with {lengths[first]}"
-                f" tokens, and data.max_len is {settings.max_len}. Raise it, or set data.too_long to truncate or drop."
-            )
-        self._kept = np.flatnonzero(~over) if settings.too_long == "drop" else np.arange(len(store))
-        if not len(self._kept):
-            why = (
-                f"all {len(store)} are longer than data.max_len {settings.max_len}"
-                if len(store)
-                else "the set is empty"
-            )
-            raise DataError(f"No training texts are left: {why}.")
-        limited = np.minimum(lengths[self._kept], settings.max_len)
-        self._lengths = round_up(limited, settings.pad_to_multiple, settings.max_len)
-        self._plan = lru_cache(maxsize=2)(self._make_plan)
-
-    def _make_plan(self, epoch: int) -> BatchPlan:
-        budget = {"max_tokens": self.settings.max_tokens, "accumulate": self.settings.accumulate}
-        return BatchPlan.build(self._lengths, self._lengths, seed=self.seed, epoch=epoch, **budget)
+        super().__init__(store.lengths, settings, seed)
+        self.store, self._special = store, {"pad_id": pad_id, "eos_id": eos_id}
 
     def describe(self) -> str:
-        """Return one line for users: what is used, and the setting that cuts or removes text."""
+        """See `RowStream.describe`."""
         done = {"truncate": "truncated", "drop": "dropped", "fail": "found"}[self.settings.too_long]
-        line = (
-            f"{len(self._kept):,} of {len(self.store):,} training texts kept, {self.num_too_long:,} too long and {done}"
-        )
-        line += f" (the longest has {self.longest:,} tokens)"
+        line = f"{len(self._kept):,} of {self.num_rows:,} training texts kept, {self.num_too_long:,} too long and"
+        line += f" {done} (the longest has {self.longest:,} tokens)"
         if self.num_too_long:
             line += f": data.max_len is {self.settings.max_len}, {self.longest} would keep all whole"
         return line
 
-    def rows(self, epoch: int) -> int:
-        """Return the number of optimiser steps of an epoch; epochs can differ by a few."""
-        return len(self._plan(epoch))
-
-    def at(self, epoch: int, row: int, progress: float = 1.0) -> list[LabelledBatch]:
-        """Return the micro-batches of one optimiser step, none of them empty. progress: has no effect."""
-        limits = {"max_len": self.settings.max_len, "pad_to_multiple": self.settings.pad_to_multiple}
-        shares = [self._kept[share] for share in self._plan(epoch)[row]]
-        return [collate_labelled(self.store, share, **self._special, **limits) for share in shares if len(share)]
-
-    def next_position(self, epoch: int, row: int) -> tuple[int, int]:
-        """Return the position after a step: the next row, or the first row of the next epoch."""
-        return (epoch, row + 1) if row + 1 < self.rows(epoch) else (epoch + 1, 0)
+    def collate(self, sample_ids: NDArray[np.int64], **limits: Any) -> LabelledBatch:
+        """See `RowStream.collate`."""
+        return collate_labelled(self.store, sample_ids, **self._special, **limits)

@@ -7,7 +7,9 @@ micro-batches and ranks, which take contiguous shares, so their numbers do not c
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from manyheads.data.sampler import Permutation
 from manyheads.errors import DataError
 
-__all__ = ["BatchPlan", "cut_rows", "next_position"]
+__all__ = ["BatchPlan", "by_length", "cut_rows", "next_position"]
 
 IntArray = NDArray[np.integer[Any]]
 
@@ -127,3 +129,13 @@ def cut_rows(longest: IntArray, max_tokens: int) -> NDArray[np.int64]:
         start += max(1, int(np.searchsorted(window, max_tokens, side="right")))
         bounds.append(start)
     return np.array(bounds, np.int64)
+
+
+def by_length(lengths: IntArray, max_tokens: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the ids of all samples, shortest first, a batch at a time; a sample above max_tokens is a batch of its own.
+
+    Args: lengths: (samples,) length of each. max_tokens: upper bound of rows x longest sample.
+    """
+    order = np.argsort(lengths, kind="stable").astype(np.int64)
+    for start, stop in pairwise(cut_rows(lengths[order], max_tokens)):
+        yield order[start:stop]

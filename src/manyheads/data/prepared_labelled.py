@@ -12,10 +12,11 @@ from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
 from manyheads.data.labelled_files import Labelled, LabelledList
 from manyheads.data.labelled_settings import TATOEBA_LANGUAGES, LabelledSettings
 from manyheads.data.labelled_store import LabelledStore
-from manyheads.data.prepared import (
+from manyheads.data.prepared_folder import (
     PreparedFolder,
     cached_folder,
     open_manifest,
+    open_stores,
     prepared_task,
     read_texts,
     refuse_missing,
@@ -68,8 +69,7 @@ class LabelledData(PreparedFolder):
         if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels) or len(labels) < 2:
             raise DataError(f"{path}/manifest.json is damaged: it lists no labels. Prepare the data again.")
         tokenizer = Tokenizer.load(path / "tokenizer.json")
-        names = [split for split in SPLITS if split == "train" or f"{split}/manifest.json" in manifest["files"]]
-        stores = {split: LabelledStore.open(path / split, verify=verify) for split in names}
+        stores = open_stores(LabelledStore, path, manifest, verify)
         for split, store in stores.items():
             if store.vocab_size != max(tokenizer.vocab_size, len(labels)) or store.label.max(initial=0) >= len(labels):
                 raise DataError(f"{path / split} does not fit the tokenizer and labels. Prepare the data again.")
@@ -77,26 +77,17 @@ class LabelledData(PreparedFolder):
             check_labels(labels)
         except ConfigError as error:
             raise DataError(f"{path}/manifest.json is damaged: {error} Prepare the data again.") from None
-        texts = {
-            split: [Labelled(*row) for row in read_texts(path, split, SIDES, manifest, len(stores[split]), verify)]
-            for split in names
-            if split != "train"
-        }
-        known: dict[str, Any] = {**stores, "texts": texts}
-        return cls(path=path, manifest=manifest, tokenizer=tokenizer, labels=tuple(labels), **known)
+        rows = read_texts(path, SIDES, manifest, stores, verify)
+        texts = {split: [Labelled(*row) for row in some] for split, some in rows.items()}
+        return cls(path=path, manifest=manifest, tokenizer=tokenizer, labels=tuple(labels), texts=texts, **stores)
 
     def describe(self) -> str:
         """Return a few lines for users: sizes, what was left out, the tokenizer, and the balance of the labels."""
-        case = ", lower case" if self.tokenizer.lowercase else ""
-        lines = [
-            f"data {self.digest[:12]} in {self.path}, {len(self.labels)} labels",
-            f"tokenizer {self.tokenizer.kind}, {self.tokenizer.vocab_size} pieces{case}",
-        ]
-        for split in SPLITS:
-            store: LabelledStore | None = getattr(self, split)
-            if store is not None:
-                lines.append(self.describe_split(split, f"{len(store):,} texts", f"{len(store.text.ids):,} tokens"))
-        return "\n".join([*lines, self.balance()])
+        splits = self.describe_splits(
+            f", {len(self.labels)} labels",
+            lambda _, store: (f"{len(store):,} texts", f"{len(store.text.ids):,} tokens"),
+        )
+        return f"{splits}\n{self.balance()}"
 
     def balance(self) -> str:
         """Return a line on the training labels: how many of each, and what the most frequent one alone would reach."""

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from manyheads.data.prepared import PreparedFolder, open_manifest, prepared_task, read_texts, refuse_missing
-from manyheads.data.preparing import SPLITS
+from manyheads.data.prepared_folder import (
+    PreparedFolder,
+    open_manifest,
+    open_stores,
+    prepared_task,
+    read_texts,
+    refuse_missing,
+)
 from manyheads.data.preparing_spans import SIDES, SPANS_TASK
 from manyheads.data.span_store import SpanStore
 from manyheads.errors import DataError
@@ -64,35 +69,22 @@ class SpanData(PreparedFolder):
             )
         constituents, tags = map(tuple, names)
         tokenizer = Tokenizer.load(path / "tokenizer.json")
-        splits = [split for split in SPLITS if split == "train" or f"{split}/manifest.json" in manifest["files"]]
-        stores = {split: SpanStore.open(path / split, verify=verify) for split in splits}
+        stores = open_stores(SpanStore, path, manifest, verify)
         for split, store in stores.items():
-            sizes = (store.largest_label, len(constituents)), (store.tag.ids.max(initial=0), len(tags))
-            if (
-                any(largest > known for largest, known in sizes)
-                or store.piece.ids.max(initial=0) >= tokenizer.vocab_size
-            ):
+            found = store.largest_label, store.tag.ids.max(initial=0), store.piece.ids.max(initial=0)
+            largest = len(constituents), len(tags), tokenizer.vocab_size - 1
+            if any(one > most for one, most in zip(found, largest, strict=True)):
                 raise DataError(f"{path / split} does not fit the tokenizer, labels and tags. Prepare the data again.")
-        texts = {
-            split: read_texts(path, split, SIDES, manifest, len(stores[split]), verify)
-            for split in splits
-            if split != "train"
-        }
-        known: dict[str, Any] = {**stores, "texts": texts, "root": task["root"]}
-        return cls(path=path, manifest=manifest, tokenizer=tokenizer, constituents=constituents, tags=tags, **known)
+        named = {"constituents": constituents, "tags": tags, "root": task["root"]}
+        texts = read_texts(path, SIDES, manifest, stores, verify)
+        return cls(path=path, manifest=manifest, tokenizer=tokenizer, texts=texts, **named, **stores)
 
     def describe(self) -> str:
         """Return a few lines for users: sizes, what was left out, and the tokenizer."""
-        case = ", lower case" if self.tokenizer.lowercase else ""
-        lines = [
-            f"data {self.digest[:12]} in {self.path}, {len(self.constituents)} labels, {len(self.tags)} tags",
-            f"tokenizer {self.tokenizer.kind}, {self.tokenizer.vocab_size} pieces{case}",
-        ]
-        for split in SPLITS:
-            store: SpanStore | None = getattr(self, split)
-            if store is not None:
-                lines.append(self.describe_split(split, f"{len(store):,} trees", f"{len(store.tag.ids):,} words"))
-        return "\n".join(lines)
+        return self.describe_splits(
+            f", {len(self.constituents)} labels, {len(self.tags)} tags",
+            lambda _, store: (f"{len(store):,} trees", f"{len(store.tag.ids):,} words"),
+        )
 
 
 def open_spans(path: str) -> SpanData:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.data.corpora.novel import NOVEL_DIGEST, load_novel
-from manyheads.data.prepared import (
+from manyheads.data.prepared import TATOEBA
+from manyheads.data.prepared_folder import (
     EMBEDDED,
-    TATOEBA,
     PreparedFolder,
     cached_folder,
     open_manifest,
@@ -17,7 +17,7 @@ from manyheads.data.prepared import (
     prepared_task,
     refuse_missing,
 )
-from manyheads.data.preparing import LANGUAGE_TASK, SPLITS
+from manyheads.data.preparing import LANGUAGE_TASK
 from manyheads.data.preparing_text import prepare_text
 from manyheads.data.progress import Progress
 from manyheads.data.settings import SegmentSettings
@@ -39,13 +39,13 @@ class TextData(PreparedFolder):
     """A folder written by `prepare_text` or `prepare_ids`.
 
     Attributes:
-        vocabulary: conversion between text and ids.
+        tokenizer: conversion between text and ids.
         train: the training text as ids.
         valid: the validation text as ids, or None.
         test: the test text as ids, or None.
     """
 
-    vocabulary: Vocabulary
+    tokenizer: Vocabulary
     train: TokenStore
     valid: TokenStore | None = None
     test: TokenStore | None = None
@@ -66,13 +66,13 @@ class TextData(PreparedFolder):
         if found != LANGUAGE_TASK:
             raise DataError(f"{path} holds data for {found}; a language model needs a text, prepared with `{COMMAND}`.")
         vocabulary = load_vocabulary(path / "tokenizer.json")
-        stores = open_stores(TokenStore, path, manifest, vocabulary.vocab_size, verify)
-        return cls(path=path, manifest=manifest, vocabulary=vocabulary, **stores)
+        stores = open_stores(TokenStore, path, manifest, verify, vocabulary.vocab_size)
+        return cls(path=path, manifest=manifest, tokenizer=vocabulary, **stores)
 
     @property
-    def tokenizer(self) -> Vocabulary:
-        """The vocabulary, under the name that the data of every task has for it."""
-        return self.vocabulary
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer, by the name that language models have for it."""
+        return self.tokenizer
 
     def counts(self, split: str) -> dict[str, int]:
         """Return the counts of a split: `tokens`, `bytes`, `characters`, `words`, `lines`, `documents`, `unknown`, ...
@@ -96,21 +96,15 @@ class TextData(PreparedFolder):
             "lines": "lines are documents",
             "fixed": "documents of one length",
         }
-        lines = [
-            f"data {self.digest[:12]} in {self.path}, for a language model",
-            f"vocabulary {vocabulary.kind}, {vocabulary.vocab_size} ids, {documents[vocabulary.documents]}",
-        ]
-        for split in SPLITS:
-            store: TokenStore | None = getattr(self, split)
-            if store is None:
-                continue
+
+        def sizes(split: str, store: TokenStore) -> list[str]:
             counts = self.counts(split)
-            sizes = [f"{len(store):,} tokens", f"{counts['bytes']:,} bytes"]
-            sizes += [f"{counts['words']:,} words"] if vocabulary.is_text else []
-            if counts["documents"]:
-                sizes.append(f"{counts['documents']:,} documents")
-            lines.append(self.describe_split(split, *sizes))
-        return "\n".join(lines)
+            found = [f"{len(store):,} tokens", f"{counts['bytes']:,} bytes"]
+            found += [f"{counts['words']:,} words"] if vocabulary.is_text else []
+            return found + ([f"{counts['documents']:,} documents"] if counts["documents"] else [])
+
+        line = f"vocabulary {vocabulary.kind}, {vocabulary.vocab_size} ids, {documents[vocabulary.documents]}"
+        return self.describe_splits(", for a language model", sizes, line)
 
 
 def open_text(

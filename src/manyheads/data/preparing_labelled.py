@@ -14,11 +14,11 @@ from manyheads.data.labelled_files import Labelled, LabelledReport, LabelledText
 from manyheads.data.labelled_store import write_labelled
 from manyheads.data.line_source import blocks_of
 from manyheads.data.lines import stored_lines
-from manyheads.data.preparing import CONTROL, Source, given_splits, prepare
-from manyheads.data.preparing_pairs import ENCODE_PAIRS, MAX_TOKENIZER_PAIRS, REPORT_PAIRS, text_path
+from manyheads.data.preparing import CONTROL, given_splits, prepare
+from manyheads.data.preparing_sides import ENCODE_ROWS, REPORT_ROWS, SidesSource
 from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError, DataError
-from manyheads.text.learning import MAX_LEARNED_CHARS, Thinned
+from manyheads.text.learning import MAX_LEARNED_CHARS
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -67,24 +67,25 @@ def prepare_labelled(
     return prepare(folder, source, replace=replace, progress=progress, key=key)
 
 
-class _LabelledSource(Source):
+class _LabelledSource(SidesSource):
     """See `preparing.Source`."""
+
+    sides = SIDES
 
     def __init__(
         self, splits: dict[str, LabelledTexts], tokenizer: TokenizerSettings | Tokenizer, num_held_back: int
     ) -> None:
-        self.settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else None
-        self._splits, self._tokenizer, self._num_held_back = splits, tokenizer, num_held_back
-        self._counts: dict[str, dict[str, int]] = {}
+        super().__init__(splits, tokenizer)
+        self._num_held_back = num_held_back
         self._by_label: dict[str, Counter[str]] = {}
         self._labels: tuple[str, ...] = ()
         self._seen: set[bytes] = set()
 
     def read(self) -> dict[str, str]:
         """See `Source.read`."""
-        origin = {split: texts.describe() for split, texts in self._splits.items()}
+        origin = {split: texts.describe() for split, texts in self.splits.items()}
         reports, rows = {}, {}
-        for split, texts in self._splits.items():
+        for split, texts in self.splits.items():
             reports[split] = LabelledReport()
             rows[split] = self._collected(split, texts, reports[split])
         if self._num_held_back:
@@ -97,10 +98,9 @@ class _LabelledSource(Source):
             if not rows[split]:
                 raise DataError(f"There are no {split} texts in {where}; give others, or leave them out.")
         self._check_labels(rows, origin)
-        self._sample: Thinned[str] = Thinned(MAX_TOKENIZER_PAIRS)
         for _, text, _ in rows["train"]:
             self._seen.add(_digest(text))
-            self._sample.add(text)
+            self.sample.add(text)
         for split, some in rows.items():
             self._write(split, some, reports[split])
         return origin
@@ -109,7 +109,7 @@ class _LabelledSource(Source):
         rows: list[Labelled] = []
         for row in texts.read(report):
             rows.append(row)
-            if len(rows) % REPORT_PAIRS == 0:
+            if len(rows) % REPORT_ROWS == 0:
                 self.progress(f"read {split}", len(rows), 0)
         self.progress(f"read {split}", len(rows), len(rows))
         return rows
@@ -135,7 +135,7 @@ class _LabelledSource(Source):
     def _write(self, split: str, rows: list[Labelled], report: LabelledReport) -> None:
         """Copy a split into the folder and count its oddities."""
         control = long = known = 0
-        files = [path.open("w", encoding="utf-8", newline="\n") for path in self._paths(split)]
+        files = [path.open("w", encoding="utf-8", newline="\n") for path in self.paths(split)]
         with files[0], files[1]:
             for label, text, _ in rows:
                 control += bool(CONTROL.search(text))
@@ -144,29 +144,18 @@ class _LabelledSource(Source):
                 files[0].write(label + "\n")
                 files[1].write(text + "\n")
         counts = {"control_characters": control, "long_lines": long, "texts": len(rows), "known_texts": known}
-        self._counts[split] = {**dataclasses.asdict(report), **counts}
-
-    def _paths(self, split: str) -> list[Path]:
-        return [text_path(self.folder, split, side) for side in SIDES]
-
-    def learn(self) -> Tokenizer:
-        """See `Source.learn`."""
-        if isinstance(self._tokenizer, TokenizerSettings):
-            self.progress("train the tokenizer", 0, 1)
-            self._tokenizer = Tokenizer.train(self._sample.kept, self._tokenizer)
-            self.progress("train the tokenizer", 1, 1)
-        return self._tokenizer
+        self.counts[split] = {**dataclasses.asdict(report), **counts}
 
     def encode(self, split: str) -> dict[str, int]:
         """See `Source.encode`."""
-        tokenizer, counts = self._tokenizer, self._counts[split]
+        tokenizer, counts = self.tokenizer, self.counts[split]
         assert isinstance(tokenizer, Tokenizer)  # since `learn`
         numbers = {label: number for number, label in enumerate(self._labels)}
         counts |= {"tokens": 0, "longest": 0, "unknown": 0}
 
         def encoded() -> Iterator[tuple[list[int], int]]:
             done = 0
-            for block in blocks_of(zip(*map(stored_lines, self._paths(split)), strict=True), ENCODE_PAIRS):
+            for block in blocks_of(zip(*map(stored_lines, self.paths(split)), strict=True), ENCODE_ROWS):
                 labels, texts = zip(*block, strict=True)
                 for label, ids in zip(labels, tokenizer.encode_batch(texts), strict=True):
                     counts["tokens"] += len(ids)
@@ -178,12 +167,6 @@ class _LabelledSource(Source):
 
         write_labelled(self.folder / split, encoded(), max(tokenizer.vocab_size, len(self._labels)))
         return counts
-
-    def finish(self) -> list[str]:
-        """See `Source.finish`."""
-        for path in self._paths("train"):
-            path.unlink()
-        return [path.name for split in self._counts if split != "train" for path in self._paths(split)]
 
     def record(self) -> dict[str, Any]:
         """See `Source.record`."""

@@ -11,24 +11,23 @@ from typing import Any, Protocol
 
 from manyheads.data.line_source import blocks_of
 from manyheads.data.lines import ReadReport, stored_lines
-from manyheads.data.preparing import CONTROL, Source, given_splits, prepare
+from manyheads.data.preparing import CONTROL, given_splits, prepare
+from manyheads.data.preparing_sides import ENCODE_ROWS, REPORT_ROWS, SidesSource
 from manyheads.data.progress import Progress
 from manyheads.data.store import PairStore, write_pairs
 from manyheads.errors import DataError
 from manyheads.text.languages import LanguagePair
-from manyheads.text.learning import MAX_LEARNED_CHARS, Thinned
+from manyheads.text.learning import MAX_LEARNED_CHARS
 from manyheads.text.parsing import ParsingTask
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tags import untagged
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["CLEANING", "PairList", "Pairs", "prepare_corpus", "text_path"]
+__all__ = ["CLEANING", "SIDES", "PairList", "Pairs", "prepare_corpus"]
 
 CLEANING = "cleaning.json"
-ENCODE_PAIRS = 4096  # pairs per call of the tokenizer
-REPORT_PAIRS = 10_000  # pairs per call of `progress`
-MAX_TOKENIZER_PAIRS = 2_000_000  # with more pairs, every second pair is used for training, then every fourth, ...
+SIDES = ("source", "target")
 
 
 class Pairs(Protocol):
@@ -55,11 +54,6 @@ class PairList:
 
     def describe(self) -> str:
         return self.name
-
-
-def text_path(folder: Path, split: str, side: str) -> Path:
-    """Return the file with the raw text of a split, one sentence per line."""
-    return folder / f"{split}.{side}.txt"
 
 
 def prepare_corpus(
@@ -105,8 +99,10 @@ def prepare_corpus(
     return prepare(folder, source, replace=replace, progress=progress, key=key)
 
 
-class _PairSource(Source):
+class _PairSource(SidesSource):
     """See `preparing.Source`."""
+
+    sides = SIDES
 
     def __init__(
         self,
@@ -116,24 +112,22 @@ class _PairSource(Source):
         cleaning: Callable[[], Mapping[str, Any]] | None,
         languages: Sequence[LanguagePair],
     ) -> None:
-        self._cleaning, self._languages = cleaning, languages
+        super().__init__(splits, tokenizer)
+        self._task, self._cleaning, self._languages = task, cleaning, languages
         self._targets = list(dict.fromkeys(target for _, target in languages)) if len(languages) > 1 else []
-        self.settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else None
-        self._splits, self._tokenizer, self._task = splits, tokenizer, task
-        self._sample: Thinned[tuple[str, str]] = Thinned(MAX_TOKENIZER_PAIRS)
 
     def read(self) -> dict[str, str]:
         """See `Source.read`."""
-        self._counts = {split: self._read_split(split, pairs) for split, pairs in self._splits.items()}
-        origin = {split: pairs.describe() for split, pairs in self._splits.items()}
-        train = self._counts["train"]
+        self.counts = {split: self._read_split(split, pairs) for split, pairs in self.splits.items()}
+        origin = {split: pairs.describe() for split, pairs in self.splits.items()}
+        train = self.counts["train"]
         if not train["pairs"]:
             raise DataError(
                 f"No training pairs are left in {origin['train']}: {train['lines']} were read and"
                 f" {train['empty_dropped']} of them have an empty side."
             )
         for split, where in origin.items():
-            if not self._counts[split]["pairs"]:
+            if not self.counts[split]["pairs"]:
                 raise DataError(f"There are no {split} pairs in {where}; give others, or leave them out.")
         return origin
 
@@ -141,7 +135,7 @@ class _PairSource(Source):
         """Copy the text of a split into the folder and count its oddities."""
         report = ReadReport()
         kept = empty = control = long = 0
-        source_file, target_file = (path.open("w", encoding="utf-8", newline="\n") for path in self._paths(split))
+        source_file, target_file = (path.open("w", encoding="utf-8", newline="\n") for path in self.paths(split))
         with source_file, target_file:
             for source, target in pairs.read(report):
                 if not source.strip() or not target.strip():
@@ -154,53 +148,49 @@ class _PairSource(Source):
                 source_file.write(source + "\n")
                 target_file.write(target + "\n")
                 if split == "train":
-                    self._sample.add((source, target))
-                if kept % REPORT_PAIRS == 0:
+                    self.sample.add((source, target))
+                if kept % REPORT_ROWS == 0:
                     self.progress(f"read {split}", kept, 0)
         self.progress(f"read {split}", kept, kept)
         dropped = "empty_dropped" if split == "train" else "empty_kept"
         counts = {dropped: empty, "control_characters": control, "long_lines": long, "pairs": kept}
         return {**dataclasses.asdict(report), **counts}
 
-    def _paths(self, split: str) -> list[Path]:
-        return [text_path(self.folder, split, side) for side in ("source", "target")]
+    def learned(self, settings: TokenizerSettings) -> Tokenizer:
+        """Return a tokenizer that is trained on both sides of the sample."""
+        if self._task is not None:
+            return self._task.learn_tokenizer(self.sample.kept, settings)
+        is_tagged = bool(self._targets)
+        pairs = ((untagged(source)[0] if is_tagged else source, target) for source, target in self.sample.kept)
+        return Tokenizer.train((text for pair in pairs for text in pair), settings, languages=self._targets)
 
     def learn(self) -> Tokenizer:
         """See `Source.learn`."""
-        if isinstance(self._tokenizer, TokenizerSettings):
-            self.progress("train the tokenizer", 0, 1)
-            if self._task is None:
-                is_tagged = bool(self._targets)
-                pairs = ((untagged(source)[0] if is_tagged else source, target) for source, target in self._sample.kept)
-                texts = (text for pair in pairs for text in pair)
-                self._tokenizer = Tokenizer.train(texts, self._tokenizer, languages=self._targets)
-            else:
-                self._tokenizer = self._task.learn_tokenizer(self._sample.kept, self._tokenizer)
-            self.progress("train the tokenizer", 1, 1)
-        if missing := [target for target in self._targets if target not in self._tokenizer.target_languages]:
+        tokenizer = super().learn()
+        if missing := [target for target in self._targets if target not in tokenizer.target_languages]:
             raise DataError(
                 f"The tokenizer has no tag for {', '.join(missing)}; its tags are"
-                f" {', '.join(self._tokenizer.target_languages) or 'none'}. Leave out --tokenizer, and a new one is"
+                f" {', '.join(tokenizer.target_languages) or 'none'}. Leave out --tokenizer, and a new one is"
                 " trained."
             )
-        if self._tokenizer.target_languages and not self._targets:
+        if tokenizer.target_languages and not self._targets:
             raise DataError(
                 "The tokenizer is that of a model of several languages, so each pair of files needs its languages;"
                 " give them by --pair SOURCE-LANG TARGET-LANG SOURCE TARGET."
             )
         if self._task is not None:
-            self._tokenizer = ParsingTokenizer(self._tokenizer, self._task)
-        return self._tokenizer
+            self.tokenizer = tokenizer = ParsingTokenizer(tokenizer, self._task)
+        return tokenizer
 
     def encode(self, split: str) -> dict[str, int]:
         """See `Source.encode`."""
-        tokenizer, counts = self._tokenizer, self._counts[split]
+        tokenizer, counts = self.tokenizer, self.counts[split]
         assert isinstance(tokenizer, Tokenizer)  # since `learn`
 
         def encoded() -> Iterator[tuple[list[int], list[int]]]:
-            pairs = zip(*map(stored_lines, self._paths(split)), strict=True)
+            pairs = zip(*map(stored_lines, self.paths(split)), strict=True)
             done = 0
-            for block in blocks_of(pairs, ENCODE_PAIRS):
+            for block in blocks_of(pairs, ENCODE_ROWS):
                 sources, targets = zip(*block, strict=True)
                 encoded_sources = tokenizer.source.encode_batch(sources)
                 yield from zip(encoded_sources, tokenizer.target.encode_batch(targets), strict=True)
@@ -218,19 +208,17 @@ class _PairSource(Source):
 
     def finish(self) -> list[str]:
         """See `Source.finish`."""
-        for path in self._paths("train"):
-            path.unlink()
-        if self._cleaning is not None:
-            content = json.dumps(self._cleaning(), ensure_ascii=False, indent=1)
-            (self.folder / CLEANING).write_text(content + "\n", encoding="utf-8")
-        more = [] if self._cleaning is None else [CLEANING]
-        return more + [path.name for split in self._splits if split != "train" for path in self._paths(split)]
+        if self._cleaning is None:
+            return super().finish()
+        content = json.dumps(self._cleaning(), ensure_ascii=False, indent=1)
+        (self.folder / CLEANING).write_text(content + "\n", encoding="utf-8")
+        return [CLEANING, *super().finish()]
 
     def record(self) -> dict[str, Any]:
         """See `Source.record`."""
         record: dict[str, Any] = {"task": {"name": "translation"} if self._task is None else self._task.to_json()}
         if self._languages:
             record["languages"] = [list(pair) for pair in self._languages]
-        directions = {split: getattr(pairs, "directions", None) for split, pairs in self._splits.items()}
+        directions = {split: getattr(pairs, "directions", None) for split, pairs in self.splits.items()}
         held_out = {split: found for split, found in directions.items() if found and split != "train"}
         return {**record, "directions": held_out} if held_out else record

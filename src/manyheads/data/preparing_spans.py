@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.data.lines import ReadReport, stored_lines
-from manyheads.data.preparing import CONTROL, Source, given_splits, prepare
-from manyheads.data.preparing_pairs import MAX_TOKENIZER_PAIRS, REPORT_PAIRS, text_path
+from manyheads.data.preparing import CONTROL, given_splits, prepare
+from manyheads.data.preparing_sides import REPORT_ROWS, SidesSource
 from manyheads.data.progress import Progress
 from manyheads.data.span_store import SpanRow, write_spans
 from manyheads.data.trees import TreeFile
 from manyheads.errors import ConfigError, DataError
-from manyheads.text.learning import MAX_LEARNED_CHARS, Thinned
+from manyheads.text.learning import MAX_LEARNED_CHARS
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
 from manyheads.text.spans import SpanTree, spans_of
 from manyheads.text.tokenizer import Tokenizer
@@ -64,16 +64,16 @@ def prepare_spans(
     return prepare(folder, source, replace=replace, progress=progress, key=key)
 
 
-class _SpanSource(Source):
+class _SpanSource(SidesSource):
     """See `preparing.Source`."""
+
+    sides = SIDES
 
     def __init__(
         self, splits: dict[str, TreeFile], tokenizer: TokenizerSettings | Tokenizer, parts: ParsingSettings
     ) -> None:
-        self.settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else None
-        self._splits, self._tokenizer, self._parts = splits, tokenizer, parts
-        self._counts: dict[str, dict[str, int]] = {}
-        self._sample: Thinned[str] = Thinned(MAX_TOKENIZER_PAIRS)
+        super().__init__(splits, tokenizer)
+        self._parts = parts
         self._labels: tuple[str, ...] = ()
         self._tags: tuple[str, ...] = ()
 
@@ -81,23 +81,23 @@ class _SpanSource(Source):
         """See `Source.read`."""
         labels: Counter[str] = Counter()
         tags: Counter[str] = Counter()
-        for split, trees in self._splits.items():
-            self._counts[split] = self._read_split(split, trees, labels, tags)
-            if not self._counts[split]["sentences"]:
+        for split, trees in self.splits.items():
+            self.counts[split] = self._read_split(split, trees, labels, tags)
+            if not self.counts[split]["sentences"]:
                 raise DataError(f"There are no {split} trees in {trees.describe()}; give others, or leave them out.")
         if not labels:
             raise DataError(
-                f"No tree of {self._splits['train'].describe()} has a constituent below its root, so there is nothing"
+                f"No tree of {self.splits['train'].describe()} has a constituent below its root, so there is nothing"
                 " to learn; are these the right trees?"
             )
         self._labels, self._tags = tuple(sorted(labels)), tuple(sorted(tags))
-        return {split: trees.describe() for split, trees in self._splits.items()}
+        return {split: trees.describe() for split, trees in self.splits.items()}
 
     def _read_split(self, split: str, trees: TreeFile, labels: Counter[str], tags: Counter[str]) -> dict[str, int]:
         """Copy the text of a split into the folder, and count its oddities; of training trees also labels and tags."""
         report = ReadReport()
         kept = control = long = 0
-        files = [path.open("w", encoding="utf-8", newline="\n") for path in self._paths(split)]
+        files = [path.open("w", encoding="utf-8", newline="\n") for path in self.paths(split)]
         with files[0], files[1]:
             for sentence, tree in trees.read(report):
                 kept += 1
@@ -109,8 +109,8 @@ class _SpanSource(Source):
                     known = self._spans(tree)
                     labels.update(label for *_, label in known.spans)
                     tags.update(known.tags)
-                    self._sample.add(sentence)
-                if kept % REPORT_PAIRS == 0:
+                    self.sample.add(sentence)
+                if kept % REPORT_ROWS == 0:
                     self.progress(f"read {split}", kept, 0)
         self.progress(f"read {split}", kept, kept)
         counts = {"control_characters": control, "long_lines": long, "sentences": kept}
@@ -119,27 +119,16 @@ class _SpanSource(Source):
     def _spans(self, tree: str) -> SpanTree:
         return spans_of(parse_tree(tree), self._parts)
 
-    def _paths(self, split: str) -> list[Path]:
-        return [text_path(self.folder, split, side) for side in SIDES]
-
-    def learn(self) -> Tokenizer:
-        """See `Source.learn`."""
-        if isinstance(self._tokenizer, TokenizerSettings):
-            self.progress("train the tokenizer", 0, 1)
-            self._tokenizer = Tokenizer.train(self._sample.kept, self._tokenizer)
-            self.progress("train the tokenizer", 1, 1)
-        return self._tokenizer
-
     def encode(self, split: str) -> dict[str, int]:
         """See `Source.encode`."""
-        tokenizer, counts = self._tokenizer, self._counts[split]
+        tokenizer, counts = self.tokenizer, self.counts[split]
         assert isinstance(tokenizer, Tokenizer)  # since `learn`
         labels = {label: number for number, label in enumerate(self._labels, 1)}
         tags = {tag: number for number, tag in enumerate(self._tags, 1)}
         counts |= {"words": 0, "longest": 0, "constituents": 0, "unknown_labels": 0, "unknown_tags": 0}
 
         def encoded() -> Iterator[SpanRow]:
-            for done, line in enumerate(stored_lines(self._paths(split)[1]), 1):
+            for done, line in enumerate(stored_lines(self.paths(split)[1]), 1):
                 tree = self._spans(line)
                 known = [(start, end, labels[label]) for start, end, label in tree.spans if label in labels]
                 numbers = [tags.get(tag, 0) for tag in tree.tags]
@@ -149,17 +138,11 @@ class _SpanSource(Source):
                 counts["unknown_labels"] += len(tree.spans) - len(known)
                 counts["unknown_tags"] += numbers.count(0)
                 yield SpanRow(word_pieces(tree.words, tokenizer), [*map(affix_hashes, tree.words)], numbers, known)
-                if done % REPORT_PAIRS == 0:
+                if done % REPORT_ROWS == 0:
                     self.progress(f"encode {split}", done, counts["sentences"])
 
         write_spans(self.folder / split, encoded())
         return counts
-
-    def finish(self) -> list[str]:
-        """See `Source.finish`."""
-        for path in self._paths("train"):
-            path.unlink()
-        return [path.name for split in self._counts if split != "train" for path in self._paths(split)]
 
     def record(self) -> dict[str, Any]:
         """See `Source.record`."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from manyheads.config.checks import BELOW_ONE, MOST_LANES, MOST_UNITS, at_least, between, check
 from manyheads.data.context_lengths import Stage, stages_of
 from manyheads.errors import ConfigError
 
-__all__ = ["DUPLICATION", "CopyTaskSettings", "DataSettings", "SegmentSettings", "shares_of"]
+__all__ = ["DUPLICATION", "CopyTaskSettings", "DataSettings", "SegmentSettings", "check_rows", "shares_of"]
 
 DUPLICATION = "duplication-task"
 
@@ -221,6 +221,23 @@ class SegmentSettings:
                 " longest.",
                 fields=["memory_len_range"],
             )
+
+
+def check_rows(settings: Any, most_len: int) -> None:
+    """Check settings of rows that have one length each. most_len: upper bound of max_len.
+
+    Raises: ConfigError: a number is out of range, or a micro-batch is smaller than the longest row.
+    """
+    check(settings, "data.", between(8, MOST_UNITS), "max_tokens")
+    check(settings, "data.", between(2, most_len), "max_len")
+    check(settings, "data.", between(1, MOST_UNITS), "accumulate", "pad_to_multiple")
+    if settings.max_tokens // settings.accumulate < settings.max_len:
+        raise ConfigError(
+            f"data.max_tokens {settings.max_tokens} / data.accumulate {settings.accumulate} leaves fewer than"
+            f" {settings.max_len} {settings.unit} per micro-batch, the maximum length of a {settings.row}; raise"
+            " max_tokens, or lower accumulate or max_len.",
+            fields=("max_tokens", "accumulate", "max_len"),
+        )
 
 
 def shares_of(mix: Sequence[str]) -> dict[str, float]:

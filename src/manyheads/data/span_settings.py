@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from manyheads.config.checks import MOST_UNITS, between, check
-from manyheads.errors import ConfigError
+from manyheads.data.settings import check_rows
 
 __all__ = ["MOST_WORDS", "SpanSettings"]
 
@@ -29,6 +28,10 @@ class SpanSettings:
     Raises: ConfigError: a number is out of range.
     """
 
+    row: ClassVar[str] = "sentence"  # for messages, as the next two
+    unit: ClassVar[str] = "words"
+    remedy: ClassVar[str] = "drop"
+
     path: str = ""
     max_tokens: int = 1024
     accumulate: int = 1
@@ -37,13 +40,4 @@ class SpanSettings:
     pad_to_multiple: int = 1
 
     def __post_init__(self) -> None:
-        check(self, "data.", between(8, MOST_UNITS), "max_tokens")
-        check(self, "data.", between(2, MOST_WORDS), "max_len")
-        check(self, "data.", between(1, MOST_UNITS), "accumulate", "pad_to_multiple")
-        if self.max_tokens // self.accumulate < self.max_len:
-            raise ConfigError(
-                f"data.max_tokens {self.max_tokens} / data.accumulate {self.accumulate} leaves fewer than"
-                f" {self.max_len} words per micro-batch, the maximum length of a sentence; raise max_tokens, or lower"
-                " accumulate or max_len.",
-                fields=("max_tokens", "accumulate", "max_len"),
-            )
+        check_rows(self, MOST_WORDS)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,8 @@ from numpy.typing import NDArray
 
 from manyheads.data.batch import SpanBatch
 from manyheads.data.collate import round_up
-from manyheads.data.plan import BatchPlan, cut_rows
+from manyheads.data.plan import by_length
+from manyheads.data.row_stream import RowStream
 from manyheads.data.span_settings import SpanSettings
 from manyheads.data.store import SideWriter, StoreFormat, TokenSide, sides_from_lists
 from manyheads.errors import DataError
@@ -152,61 +152,23 @@ def eval_spans(store: SpanStore, max_tokens: int) -> Iterator[SpanBatch]:
 
     Args: max_tokens: upper bound of rows x longest sentence; a longer sentence is a batch of its own.
     """
-    order = np.argsort(store.lengths, kind="stable").astype(np.int64)
-    for start, stop in pairwise(cut_rows(store.lengths[order], max_tokens)):
-        yield collate_spans(store, order[start:stop])
+    for samples in by_length(store.lengths, max_tokens):
+        yield collate_spans(store, samples)
 
 
-class SpanStream:
-    """The training batches of a run, by epoch and row: a pure function of the store, the settings and the seed.
-
-    Args:
-        store: the training sentences.
-        settings: budget, longest sentence and policy.
-        seed: determines the order.
-
-    Raises: DataError: no sentence is left, or a sentence is too long and the policy is `fail`.
-    """
+class SpanStream(RowStream[SpanBatch]):
+    """The training batches of sentences; see `RowStream`."""
 
     def __init__(self, store: SpanStore, settings: SpanSettings, seed: int) -> None:
-        self.store, self.settings, self.seed = store, settings, seed
-        over = store.lengths > settings.max_len
-        self.num_too_long, self.longest = int(over.sum()), int(store.lengths.max(initial=0))
-        if self.num_too_long and settings.too_long == "fail":
-            first = int(over.argmax())
-            raise DataError(
-                f"{self.num_too_long} training sentences are too long; the first is sentence {first + 1} with"
-                f" {store.lengths[first]} words, and data.max_len is {settings.max_len}. Raise it, or set data.too_long"
-                " to drop."
-            )
-        self._kept = np.flatnonzero(~over)
-        if not len(self._kept):
-            raise DataError(
-                f"No training sentences are left: all {len(store)} are longer than data.max_len {settings.max_len}."
-            )
-        self._lengths = round_up(store.lengths[self._kept], settings.pad_to_multiple, settings.max_len)
-        self._plan = lru_cache(maxsize=2)(self._make_plan)
-
-    def _make_plan(self, epoch: int) -> BatchPlan:
-        budget = {"max_tokens": self.settings.max_tokens, "accumulate": self.settings.accumulate}
-        return BatchPlan.build(self._lengths, self._lengths, seed=self.seed, epoch=epoch, **budget)
+        super().__init__(store.lengths, settings, seed)
+        self.store = store
 
     def describe(self) -> str:
-        """Return one line for users: what is used, and the setting that removes sentences."""
-        line = f"{len(self._kept):,} of {len(self.store):,} training sentences kept"
+        """See `RowStream.describe`."""
+        line = f"{len(self._kept):,} of {self.num_rows:,} training sentences kept"
         line += f", the longest has {self.longest:,} words"
         return line + (f"; data.max_len is {self.settings.max_len}" if self.num_too_long else "")
 
-    def rows(self, epoch: int) -> int:
-        """Return the number of optimiser steps of an epoch; epochs can differ by a few."""
-        return len(self._plan(epoch))
-
-    def at(self, epoch: int, row: int, progress: float = 1.0) -> list[SpanBatch]:
-        """Return the micro-batches of one optimiser step, none of them empty. progress: has no effect."""
-        limits = {"max_len": self.settings.max_len, "pad_to_multiple": self.settings.pad_to_multiple}
-        shares = [self._kept[share] for share in self._plan(epoch)[row]]
-        return [collate_spans(self.store, share, **limits) for share in shares if len(share)]
-
-    def next_position(self, epoch: int, row: int) -> tuple[int, int]:
-        """Return the position after a step: the next row, or the first row of the next epoch."""
-        return (epoch, row + 1) if row + 1 < self.rows(epoch) else (epoch + 1, 0)
+    def collate(self, sample_ids: NDArray[np.int64], **limits: Any) -> SpanBatch:
+        """See `RowStream.collate`."""
+        return collate_spans(self.store, sample_ids, **limits)

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from manyheads.architectures.hub import resolve_model_path
-from manyheads.architectures.pretrained import load, read_config, save_pretrained
+from manyheads.architectures.pretrained import read_config
 from manyheads.architectures.span_parser import SpanParser
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.data.batch import SpanBatch
 from manyheads.data.span_settings import MOST_WORDS
 from manyheads.data.span_store import SpanRow, SpanStore, eval_spans
-from manyheads.decoding.device import Precision, choose_device, choose_precision
-from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
-from manyheads.errors import DataError, ModelFileError, RequestError
+from manyheads.decoding.model_runner import RunsEncoder
+from manyheads.errors import DataError, RequestError
 from manyheads.nn.kernels.chart import best_splits, tree_spans
 from manyheads.text.parsing import words_of
 from manyheads.text.settings import ParsingSettings
 from manyheads.text.spans import spans_of, tree_of
-from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.trees import Node, parse_tree
 from manyheads.text.word_features import affix_hashes, word_pieces
 
@@ -33,66 +30,19 @@ BATCH_WORDS = 1024
 """Words of a batch, padding included."""
 
 
-class ChartParser(RunsModel[SpanParser]):
+class ChartParser(RunsEncoder[SpanParser]):
     """A model that gives each tokenised sentence its constituent tree (Kitaev and Klein 2018, arXiv:1805.01052).
 
         parser = ChartParser.from_pretrained("runs/gum-chart-parsing")
         parser.parse(["She sleeps ."])[0]  # a Node; None for a sentence without words
 
-    Args:
-        model: a composite; it is put into evaluation mode.
-        tokenizer: of words.
-        device: the device of the model; `auto` chooses one.
-        precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device; `int8`: see `Translator`.
-
-    Raises: RequestError: no such device or precision.
+    For the arguments see `RunsEncoder`.
     """
 
-    def __init__(
-        self,
-        model: SpanParser,
-        tokenizer: Tokenizer,
-        device: str | torch.device = "auto",
-        precision: Precision = "fp32",
-    ) -> None:
-        self.runner = ModelRunner(model, device, precision)
-        self.tokenizer = tokenizer
+    task = "spans"
 
     def __repr__(self) -> str:
         return f"ChartParser({self.model.config.architecture}, {self.device}, {self.precision})"
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        path: str | Path,
-        device: str | torch.device = "auto",
-        precision: Precision = "fp32",
-        *,
-        revision: str | None = None,
-    ) -> Self:
-        """Load a parser from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
-
-        Raises: ModelFileError: a file is missing, damaged or refused, or the model is no chart parser. ConfigError,
-            DataError: the content of a file is invalid. RequestError: no such device or precision.
-        """
-        folder = model_folder(path, "spans", revision)
-        tokenizer = Tokenizer.load(folder / "tokenizer.json")
-        chosen = choose_device(device)
-        choose_precision(precision, chosen)  # its errors come before weights are read
-        model = load(folder, device=chosen)
-        assert isinstance(model, SpanParser)
-        if tokenizer.vocab_size > model.config.vocab_size:
-            raise ModelFileError(
-                f"{folder} does not fit together: its tokenizer has {tokenizer.vocab_size:,} ids, its model"
-                f" {model.config.vocab_size:,}. Copy the folder again."
-            )
-        made = cls(model, tokenizer, chosen, precision)
-        made.runner.prepare_weights()
-        return made
-
-    def save_pretrained(self, path: str | Path) -> None:
-        """Write a model folder. Raises: SaveError: it could not be written, or the weights were rounded to bf16."""
-        save_pretrained(self.model, path, tokenizer=self.tokenizer, task="spans")
 
     @property
     def max_len(self) -> int:

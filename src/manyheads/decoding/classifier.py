@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, Self, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from manyheads.architectures.classifier import SequenceClassifier
-from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.data.labelled_store import LabelledStore, eval_labelled
-from manyheads.decoding.device import Precision, choose_device, choose_precision
-from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
+from manyheads.decoding.model_runner import RunsEncoder
 from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.truncation import fit
-from manyheads.errors import ModelFileError, RequestError
-from manyheads.text.tokenizer import Tokenizer
+from manyheads.errors import RequestError
 
 __all__ = ["MAX_TOKENS", "Classifier", "Prediction"]
 
@@ -39,75 +35,28 @@ class Prediction:
         return self.probabilities[self.label]
 
 
-class Classifier(RunsModel[SequenceClassifier]):
+class Classifier(RunsEncoder[SequenceClassifier]):
     """A model that gives each text one of its labels.
 
         classifier = Classifier.from_pretrained("runs/languages")
         classifier("Guten Tag!")  # "de"; a label for a text, a list for a list
         classifier.predict(["Guten Tag!"])[0].probabilities
 
-    Args:
-        model: a composite; it is put into evaluation mode.
-        tokenizer: of the texts.
-        device: the device of the model; `auto` chooses one.
-        precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device; `int8`: see `Translator`.
-
-    Raises: RequestError: no such device or precision.
+    For the arguments see `RunsEncoder`.
     """
 
-    def __init__(
-        self,
-        model: SequenceClassifier,
-        tokenizer: Tokenizer,
-        device: str | torch.device = "auto",
-        precision: Precision = "fp32",
-    ) -> None:
-        self.runner = ModelRunner(model, device, precision)
-        self.tokenizer = tokenizer
+    task = "classification"
 
     def __repr__(self) -> str:
         return (
             f"Classifier({self.model.config.architecture}, {len(self.labels)} labels, {self.device}, {self.precision})"
         )
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        path: str | Path,
-        device: str | torch.device = "auto",
-        precision: Precision = "fp32",
-        *,
-        revision: str | None = None,
-    ) -> Self:
-        """Load a classifier from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
-
-        Raises: ModelFileError: a file is missing, damaged or refused, or the model is no classifier. ConfigError,
-            DataError: the content of a file is invalid. RequestError: no such device or precision.
-        """
-        folder = model_folder(path, "classification", revision)
-        tokenizer = Tokenizer.load(folder / "tokenizer.json")
-        chosen = choose_device(device)
-        choose_precision(precision, chosen)  # its errors come before weights are read
-        model = load(folder, device=chosen)
-        assert isinstance(model, SequenceClassifier)
-        if tokenizer.vocab_size > model.config.vocab_size:
-            raise ModelFileError(
-                f"{folder} does not fit together: its tokenizer has {tokenizer.vocab_size:,} ids, its model"
-                f" {model.config.vocab_size:,}. Copy the folder again."
-            )
-        made = cls(model, tokenizer, chosen, precision)
-        made.runner.prepare_weights()
-        return made
-
     @property
     def labels(self) -> tuple[str, ...]:
         """The labels, in the order of the columns of `log_probs`."""
         labels: tuple[str, ...] = self.model.config.labels
         return labels
-
-    def save_pretrained(self, path: str | Path) -> None:
-        """Write a model folder. Raises: SaveError: it could not be written, or the weights were rounded to bf16."""
-        save_pretrained(self.model, path, tokenizer=self.tokenizer, task="classification")
 
     def log_probs(
         self,

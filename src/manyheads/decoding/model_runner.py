@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import nn
 
 from manyheads.architectures.hub import resolve_model_path
-from manyheads.architectures.pretrained import read_config
-from manyheads.architectures.table import ARCHITECTURES
+from manyheads.architectures.pretrained import load, read_config, save_pretrained
+from manyheads.architectures.table import ARCHITECTURES, ModelTask
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.device import (
     InferencePrecision,
@@ -24,8 +24,9 @@ from manyheads.decoding.device import (
 )
 from manyheads.errors import ModelFileError
 from manyheads.text.sides import has_tokenizer
+from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["ModelRunner", "RunsModel", "model_folder"]
+__all__ = ["ModelRunner", "RunsEncoder", "RunsModel", "model_folder"]
 
 M = TypeVar("M")
 
@@ -95,7 +96,7 @@ class ModelRunner(Generic[M]):
 
 
 class RunsModel(Generic[M]):
-    """The common part of `Translator`, `Generator` and `Classifier`: an object with a model that runs."""
+    """The common part of `Translator`, `Generator` and `RunsEncoder`: an object with a model that runs."""
 
     runner: ModelRunner[M]
 
@@ -117,7 +118,63 @@ class RunsModel(Generic[M]):
         return self
 
 
-def model_folder(path: str | Path, task: str, revision: str | None = None) -> Path:
+class RunsEncoder(RunsModel[M]):
+    """The common part of `Classifier` and `ChartParser`: a model of one text, and its tokenizer.
+
+    Args:
+        model: a composite; it is put into evaluation mode.
+        tokenizer: of texts.
+        device: the device of the model; `auto` chooses one.
+        precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device; `int8`: see `Translator`.
+
+    Attributes: task: of the model, as in `ARCHITECTURES`.
+
+    Raises: RequestError: no such device or precision.
+    """
+
+    task: ClassVar[ModelTask]
+
+    def __init__(
+        self, model: M, tokenizer: Tokenizer, device: str | torch.device = "auto", precision: Precision = "fp32"
+    ) -> None:
+        self.runner = ModelRunner(model, device, precision)
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        device: str | torch.device = "auto",
+        precision: Precision = "fp32",
+        *,
+        revision: str | None = None,
+    ) -> Self:
+        """Load a model from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
+
+        Raises: ModelFileError: a file is missing, damaged or refused, or the model is for another task. ConfigError,
+            DataError: the content of a file is invalid. RequestError: no such device or precision.
+        """
+        folder = model_folder(path, cls.task, revision)
+        tokenizer = Tokenizer.load(folder / "tokenizer.json")
+        chosen = choose_device(device)
+        choose_precision(precision, chosen)  # its errors come before weights are read
+        model: Any = load(folder, device=chosen)
+        if tokenizer.vocab_size > model.config.vocab_size:
+            raise ModelFileError(
+                f"{folder} does not fit together: its tokenizer has {tokenizer.vocab_size:,} ids, its model"
+                f" {model.config.vocab_size:,}. Copy the folder again."
+            )
+        made = cls(model, tokenizer, chosen, precision)
+        made.runner.prepare_weights()
+        return made
+
+    def save_pretrained(self, path: str | Path) -> None:
+        """Write a model folder. Raises: SaveError: it could not be written, or the weights were rounded to bf16."""
+        model: Any = self.model
+        save_pretrained(model, path, tokenizer=self.tokenizer, task=self.task)
+
+
+def model_folder(path: str | Path, task: ModelTask, revision: str | None = None) -> Path:
     """Return the folder of a model for this task, with its tokenizer.
 
     Args:

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from manyheads.data.labelled_settings import LabelledSettings
 from manyheads.data.settings import DataSettings, SegmentSettings, shares_of
+from manyheads.data.span_settings import SpanSettings
 from manyheads.errors import ConfigError
 
-__all__ = ["known_sets", "open_sets"]
+__all__ = ["fewer_tokens", "known_sets", "open_sets"]
 
 Settings = TypeVar("Settings", DataSettings, SegmentSettings)
 Data = TypeVar("Data")
@@ -53,3 +55,11 @@ def known_sets(old: str, sets: Mapping[str, Data], open_folder: Callable[[str], 
     if not old or any(Path(old).resolve() == Path(name).resolve() for name in sets):
         return dict(sets)
     return {old: open_folder(old), **sets}
+
+
+def fewer_tokens(data: DataSettings | LabelledSettings | SpanSettings) -> str:
+    """Return advice on the settings that reduce memory, of steps with a number of tokens; see `Objective.lighter`."""
+    return (
+        f"(data.max_tokens {data.max_tokens}, data.accumulate {data.accumulate}): lower max_tokens, or raise"
+        f" accumulate to {2 * data.accumulate}, which splits each step into smaller parts; either makes it a new run."
+    )

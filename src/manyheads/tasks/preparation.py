@@ -178,17 +178,24 @@ def smaller_than_asked(manifest: Mapping[str, Any]) -> list[str]:
     return [f"            {asked:,} were asked for, but the training text has no more that occur often enough"]
 
 
-def summary_of(folder: Path, digest: str, vocabulary: str, splits: Iterable[str], preset: str = "") -> str:
+def summary_of(data: Any, splits: Iterable[str], preset: str = "", vocabulary: str = "") -> str:
     """Return a summary of the prepared data, and the next command to type.
 
-    Args: vocabulary: a description. splits: the lines about all splits. preset: the one to train with, where a run
-        cannot be planned.
+    Args:
+        data: opened, a `PreparedFolder`.
+        splits: the lines about all splits.
+        preset: the one to train with, where a run cannot be planned.
+        vocabulary: a description; empty: that of its tokenizer.
     """
+    folder, tokenizer = data.path, data.tokenizer
+    if not vocabulary:
+        case = ", lower case" if tokenizer.lowercase else ""
+        vocabulary = f"{tokenizer.kind}, {tokenizer.vocab_size:,} pieces{case}, {tokenizer.digest[:12]}"
     run = f"--run-dir runs/{folder.name}"
     command = f"--preset {preset} --data.path {folder} {run}" if preset else f"--data.path {folder} {run}"
     lines = [
         f"prepared    {folder}",
-        f"digest      {digest}",
+        f"digest      {data.digest}",
         f"vocabulary  {vocabulary}",
         *splits,
         "",

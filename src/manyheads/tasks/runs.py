@@ -31,7 +31,8 @@ def open_objective(config: RunConfig, data_dir: Path, progress: Progress | None 
 
     Raises: DataError, ConfigError, SaveError: the data cannot be used.
     """
-    objective: Objective = task_of(config).module("objective").open_objective(config, data_dir, progress)
+    objective = task_of(config).module("objective").open_objective(config, data_dir, progress)
+    assert isinstance(objective, Objective), f"{type(objective).__name__} lacks a part of the interface"
     return objective
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from manyheads.config.checks import ABOVE_ZERO, BELOW_ONE, FRACTION, MOST_THREADS, at_least, between, check
 from manyheads.errors import ConfigError
@@ -81,7 +81,14 @@ class JudgingSettings:
         num_samples: number of outputs that are written to samples/ and shown.
         best_by: the score that selects the best checkpoint; `bleu` for translation, `f1` for parsing.
         patience: stop after this many validations without an improvement; 0 never stops.
+
+    Attributes: judged, scores: what is judged, and the values of best_by that it has.
+
+    Raises: ConfigError: a number is out of range, or the task has no such score.
     """
+
+    judged: ClassVar[str] = "a translator or parser"
+    scores: ClassVar[tuple[str, ...]] = ("loss", "bleu", "f1")
 
     every_steps: int = 1000
     num_samples: int = 5
@@ -90,6 +97,11 @@ class JudgingSettings:
 
     def __post_init__(self) -> None:
         check(self, "validation.", at_least(0), "every_steps", "num_samples", "patience")
+        if self.best_by not in self.scores:
+            known = " or ".join(map(repr, self.scores))
+            raise ConfigError(
+                f"validation.best_by is {self.best_by!r}, but {self.judged} is judged by {known}.", fields=["best_by"]
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

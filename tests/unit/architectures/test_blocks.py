@@ -137,6 +137,10 @@ def test_layers_of_a_reformer_in_their_pattern() -> None:
     }
     assert {block.wiring for kind in stack.kinds for block in kind.blocks} == {"reversible"}
     assert stack.kinds[1].blocks[0].lines[1] == "2 rounds, 16 buckets, 4 keys each"
+    local = ("2 heads of 12", "chunks of 4: its own, 1 before, 0 after")
+    assert stack.kinds[0].blocks[0].lines == local
+    [kind] = blocks("reformer", layers=("local",), local_slopes=True).stacks[0].kinds
+    assert kind.blocks[0].lines == (*local, "scores fall with the distance")
     assert stack.after[0].shape == "n x 64"  # both streams
     assert [one.kind for one in found.operations] == [
         "Local attention",
@@ -164,7 +168,10 @@ def test_encoders_are_not_masked() -> None:
 def test_a_chart_parser_has_features_in_and_spans_out() -> None:
     found = blocks("transformer-spans")
     [stack] = found.stacks
-    assert names(stack.before)[:3] == ["Sum of features", "Sum of features", "Sum of features"]
+    features = ["Sum of features"] * 3
+    assert names(stack.before) == [*features, "Norm", "Window", "Trained positions"]
+    assert stack.before[4].lines == ("3 words side by side", "96 → 32, ReLU, added")
+    assert names(blocks("transformer-spans", window=1).stacks[0].before) == [*features, "Norm", "Trained positions"]
     assert not any("asked" in block.name for kind in stack.kinds for block in kind.blocks)
     assert names(found.output) == ["Spans, softmax"]
     assert found.output[0].lines == ("differences of fenceposts", "32 → 32 → 3, ReLU")

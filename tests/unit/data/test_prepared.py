@@ -156,7 +156,7 @@ def test_nothing_to_train_on(tmp_path: Path) -> None:
 
 
 def test_large_corpora_teach_the_tokenizer_by_every_nth_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyheads.data.preparing_pairs.MAX_TOKENIZER_PAIRS", 8)
+    monkeypatch.setattr("manyheads.data.preparing_sides.MAX_TOKENIZER_ROWS", 8)
     taught: list[str] = []
     train = Tokenizer.train
     monkeypatch.setattr(

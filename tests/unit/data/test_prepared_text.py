@@ -18,7 +18,8 @@ import manyheads.data.manifest as data_manifest
 from manyheads.data.corpora.novel import NOVEL_DIGEST, load_novel
 from manyheads.data.layouts import LAYOUTS, find_layout
 from manyheads.data.lines import ReadReport
-from manyheads.data.prepared import PreparedData, prepared_task
+from manyheads.data.prepared import PreparedData
+from manyheads.data.prepared_folder import prepared_task
 from manyheads.data.prepared_text import NOVEL, TextData, open_text
 from manyheads.data.preparing import Holdout
 from manyheads.data.preparing_pairs import PairList, prepare_corpus

@@ -11,7 +11,9 @@ import pytest
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.cli.command_line.task_pages import _fitting, parse_for_task
 from manyheads.errors import ConfigError
-from manyheads.tasks.presets import PRESETS
+from manyheads.tasks.duplication.objective import DuplicationObjective
+from manyheads.tasks.presets import PRESETS, duplication
+from manyheads.tasks.runs import open_objective
 from manyheads.tasks.table import RUNS, TASKS, task_of, task_of_folder
 
 
@@ -34,6 +36,16 @@ def test_a_task_has_its_modules(name: str) -> None:
     assert dataclasses.is_dataclass(TASKS[name].module("options").PREPARE.options)
     assert callable(TASKS[name].module("prepare").preparation)
     assert callable(TASKS[name].module("prepare").summary)
+
+
+@pytest.mark.parametrize("member", ["lighter", "judge_sets", "describe"])
+def test_an_objective_without_a_method_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, member: str) -> None:
+    """Whenever a run begins, and so by the tests that train every preset; not only when the method is called."""
+    config = duplication()
+    assert open_objective(config, tmp_path).task == "duplication"
+    monkeypatch.delattr(DuplicationObjective, member)
+    with pytest.raises(AssertionError, match="DuplicationObjective lacks a part of the interface"):
+        open_objective(config, tmp_path)
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

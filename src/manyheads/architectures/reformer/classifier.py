@@ -9,11 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.classifier import SequenceClassifier, check_classes
+from manyheads.architectures.classifier import SequenceClassifier, build_classifier_of
 from manyheads.architectures.reformer.classifier_config import ReformerClassifierConfig
 from manyheads.architectures.reformer.model import Reformer
-from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.pooling import TextPooling
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["ReformerEncoder", "build_classifier"]
@@ -42,7 +40,5 @@ class ReformerEncoder(nn.Module):
 
 
 def build_classifier(config: ReformerClassifierConfig) -> SequenceClassifier:
-    """Return body and head, with random weights. Raises: ConfigError: see `check_classes`."""
-    check_classes(config)
-    head = LinearHead(2 * config.d_model, len(config.labels), bias=True)
-    return SequenceClassifier(ReformerEncoder(config), TextPooling(config.pooling, config.dropout), head, config)
+    """See `build_classifier_of`."""
+    return build_classifier_of(ReformerEncoder, config, 2 * config.d_model)

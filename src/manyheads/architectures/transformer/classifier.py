@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from manyheads.architectures.classifier import SequenceClassifier, check_classes
+from manyheads.architectures.classifier import SequenceClassifier, build_classifier_of
 from manyheads.architectures.transformer.classifier_config import TransformerClassifierConfig
 from manyheads.architectures.transformer.model import Encoder
 from manyheads.nn.attention.masks import Lengths
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
-from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.pooling import TextPooling
 from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
 from manyheads.nn.precision import low_precision
 from manyheads.nn.shapes import Float, Int
@@ -48,7 +46,5 @@ class TransformerEncoder(nn.Module):
 
 
 def build_classifier(config: TransformerClassifierConfig) -> SequenceClassifier:
-    """Return body and head, with random weights. Raises: ConfigError: see `check_classes`."""
-    check_classes(config)
-    head = LinearHead(config.d_model, len(config.labels), bias=True)
-    return SequenceClassifier(TransformerEncoder(config), TextPooling(config.pooling, config.dropout), head, config)
+    """See `build_classifier_of`."""
+    return build_classifier_of(TransformerEncoder, config, config.d_model)

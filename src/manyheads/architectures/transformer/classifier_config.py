@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Union
 
 from manyheads.architectures.transformer.config import Activation, TransformerConfig
-from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check, check_labels
+from manyheads.config.checks import MOST_LAYERS, MOST_UNITS, between, check, check_labels
 from manyheads.nn.attention.kinds import ATTENTIONS, DotProductAttentionConfig
 
 if TYPE_CHECKING:
@@ -67,32 +67,15 @@ class TransformerClassifierConfig:
     attention: AttentionConfig = field(default_factory=DotProductAttentionConfig)
 
     def __post_init__(self) -> None:
-        check(self, "model.", between(1, MOST_UNITS), "d_model", "num_heads", "d_ff", "max_len")
         check(self, "model.", between(1, MOST_LAYERS), "num_layers")
         check(self, "model.", between(0, MOST_UNITS), "vocab_size")
-        check(self, "model.", BELOW_ONE, "dropout", "attention_dropout", "feed_forward_dropout")
+        _ = self.stack  # checks the other numbers
         check_labels(self.labels)
-        _ = self.stack  # its own checks
 
     @property
     def stack(self) -> TransformerConfig:
         """The config of the same encoder in an encoder-decoder, from which the layers are built."""
-        return TransformerConfig(
-            source_vocab_size=self.vocab_size,
-            target_vocab_size=self.vocab_size,
-            d_model=self.d_model,
-            num_heads=self.num_heads,
-            d_ff=self.d_ff,
-            num_encoder_layers=self.num_layers,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            feed_forward_dropout=self.feed_forward_dropout,
-            activation=self.activation,
-            norm_position=self.norm_position,
-            positions=self.positions,
-            max_len=self.max_len,
-            attention=self.attention,
-        )
+        return TransformerConfig.of_encoder(self)
 
     @property
     def longest_input(self) -> int | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Union
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 
 from manyheads.architectures.head_names import HEAD_KINDS, HeadKind
 from manyheads.architectures.size_checks import check_tied_sizes
@@ -129,6 +129,14 @@ class TransformerConfig:
                 )
         self._check_layer_heads()
         check_tied_sizes(self)
+
+    @classmethod
+    def of_encoder(cls, config: Any) -> TransformerConfig:
+        """Return a config whose encoder has the sizes of a config without a decoder: the fields of the same names."""
+        same = {item.name for item in fields(cls)} & {item.name for item in fields(config)} - {"architecture"}
+        sizes = dict.fromkeys(("source_vocab_size", "target_vocab_size"), config.vocab_size)
+        values = {name: getattr(config, name) for name in same}
+        return cls(**sizes, **values, num_encoder_layers=config.num_layers)
 
     def heads_of(self, stack: Literal["encoder", "decoder"]) -> int:
         """Return the number of attention heads in that stack."""

@@ -70,15 +70,14 @@ class TransformerSpanParserConfig:
     max_len: int = 256
 
     def __post_init__(self) -> None:
-        sizes = ("d_model", "num_heads", "d_ff", "span_dim", "num_affixes")
-        check(self, "model.", between(1, MOST_UNITS), *sizes)
+        check(self, "model.", between(1, MOST_UNITS), "span_dim", "num_affixes")
         check(self, "model.", between(1, 1_000), "max_len")
         check(self, "model.", between(1, 15), "window")
         check(self, "model.", between(1, MOST_LAYERS), "num_layers")
         check(self, "model.", between(0, MOST_UNITS), "vocab_size")
+        _ = self.stack  # checks the other numbers
         check(self, "model.", at_least(0), "tag_weight")
-        rates = ("dropout", "attention_dropout", "feed_forward_dropout", "feature_dropout", "span_dropout")
-        check(self, "model.", BELOW_ONE, *rates)
+        check(self, "model.", BELOW_ONE, "feature_dropout", "span_dropout")
         if self.d_model % 2:
             raise ConfigError(f"model.d_model is {self.d_model}; it must be even, because a state has two halves.")
         if not self.window % 2:
@@ -89,24 +88,11 @@ class TransformerSpanParserConfig:
             names = getattr(self, name)
             if len(set(names)) < len(names) or not all(one.strip() for one in names):
                 raise ConfigError(f"model.{name} has an empty name, or one twice: {', '.join(names)}.")
-        _ = self.stack  # its own checks
 
     @property
     def stack(self) -> TransformerConfig:
         """The config of the same encoder in an encoder-decoder, from which the layers are built."""
-        return TransformerConfig(
-            source_vocab_size=self.vocab_size,
-            target_vocab_size=self.vocab_size,
-            d_model=self.d_model,
-            num_heads=self.num_heads,
-            d_ff=self.d_ff,
-            num_encoder_layers=self.num_layers,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            feed_forward_dropout=self.feed_forward_dropout,
-            activation=self.activation,
-            norm_position=self.norm_position,
-        )
+        return TransformerConfig.of_encoder(self)
 
     @property
     def longest_input(self) -> int | None:

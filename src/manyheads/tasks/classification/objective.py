@@ -2,159 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from manyheads.architectures.classifier import SequenceClassifier
-from manyheads.data.labelled_store import LabelledStore, LabelledStream, eval_labelled
+from manyheads.data.labelled_store import LabelledStream, eval_labelled
 from manyheads.data.prepared_labelled import LabelledData, open_labelled
 from manyheads.data.progress import Progress
-from manyheads.distributed.group import Group
-from manyheads.errors import ConfigError, DataError
+from manyheads.errors import ConfigError
 from manyheads.evaluation.classes import Confusion
 from manyheads.tasks.classification.settings import ClassificationConfig
-from manyheads.tasks.data_sets import known_sets
-from manyheads.text.languages import LanguagePair
+from manyheads.tasks.encoders import EncoderJudge, EncoderObjective, with_names
 from manyheads.training.record.report import Sample, ValidationReport
-from manyheads.training.run.objective import Translate
-from manyheads.training.run.signals import StopFlag
+from manyheads.training.run.objective import OpenObjective
 
 __all__ = ["ClassJudge", "ClassificationObjective", "open_objective"]
 
 
-def open_objective(
-    config: ClassificationConfig, data_dir: Path, progress: Progress | None = None
-) -> ClassificationObjective:
-    """See `tasks.runs.open_objective`."""
-    return ClassificationObjective(config, data_dir, progress)
-
-
-class ClassificationObjective:
-    """Labelled texts for an encoder with a class head; an optimiser step counts texts, not tokens.
-
-    Args:
-        config: of the run.
-        data_dir: where the embedded corpus is prepared, and found again by a resumed run.
-        progress: told how far that is.
-
-    Raises: DataError, ConfigError, SaveError: the data cannot be used.
-    """
-
-    def __init__(self, config: ClassificationConfig, data_dir: Path, progress: Progress | None = None) -> None:
-        self.data = open_labelled(config.data, config.tokenizer, data_dir, progress=progress)
-        self.digest = self.data.digest
-        self.config = _resolve(config, self.data)
-        self.model_config, self.generation = self.config.model, None
-        self.task = "classification"
-        self.languages: tuple[LanguagePair, ...] = ()
-        self.next_command = "classify {run}"
-        tokenizer = self.data.tokenizer
-        special = {"pad_id": tokenizer.pad_id, "eos_id": tokenizer.eos_id}
-        self.stream = LabelledStream(self.data.train, config.data, config.seed, **special)
-
-    def describe(self) -> str:
-        """See `Objective.describe`."""
-        return f"{self.data.describe()}\n{self.stream.describe()}"
-
-    def prepare_weights(self, model: SequenceClassifier, group: Group) -> Sequence[str]:
-        """See `Objective.prepare_weights`."""
-        return ()
-
-    def first_state(self, model: SequenceClassifier) -> None:
-        """See `Objective.first_state`."""
-
-    def begin(self, model: SequenceClassifier, lanes: int, seed: int) -> None:
-        """See `Objective.begin`."""
-
-    def judge(
-        self, model: SequenceClassifier, device: torch.device, stop: StopFlag, translate: Translate | None
-    ) -> ClassJudge:
-        """See `Objective.judge`."""
-        return ClassJudge(model, self.data, "valid", self.config, device, stop)
-
-    def judge_sets(self, model: SequenceClassifier, device: torch.device, stop: StopFlag) -> dict[str, ClassJudge]:
-        """See `Objective.judge_sets`."""
-        found = {}
-        sets = known_sets(self.config.initial.data, {self.config.data.path: self.data}, LabelledData.open)
-        for name, data in sets.items():
-            split = next((split for split in ("test", "valid") if getattr(data, split) is not None), None)
-            if split is not None and data.labels == self.data.labels:
-                found[f"{name} {split}"] = ClassJudge(model, data, split, self.config, device, stop)
-        return found
-
-    def lighter(self) -> str:
-        """See `Objective.lighter`."""
-        accumulate = self.config.data.accumulate
-        return (
-            f"(data.max_tokens {self.config.data.max_tokens}, data.accumulate {accumulate}): lower max_tokens, or raise"
-            f" accumulate to {2 * accumulate}, which splits each step into smaller parts; either makes it a new run."
-        )
-
-
-def _resolve(config: ClassificationConfig, data: LabelledData) -> ClassificationConfig:
-    """Fill in labels and vocabulary size.
-
-    Raises: ConfigError: the config has other labels than the data, or too few ids for its tokenizer.
-    """
-    model, size = config.model, data.tokenizer.vocab_size
-    if model.labels and tuple(model.labels) != data.labels:
-        origin = f"the model {config.initial.model} has" if config.initial.model else "model.labels is"
-        raise ConfigError(
-            f"{origin} {', '.join(model.labels)}, but the labels of {data.path} are {', '.join(data.labels)}; "
-            + ("prepare data with the model's labels." if config.initial.model else "leave model.labels out.")
-        )
-    if model.vocab_size and model.vocab_size < size and not config.initial.model:
-        raise ConfigError(
-            f"model.vocab_size is {model.vocab_size:,}, but the tokenizer of {data.path} gives {size:,} ids; set it to"
-            " 0, which uses them all."
-        )
-    return replace(config, model=replace(model, labels=data.labels, vocab_size=max(model.vocab_size, size)))
-
-
 @dataclass(frozen=True)
-class ClassJudge:
-    """Judges a model on held-out texts.
-
-    Args:
-        model: a composite.
-        data: with the texts.
-        split: `valid` or `test`.
-        config: budgets and precision.
-        device: where the model is.
-        stop: looked at between batches.
-
-    Raises: DataError: a text is longer than the model's positions; better now than at the first validation.
-    """
+class ClassJudge(EncoderJudge):
+    """Judges a classifier on held-out texts; see `EncoderJudge`."""
 
     model: SequenceClassifier
     data: LabelledData
-    split: str
     config: ClassificationConfig
-    device: torch.device
-    stop: StopFlag
-
-    def __post_init__(self) -> None:
-        longest = self.config.model.longest_input
-        if self.store is not None and longest is not None:
-            lengths = self.store.text.lengths + 1
-            if lengths.max(initial=0) > longest:
-                raise DataError(
-                    f"Text {int(lengths.argmax()) + 1} of {self.data.path} {self.split} has {lengths.max()} tokens, but"
-                    f" the model has {longest} positions; raise model.max_len, or shorten the text."
-                )
-
-    @property
-    def store(self) -> LabelledStore | None:
-        """The held-out texts as ids."""
-        store: LabelledStore | None = getattr(self.data, self.split)
-        return store
-
-    def __bool__(self) -> bool:
-        """Whether there is anything to validate on."""
-        return self.store is not None and len(self.store) > 0
 
     @torch.no_grad()
     def run(self, step: int) -> ValidationReport | None:
@@ -196,3 +69,45 @@ class ClassJudge:
             if found != row.label:
                 shown.append(Sample(source="", text=f"{row.label}, taken for {found} ({probability:.2f}): {row.text}"))
         return tuple(shown)
+
+
+class ClassificationObjective(EncoderObjective):
+    """Labelled texts for an encoder with a class head; an optimiser step counts texts, not tokens.
+
+    Args:
+        config: of the run.
+        data_dir: where the embedded corpus is prepared, and found again by a resumed run.
+        progress: told how far that is.
+
+    Raises: DataError, ConfigError, SaveError: the data cannot be used.
+    """
+
+    judges = ClassJudge
+    names = ("labels",)
+    task = "classification"
+    next_command = "classify {run}"
+
+    def __init__(self, config: ClassificationConfig, data_dir: Path, progress: Progress | None = None) -> None:
+        data = open_labelled(config.data, config.tokenizer, data_dir, progress=progress)
+        super().__init__(_resolve(config, data), data)
+        special = {"pad_id": data.tokenizer.pad_id, "eos_id": data.tokenizer.eos_id}
+        self.stream = LabelledStream(data.train, config.data, config.seed, **special)
+
+
+open_objective: OpenObjective = ClassificationObjective
+"""See `tasks.runs.open_objective`."""
+
+
+def _resolve(config: ClassificationConfig, data: LabelledData) -> ClassificationConfig:
+    """Fill in labels and vocabulary size.
+
+    Raises: ConfigError: the config has other labels than the data, or too few ids for its tokenizer.
+    """
+    model = config.model
+    if model.labels and tuple(model.labels) != data.labels:
+        origin = f"the model {config.initial.model} has" if config.initial.model else "model.labels is"
+        raise ConfigError(
+            f"{origin} {', '.join(model.labels)}, but the labels of {data.path} are {', '.join(data.labels)}; "
+            + ("prepare data with the model's labels." if config.initial.model else "leave model.labels out.")
+        )
+    return with_names(config, data, "labels")  # type: ignore[no-any-return]

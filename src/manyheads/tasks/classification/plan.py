@@ -20,11 +20,6 @@ class Trial(TokenTrial):
     config: ClassificationConfig
     unit = "texts"
 
-    @property
-    def longest(self) -> int:
-        """See `TokenTrial.longest`."""
-        return self.config.data.max_len
-
     def at(self, length: int) -> Trial:
         """See `Trial.at`. Labels that the data will give are two here; the head is the smallest part of a model."""
         model = self.config.model

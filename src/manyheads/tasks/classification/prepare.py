@@ -59,8 +59,6 @@ def _files(options: PrepareOptions, split: str, given: dict[str, Any]) -> Labell
 def summary(folder: Path, manifest: dict[str, Any]) -> str:
     """See `tasks.table.Task`."""
     data = LabelledData.open(folder, verify=False)
-    case = ", lower case" if data.tokenizer.lowercase else ""
-    vocabulary = f"{data.tokenizer.kind}, {data.tokenizer.vocab_size:,} pieces{case}, {data.tokenizer.digest[:12]}"
     lines = smaller_than_asked(manifest)
     for split, counts in manifest["counts"].items():
         lines += ["", f"{split}: {counts['texts']:,} texts"]
@@ -71,4 +69,4 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
         if counts["known_texts"]:
             lines.append(f"  {counts['known_texts']:>13,} texts that are also training texts, so their scores flatter")
         lines.append(f"  {describe_balance(manifest['label_counts'][split])}")
-    return summary_of(folder, data.digest, vocabulary, lines, "classifier-demo")
+    return summary_of(data, lines, "classifier-demo")

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Literal, Union
 from manyheads.architectures.table import configs_of
 from manyheads.architectures.transformer.classifier_config import TransformerClassifierConfig
 from manyheads.data.labelled_settings import LabelledSettings
-from manyheads.errors import ConfigError
-from manyheads.text.settings import TokenizerSettings
-from manyheads.training.settings import JudgingSettings, RunConfig
+from manyheads.tasks.encoder_settings import EncoderConfig
+from manyheads.training.settings import JudgingSettings
 
 if TYPE_CHECKING:
     from manyheads.architectures.protocols import ClassifierConfig
@@ -29,45 +28,21 @@ class ClassValidationSettings(JudgingSettings):
         num_samples: number of wrongly labelled texts that are written to samples/ and shown.
     """
 
-    num_samples: int = 3
+    judged = "a classifier"
+    scores = ("loss", "f1")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.best_by == "bleu":
-            raise ConfigError(
-                "validation.best_by is 'bleu', but a classifier is judged by 'loss' or 'f1'.", fields=["best_by"]
-            )
+    num_samples: int = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationConfig(RunConfig):
-    """A classifier's run, as `TrainConfig` is a translator's.
+class ClassificationConfig(EncoderConfig):
+    """A classifier's run."""
 
-    Raises: ConfigError: texts may be longer than the model's positions, or a setting has no meaning for labels.
-    """
+    predicts = "a classifier has labels"
 
     data: LabelledSettings = field(default_factory=LabelledSettings)
-    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
     model: ClassifierConfig = field(default_factory=TransformerClassifierConfig)
     validation: ClassValidationSettings = field(default_factory=ClassValidationSettings)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        training = self.training
-        for name, usual in (("r_drop", 0.0), ("num_sampled", 0), ("smoothing_kind", "all")):
-            if getattr(training, name) != usual:
-                raise ConfigError(
-                    f"training.{name} is {getattr(training, name)!r}, but a classifier has labels and no tokens to"
-                    f" predict; set it to {usual!r}.",
-                    fields=["training"],
-                )
-        longest = self.model.longest_input
-        if longest is not None and self.data.max_len > longest:
-            raise ConfigError(
-                f"data.max_len is {self.data.max_len:,}, but the model has {longest:,} positions (model.max_len); lower"
-                " the first, or raise the second.",
-                fields=("data", "model"),
-            )
 
     @property
     def task(self) -> Literal["classification"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,25 +11,23 @@ import torch
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.data.duplication import DuplicationData, DuplicationStream, held_out
 from manyheads.data.progress import Progress
-from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
 from manyheads.evaluation.duplication import evaluate_duplication
 from manyheads.tasks.text.objective import begin_hashing
 from manyheads.tasks.text.settings import TextConfig
-from manyheads.text.languages import LanguagePair
 from manyheads.training.record.report import ValidationReport
-from manyheads.training.run.objective import Translate
+from manyheads.training.run.objective import Objective, PlainObjective, Translate
 from manyheads.training.run.signals import StopFlag
 
 __all__ = ["DuplicationJudge", "DuplicationObjective", "open_objective"]
 
 
-def open_objective(config: TextConfig, data_dir: Path, progress: Progress | None = None) -> DuplicationObjective:
+def open_objective(config: TextConfig, data_dir: Path, progress: Progress | None = None) -> Objective:
     """See `tasks.runs.open_objective`. The sequences are computed, so nothing is read or written."""
     return DuplicationObjective(config)
 
 
-class DuplicationObjective:
+class DuplicationObjective(PlainObjective):
     """0w0w for a language model; `data.lanes` sequences of `data.segment_len` tokens a step.
 
     Args: config: of the run.
@@ -50,7 +47,6 @@ class DuplicationObjective:
         self.config = replace(config, model=replace(config.model, vocab_size=size))
         self.model_config, self.generation = self.config.model, self.config.generation
         self.task = "duplication"
-        self.languages: tuple[LanguagePair, ...] = ()
         hashes = config.model.hash_rounds is not None
         self.next_command = "evaluate {run} --num-hashes full 8 4 2 1" if hashes else "evaluate {run}"
         self.stream = DuplicationStream(config.data, config.seed)
@@ -58,10 +54,6 @@ class DuplicationObjective:
     def describe(self) -> str:
         """See `Objective.describe`."""
         return f"{self.data.describe()}\n{self.stream.describe()}"
-
-    def prepare_weights(self, model: LanguageModel, group: Group) -> Sequence[str]:
-        """See `Objective.prepare_weights`."""
-        return ()
 
     def first_state(self, model: LanguageModel) -> Any:
         """See `Objective.first_state`."""

@@ -22,11 +22,6 @@ class Trial(TokenTrial):
     config: SpanConfig
     unit = "sentences"
 
-    @property
-    def longest(self) -> int:
-        """See `TokenTrial.longest`."""
-        return self.config.data.max_len
-
     def at(self, length: int) -> Trial:
         """See `Trial.at`. Where the data will give labels and tags, fifty of each are assumed."""
         model, names = self.config.model, tuple(map(str, range(50)))

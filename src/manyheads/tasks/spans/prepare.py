@@ -41,8 +41,6 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
 def summary(folder: Path, manifest: dict[str, Any]) -> str:
     """See `tasks.table.Task`."""
     data = SpanData.open(folder, verify=False)
-    case = ", lower case" if data.tokenizer.lowercase else ""
-    vocabulary = f"{data.tokenizer.kind}, {data.tokenizer.vocab_size:,} pieces{case}, {data.tokenizer.digest[:12]}"
     lines = [
         *smaller_than_asked(manifest),
         f"labels      {len(data.constituents)}, and {len(data.tags)} tags, under {data.root}",
@@ -56,4 +54,4 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
         for kind in ("labels", "tags"):
             if count := counts[f"unknown_{kind}"]:
                 lines.append(f"  {count:>13,} {kind} that no training tree has, which a model cannot predict")
-    return summary_of(folder, data.digest, vocabulary, lines, "chart-parser")
+    return summary_of(data, lines, "chart-parser")

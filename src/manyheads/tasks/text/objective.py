@@ -32,9 +32,8 @@ from manyheads.tasks.first_embeddings import begin_embeddings
 from manyheads.tasks.held_out import chosen_split
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.text.id_vocabulary import IdVocabulary
-from manyheads.text.languages import LanguagePair
 from manyheads.training.record.report import Sample, ValidationReport
-from manyheads.training.run.objective import Translate
+from manyheads.training.run.objective import OpenObjective, PlainObjective, Translate
 from manyheads.training.run.signals import StopFlag
 
 __all__ = ["LanguageObjective", "TextJudge", "begin_hashing", "open_objective"]
@@ -43,7 +42,7 @@ __all__ = ["LanguageObjective", "TextJudge", "begin_hashing", "open_objective"]
 NO_TEXT = "(no text: the model writes ids; `manyheads generate RUN --output FILE` writes a file of them)"
 
 
-class LanguageObjective:
+class LanguageObjective(PlainObjective):
     """A text for a language model.
 
     Args:
@@ -71,7 +70,6 @@ class LanguageObjective:
         self.config = replace(config, model=replace(config.model, vocab_size=size))
         self.model_config, self.generation = self.config.model, self.config.generation
         self.task = "text" if vocabulary.is_text else "ids"
-        self.languages: tuple[LanguagePair, ...] = ()
         self.next_command = "generate {run}" if vocabulary.is_text else "generate {run} --output FILE"
         self.stream = self._mixed_stream() if self.shares else self._stream(self.data, config.data)
 
@@ -162,7 +160,7 @@ class LanguageObjective:
         )
 
 
-open_objective = LanguageObjective
+open_objective: OpenObjective = LanguageObjective
 """See `tasks.runs.open_objective`."""
 
 

@@ -16,13 +16,7 @@ from manyheads.data.preparing_text import prepare_text
 from manyheads.data.raw_files import IdSource, Pictures, RawFiles
 from manyheads.data.texts import TextFiles
 from manyheads.errors import ConfigError
-from manyheads.tasks.preparation import (
-    check_holdout,
-    chosen_vocabulary,
-    count_lines,
-    smaller_than_asked,
-    summary_of,
-)
+from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, smaller_than_asked, summary_of
 from manyheads.tasks.text.prepare_options import PrepareOptions
 from manyheads.text.settings import IdSettings, VocabularySettings
 from manyheads.text.symbol_vocabulary import SymbolVocabulary
@@ -105,4 +99,4 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
         if published != counts["tokens"]:
             lines.append(f"  {published:>13,} tokens are published: is this the whole corpus, unchanged?")
     about = f"{vocabulary.kind}, {vocabulary.vocab_size:,} ids, {vocabulary.digest[:12]}"
-    return summary_of(folder, data.digest, about, lines, "" if vocabulary.is_text else "reformer-demo")
+    return summary_of(data, lines, "" if vocabulary.is_text else "reformer-demo", about)

@@ -35,6 +35,9 @@ class TextValidationSettings(JudgingSettings):
         prompt: what samples continue; empty begins a text.
     """
 
+    judged = "a language model"
+    scores = ("loss",)
+
     num_samples: int = 1
     sample_tokens: int = 200
     prompt: str = ""
@@ -42,11 +45,6 @@ class TextValidationSettings(JudgingSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self, "validation.", at_least(1), "sample_tokens")
-        if self.best_by != "loss":
-            raise ConfigError(
-                f"validation.best_by is {self.best_by!r}; a language model is judged by 'loss' only.",
-                fields=["best_by"],
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,18 +20,18 @@ from manyheads.data.stream import TrainingStream
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
 from manyheads.seeding import derive_seed
-from manyheads.tasks.data_sets import known_sets, open_sets
+from manyheads.tasks.data_sets import fewer_tokens, known_sets, open_sets
 from manyheads.tasks.first_embeddings import begin_embeddings
 from manyheads.tasks.held_out import chosen_split
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.tasks.translation.validator import Validator, build_translate
-from manyheads.training.run.objective import Translate
+from manyheads.training.run.objective import OpenObjective, PlainObjective, Translate
 from manyheads.training.run.signals import StopFlag
 
 __all__ = ["TranslationObjective", "open_objective"]
 
 
-class TranslationObjective:
+class TranslationObjective(PlainObjective):
     """Sentence pairs for an encoder-decoder.
 
     Args:
@@ -126,14 +126,10 @@ class TranslationObjective:
 
     def lighter(self) -> str:
         """See `Objective.lighter`."""
-        accumulate = self.config.data.accumulate
-        return (
-            f"(data.max_tokens {self.config.data.max_tokens}, data.accumulate {accumulate}): lower max_tokens, or raise"
-            f" accumulate to {2 * accumulate}, which splits each step into smaller parts; either makes it a new run."
-        )
+        return fewer_tokens(self.config.data)
 
 
-open_objective = TranslationObjective
+open_objective: OpenObjective = TranslationObjective
 """See `tasks.runs.open_objective`."""
 
 

@@ -162,8 +162,6 @@ def preparation_of(
 def summary(folder: Path, manifest: dict[str, Any]) -> str:
     """See `tasks.table.Task`."""
     data = PreparedData.open(folder, verify=False)
-    case = ", lower case" if data.tokenizer.lowercase else ""
-    vocabulary = f"{data.tokenizer.kind}, {data.tokenizer.vocab_size:,} pieces{case}, {data.tokenizer.digest[:12]}"
     cleaning = _cleaning(folder)
     lines = smaller_than_asked(manifest) + _about_languages(manifest.get("languages", []), cleaning)
     for split, counts in manifest["counts"].items():
@@ -181,7 +179,7 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
             lines.append(f"  {tokens:>13,} {side} tokens: {mean:.1f} a sentence, {longest:,} the longest{noted}")
     if cleaning and (told := describe_cleaning(cleaning)):
         lines += ["", *told]
-    return summary_of(folder, data.digest, vocabulary, lines, "" if data.task is None else "demo")
+    return summary_of(data, lines, "" if data.task is None else "demo")
 
 
 def _cleaning(folder: Path) -> dict[str, Any]:

@@ -74,8 +74,9 @@ class TokenTrial:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row."""
-        raise NotImplementedError
+        """Tokens of the longest row; here, of rows with one side."""
+        longest: int = self.config.data.max_len
+        return longest
 
     @property
     def rows(self) -> int:

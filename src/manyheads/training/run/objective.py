@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.signals import StopFlag
 from manyheads.training.settings import RunConfig
 
-__all__ = ["Batch", "Data", "Judge", "Objective", "OpenObjective", "Stream", "Translate"]
+__all__ = ["Batch", "Data", "Judge", "Objective", "OpenObjective", "PlainObjective", "Stream", "Translate"]
 
 Translate = Callable[[list[str], Callable[[], bool]], list[str]]
 """Texts to texts by the model; the second argument is asked often, and answers True to make it raise SearchStopped."""
@@ -74,6 +74,7 @@ class Judge(Protocol):
         """Return loss and scores; None if the run was told to stop during the validation."""
 
 
+@runtime_checkable
 class Objective(Protocol):
     """The task of a run. config: of the run, with all values filled in that the data determines."""
 
@@ -140,6 +141,16 @@ class Objective(Protocol):
 
     def lighter(self) -> str:
         """Return advice on the settings that reduce memory."""
+
+
+class PlainObjective:
+    """What an `Objective` may leave out: languages that are unknown, and first weights that depend on the data."""
+
+    languages: Sequence[LanguagePair] = ()
+
+    def prepare_weights(self, model: Any, group: Group) -> Sequence[str]:
+        """See `Objective.prepare_weights`."""
+        return ()
 
 
 class OpenObjective(Protocol):

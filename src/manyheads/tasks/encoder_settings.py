@@ -1,0 +1,45 @@
+"""The common part of the settings of runs that learn an encoder with one head: classifiers and chart parsers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from manyheads.data.labelled_settings import LabelledSettings
+from manyheads.data.span_settings import SpanSettings
+from manyheads.errors import ConfigError
+from manyheads.text.settings import TokenizerSettings
+from manyheads.training.settings import RunConfig
+
+__all__ = ["EncoderConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(RunConfig):
+    """A run of such a model, as `TrainConfig` is a translator's. predicts: what it predicts, for messages.
+
+    Raises: ConfigError: rows may be longer than the model's positions, or a setting is for models that predict tokens.
+    """
+
+    predicts: ClassVar[str]
+
+    data: LabelledSettings | SpanSettings
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
+    model: Any
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, usual in (("r_drop", 0.0), ("num_sampled", 0), ("smoothing_kind", "all")):
+            if getattr(self.training, name) != usual:
+                raise ConfigError(
+                    f"training.{name} is {getattr(self.training, name)!r}, but {self.predicts} and no tokens to"
+                    f" predict; set it to {usual!r}.",
+                    fields=["training"],
+                )
+        longest = self.model.longest_input
+        if longest is not None and self.data.max_len > longest:
+            raise ConfigError(
+                f"data.max_len is {self.data.max_len:,}, but the model has {longest:,} positions (model.max_len); lower"
+                " the first, or raise the second.",
+                fields=("data", "model"),
+            )

@@ -1,0 +1,128 @@
+"""The common part of learning an encoder with one head: classifiers and chart parsers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from manyheads.errors import ConfigError, DataError
+from manyheads.tasks.data_sets import fewer_tokens, known_sets
+from manyheads.tasks.held_out import chosen_split
+from manyheads.training.record.report import ValidationReport
+from manyheads.training.run.objective import PlainObjective, Translate
+from manyheads.training.run.signals import StopFlag
+
+__all__ = ["EncoderJudge", "EncoderObjective", "with_names"]
+
+
+@dataclass(frozen=True)
+class EncoderJudge(ABC):
+    """Judges a model on held-out rows: texts with labels, or sentences with trees.
+
+    Args:
+        model: a composite.
+        data: with the rows.
+        split: `valid` or `test`.
+        config: budgets and precision.
+        device: where the model is.
+        stop: looked at between batches.
+
+    Raises: DataError: a row is longer than the model's positions; better now than at the first validation.
+    """
+
+    model: Any
+    data: Any
+    split: str
+    config: Any
+    device: torch.device
+    stop: StopFlag
+
+    def __post_init__(self) -> None:
+        longest, settings = self.config.model.longest_input, self.config.data
+        if self.store is None or longest is None:
+            return
+        lengths = self.store.lengths
+        if lengths.max(initial=0) > longest:
+            raise DataError(
+                f"{settings.row.capitalize()} {int(lengths.argmax()) + 1} of {self.data.path} {self.split} has"
+                f" {lengths.max()} {settings.unit}, but the model has {longest} positions; raise model.max_len, or"
+                f" leave the {settings.row} out."
+            )
+
+    @property
+    def store(self) -> Any:
+        """The held-out rows as numbers; None: there are none."""
+        return getattr(self.data, self.split)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to validate on."""
+        return self.store is not None and len(self.store) > 0
+
+    @abstractmethod
+    def run(self, step: int) -> ValidationReport | None:
+        """See `Judge.run`."""
+
+
+class EncoderObjective(PlainObjective):
+    """Rows for such a model. Subclasses set `stream`, `task` and `next_command`.
+
+    Args: config: of the run, with what the data determines. data: its prepared data.
+
+    Attributes: judges: the class of its judge. names: settings of the model, and fields of the data, with the names of
+        what the head predicts, in the order of its scores.
+    """
+
+    judges: ClassVar[type[EncoderJudge]]
+    names: ClassVar[tuple[str, ...]]
+    stream: Any
+    generation = None
+
+    def __init__(self, config: Any, data: Any) -> None:
+        self.config, self.model_config = config, config.model
+        self.data, self.digest = data, data.digest
+
+    def describe(self) -> str:
+        """See `Objective.describe`."""
+        return f"{self.data.describe()}\n{self.stream.describe()}"
+
+    def first_state(self, model: Any) -> None:
+        """See `Objective.first_state`."""
+
+    def begin(self, model: Any, lanes: int, seed: int) -> None:
+        """See `Objective.begin`."""
+
+    def judge(self, model: Any, device: torch.device, stop: StopFlag, translate: Translate | None) -> EncoderJudge:
+        """See `Objective.judge`."""
+        return self.judges(model, self.data, "valid", self.config, device, stop)
+
+    def judge_sets(self, model: Any, device: torch.device, stop: StopFlag) -> dict[str, EncoderJudge]:
+        """See `Objective.judge_sets`. A data set with other names is left out."""
+        found = {}
+        sets = known_sets(self.config.initial.data, {self.config.data.path: self.data}, type(self.data).open)
+        for path, data in sets.items():
+            split = chosen_split({"test": data.test, "valid": data.valid}, None)
+            if split is not None and all(getattr(data, name) == getattr(self.data, name) for name in self.names):
+                found[f"{path} {split}"] = self.judges(model, data, split, self.config, device, stop)
+        return found
+
+    def lighter(self) -> str:
+        """See `Objective.lighter`."""
+        return fewer_tokens(self.config.data)
+
+
+def with_names(config: Any, data: Any, *names: str) -> Any:
+    """Return the config of a run with the vocabulary size of its data, and these settings of the model from the data.
+
+    Raises: ConfigError: the model has fewer ids than the tokenizer of the data.
+    """
+    model, size = config.model, data.tokenizer.vocab_size
+    if model.vocab_size and model.vocab_size < size and not config.initial.model:
+        raise ConfigError(
+            f"model.vocab_size is {model.vocab_size:,}, but the tokenizer of {data.path} gives {size:,} ids; set it to"
+            " 0, which uses them all."
+        )
+    known = {name: getattr(data, name) for name in names}
+    return replace(config, model=replace(model, vocab_size=max(model.vocab_size, size), **known))
