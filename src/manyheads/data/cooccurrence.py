@@ -12,6 +12,8 @@ is a token with the side on which it is.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -36,22 +38,22 @@ def cooccurrence_embeddings(pairs: PairStore, width: int) -> Tensor:
     Shape: (vocab_size, width). Columns beyond the number of contexts are zero.
     Cost: some seconds on one core and 2,048 floats for each id, at any number of pairs.
     """
-    sides = (pairs.source, pairs.target)
-    occurrences = sum(np.bincount(_ids(side), minlength=pairs.vocab_size) for side in sides)
+    sides = [np.bincount(_ids(side), minlength=pairs.vocab_size) for side in (pairs.source, pairs.target)]
+    occurrences = sides[0] + sides[1]
     counts = count_contexts(pairs, _most_frequent(occurrences, _MOST_CONTEXTS))
     return _vectors(_information(counts), occurrences, width)
 
 
-def neighbour_embeddings(ids: NDArray[np.integer], vocab_size: int, width: int) -> Tensor:
+def neighbour_embeddings(ids: NDArray[np.integer[Any]], vocab_size: int, width: int) -> Tensor:
     """Return a vector of length 1 for every id that occurs in the first 16 million of a text, and zeros for the others.
 
     Shape: (vocab_size, width). Columns beyond the number of contexts are zero.
     Cost: some seconds on one core, and floats: 2,048 for each id, or 2^26 in all where these are fewer.
     """
-    ids = np.asarray(ids[:_MOST_TOKENS], np.int64)
-    occurrences = np.bincount(ids, minlength=vocab_size)
+    tokens = np.asarray(ids[:_MOST_TOKENS], np.int64)
+    occurrences = np.bincount(tokens, minlength=vocab_size)
     most = min(_MOST_CONTEXTS, _MOST_COUNTS // vocab_size) // 2  # of each side
-    counts = count_neighbours(ids, vocab_size, _most_frequent(occurrences, max(1, most)))
+    counts = count_neighbours(tokens, vocab_size, _most_frequent(occurrences, max(1, most)))
     return _vectors(torch.cat([_information(side) for side in counts], 1), occurrences, width)
 
 
@@ -99,7 +101,7 @@ def count_neighbours(
     return counts.view(2, vocab_size, len(contexts))
 
 
-def _most_frequent(occurrences: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def _most_frequent(occurrences: NDArray[np.integer[Any]], count: int) -> NDArray[np.int64]:
     return np.argsort(-occurrences, kind="stable")[:count]
 
 
@@ -122,7 +124,7 @@ def _information(counts: Tensor) -> Tensor:
     return (counts / expected.clamp(min=1e-9)).clamp(min=1).log()
 
 
-def _vectors(information: Tensor, occurrences: NDArray[np.int64], width: int) -> Tensor:
+def _vectors(information: Tensor, occurrences: NDArray[np.integer[Any]], width: int) -> Tensor:
     """Return the `width` columns that say most, centred, with rows of length 1; zeros for what does not occur."""
     # The right singular vectors and squared singular values, the largest last.
     squares, directions = torch.linalg.eigh(information.mT @ information)

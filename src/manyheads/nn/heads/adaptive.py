@@ -149,7 +149,8 @@ class AdaptiveHead(nn.Module):
     def begin_at(self, counts: Float[Tensor, " vocab_size"]) -> None:
         """See `LinearHead.begin_at`; a cluster has the sum of its tokens' counts."""
         logarithms = centred_logarithms(counts)
-        for bias, part in zip(self.biases, logarithms.split([len(one) for one in self.biases]), strict=True):
+        parts = torch.split(logarithms, [len(one) for one in self.biases])
+        for bias, part in zip(self.biases, parts, strict=True):
             bias.copy_(part)
         for index, (low, high) in enumerate(self.clusters.ranges[1:]):
             assert self.cluster_bias is not None
