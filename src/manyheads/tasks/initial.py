@@ -17,7 +17,7 @@ from manyheads.files.json_object import read_object
 from manyheads.files.verify import file_sha256
 from manyheads.tasks.classification.settings import ClassificationConfig
 from manyheads.tasks.classifier_presets import classifier_demo
-from manyheads.tasks.held_out import run_file
+from manyheads.tasks.held_out import run_file, run_section
 from manyheads.tasks.presets import demo, reformer_demo, xl_demo
 from manyheads.tasks.span_presets import chart_parser
 from manyheads.tasks.spans.settings import SpanConfig
@@ -28,6 +28,7 @@ from manyheads.training.settings import RunConfig
 __all__ = ["check_sizes", "default_layer", "model_layer"]
 
 _NOT_SIZES = ("dropout", "attention_dropout")
+_RATES = ("learning_rate", "muon_learning_rate")
 _RECORDS = ("format_version", "task", "languages")
 
 
@@ -83,11 +84,12 @@ def _own_data(name: str) -> str:
     return path if (Path(path) / "manifest.json").is_file() else ""
 
 
-def default_layer(model: Mapping[str, Any], *, keeps_preset: bool) -> Source:
+def default_layer(model: Mapping[str, Any], name: str, *, keeps_preset: bool) -> Source:
     """The layer of defaults for training a model further: batches of the demo presets, and a lower learning rate.
 
     Args:
         model: its config.
+        name: as for `model_layer`; the optimiser of its run is used, if there is one, at half its rates.
         keeps_preset: a preset determines batches and length, so only optimiser and schedule are replaced.
     """
     config: RunConfig
@@ -103,18 +105,34 @@ def default_layer(model: Mapping[str, Any], *, keeps_preset: bool) -> Source:
         config = xl_demo()
     values = to_plain(config)
     del values["model"], values["initial"]
-    values["optimiser"] = {**values["optimiser"], "name": "adamw", "learning_rate": 5e-4}
+    values["optimiser"] = _half_rates(name) or {**values["optimiser"], "name": "adamw", "learning_rate": 5e-4}
     values["schedule"] = {"kind": "linear", "warmup_steps": 50, "min_ratio": 0.0}
     if keeps_preset:
         values = {name: values[name] for name in ("optimiser", "schedule")}
     else:
         values["run_dir"] = "runs/run"
         values["data"].pop("path")
-        values.get("decoding", {}).pop("length_penalty", None)  # the demo's is for models that have just begun
+        if "decoding" in values:  # the demo's penalty is for models that have just begun
+            del values["decoding"]["length_penalty"]
+            values["decoding"] |= _of_run(name, "decoding")
         if model["architecture"] == "reformer":
             values["data"]["segment_len"] = values["reading"]["segment_len"] = model["max_len"]
             values["data"]["lanes"] = max(1, 16_384 // model["max_len"])
     return Source(values, "the defaults for training a model further")
+
+
+def _half_rates(name: str) -> dict[str, Any]:
+    """The optimiser of the run that trained the model, at half its rates; empty if there is none, or it had no rate."""
+    optimiser = _of_run(name, "optimiser")
+    if _of_run(name, "schedule").get("kind") == "noam":  # its rate is a factor of another formula
+        return {}
+    rates = {key: value / 2 for key, value in optimiser.items() if key in _RATES and isinstance(value, float | int)}
+    return {**optimiser, **rates}
+
+
+def _of_run(name: str, section: str) -> dict[str, Any]:
+    """A section of the config.yaml of the run that trained a model; empty if there is no such run."""
+    return run_section(name, section) if Path(name).is_dir() else {}
 
 
 def check_sizes(config: RunConfig, layer: Source) -> None:

@@ -134,7 +134,7 @@ def _begin_from(
     if sources[0].name == str(Path(run_dir) / "config.yaml"):  # the settings of the same run come first
         sources.insert(1, layer)
         return layer
-    defaults = default_layer(layer.values["model"], keeps_preset=preset is not None)
+    defaults = default_layer(layer.values["model"], name, keeps_preset=preset is not None)
     place = int(preset is not None)
     sources[place:place] = [defaults, layer]
     return layer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,23 @@ def test_sizes_and_digest_come_from_the_model(models: Path) -> None:
     assert config.training.max_minutes == 5.0
     assert config.decoding.length_penalty == DecodingSettings().length_penalty  # not that of a run of five minutes
     assert isinstance(read(models, "text"), TextConfig)
+
+
+def test_the_optimiser_of_the_run_goes_on_at_half_its_rates(models: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(models / "pairs", run / "model")
+    optimiser = {"name": "muon", "learning_rate": 0.006, "muon_learning_rate": 0.02, "beta2": 0.97}
+    values = {"optimiser": optimiser, "schedule": {"kind": "linear"}, "decoding": {"length_penalty": 1.3}}
+    (run / "config.yaml").write_text(json.dumps(values))
+    for place in (run, run / "model"):
+        config = read(place.parent, place.name)
+        assert isinstance(config, TrainConfig)
+        found = config.optimiser
+        assert (found.name, found.learning_rate, found.muon_learning_rate, found.beta2) == ("muon", 0.003, 0.01, 0.97)
+        assert config.decoding.length_penalty == 1.3
+        assert config.schedule.kind == "linear"
+    (run / "config.yaml").write_text(json.dumps({**values, "schedule": {"kind": "noam"}}))
+    assert read(tmp_path, "run").optimiser.learning_rate == 5e-4
 
 
 def test_a_preset_gives_batches_but_neither_sizes_nor_rate(models: Path) -> None:
