@@ -9,6 +9,8 @@ from manyheads.cli.command_line.parsing import option_names
 from manyheads.cli.command_line.task_pages import pages_of
 from manyheads.cli.command_line.train_options import TrainOptions
 from manyheads.cli.command_line.translate_options import TranslateOptions
+from manyheads.cli.commands.average import AverageOptions
+from manyheads.cli.commands.convert import ConvertOptions
 from manyheads.cli.commands.info import InfoOptions
 from manyheads.cli.main import COMMANDS
 from manyheads.config.merge import dotted_names
@@ -25,7 +27,7 @@ def ours() -> list[str]:
 
 
 def test_options_settings_and_commands_exist() -> None:
-    classes = [InfoOptions, TrainOptions, TranslateOptions]
+    classes = [AverageOptions, ConvertOptions, InfoOptions, TrainOptions, TranslateOptions]
     classes += [page.options for command in ("prepare", "evaluate", "score") for page in pages_of(command)]
     options = {name for one in classes for name in option_names(one)}
     settings = set(dotted_names(TrainConfig))

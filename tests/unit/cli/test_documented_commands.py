@@ -20,7 +20,7 @@ import yaml
 
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.cli import main
-from manyheads.cli.command_line import parsing
+from manyheads.cli.command_line import parsing, task_pages
 from manyheads.cli.command_line.train_options import read_arguments
 from manyheads.cli.commands.inspect import KINDS
 from manyheads.cli.main import COMMANDS
@@ -53,6 +53,12 @@ _STANDS_FOR = {
     "FILE": "a.txt",
     "MODEL": "runs/demo",
 }
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of the pages, such as runs/demo, are not here; they are not sought on the hub either."""
+    monkeypatch.setattr(task_pages, "is_hub_name", lambda name: False)
 
 
 class ParsedError(Exception):

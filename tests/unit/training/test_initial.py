@@ -23,7 +23,7 @@ from manyheads.files.verify import file_sha256
 from manyheads.tasks.runs import assemble, dry_run, train
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.training.settings import InitialSettings
+from manyheads.training.settings import TokenInitialSettings
 
 CPU = torch.device("cpu")
 WORDS = ["the", "a", "dog", "cat", "sees", "hears", "man", "tree"]
@@ -69,9 +69,9 @@ class World:
     def model(self, kind: str) -> Path:
         return self.folder / f"model-{kind}" / "model"
 
-    def initial(self, kind: str, **more: str) -> InitialSettings:
+    def initial(self, kind: str, **more: str) -> TokenInitialSettings:
         digest = file_sha256(self.model(kind) / "model.safetensors")
-        return InitialSettings(model=str(self.model(kind)), sha256=digest, **more)
+        return TokenInitialSettings(model=str(self.model(kind)), sha256=digest, **more)
 
 
 @pytest.fixture(scope="module")
@@ -216,10 +216,14 @@ def test_a_model_of_other_sizes_or_damaged_is_refused(world: World, begun: Calla
     content[-1] ^= 1
     (damaged / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelFileError):
-        assemble(begun("transformer", "new", initial=InitialSettings(model=str(damaged))), CPU, world.folder / "cache")
+        assemble(
+            begun("transformer", "new", initial=TokenInitialSettings(model=str(damaged))), CPU, world.folder / "cache"
+        )
     (damaged / "tokenizer.json").unlink()
     with pytest.raises(ModelFileError):
-        assemble(begun("transformer", "new", initial=InitialSettings(model=str(damaged))), CPU, world.folder / "cache")
+        assemble(
+            begun("transformer", "new", initial=TokenInitialSettings(model=str(damaged))), CPU, world.folder / "cache"
+        )
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from manyheads.architectures.hub import is_hub_name, resolve_model_path
 from manyheads.cli.command_line.parsing import option_names, parse, read
 from manyheads.config.options import CommandPage
+from manyheads.errors import ModelFileError
 from manyheads.tasks.table import TASKS, Task, task_of_folder
 
 __all__ = ["pages_of", "parse_for_named_task", "parse_for_task"]
@@ -65,15 +67,14 @@ def _recorded(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _of_hub(command: str, arguments: Sequence[str]) -> str | None:
-    """The task of a model on the hub, which is downloaded; None: no such model is named, or only help is asked for.
-
-    Raises: ModelFileError: see `resolve_model_path`.
-    """
+    """The task of a model on the hub, which is downloaded; None: there is no such model, or only help is asked for."""
     given = read(_page(_fitting(command, arguments), command).options, arguments)
     model = str(given.options.get("model", ""))
     if given.wants_help or Path(model).exists() or not is_hub_name(model):
         return None
-    return task_of_folder(str(resolve_model_path(model)))
+    with suppress(ModelFileError):  # whoever loads the model says why, after the options are checked
+        return task_of_folder(str(resolve_model_path(model)))
+    return None
 
 
 def _fitting(command: str, arguments: Sequence[str]) -> str:
