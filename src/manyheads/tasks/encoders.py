@@ -54,7 +54,7 @@ class EncoderJudge(ABC):
 
     @property
     def store(self) -> Any:
-        """The held-out rows as numbers; None: there are none."""
+        """Return the store of the held-out rows; None if the data has no such split."""
         return getattr(self.data, self.split)
 
     def __bool__(self) -> bool:

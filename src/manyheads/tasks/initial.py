@@ -122,7 +122,10 @@ def default_layer(model: Mapping[str, Any], name: str, *, keeps_preset: bool) ->
 
 
 def _half_rates(name: str) -> dict[str, Any]:
-    """The optimiser of the run that trained the model, at half its rates; empty if there is none, or it had no rate."""
+    """Return the optimiser settings of the run that trained the model, with half its learning rates.
+
+    The result is empty if there is no such run, or if its schedule was `noam`.
+    """
     optimiser = _of_run(name, "optimiser")
     if _of_run(name, "schedule").get("kind") == "noam":  # its rate is a factor of another formula
         return {}

@@ -144,7 +144,7 @@ class Objective(Protocol):
 
 
 class PlainObjective:
-    """What an `Objective` may leave out: languages that are unknown, and first weights that depend on the data."""
+    """Defaults of an `Objective`: the data has no recorded languages, and the first weights do not depend on it."""
 
     languages: Sequence[LanguagePair] = ()
 
