@@ -97,13 +97,14 @@ def _sizes(honest: Path, folder: Path) -> Iterator[Case]:
 def _texts(honest: Path, folder: Path) -> Iterator[Case]:
     """Texts without end, and pipes that nobody writes."""
     model, language = str(honest / "run" / "model"), str(honest / "language")
-    prepare = ["prepare", "--output", str(folder / "data"), "--valid-count", "0", "--vocab-size", "300"]
+    prepare = ["prepare", "--valid-count", "0", "--vocab-size", "300"]
     for name, text in (("letters", "a" * 10**7), ("marks", "e" + "\u0301" * 10**7)):
         path = folder / f"{name}.txt"
         path.write_text(f"{text}\n", encoding="utf-8")
         yield Case(f"a word of 10^7 {name}", ["translate", model, str(path)], None)
         for kind in ("bpe", "word", "unigram"):
             both = ["--source", str(path), "--target", str(path), "--tokenizer.kind", kind]
+            both += ["--output", str(folder / f"data-{name}-{kind}")]
             yield Case(f"a word of 10^7 {name}, {kind}", [*prepare, *both], None, trains=True, slow=True)
     member = gzip.compress(b"a line of text\n" * 2**16)
     (folder / "members.gz").write_bytes(member * 40)
@@ -111,7 +112,8 @@ def _texts(honest: Path, folder: Path) -> Iterator[Case]:
     most = ["--max-input-bytes", "1000000"]
     says = "unpacks to more than 1,000,000 bytes. If that is right, allow more by --max-input-bytes"
     members, zeros = str(folder / "members.gz"), str(folder / "zeros.gz")
-    yield Case("gzip of many members, pairs", [*most, *prepare, "--source", members, "--target", members], says)
+    both = ["--source", members, "--target", members, "--output", str(folder / "data")]
+    yield Case("gzip of many members, pairs", [*most, *prepare, *both], says)
     corpus = ["prepare", "--task", "lm", "--output", str(folder / "text"), "--valid-bytes", "0", "--level", "bytes"]
     yield Case("gzip of many members, bytes", [*corpus, "--corpus", members, "--max-input-bytes=1000000"], says)
     yield Case("gzip of one endless line", ["translate", model, zeros], "is longer than 67108864 bytes", slow=True)
