@@ -68,6 +68,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 	$(BIN)/lint-imports
 
 # Hostile and random input, for $(FUZZ_MINUTES) minutes (MINUTES=N for another time). What is found is written, made

@@ -280,8 +280,8 @@ def _in_process(arguments: list[str], folder: Path) -> Outcome:
         if hung:
             process.kill()
         code = process.wait()
-        texts = [os.pread(file.fileno(), 2**20, 0).decode("utf-8", "replace") for file in (out, err)]
-    return Outcome(code, *texts, time.monotonic() - started, 0, hung)
+        told, wrong = (os.pread(file.fileno(), 2**20, 0).decode("utf-8", "replace") for file in (out, err))
+    return Outcome(code, told, wrong, time.monotonic() - started, 0, hung)
 
 
 def write_found(campaign: Campaign, folder: Path) -> list[str]:

@@ -112,10 +112,10 @@ def forked(
         _, status, usage = os.wait4(process, 0)
         took = time.monotonic() - started
         before = int(os.pread(size.fileno(), 32, 0) or 0)
-        texts = [os.pread(file.fileno(), KEPT_BYTES, 0).decode("utf-8", "replace") for file in (out, err)]
+        told, wrong = (os.pread(file.fileno(), KEPT_BYTES, 0).decode("utf-8", "replace") for file in (out, err))
     code = os.waitstatus_to_exitcode(status)
     grown = usage.ru_maxrss * 1024 - before
-    return Outcome(code, *texts, took, grown, hung, usage.ru_utime + usage.ru_stime)
+    return Outcome(code, told, wrong, took, grown, hung, usage.ru_utime + usage.ru_stime)
 
 
 def _leads_group(process: int) -> bool:
