@@ -37,7 +37,7 @@ class Comparison:
         self._stop = stop
 
     def before(self) -> None:
-        """Judge the model before the first step; a run that has made steps keeps what it found then.
+        """Judge the model before the first step. A run that has made steps keeps the scores from its beginning.
 
         Raises: DataError: a held-out set cannot be used.
         """

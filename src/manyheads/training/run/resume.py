@@ -39,11 +39,12 @@ _MAY_CHANGE = (
     "decoding",
     "generation",
 )
-"""Settings that say where, how long and how watched a run is, not what it computes. (The data itself has a digest.)"""
+"""Settings that do not change what a run computes: its folder, its length and its records. (The data itself has a
+digest.)"""
 
 
 _FORMERLY = {"data.bpe_dropout": 0.0, "initial.embeddings": "random"}
-"""Settings that older versions did not record, with what they did."""
+"""Settings that older versions did not record, with the value that those versions used."""
 
 
 def find_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Path | None, list[str]]:
