@@ -144,7 +144,7 @@ def test_an_empty_name_is_not_the_working_directory(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     assert manyheads(*arguments) == 2
-    assert f"{name} is empty, as an unset variable of a shell is; name a" in capsys.readouterr().err
+    assert f"{name} is empty, perhaps from an unset shell variable; name a" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

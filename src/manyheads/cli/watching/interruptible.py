@@ -1,4 +1,4 @@
-"""An orderly end on signals of work that may wait in a library or for a pipe."""
+"""A clean end on signals, also for work that waits in a library or for a pipe."""
 
 from __future__ import annotations
 
