@@ -1,4 +1,5 @@
-"""The plan of a run on one's own data: facts about data and machine, the rule of `training.plan.rule`, and a table."""
+"""The plan of a run on one's own data: facts about the data and the machine, the rule of `training.plan.rule`, and a
+table of the choices."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def plan_layer(typed: Source, measure: MeasureRate | None = None) -> PlannedRun:
     minutes, steps = _limit_of(given)
     config = _reference(kind, manifest, typed)
     length, rows = (16, 128) if kind == "pairs" else (config.data.segment_len, config.data.lanes)
-    # A number of steps is what it is on any machine.
+    # A given number of steps does not depend on the machine.
     rate, machine = (0.0, "") if steps else (measure or _measured)(config, length, rows)
     facts = _facts(kind, manifest, minutes, steps, rate, given)
     plan = plan_run(facts)

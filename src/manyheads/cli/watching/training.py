@@ -67,7 +67,7 @@ def summary(result: TrainResult) -> str:
         lines.append(("curve", "  ".join(map(str, result.plots))))
     if result.signal_number is not None:
         name = signal.Signals(result.signal_number).name
-        lines.append(("stopped", f"by {name} at step {result.step:,}; the same command goes on from there"))
+        lines.append(("stopped", f"by {name} at step {result.step:,}; the same command continues from there"))
     if result.model_dir is not None:
         lines.append(("next", f"{program()} {result.next_command.format(run=result.run_dir)}"))
     return "\n".join(f"{name:<8} {text}" for name, text in lines)

@@ -1,4 +1,4 @@
-"""A model whose heads are judged, with the text on which this is done."""
+"""A model whose heads are measured, and the text for it."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class ParsingReport:
         return [*lines, *self.protocol_lines()]
 
     def protocol_lines(self) -> list[str]:
-        """The rest of the protocol: what was judged, and how."""
+        """Return the rest of the protocol: the data and the settings."""
         protocol = self.protocol
         if "model" not in protocol:
             counted = [f"  counted on {protocol['counted_on']}"] if "counted_on" in protocol else []
@@ -185,7 +185,7 @@ def _judge_model(
     overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
     settings = translator.options(**overrides)
     cutting = dataclasses.replace(settings, too_long="truncate")
-    # A tree that is too long to be learned is still one to judge by; so it is cut, and counted, and never refused.
+    # A tree that is too long for training is still used for evaluation: it is truncated and counted, never refused.
     with counted_truncations() as long_trees:
         told = telling(show, "likelihood", len(gold))
         likelihood = likelihood_of(translator, gold, cutting, "tree", told=told)

@@ -1,4 +1,5 @@
-"""Learning the next token of a text: lanes of segments with memory, judged by likelihood, shown by samples."""
+"""Learning to predict the next token of a text: lanes of segments with memory, validated by likelihood and by
+samples."""
 
 from __future__ import annotations
 
@@ -244,7 +245,9 @@ class TextJudge:
         """Of the whole text; of a part only where every token is a byte, since the bytes of a part are not counted."""
         vocabulary = self.data.vocabulary
         if isinstance(vocabulary, IdVocabulary) and vocabulary.form != "bytes":
-            return None  # an id takes two bytes in the file, which says nothing of what is in it
+            return (
+                None  # an id has two bytes in the file, whatever it stands for, so bits per byte would have no meaning
+            )
         if not self.config.reading.max_tokens:
             return bits_per(found.nll_sum, self.data.counts("valid")["bytes"])
         are_bytes = vocabulary.kind in ("bytes", "ids") and vocabulary.end_id is None

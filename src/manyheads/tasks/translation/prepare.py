@@ -189,7 +189,7 @@ def _cleaning(folder: Path) -> dict[str, Any]:
 
 
 def _about_languages(recorded: Sequence[Sequence[str]], cleaning: dict[str, Any]) -> list[str]:
-    """Lines about the languages that were given, or that the texts look like."""
+    """Return lines about the languages: the given ones, or those that were detected."""
     source, target = cleaning.get("languages", (None, None))
     given = (recorded[0][0], recorded[0][1]) if recorded else (None, None)
     lines = []
