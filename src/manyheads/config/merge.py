@@ -1,4 +1,7 @@
-"""Layers of settings: a preset, then files, then the command line; later ones win key by key."""
+"""Merging of layers of settings: a preset, then files, then the command line.
+
+Later layers override earlier ones key by key.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from manyheads.text.tokenizer import Tokenizer
 __all__ = ["BpeDropout"]
 
 BLOCK = 2048
-"""Sentences that are segmented at once: enough for numpy, and little memory."""
+"""Number of sentences that are segmented at once: enough for numpy to be fast, and little memory."""
 NO_MERGE = np.int32(2**31 - 1)
 ROUND = np.uint64(2**32)
 """Numbers of positions of a round in the hash."""
@@ -142,7 +142,9 @@ class BpeDropout:
     ) -> tuple[Ids, Ids]:
         """Return the ids of some sentences, and how many each has. first: number of the first sentence."""
         starts, usual = side.offsets[samples], side.lengths[samples].astype(np.int64)
-        counts = np.where(usual <= limit, usual, 0)  # what will be truncated stays, also because it may be endless
+        counts = np.where(
+            usual <= limit, usual, 0
+        )  # tokens that will be truncated keep the usual segmentation, since the text can be very long
         places = _ranges(starts, counts)
         pieces = side.ids[places].astype(np.int64)
         of_piece = np.repeat(np.arange(len(samples)), counts)

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["attention_figure", "layer_figure", "view_figure"]
 
 MAX_LABELS = 40
-"""More tokens than this on an axis: only every second, third ... is named."""
+"""If an axis has more tokens than this, only every second, third ... token is labelled."""
 MAX_SMALL_LABELS = 16
-"""The same for an axis of one of many heads."""
+"""The same limit if one of many heads is drawn."""
 MAX_FLAT_CHARS = 70
-"""Names that fit below the columns side by side; longer ones are slanted."""
+"""Maximum number of characters of a label below a column; longer labels are rotated."""
 
 
 def attention_figure(

@@ -1,4 +1,4 @@
-"""Plots of label smoothing: the target distribution, and the loss as the right token's probability grows."""
+"""Plots of label smoothing: the target distribution, and the loss by the probability of the correct token."""
 
 from __future__ import annotations
 

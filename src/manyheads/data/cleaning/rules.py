@@ -186,7 +186,10 @@ RULES: dict[str, Rule] = {
     "numbers": Rule("each side has a number that the other side has not", _numbers),
     "markup": Rule("a side contains a tag, an entity or a template", _markup),
 }
-"""Rules in the order in which they are asked: a pair counts for the first that finds it. `misaligned` comes after."""
+"""Rules in the order in which they are applied: a pair counts for the first rule that finds it.
+
+`misaligned` is applied last.
+"""
 
 Limits = dict[str, float | None]
 """Name of a rule -> its limit, or None: it is off. Rules without an entry have their default."""
