@@ -59,7 +59,7 @@ class Engine:
         self._limits = limits
         self._metrics = metrics
         self._waiting: deque[Job] = deque()
-        # Tokens of their rows that have not started. The sum is updated, not recomputed, because short requests are frequent.
+        # Tokens of their rows that have not started. Updated, not recomputed, because short requests are frequent.
         self._waiting_tokens = 0
         self._running: list[_Running] = []
         self._changed = threading.Condition()
