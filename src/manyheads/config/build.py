@@ -27,8 +27,9 @@ time."""
 
 
 def build(cls: type[T], values: Mapping[str, Any], name: str = "the settings") -> T:
-    """Build one dataclass from plain data. Args: name: what the data is called in messages, a file's path for example.
+    """Build one dataclass from plain data.
 
+    Args: name: what the data is called in messages, a file's path for example.
     Raises: ConfigError: unknown keys (with the nearest name), wrong types, values that the class itself refuses;
         all of them in one message, a line each.
     """

@@ -142,9 +142,8 @@ class BpeDropout:
     ) -> tuple[Ids, Ids]:
         """Return the ids of some sentences, and how many each has. first: number of the first sentence."""
         starts, usual = side.offsets[samples], side.lengths[samples].astype(np.int64)
-        counts = np.where(
-            usual <= limit, usual, 0
-        )  # tokens that will be truncated keep the usual segmentation, since the text can be very long
+        # Sentences that will be truncated keep the usual segmentation, also because they can be very long.
+        counts = np.where(usual <= limit, usual, 0)
         places = _ranges(starts, counts)
         pieces = side.ids[places].astype(np.int64)
         of_piece = np.repeat(np.arange(len(samples)), counts)

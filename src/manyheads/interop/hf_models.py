@@ -39,7 +39,7 @@ class ManyHeadsConfig(PretrainedConfig):  # type: ignore[misc]
 
     def __init__(self, settings: dict[str, Any] | None = None, **others: Any) -> None:
         self.settings = None if settings is None else to_plain(_config_of(settings))
-        # `settings` determines which parameters are shared; transformers requires this permission.
+        # `settings` determines which parameters are shared. transformers shares them only if this option is true.
         super().__init__(**{**others, "tie_word_embeddings": True})
 
     @property

@@ -74,7 +74,7 @@ class Service:
         self._mailbox: Mailbox | None = None
         # Tokenizers take long for long texts, during which the event loop must answer others.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="manyheads-tokenizer")
-        # OpenMP keeps workers for each thread that has computed. If there are more workers than cores, they sleep #
+        # OpenMP keeps workers for each thread that has computed. If there are more workers than cores, they sleep
         # between two operations. So the thread that loads the models ends, and only the engine's thread has workers.
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="manyheads-loader")
 

@@ -50,7 +50,8 @@ def average_run(
     Args:
         folder: of the run.
         output: the model folder; an existing one is replaced.
-        last: number of newest checkpoints to average. steps: steps of the checkpoints, instead of `last`.
+        last: number of newest checkpoints to average.
+        steps: steps of the checkpoints, instead of `last`.
         kind: the trained weights, or their running averages.
 
     Returns: the steps of the checkpoints.

@@ -32,8 +32,9 @@ T = TypeVar("T")
 
 
 class Report(Protocol):
-    """The result of `evaluate` in a task's folder. output: the lines for `--output`. read: counts of unusual lines in
-    the input files.
+    """The result of `evaluate` in a task's folder.
+
+    output: the lines for `--output`. read: counts of unusual lines in the input files.
     """
 
     @property

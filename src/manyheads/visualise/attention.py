@@ -35,7 +35,7 @@ MAX_LABELS = 40
 MAX_SMALL_LABELS = 16
 """The same limit if one of many heads is drawn."""
 MAX_FLAT_CHARS = 70
-"""Maximum number of characters of a label below a column; longer labels are rotated."""
+"""Characters of all labels together that have space below the columns of a picture; more are rotated."""
 
 
 def attention_figure(

@@ -117,7 +117,7 @@ def read_arguments(
     given = read(TrainOptions, arguments, tuple(RUNS.values()))
     try:
         options = fill(TrainOptions, given)
-    except ConfigError as error:  # continue with the correct settings, to find further mistakes
+    except ConfigError as error:  # continue with the options that are certain, to find further mistakes
         given.mistakes.append(str(error))
         options = TrainOptions(preset=given.options.get("preset"), config=given.options.get("config", ()))
     same_as = {

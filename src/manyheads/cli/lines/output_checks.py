@@ -20,7 +20,8 @@ class OutputCheck:
 
     Args:
         name: what the outputs are called: `translations`, `texts`.
-        learn_more: advice if many are bad. forbid: advice if few are bad: options that prevent such outputs.
+        learn_more: advice if many are bad.
+        forbid: advice if few are bad: options that prevent such outputs.
     """
 
     def __init__(self, name: str, *, learn_more: str, forbid: str) -> None:

@@ -63,7 +63,7 @@ def held_text(
     vocabulary = generator.vocabulary
     if path.startswith("embedded:") and cache is None:
         return _embedded(generator, path, split)
-    # These settings apply only to the embedded text.
+    # These settings are used only if the embedded text has to be prepared, and can describe only these levels.
     learned = vocabulary.kind in ("bytes", "bpe", "words")
     known = {"level": vocabulary.kind, "documents": vocabulary.documents} if learned else {}
     found = open_text(SegmentSettings(path=path), build(VocabularySettings, known), cache or Path())

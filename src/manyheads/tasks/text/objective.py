@@ -245,9 +245,8 @@ class TextJudge:
         """Of the whole text; of a part only where every token is a byte, since the bytes of a part are not counted."""
         vocabulary = self.data.vocabulary
         if isinstance(vocabulary, IdVocabulary) and vocabulary.form != "bytes":
-            return (
-                None  # an id has two bytes in the file, whatever it stands for, so bits per byte would have no meaning
-            )
+            # An id has two bytes in the file whatever it stands for, so bits per byte would have no meaning.
+            return None
         if not self.config.reading.max_tokens:
             return bits_per(found.nll_sum, self.data.counts("valid")["bytes"])
         are_bytes = vocabulary.kind in ("bytes", "ids") and vocabulary.end_id is None
