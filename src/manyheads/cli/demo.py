@@ -135,7 +135,7 @@ def judge(run_dir: Path, config: TrainConfig, bleu: float) -> tuple[bool, str]:
             " here, end other programs, or train longer: make demo MINUTES=M."
         )
     elif failed:
-        remedy = f"The steps were many enough, so look at the losses in {run_dir / 'metrics.jsonl'}, or train longer."
+        remedy = f"There were enough steps, so check the losses in {run_dir / 'metrics.jsonl'}, or train longer."
     else:
         remedy = f"{LEAST_MINUTES:g} minutes are usual: make demo."
     return failed, f"{what} {why} {remedy}"
@@ -229,8 +229,8 @@ def draw_attention(translator: Translator, source: str, translation: str, path: 
         cross.layers[-1],
         query_tokens=cross.query_tokens,
         key_tokens=cross.key_tokens,
-        title="Where the model looks in the source as it writes each word",
-        query_name="the word that is written next",
+        title="Attention to the source at each generated word",
+        query_name="next generated word",
         key_name="source",
     )
     return save_figure(figure, path)[0]

@@ -51,7 +51,7 @@ def set_up_machine() -> bool:
 
 
 def _is_busy() -> bool:
-    """Return whether other processes are computing, in each of three looks within milliseconds."""
+    """Return whether other processes are computing in each of three checks within milliseconds."""
     for _ in range(3):
         try:
             running = int(Path("/proc/loadavg").read_text("ascii").split()[3].split("/")[0])

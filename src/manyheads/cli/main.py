@@ -106,7 +106,7 @@ def guarded(command: Callable[[], int], *, debug: bool = False) -> int:
             return _fail(f"manyheads: there was not enough memory ({reason}). Ask for less at once.", 2, debug)
         message = (
             f"manyheads: a bug of ours: {type(error).__name__}: {error}\n"
-            "Run the same command with --debug and send us what it prints."
+            "Run the same command with --debug and send us its output."
         )
         return _fail(message, 1, debug)
 
@@ -190,7 +190,7 @@ def _fail(message: str, code: int, debug: bool) -> int:
 
 
 def _shortened(message: str) -> str:
-    """Return a message that does not fill a terminal, whatever names it quotes from files."""
+    """Return the message, shortened if it would fill a terminal because of long names from files."""
     lines = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..." for line in message.split("\n")]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES - 1 :] = [f"... and {len(lines) - _MOST_LINES + 1} lines more"]

@@ -138,7 +138,10 @@ def _field(annotation: Any, value: Any, path: str, mistakes: list[tuple[str, str
 
 
 def _choice(classes: tuple[type, ...], value: Any, path: str, mistakes: list[tuple[str, str]]) -> Any:
-    """A tagged choice: the tag says which of the classes; a bare name stands for that kind with its defaults."""
+    """Build a tagged choice.
+
+    The tag selects one of the classes; a name without settings selects that kind with its defaults.
+    """
     tag, kinds = tag_of(classes)
     listed = ", ".join(kinds)
     if isinstance(value, str):
@@ -177,7 +180,7 @@ def convert(annotation: Any, value: Any, name: str) -> Any:
 
 
 def _refuse_bool(annotation: Any, value: Any, name: str) -> None:
-    """Raises: ConfigError: a truth value stands for a number, alone or in a list; pydantic would take it for 1 or 0."""
+    """Raises: ConfigError: there is a truth value in place of a number, which pydantic would convert to 1 or 0."""
     parts = (annotation, *get_args(annotation))
     takes_numbers = any(part in (int, float) for part in parts) and bool not in parts
     wrong = [one for one in (value if isinstance(value, list | tuple) else (value,)) if isinstance(one, bool)]

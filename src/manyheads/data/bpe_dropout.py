@@ -112,7 +112,7 @@ class BpeDropout:
         return PairStore(source, target, store.vocab_size, store.digest)
 
     def find_words(self, side: TokenSide) -> NDArray[np.bool_]:
-        """Return which ids of a side begin a word, in which alone pieces are merged. (ids,)
+        """Return which ids of a side begin a word; pieces are merged only within a word. (ids,)
 
         The text of a sentence is cut again by the tokenizer, which has no other way to tell.
         """

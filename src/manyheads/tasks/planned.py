@@ -41,7 +41,7 @@ class PlannedRun:
 
 
 def plan_layer(typed: Source, measure: MeasureRate | None = None) -> PlannedRun:
-    """Plan a run on prepared data; what the command line sets is kept, and the rest follows from it.
+    """Plan a run on prepared data. Settings of the command line are kept, and the others follow from them.
 
     Args:
         typed: the settings of the command line, with `data.path`.
@@ -92,7 +92,7 @@ def _kind_of(folder: Path, manifest: Mapping[str, Any], given: Mapping[str, Any]
 
 
 def _limit_of(given: Mapping[str, Any]) -> tuple[float, int]:
-    """The minutes and steps of the run: what is given, or the default minutes."""
+    """Return the minutes and steps of the run: the given ones, or the default minutes."""
     steps = convert(int, given.get("training.max_steps", 0), "training.max_steps")
     minutes = convert(float, given.get("training.max_minutes", 0.0 if steps else DEFAULT_MINUTES), "--minutes")
     if not 0 <= minutes < math.inf or steps < 0 or not (minutes or steps):

@@ -173,7 +173,7 @@ def count_lines(counts: Mapping[str, int]) -> list[str]:
 
 
 def smaller_than_asked(manifest: Mapping[str, Any]) -> list[str]:
-    """A line if the text gave a smaller vocabulary than was asked for; otherwise none."""
+    """Return a line if the text gave a smaller vocabulary than requested; otherwise none."""
     made = manifest["tokenizer"]
     asked = (made["settings"] or {}).get("vocab_size") or 0
     if made["vocab_size"] >= asked:

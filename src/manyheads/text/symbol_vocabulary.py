@@ -25,7 +25,7 @@ _SPACES = {"bytes": "32", "characters": "_"}
 
 
 class SymbolVocabulary(Vocabulary):
-    """Ids are places in a list of symbols. Documents are not told apart.
+    """Ids are positions in a list of symbols. Documents are not distinguished.
 
     Args:
         symbols: by id.

@@ -226,7 +226,7 @@ class TokenInitialSettings(InitialSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The settings of every run. Each task adds its own sections (`tasks/*/settings.py`).
+    """The settings that every run has. Each task adds its own sections (`tasks/*/settings.py`).
 
     Args:
         run_dir: the run's folder.

@@ -100,7 +100,8 @@ def attention_figure(
         else:
             axes.set_title(name, loc="left", fontsize=9, color=INK)
             head = int(panel)
-            # Tokens stand at the outer edges of the grid only: rows at its left, columns below each column's last head.
+            # Tokens are shown only at the outer edges of the grid: rows at its left, columns below each column's last
+            # head.
             _label(axes, "x", key_tokens if head + columns >= num_heads else None, k_len, is_small=True)
             _label(axes, "y", query_tokens if head % columns == 0 else None, q_len, is_small=True)
     if image is not None:

@@ -20,7 +20,7 @@ class ClassifyOptions:
     model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
     input: str = argument("A text file, plain or gzip; - is standard input.", default="-", metavar="INPUT")
     output: str = option("File for the labels; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
-    scores: bool = option("Print the probability of each label after a tab.", default=False)
+    scores: bool = option("Write the probability of each label after a tab.", default=False)
     num_return_sequences: int | None = option(
         "The N most probable labels of each line: line number, probability, label.",
         metavar="N",

@@ -113,8 +113,11 @@ def _options(cls: type, path: str = "") -> Iterator[_Option]:
 class Given:
     """The parts of a command line, as text.
 
-    Attributes: options: path of the field -> a string, several, or True. settings: those that were given by dotted
-    names. mistakes: a sentence each. wants_help: -h or --help is among them.
+    Attributes:
+        options: path of the field -> a string, several, or True.
+        settings: those that were given by dotted names.
+        mistakes: a sentence each.
+        wants_help: -h or --help is among them.
     """
 
     options: dict[str, Any]

@@ -27,7 +27,7 @@ class ShortlistOptions:
     source: str | None = option(
         "Instead of --data: source sentences, one per line, plain or gzip.", default=None, metavar="FILE"
     )
-    target: str | None = option("Their translations, line by line.", default=None, metavar="FILE")
+    target: str | None = option("Translations of the sources, line by line.", default=None, metavar="FILE")
     max_pairs: int = option(
         "Maximum number of pairs that are read, from the first one on.", default=500_000, metavar="N"
     )

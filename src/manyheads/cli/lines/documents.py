@@ -96,8 +96,8 @@ class InputDocument:
     ) -> None:
         """Write the translated document.
 
-        Into a file, blocks of finished sentences are kept beside it until it is whole: after an interruption, the same
-        command goes on from there.
+        If the output is a file, blocks of finished sentences are kept beside it until it is complete. After an
+        interruption, the same command continues from there.
 
         Args:
             model: its name on the command line.

@@ -25,7 +25,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 class LineWriter:
     """Writes lines and flushes after every call. A file is opened only when the first result is there.
 
-    So a mistake in the input leaves an older output file as it was.
+    So an error in the input does not change an older output file.
 
     Args: path: a file, or `-` for standard output.
     """

@@ -29,9 +29,9 @@ class SpanHead(nn.Module):
 
     Paper: Kitaev and Klein 2018, arXiv:1805.01052, sec. 2. The vector of a fencepost is the first half of the
     state before it and the second half of the state after it; that of a span is the difference of its two fenceposts; a
-    layer, norm, ReLU and a second layer make one score a label. The label `no constituent` has the score 0. The loss is
-    that of Zhang, Zhou and Li 2020, arXiv:2008.03736. Differs: the halves are not kept apart in the encoder, and the
-    first layer is applied to the fenceposts, which are fewer than the spans.
+    layer, norm, ReLU and a second layer compute one score per label. The label `no constituent` has the score 0. The
+    loss is that of Zhang, Zhou and Li 2020, arXiv:2008.03736. Differs: the halves are not kept apart in the encoder,
+    and the first layer is applied to the fenceposts, which are fewer than the spans.
     Args:
         d_model: width of the states, even.
         span_dim: width of the layer inside.

@@ -116,7 +116,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> ParsingReport:
 
 
 def _gold(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, str]], str, PreparedData | None]:
-    """Sentences with their trees, what they are called, and the prepared data that they are from, if any."""
+    """Return sentences with their trees, their name, and the prepared data that contains them, if there is any."""
     if options.trees is not None:
         found = read_sentences(options.trees, ParsingTask(), options.on_bad_utf8, read)
         return found, describe(options.trees), None

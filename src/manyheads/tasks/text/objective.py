@@ -49,7 +49,7 @@ class LanguageObjective(PlainObjective):
     Args:
         config: of the run.
         data_dir: where an embedded text is prepared, and found again by a resumed run.
-        progress: told how far that is.
+        progress: called with the progress of this.
 
     Raises: DataError, ConfigError, SaveError: the data cannot be used.
     """
@@ -175,7 +175,7 @@ def _token_tables(model: LanguageModel) -> list[Tensor]:
 def begin_hashing(config: TextConfig, model: LanguageModel, lanes: int, seed: int) -> Any:
     """A state that holds the seed of the first hashes of an epoch, for models that hash; None for others.
 
-    The seed goes on with the state from call to call, and so into checkpoints.
+    The seed is a part of the state, so it is passed from call to call and stored in checkpoints.
     """
     return model.start(lanes, projected=False, hash_seed=seed) if config.model.draws_hashes else None
 
@@ -189,7 +189,7 @@ def build_write(model: LanguageModel, data: TextData, config: TextConfig, device
 
 @dataclass(frozen=True)
 class TextJudge:
-    """Judges a language model on held-out text.
+    """Validates a language model on held-out text.
 
     Args:
         model: a composite.

@@ -51,7 +51,7 @@ class TextValidationSettings(JudgingSettings):
 class TextConfig(RunConfig):
     """The settings of a language model's run.
 
-    Raises: ConfigError: segments are longer than the model's positions, or memory is asked of a model without any.
+    Raises: ConfigError: segments are longer than the model's positions, or memory is set for a model without memory.
     """
 
     data: SegmentSettings = field(default_factory=SegmentSettings)

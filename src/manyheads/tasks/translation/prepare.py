@@ -135,11 +135,8 @@ def preparation_of(
     cleaning: Callable[[], Mapping[str, Any]] | None = None,
     languages: Sequence[LanguagePair] = (),
 ) -> Callable[..., dict[str, Any]]:
-    """The function that prepares pairs.
-
-    Args:
-        splits: where each comes from.
-        task: what is learned of targets that are trees.
+    """Return the function that prepares pairs. Args: splits: the source of each split. task: the parts of trees that
+        are learned, if targets are trees.
         cleaning: see `prepare_corpus`.
         languages: of source and target, if they are known; several for a model with tags.
 

@@ -30,14 +30,14 @@ SPECIAL_TOKENS = {"source": 1, "target": 2}  # EOS; BOS and EOS
 
 
 def build_translate(model: Seq2Seq, data: PreparedData, config: TrainConfig, device: torch.device) -> Translate:
-    """The search that `translate` uses, over the model as it is at the time of each call."""
+    """The search that `translate` uses, with the model's weights at the time of each call."""
     translator = Translator(model, data.tokenizer, config.decoding, device=device, precision=config.precision)
     return lambda texts, stop: translator.translate(texts, stop=stop)
 
 
 @dataclass(frozen=True)
 class Validator:
-    """Judges a model on held-out pairs.
+    """Validates a model on held-out pairs.
 
     Args:
         model: forward gives an `Output`.

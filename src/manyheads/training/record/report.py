@@ -159,7 +159,7 @@ class TrainResult:
 
 
 class Reporter(Protocol):
-    """Called from the training loop's thread, in the order of its methods."""
+    """Receives the reports. The training loop's thread calls its methods, in their order in this class."""
 
     def start(self, start: RunStart) -> None: ...
 

@@ -81,8 +81,8 @@ def changed_arithmetic(before: Any, now: Mapping[str, str], *, refuse: bool) -> 
             f"The arithmetic changed since the checkpoint: {text}. Restore it, or leave out --same-arithmetic."
         )
     return (
-        f"The arithmetic changed since the checkpoint: {text}. The run goes on, but it will not have the bytes of an"
-        " uninterrupted run; --same-arithmetic refuses this."
+        f"The arithmetic changed since the checkpoint: {text}. The run continues, but it will not have the bytes of an "
+        "uninterrupted run; --same-arithmetic refuses this."
     )
 
 

@@ -78,8 +78,8 @@ def find_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Path | None, li
         best = _best_step(newest)
         if best != step_of(named):
             warnings.append(
-                f"The pointer best names {named.name}, but {newest.name} knows step {best} as the best;"
-                f" the run goes on from {named.name}."
+                f"The pointer best names {named.name}, but {newest.name} knows step {best} as the best; the run "
+                f"continues from {named.name}."
             )
     verify_checkpoint(named)
     return named, warnings
