@@ -30,9 +30,9 @@ COMMANDS = {
     "translate": "translate lines or documents; a prompt in a terminal",
     "generate": "continue a text with a language model",
     "classify": "label lines with a classifier",
-    "score": "log-probabilities of given translations",
-    "serve": "an HTTP server for models, with a web page",
-    "inspect": "pictures and tables: attention, shapes, positions, schedules",
+    "score": "print log-probabilities of given translations or texts",
+    "serve": "run an HTTP server for models, with a web page",
+    "inspect": "draw and print: attention, shapes, positions, schedules",
     "shortlist": "learn likely translations of words, for a faster search",
     "prune": "remove attention heads and write a smaller model",
     "average": "average the weights of a run's checkpoints into a model",
@@ -41,7 +41,7 @@ COMMANDS = {
     "push": "upload a model to the Hugging Face hub, with a card",
     "info": "show the contents of a model, a run or prepared data",
     "doctor": "check this machine: versions, devices, speed",
-    "completion": "tab completion for bash, zsh or fish",
+    "completion": "print tab completion for bash, zsh or fish",
 }
 
 EXIT_CODES = (
@@ -63,9 +63,9 @@ commands:
 
 options:
   --version   print the version
-  --debug print a traceback after an error
+  --debug     print a traceback after an error
   --max-input-bytes N
-              the most bytes of a packed text when it is unpacked, and of a
+              the largest size of a packed text when it is unpacked, and of a
               stream that is read to its end [default: 8589934592]
 
 examples:

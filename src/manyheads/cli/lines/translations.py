@@ -84,7 +84,7 @@ class TranslationLines:
         """Raises: ConfigError: the model is a parser."""
         if self._task is not None:
             raise ConfigError(
-                f"{self._options.model} is a parser; documents are translated. Give sentences, one a line."
+                f"{self._options.model} is a parser; documents are translated. Give sentences, one per line."
             )
 
     def converse(self) -> None:

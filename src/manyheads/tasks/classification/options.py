@@ -22,8 +22,8 @@ class PrepareOptions(preparation.PrepareOptions):
     """Options of `manyheads prepare --task classification`."""
 
     tsv: str | None = option("Training texts, label<TAB>text; - is standard input.", default=None, metavar="FILE")
-    jsonl: str | None = option("Training texts, a JSON object a line.", default=None, metavar="FILE")
-    texts: str | None = option("Training texts, one a line, with --labels.", default=None, metavar="FILE")
+    jsonl: str | None = option("Training texts, one JSON object per line.", default=None, metavar="FILE")
+    texts: str | None = option("Training texts, one per line, with --labels.", default=None, metavar="FILE")
     labels: str | None = option("Their labels, line by line.", default=None, metavar="FILE")
     valid_tsv: str | None = option("Validation texts.", default=None, metavar="FILE")
     valid_jsonl: str | None = option("Validation texts.", default=None, metavar="FILE")
@@ -55,8 +55,8 @@ class LabelledOptions:
     """Options that name labelled texts."""
 
     tsv: str | None = option("Labelled texts, label<TAB>text.", default=None, metavar="FILE")
-    jsonl: str | None = option("Labelled texts, a JSON object a line.", default=None, metavar="FILE")
-    texts: str | None = option("Texts, one a line, with --labels.", default=None, metavar="FILE")
+    jsonl: str | None = option("Labelled texts, one JSON object per line.", default=None, metavar="FILE")
+    texts: str | None = option("Texts, one per line, with --labels.", default=None, metavar="FILE")
     labels: str | None = option("Their labels, line by line.", default=None, metavar="FILE")
     text_key: str = option("Key of the text in JSONL; a.b is nested.", default="text", metavar="KEY")
     label_key: str = option("Key of the label in JSONL.", default="label", metavar="KEY")
@@ -94,7 +94,9 @@ class EvaluateOptions(LabelledOptions):
     picture: str | None = option(
         "Draw the confusion matrix into a file that ends in .png, .svg or .pdf.", default=None, metavar="FILE"
     )
-    output: str | None = option("Save the predicted labels, one a line.", default=None, metavar="FILE", aliases=("-o",))
+    output: str | None = option(
+        "Save the predicted labels, one per line.", default=None, metavar="FILE", aliases=("-o",)
+    )
     json: bool = option("Print one JSON object.", default=False)
 
     def __post_init__(self) -> None:
@@ -117,9 +119,9 @@ class ScoreOptions(LabelledOptions):
 PREPARE = CommandPage(
     PrepareOptions,
     """Convert labelled texts to a folder of tokens for training. Each split is a TSV file (label<TAB>text), a JSONL
-file, or two files, texts and labels: plain or gzip, UTF-8, one text a line. The labels are those of the training texts,
-sorted; a label that occurs only in validation or test texts is refused. One tokenizer is trained on the training texts,
-unless --tokenizer names one.""",
+file, or two files, texts and labels: plain or gzip, UTF-8, one text per line. The labels are those of the training
+texts, sorted; a label that occurs only in validation or test texts is refused. One tokenizer is trained on the training
+texts, unless --tokenizer names one.""",
     (
         "manyheads prepare --task classification --tsv train.tsv --valid-count 500 --test-tsv test.tsv -o data/news",
         "manyheads prepare --task classification --jsonl train.jsonl --text-key body --label-key topic"

@@ -23,7 +23,7 @@ class HeadTextOptions:
     """Text on which heads are measured; by default the validation data of the run."""
 
     source: str | None = option(
-        "Translators: source sentences, one a line, plain or gzip.", default=None, metavar="FILE"
+        "Translators: source sentences, one per line, plain or gzip.", default=None, metavar="FILE"
     )
     reference: str | None = option("Their translations, line by line.", default=None, metavar="FILE")
     text: str | None = option("Language models: a text file, plain or gzip.", default=None, metavar="FILE")

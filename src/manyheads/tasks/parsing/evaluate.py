@@ -40,7 +40,7 @@ class ParsingReport:
 
     @property
     def output(self) -> list[str]:
-        """The trees, one a line."""
+        """The trees, one per line."""
         return ["" if tree is None else format_tree(tree) for tree in self.parses.trees]
 
     def to_json(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _gold(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, s
 def _judge_file(
     path: str, gold: list[tuple[str, str]], options: EvaluateOptions, read: ReadReport
 ) -> tuple[ParseReport, dict[str, Any]]:
-    """Trees made elsewhere, one a line; an empty line is a sentence without a tree."""
+    """Trees made elsewhere, one per line; an empty line is a sentence without a tree."""
     lines = list(read_lines(path, on_bad_utf8=options.on_bad_utf8, report=read))
     name = describe(path)
     if len(lines) != len(gold):

@@ -58,7 +58,7 @@ class EvaluateOptions(TreeOptions):
     )
     data: str | None = option("A folder written by prepare --task spans.", metavar="DATA", default_is="the run's")
     split: Literal["test", "valid"] | None = option("Which part of the data.", default_is="test if there is one")
-    output: str | None = option("Save the trees, one a line.", default=None, metavar="FILE", aliases=("-o",))
+    output: str | None = option("Save the trees, one per line.", default=None, metavar="FILE", aliases=("-o",))
     json: bool = option("Print one JSON object.", default=False)
 
     def __post_init__(self) -> None:

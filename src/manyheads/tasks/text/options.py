@@ -231,7 +231,7 @@ class ScoreOptions:
     """Options of `manyheads score` for a language model."""
 
     model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
-    text: str = option("Texts, one a line, plain or gzip; - is standard input.", default="-", metavar="FILE")
+    text: str = option("Texts, one per line, plain or gzip; - is standard input.", default="-", metavar="FILE")
     output: str = option("File for the scores; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
     tokens: bool = option("JSON lines with the log-probability of every token.", default=False)
     on_bad_utf8: OnBadUtf8 = option(

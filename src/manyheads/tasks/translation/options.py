@@ -51,10 +51,10 @@ class PairOptions(preparation.PrepareOptions):
 class PrepareOptions(PairOptions):
     """Options of `manyheads prepare --task translation`."""
 
-    source: str | None = option("Training sentences, one a line; - is standard input.", default=None, metavar="FILE")
+    source: str | None = option("Training sentences, one per line; - is standard input.", default=None, metavar="FILE")
     target: str | None = option("Their translations, line by line.", default=None, metavar="FILE")
     tsv: str | None = option("Training pairs, source<TAB>target.", default=None, metavar="FILE")
-    jsonl: str | None = option("Training pairs, a JSON object a line.", default=None, metavar="FILE")
+    jsonl: str | None = option("Training pairs, one JSON object per line.", default=None, metavar="FILE")
     pairs: str | None = option(
         "Training pairs in one file, whose name ends in .csv, .tsv, .jsonl, .tmx or .parquet.",
         default=None,
@@ -111,7 +111,7 @@ class SearchEvaluateOptions:
     )
     split: Literal["test", "valid"] | None = option("Which part of the data.", default_is="test if there is one")
     output: str | None = option(
-        "Save the translations or trees, one a line.", default=None, metavar="FILE", aliases=("-o",)
+        "Save the translations or trees, one per line.", default=None, metavar="FILE", aliases=("-o",)
     )
     json: bool = option("Print one JSON object.", default=False)
     on_bad_utf8: Literal["fail", "replace"] = option(
@@ -134,7 +134,7 @@ class EvaluateOptions(SearchEvaluateOptions):
     )
     page: str | None = option("Of several models: write the comparison as one HTML page.", default=None, metavar="FILE")
     differences: int = option("Of several models: show the N sentences that differ most.", default=10, metavar="N")
-    source: str | None = option("Source sentences, one a line, plain or gzip.", default=None, metavar="FILE")
+    source: str | None = option("Source sentences, one per line, plain or gzip.", default=None, metavar="FILE")
     reference: str | None = option("Reference translations, line by line.", default=None, metavar="FILE")
     hypotheses: str | None = option("Translations to evaluate instead of a model's.", default=None, metavar="FILE")
     data: str | None = option(
@@ -185,7 +185,7 @@ class ScoreOptions:
     """Options of `manyheads score` for a translator or a parser."""
 
     model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
-    source: str = option("Source sentences, one a line, plain or gzip; - is standard input.", metavar="FILE")
+    source: str = option("Source sentences, one per line, plain or gzip; - is standard input.", metavar="FILE")
     target: str = option("Their translations, line by line.", metavar="FILE")
     output: str = option("File for the scores; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
     target_lang: str | None = option(
@@ -218,7 +218,7 @@ PREPARE = CommandPage(
     PrepareOptions,
     """Convert sentence pairs to a folder of tokens for training. Training, validation and test pairs
 each come from two aligned files, or from one TSV, JSONL, CSV, TMX or Parquet file. Text is UTF-8, plain or gzip, one
-sentence a line. One tokenizer is trained on both sides of the training pairs, unless --tokenizer names one. Training
+sentence per line. One tokenizer is trained on both sides of the training pairs, unless --tokenizer names one. Training
 pairs with an empty side are left out and counted.
 A parser learns from trees: `manyheads prepare --task spans --help` (chart parser) or `--task parsing --help` shows its
 options. A classifier learns from labelled texts: `manyheads prepare --task classification --help`.
