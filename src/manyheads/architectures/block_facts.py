@@ -29,8 +29,8 @@ __all__ = ["Facts", "attention_name", "block_facts", "matrices_of"]
 @dataclass(frozen=True)
 class Facts:
     """A module. template: its lines, separated by line breaks, with the names of `sizes` in braces. sizes: name -> the
-    least and the most of the layers that are told together. place: the module's name. shape: of its output, without the
-    batch.
+    smallest and the largest value in the layers that are shown together. place: the module's name. shape: of its
+    output, without the batch.
     """
 
     kind: str

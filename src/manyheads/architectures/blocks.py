@@ -1,7 +1,7 @@
 """The blocks of a model, as figure 1 of a paper draws them, found by running the model once.
 
-The order of the blocks is the order in which they ran; their sizes are those of the tensors that they made and of their
-parameters; attention is masked if none of its weights looked ahead. Nothing is taken from a fixed picture.
+The order of the blocks is the order in which they ran. Their sizes are read from their outputs and parameters.
+Attention is called masked if no position attended to a later one. Nothing is taken from a fixed picture.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _place(
     masked: set[str],
     matrices: dict[int, str],
 ) -> None:
-    """Put what a module made into its column."""
+    """Add the output of a module to its column."""
     found = LAYER.match(name)
     if isinstance(module, DistanceEncoding) and _is_relative(model):
         column.sides.append(_block(block_facts(model, name, module, tensors, matrices)))

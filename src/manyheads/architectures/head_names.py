@@ -112,7 +112,7 @@ def parse_heads(names: Iterable[str], config: PrunableConfig) -> list[Head]:
 
 
 def _described(config: PrunableConfig) -> str:
-    """All layers with their heads, in one sentence."""
+    """Return all layers with their heads, in one sentence."""
     runs: list[str] = []
     for kind, counts in config.heads_by_layer().items():
         for layer, count in enumerate(counts):

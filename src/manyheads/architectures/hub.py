@@ -40,7 +40,7 @@ def resolve_model_path(path: str | Path, *, revision: str | None = None) -> Path
         raise ModelFileError(
             f"there is no folder {folder}; give a model folder, a run folder, or owner/name on the hub."
         )
-    if folder.parent.is_dir():  # such as `runs/dmeo`: a mistake in a local name does not belong on the network
+    if folder.parent.is_dir():  # for example `runs/dmeo`: a mistyped local name is not sent to the network
         names = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()]
         near = did_you_mean(folder.name, names, prefix=f"{folder.parent}/")
         raise ModelFileError(

@@ -24,7 +24,7 @@ from manyheads.nn.shapes import Float, Int
 __all__ = ["NO_MEMORY", "LanguageEnsemble", "LanguageEnsembleConfig"]
 
 NO_MEMORY: Final = "no memory"
-"""In place of a model's context settings: it reads each segment by itself."""
+"""Used in place of a model's context settings: the model reads each segment without context from before."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class AttentionOperations:
-    """A kind of attention. kind: its name. places: of its layers, the first one's sizes are told. num_heads: of this
+    """A kind of attention. kind: its name. places: its layers; the sizes are those of the first one. num_heads: of this
     one. inputs: letters, the values last. projections: how each input is made, in the order of `inputs`. steps: from
     inputs to the result of one head; the last that reads values is `value_step`. output: after the heads.
     n: positions of the queries, m: of the keys.

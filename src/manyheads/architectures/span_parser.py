@@ -21,7 +21,10 @@ __all__ = ["Charts", "SpanParser", "check_labels_and_tags"]
 
 
 LEAST_PROBABILITY = 0.45
-"""Of a constituent in a tree. A lower number gives more constituents: more of the right ones, and more wrong ones."""
+"""Minimum probability of a constituent in a tree.
+
+A lower value gives more constituents, both correct and wrong ones.
+"""
 
 
 class Charts(NamedTuple):

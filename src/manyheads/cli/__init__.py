@@ -1,1 +1,4 @@
-"""The command line: one file a subcommand, which parses, calls and prints. Nothing here computes."""
+"""The command line.
+
+Each subcommand has one file, which reads options, calls the library and prints. This package computes nothing itself.
+"""

@@ -1,4 +1,4 @@
-"""Several runs side by side: one table of what they are and how good they became."""
+"""A table that compares several runs: their settings and their best scores."""
 
 from __future__ import annotations
 

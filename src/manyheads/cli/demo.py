@@ -1,7 +1,7 @@
-"""`python -m manyheads.cli.demo RUN_DIR`: what a trained run has learned. The second half of `make demo`.
+"""`python -m manyheads.cli.demo RUN_DIR`: shows what a run has learned. It is the second half of `make demo`.
 
-Translates the held-out test sentences, shows ten of them, draws where the model looks, and scores them all. A model
-that learned nothing in five minutes or more is a failure: the exit code is 4, and the reason is said.
+Translates the held-out test sentences, shows ten of them, draws attention weights, and computes the scores of all. If
+the model learned too little in five minutes or more, it prints the reason, and the exit code is 4.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NUM_SHOWN = 10
 NUM_BEAMS = 4
 LEAST_BLEU = 10.0
 LEAST_MINUTES = 5.0
-"""Of training, after which less than LEAST_BLEU is a failure."""
+"""Minutes of training after which a BLEU below LEAST_BLEU is a failure."""
 DID_NOT_LEARN = 4
 """Exit code."""
 USAGE = """usage: python -m manyheads.cli.demo RUN_DIR
@@ -66,7 +66,7 @@ def run(run_dir: Path) -> int:
     from manyheads.training.run.run_folder import RunFolder
 
     config = run_config(run_dir)
-    RunFolder(run_dir).check()  # pictures go there, and data that has to be prepared again
+    RunFolder(run_dir).check()  # folder for pictures, and for data that must be prepared again
     data = held_out_data(run_dir, config)
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
@@ -108,7 +108,7 @@ def run(run_dir: Path) -> int:
 
 
 def judge(run_dir: Path, config: TrainConfig, bleu: float) -> tuple[bool, str]:
-    """Why a model is bad, from what its run recorded.
+    """Explain why a model is bad, from the records of its run.
 
     Args:
         run_dir: of the run.
@@ -135,7 +135,7 @@ def judge(run_dir: Path, config: TrainConfig, bleu: float) -> tuple[bool, str]:
             " here, end other programs, or train longer: make demo MINUTES=M."
         )
     elif failed:
-        remedy = f"The steps were many enough, so look at the losses in {run_dir / 'metrics.jsonl'}, or train longer."
+        remedy = f"There were enough steps, so check the losses in {run_dir / 'metrics.jsonl'}, or train longer."
     else:
         remedy = f"{LEAST_MINUTES:g} minutes are usual: make demo."
     return failed, f"{what} {why} {remedy}"
@@ -186,7 +186,8 @@ def _show(sources: list[str], references: list[str], translations: list[str]) ->
 def draw_pictures(
     run_dir: Path, translator: Translator, sources: list[str], references: list[str], translations: list[str]
 ) -> None:
-    """Draw the heat map, and say where it and the learning curve are; without matplotlib say how to get them."""
+    """Draw the heat map, and print the paths of the map and the learning curve; without matplotlib print how to get
+    them."""
     say("\npictures")
     curve = run_dir / "plots" / "learning-curve.png"
     if curve.is_file():
@@ -201,7 +202,7 @@ def draw_pictures(
 
 
 def choose_sentence(sources: list[str], references: list[str], translations: list[str]) -> int:
-    """A sentence worth looking at: of middling length, with much of its translation right. Returns: its place."""
+    """Return the index of a good example: a sentence of medium length whose translation is largely correct."""
     from manyheads.evaluation.bleu import corpus_chrf
 
     def merit(place: int) -> tuple[bool, float]:
@@ -228,8 +229,8 @@ def draw_attention(translator: Translator, source: str, translation: str, path: 
         cross.layers[-1],
         query_tokens=cross.query_tokens,
         key_tokens=cross.key_tokens,
-        title="Where the model looks in the source as it writes each word",
-        query_name="the word that is written next",
+        title="Attention to the source at each generated word",
+        query_name="next generated word",
         key_name="source",
     )
     return save_figure(figure, path)[0]

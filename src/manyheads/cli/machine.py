@@ -1,12 +1,12 @@
-"""Setting up a CPU for torch: memory that is kept, and threads that wait without burning the core they wait for.
+"""Settings of a CPU for torch: freed memory is kept, and waiting threads do not occupy a core for long.
 
-Memory: a training step frees and asks for the same tensors of many megabytes over and over. glibc hands each such block
-back to the system at once, and gets it again as pages of zeros, each with a page fault: so it is told to keep them, and
-torch to ask for pages of 2 MiB. Measured over 120 steps of the demo's model in bf16, one thread, torch 2.13 and glibc
+Memory: every training step frees and allocates the same large tensors. By default glibc returns each such block to the
+system at once and gets it again as pages of zeros, each with a page fault. So glibc is told to keep freed blocks, and
+torch to use pages of 2 MiB. Measured over 120 steps of the demo's model in bf16, one thread, torch 2.13 and glibc
 2.36: 31,600 page faults a step as it comes, 3,700 with blocks kept, 2,000 with large pages too.
 
-Threads: OpenMP's threads spin between two operations, for some milliseconds by default. With a core to each that is the
-fastest way; with one other busy program on the machine a spinning thread keeps the one it waits for from running, and
+Threads: OpenMP's threads spin between two operations, for some milliseconds by default. This is fastest if every thread
+has a core. If another program is busy, a spinning thread takes the core that the thread it waits for needs, and
 a step of 0.2 s took 12 s (two cores, two threads). Spinning a thirtieth as long costs nothing on a free machine, a
 hundredth as long costs a fifth of the speed there, and is the better on a busy one. See docs/decisions/004.
 """
@@ -31,7 +31,7 @@ _FREE_SPINS, _BUSY_SPINS = "10000", "3000"
 
 
 def set_up_machine() -> bool:
-    """Set all this up; to be called before torch is imported. What the user's environment says goes first.
+    """Apply these settings. Call it before torch is imported. Variables that the user has set are not changed.
 
     Returns: whether glibc keeps blocks now; False elsewhere than on Linux with glibc.
     """
@@ -51,7 +51,7 @@ def set_up_machine() -> bool:
 
 
 def _is_busy() -> bool:
-    """Return whether other processes are computing, in each of three looks within milliseconds."""
+    """Return whether other processes are computing in each of three checks within milliseconds."""
     for _ in range(3):
         try:
             running = int(Path("/proc/loadavg").read_text("ascii").split()[3].split("/")[0])

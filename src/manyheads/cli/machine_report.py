@@ -32,7 +32,7 @@ SECONDS_A_RATE = 0.3
 
 
 def examine(folder: Path) -> dict[str, Any]:
-    """All findings; `problems` lists what must be mended.
+    """Return all findings; `problems` lists what must be repaired.
 
     Args: folder: where runs would be written.
     """

@@ -1,6 +1,6 @@
-"""`manyheads COMMAND ...`: finds the command, and turns whatever goes wrong into one paragraph and an exit code.
+"""`manyheads COMMAND ...`: finds the command, and converts every error to one paragraph and an exit code.
 
-Nothing heavy is imported before the command is known, so that help is instant.
+No large module is imported before the command is known, so help is fast.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ __all__ = ["COMMANDS", "EXIT_CODES", "guarded", "main", "module_of"]
 # name -> what it does; the code is in `manyheads.cli.commands.NAME` (`_` for `-`), with `run(arguments) -> exit code`.
 COMMANDS = {
     "sample-data": "write the text files that the examples in README use",
-    "prepare": "text files -> a folder of tokens that train reads",
+    "prepare": "convert text files to a folder of tokens for training",
     "train": "train a model: a preset, a config file, or both",
-    "evaluate": "BLEU, chrF and likelihood on held-out text, with signatures",
-    "translate": "lines in, translations out; a prompt in a terminal",
-    "generate": "go on from a text with a language model, as it is written",
-    "classify": "lines in, labels out, by a classifier",
-    "score": "log-probabilities of given translations",
-    "serve": "an HTTP server for models, with a web page",
-    "inspect": "look inside: attention, shapes, positions, schedules",
-    "shortlist": "learn which words translate which, for a faster search",
-    "prune": "a smaller model without some of its attention heads",
+    "evaluate": "score a model on held-out data, with the protocol",
+    "translate": "translate lines or documents; a prompt in a terminal",
+    "generate": "continue a text with a language model",
+    "classify": "label lines with a classifier",
+    "score": "print log-probabilities of given translations or texts",
+    "serve": "run an HTTP server for models, with a web page",
+    "inspect": "draw and print: attention, shapes, positions, schedules",
+    "shortlist": "learn likely translations of words, for a faster search",
+    "prune": "remove attention heads and write a smaller model",
     "average": "average the weights of a run's checkpoints into a model",
-    "convert": "models of other implementations into ours, and back",
-    "export": "a model in the formats of other runtimes",
-    "push": "a model to the Hugging Face hub, with a card",
-    "info": "what is in a model, a run or prepared data",
-    "doctor": "is this machine ready: versions, devices, speed",
-    "completion": "tab completion for bash, zsh or fish",
+    "convert": "convert models of other implementations, and back",
+    "export": "write a model in the format of another runtime",
+    "push": "upload a model to the Hugging Face hub, with a card",
+    "info": "show the contents of a model, a run or prepared data",
+    "doctor": "check this machine: versions, devices, speed",
+    "completion": "print tab completion for bash, zsh or fish",
 }
 
 EXIT_CODES = (
-    "exit codes: 0 success, 2 a mistake in the input or a full disk, 1 a bug of ours,"
-    " 3 another process of the run was lost, 4 the model of `make demo` did not learn,"
+    "exit codes: 0 success, 2 an error in the input or a full disk, 1 a bug of manyheads, 3 another process of the run "
+    "was lost, 4 the model of `make demo` did not learn,"
     " 130 and 143 stopped by Ctrl-C and SIGTERM"
 )
 
@@ -56,16 +56,16 @@ _LONGEST_LINE = 2000
 
 _HELP = """usage: manyheads COMMAND [OPTIONS]     manyheads COMMAND --help
 
-Transformer, Transformer-XL and Reformer: train, evaluate, translate, look inside.
+Transformer, Transformer-XL and Reformer: train, evaluate, translate, inspect.
 
 commands:
 {commands}
 
 options:
   --version   print the version
-  --debug     print a traceback when something goes wrong
+  --debug     print a traceback after an error
   --max-input-bytes N
-              the most bytes of a packed text when it is unpacked, and of a
+              the largest size of a packed text when it is unpacked, and of a
               stream that is read to its end [default: 8589934592]
 
 examples:
@@ -87,13 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def guarded(command: Callable[[], int], *, debug: bool = False) -> int:
-    """Call `command`; what it raises becomes a paragraph on stderr and an exit code."""
+    """Call `command`. Print its exception as a paragraph on stderr, and return an exit code."""
     try:
         return command()
     except ManyHeadsError as error:
         return _fail(f"manyheads: {error}", error.exit_code, debug)
     except BrokenPipeError:
-        abandon_output()  # whoever read it has closed it, as `head` does
+        abandon_output()  # the reader has closed it, as `head` does
         return 0
     except OSError as error:  # not handled where it occurred; the system's reason tells the user what to do
         name = "" if error.filename is None else f" {error.filename}"
@@ -106,7 +106,7 @@ def guarded(command: Callable[[], int], *, debug: bool = False) -> int:
             return _fail(f"manyheads: there was not enough memory ({reason}). Ask for less at once.", 2, debug)
         message = (
             f"manyheads: a bug of ours: {type(error).__name__}: {error}\n"
-            "Run the same command with --debug and send us what it prints."
+            "Run the same command with --debug and send us its output."
         )
         return _fail(message, 1, debug)
 
@@ -179,7 +179,7 @@ def _table() -> str:
 
 def _fail(message: str, code: int, debug: bool) -> int:
     if debug:
-        import traceback  # here, because help needs none of it
+        import traceback  # imported here, because help does not need it
 
         traceback.print_exc()
     rank = os.environ.get("RANK", "0")
@@ -190,7 +190,7 @@ def _fail(message: str, code: int, debug: bool) -> int:
 
 
 def _shortened(message: str) -> str:
-    """Return a message that does not fill a terminal, whatever names it quotes from files."""
+    """Return the message, shortened if it would fill a terminal because of long names from files."""
     lines = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..." for line in message.split("\n")]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES - 1 :] = [f"... and {len(lines) - _MOST_LINES + 1} lines more"]

@@ -22,7 +22,7 @@ def say(*parts: object, end: str = "\n", file: TextIO | None = None, flush: bool
 def say_or_json(record: object, text: str, *, as_json: bool) -> None:
     """Print a record as JSON for programs, or its text for people."""
     if as_json:
-        from manyheads.files.json_object import json_text  # here, because help needs none of it
+        from manyheads.files.json_object import json_text  # imported here, because help does not need it
 
         print(json_text(record, indent=2))
     else:

@@ -56,7 +56,7 @@ def _model(path: Path, verify: bool) -> dict[str, Any]:
         with safe_open(path / "model.safetensors", framework="np") as weights:
             for name in weights.keys():  # noqa: SIM118  (it is no mapping)
                 parts[_part(name)] += math.prod(weights.get_slice(name).get_shape())
-    except (OSError, SafetensorError, MemoryError) as error:  # the last: it is too large to be mapped
+    except (OSError, SafetensorError, MemoryError) as error:  # MemoryError: the file is too large to be mapped
         raise ModelFileError(f"{path / 'model.safetensors'} cannot be read: {error}.") from error
     record: dict[str, Any] = {
         "kind": "model",

@@ -1,4 +1,4 @@
-"""Standard input, output and error that are closed, full, or left by their reader."""
+"""Handling of standard input, output and error that are closed, full, or no longer read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def set_up_streams() -> None:
 
 
 class _Messages(io.FileIO):
-    """Standard error. What the system refuses to write, on a full disk for example, is dropped: the work goes on."""
+    """Standard error.
+
+    Text that the system does not accept, for example on a full disk, is dropped, and the work continues.
+    """
 
     def write(self, content: Any) -> int:
         """Write all bytes, or drop what is left. Returns: their number."""
@@ -45,5 +48,5 @@ class _Messages(io.FileIO):
 
 
 def abandon_output() -> None:
-    """Let what is left unwritten of standard output go nowhere; Python would try once more at exit, and complain."""
+    """Discard the unwritten rest of standard output. Otherwise Python would try again at exit, and report an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Parts of `manyheads train` that show what they do: the plan of a run, its trial, and the run itself."""
+"""The parts of `manyheads train` that print output: the plan of a run, its trial, and the run itself."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def try_step(config: RunConfig) -> FirstStep:
 def train_and_watch(
     arguments: Sequence[str], options: TrainOptions, config: RunConfig, process: Process
 ) -> TrainResult:
-    """Train in this process, which may be one of several ranks: the main rank is shown, the others work in silence."""
+    """Train in this process, which may be one of several ranks: only the main rank shows its progress."""
     # The live display needs no torch, so something is shown while torch is imported.
     from manyheads.cli.watching.training import watching
 
@@ -89,6 +89,6 @@ def train_and_watch(
             result = train(config, resume=resume, reporter=reporter, group=group)
             group.close()
         except RankLostError:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends what is left; first say why
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # report the reason before the launcher ends the others
             raise
     return result

@@ -1,4 +1,4 @@
-"""Plain data -> frozen dataclasses, all mistakes reported at once."""
+"""Conversion of plain data to frozen dataclasses. All mistakes are reported at once."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["build", "convert", "resolve"]
 T = TypeVar("T")
 _MISSING = object()
 MOST_NUMBER = 2**64
-"""Of any whole number. Most settings have narrower ranges; a seed, for example, has not."""
+"""Largest whole number. Most settings have a narrower range; a seed, for example, does not."""
 MOST_HINTS = 50
-"""Unknown settings after so many are listed without the nearest name: finding it takes a while."""
+"""For this many unknown settings the nearest name is suggested; further ones are only listed, because the search takes
+time."""
 
 
 def build(cls: type[T], values: Mapping[str, Any], name: str = "the settings") -> T:
-    """One dataclass from plain data.
+    """Build one dataclass from plain data.
 
     Args: name: what the data is called in messages, a file's path for example.
-
     Raises: ConfigError: unknown keys (with the nearest name), wrong types, values that the class itself refuses;
         all of them in one message, a line each.
     """
@@ -37,7 +37,7 @@ def build(cls: type[T], values: Mapping[str, Any], name: str = "the settings") -
 
 
 def resolve(cls: type[T], sources: Sequence[Source]) -> T:
-    """One dataclass from layers of settings, later ones winning.
+    """Build one dataclass from layers of settings; later layers override earlier ones.
 
     Raises: ConfigError: as `build`; each mistake names the source, and the line where it is a file.
     """
@@ -103,10 +103,10 @@ def _section(cls: type, values: Any, path: str, mistakes: list[tuple[str, str]])
 
 
 def _construct(cls: type, given: dict[str, Any], wrong: set[str], path: str, mistakes: list[tuple[str, str]]) -> Any:
-    """Call the class until it is content, to hear more than its first complaint.
+    """Call the class repeatedly to find more than the first error.
 
-    A complaint's fields are put back to their defaults before the next call, and a later complaint that involves any
-    of them is ignored, since the user never wrote that combination.
+    Before each call the fields of the last error are reset to their defaults. A later error that involves any of these
+    fields is ignored, because the user did not write that combination.
     """
     given, doubtful = dict(given), set(wrong)
     while True:
@@ -138,7 +138,10 @@ def _field(annotation: Any, value: Any, path: str, mistakes: list[tuple[str, str
 
 
 def _choice(classes: tuple[type, ...], value: Any, path: str, mistakes: list[tuple[str, str]]) -> Any:
-    """A tagged choice: the tag says which of the classes; a bare name stands for that kind with its defaults."""
+    """Build a tagged choice.
+
+    The tag selects one of the classes; a name without settings selects that kind with its defaults.
+    """
     tag, kinds = tag_of(classes)
     listed = ", ".join(kinds)
     if isinstance(value, str):
@@ -163,7 +166,7 @@ def convert(annotation: Any, value: Any, name: str) -> Any:
     """
     if isinstance(value, str) and (annotation is str or str in get_args(annotation)):
         return value
-    from pydantic import ValidationError  # a tenth of a second that no `--help` should pay
+    from pydantic import ValidationError  # importing it takes a tenth of a second, which `--help` should not need
 
     _refuse_bool(annotation, value, name)
     try:
@@ -177,7 +180,7 @@ def convert(annotation: Any, value: Any, name: str) -> Any:
 
 
 def _refuse_bool(annotation: Any, value: Any, name: str) -> None:
-    """Raises: ConfigError: a truth value stands for a number, alone or in a list; pydantic would take it for 1 or 0."""
+    """Raises: ConfigError: there is a truth value in place of a number, which pydantic would convert to 1 or 0."""
     parts = (annotation, *get_args(annotation))
     takes_numbers = any(part in (int, float) for part in parts) and bool not in parts
     wrong = [one for one in (value if isinstance(value, list | tuple) else (value,)) if isinstance(one, bool)]

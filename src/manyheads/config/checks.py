@@ -26,19 +26,22 @@ __all__ = [
 ]
 
 MOST_LAYERS = 1024
-"""Layers of a stack. The deepest published model of these kinds has fewer; each layer costs some 100 kB of Python."""
+"""Maximum number of layers of a stack.
+
+The deepest published model of these kinds has fewer; each layer takes about 100 kB of Python objects.
+"""
 
 MOST_LANES = 2**16
-"""Rows of a batch of segments. A GPU is busy with far fewer, and each lane keeps a memory of its own."""
+"""Maximum number of rows in a batch of segments. Far fewer keep a GPU busy, and each lane has its own memory."""
 
 MOST_THREADS = 1024
-"""Threads of a CPU. With 100,000 torch's first product ends the process without a word."""
+"""Maximum number of CPU threads. With 100,000 threads torch's first product ends the process without a message."""
 
 MOST_UNITS = 2**24
-"""Any other size of a model or a batch: widths, heads, ids, positions, rows."""
+"""Maximum of any other size of a model or a batch: widths, heads, ids, positions, rows."""
 
 MOST_COUNT = 2**53
-"""A whole number without another limit: floats hold no larger one exactly, and libraries take 63 bits."""
+"""Maximum of all other whole numbers: floats cannot represent larger ones exactly, and libraries accept 63 bits."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ _HEADING = re.compile(r"[A-Z]\w+:(\s|$)")
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing that can be set.
+    """One setting.
 
     Args:
         path: dotted name.
@@ -37,7 +37,7 @@ class Setting:
 
 
 def describe(cls: type, values: Any = None, prefix: str = "") -> Iterator[Setting]:
-    """Every setting of a dataclass, sections and choices opened.
+    """Return every setting of a dataclass, including those in its sections and choices.
 
     Args:
         cls: the dataclass.

@@ -17,14 +17,17 @@ from manyheads.files.guarded import read_limited, read_stream
 __all__ = ["MAX_BYTES", "Source", "load_yaml", "parse_yaml", "to_json", "to_plain", "to_yaml"]
 
 MAX_BYTES = 2**20
-"""A settings file is a page or two; that of a classifier with 10,000 labels is longer. A bigger file is a mistake, and
-YAML is slow enough to hang on it."""
+"""Maximum size of a settings file.
+
+Such a file has a page or two; that of a classifier with 10,000 labels is longer. A larger file is a mistake, and
+parsing it would take very long.
+"""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _OTHER_BASE = re.compile(r"[-+]?(?:0[0-7_]+|[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)")
 _OTHER_BREAKS = re.compile("[\x85\u2028\u2029]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_NODES = 50_000
-"""Values of a file once every alias is written out: a page of nested aliases can stand for billions."""
+"""Maximum number of values after aliases are expanded: a page of nested aliases can expand to billions."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +200,7 @@ def to_plain(value: Any) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Escapes the line breaks that only YAML and Unicode call so; otherwise they would be read back as spaces."""
+    """Escapes characters that are line breaks in YAML and Unicode only; otherwise they would be read back as spaces."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if _OTHER_BREAKS.search(text) else None)

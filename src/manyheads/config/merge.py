@@ -1,4 +1,7 @@
-"""Layers of settings: a preset, then files, then the command line; later ones win key by key."""
+"""Merging of layers of settings: a preset, then files, then the command line.
+
+Later layers override earlier ones key by key.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ def field_types(cls: type) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def variants(annotation: Any) -> tuple[type, ...]:
-    """The dataclasses that a field may hold: one: a section; several: a choice told apart by a tag; none: a leaf."""
+    """Return the dataclasses that a field may hold: one: a section; several: a choice, distinguished by a tag; none: a
+    leaf."""
     options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     return tuple(option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option))
 

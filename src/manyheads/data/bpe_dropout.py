@@ -29,7 +29,7 @@ from manyheads.text.tokenizer import Tokenizer
 __all__ = ["BpeDropout"]
 
 BLOCK = 2048
-"""Sentences that are segmented at once: enough for numpy, and little memory."""
+"""Number of sentences that are segmented at once: enough for numpy to be fast, and little memory."""
 NO_MERGE = np.int32(2**31 - 1)
 ROUND = np.uint64(2**32)
 """Numbers of positions of a round in the hash."""
@@ -112,7 +112,7 @@ class BpeDropout:
         return PairStore(source, target, store.vocab_size, store.digest)
 
     def find_words(self, side: TokenSide) -> NDArray[np.bool_]:
-        """Return which ids of a side begin a word, in which alone pieces are merged. (ids,)
+        """Return which ids of a side begin a word; pieces are merged only within a word. (ids,)
 
         The text of a sentence is cut again by the tokenizer, which has no other way to tell.
         """
@@ -142,7 +142,8 @@ class BpeDropout:
     ) -> tuple[Ids, Ids]:
         """Return the ids of some sentences, and how many each has. first: number of the first sentence."""
         starts, usual = side.offsets[samples], side.lengths[samples].astype(np.int64)
-        counts = np.where(usual <= limit, usual, 0)  # what will be truncated stays, also because it may be endless
+        # Sentences that will be truncated keep the usual segmentation, also because they can be very long.
+        counts = np.where(usual <= limit, usual, 0)
         places = _ranges(starts, counts)
         pieces = side.ids[places].astype(np.int64)
         of_piece = np.repeat(np.arange(len(samples)), counts)

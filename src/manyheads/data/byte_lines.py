@@ -26,8 +26,8 @@ from manyheads.files.guarded import open_stream
 __all__ = ["MAX_INPUT_BYTES", "MAX_LINE_BYTES", "ByteLines", "describe", "limited_input", "opened", "read_chunks"]
 
 MAX_INPUT_BYTES = 8 * 2**30
-"""Of one input whose size its file does not show: a packed file, or a stream that is read to its end. 10 MB of gzip
-can hold 10 GB."""
+"""Maximum number of bytes of an input of unknown size: a packed file, or a stream that is read to its end. 10 MB of
+gzip can unpack to 10 GB."""
 
 MAX_LINE_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**20

@@ -1,4 +1,4 @@
-"""From sentences of a store to a padded batch, without a Python loop over sentences."""
+"""Makes a padded batch from sentences of a store, without a Python loop over sentences."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _MOST_LINKS = 1 << 26
 _MOST_TOKENS = 1 << 24
 _WINDOW = 4
 _CONTEXT_POWER = 0.75
-_LEAST = 1e-4  # norm of a row that says nothing
+_LEAST = 1e-4  # norm below which a row has no information
 
 
 def cooccurrence_embeddings(pairs: PairStore, width: int) -> Tensor:
@@ -125,7 +125,8 @@ def _information(counts: Tensor) -> Tensor:
 
 
 def _vectors(information: Tensor, occurrences: NDArray[np.integer[Any]], width: int) -> Tensor:
-    """Return the `width` columns that say most, centred, with rows of length 1; zeros for what does not occur."""
+    """Return the `width` columns with the most information, centred, with rows of length 1; zeros for ids that do not
+    occur."""
     # The right singular vectors and squared singular values, the largest last.
     squares, directions = torch.linalg.eigh(information.mT @ information)
     squares, directions = squares[-width:].clamp(min=_LEAST), directions[:, -width:]

@@ -114,7 +114,7 @@ def _refuse_other_kinds(raw: bytes, name: str) -> None:
 
 
 def refuse_packed(beginning: bytes, name: str) -> None:
-    """Raise DataError if the first bytes of a file are those of a packed file, which nobody wants to learn."""
+    """Raise DataError if the first bytes of a file are those of a packed file, which is no training text."""
     _refuse_beginnings(beginning, name, PACKED)
     if beginning.startswith(b"BZh") and beginning[4:10] == b"1AY&SY":  # the digits of pi begin every bzip2 block
         raise DataError(f"{name} is a bzip2 file; unpack it: bzip2 -dc.")

@@ -1,4 +1,4 @@
-"""Several data sets in one order of training: the order stays a pure function of seed, epoch and row."""
+"""One training order over several data sets. The order is a pure function of seed, epoch and row."""
 
 from __future__ import annotations
 

@@ -90,7 +90,8 @@ class LabelledData(PreparedFolder):
         return f"{splits}\n{self.balance()}"
 
     def balance(self) -> str:
-        """Return a line on the training labels: how many of each, and what the most frequent one alone would reach."""
+        """Return a line on the training labels: the count of each, and the accuracy of always predicting the most
+        frequent one."""
         counts = self.manifest.get("label_counts", {}).get("train", {})
         return describe_balance({label: int(counts.get(label, 0)) for label in self.labels})
 

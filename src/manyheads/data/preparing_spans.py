@@ -41,8 +41,8 @@ def prepare_spans(
 ) -> dict[str, Any]:
     """Make a folder of prepared data; read it with `prepared_spans.SpanData.open`.
 
-    Labels and tags are those of the training trees, sorted. Others in validation and test trees are counted; a model
-    cannot predict them, so they count as errors.
+    Labels and tags are those of the training trees, sorted. Labels and tags that occur only in validation or test trees
+    are counted. A model cannot predict them, so they are errors in its score.
 
     Args:
         folder: the folder to make.

@@ -1,4 +1,4 @@
-"""An alignment of words from attention weights, without training for it: the source token of each target token.
+"""An alignment of words from attention weights, without further training: the source token of each target token.
 
 Paper: Garg et al. 2019, arXiv:1909.02074, sec. 3.1, average the heads of one layer, the last but one. Differs: the
 heads of the upper half of the layers are averaged, because small models have few layers, and because this aligned the
@@ -58,7 +58,7 @@ def align(translator: Translator, source: str, target: str) -> list[tuple[int, i
 
 
 def _places(side: Side, ids: Sequence[int], text: str) -> list[tuple[int, int]]:
-    """Return begin and end of each token in the text: where the texts of the tokens before it, and with it, end."""
+    """Return begin and end of each token in the text: the length of the text before the token, and with it."""
     found = []
     done = 0
     for count in range(1, len(ids) + 1):

@@ -34,7 +34,7 @@ class Backpointers:
 
     def path(self, node: int) -> tuple[list[int], list[float]]:
         """Return the tokens from the root to this node and their log-probabilities."""
-        if self._parents:  # what was added since the last call
+        if self._parents:  # nodes that were added since the last call
             self._read[0].extend(torch.cat(self._parents).tolist())
             self._read[1].extend(torch.cat(self._tokens).tolist())
             self._read[2].extend(torch.cat(self._log_probs).tolist())

@@ -1,4 +1,4 @@
-"""Batches of rows of different lengths: which rows together, and as one padded tensor."""
+"""Batches of rows of different lengths: grouping of rows, and padding to one tensor."""
 
 from __future__ import annotations
 

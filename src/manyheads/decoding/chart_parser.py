@@ -65,8 +65,8 @@ class ChartParser(RunsEncoder[SpanParser]):
             sentences: words separated by spaces.
             max_tokens: words of a batch.
             first_number: number of the first sentence in messages.
-            told: told after each batch how many sentences are done.
-            stop: asked after each batch; if it returns True, the rest has no tree.
+            told: called after each batch with the number of finished sentences.
+            stop: called after each batch; if it returns True, the remaining sentences get no tree.
 
         Raises: RequestError: a sentence has more words than the model has positions. DataError: a word contains half a
             surrogate pair.

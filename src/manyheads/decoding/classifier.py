@@ -74,7 +74,7 @@ class Classifier(RunsEncoder[SequenceClassifier]):
             max_tokens: tokens of a batch; a longer text does not fit.
             too_long: texts that do not fit: `fail`, or `truncate` them, with a warning each.
             first_number: number of the first text in messages.
-            told: told after each batch how many texts are done.
+            told: called after each batch with the number of finished texts.
 
         Raises: RequestError: a text is too long, or no string. DataError: a text contains half a surrogate pair.
         """

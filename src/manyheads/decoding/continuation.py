@@ -1,4 +1,4 @@
-"""The results of text generation: continuations, and the tokens of which they grow."""
+"""The results of text generation: continuations, and their tokens during generation."""
 
 from __future__ import annotations
 
@@ -43,5 +43,7 @@ class NewToken:
 
 
 TextSteps = Generator[list[NewToken], Collection[int] | None, None]
-"""A generation, a step at a time: it yields the new tokens of each step, none while prompts are read. `send` takes the
-prompts that nobody wants any more: their rows leave the batch before the next step."""
+"""A generation, a step at a time: it yields the new tokens of each step, none while prompts are read.
+
+`send` takes prompts that are no longer needed: their rows are removed from the batch before the next step.
+"""

@@ -1,4 +1,5 @@
-"""Two checks of repetitive output: one before a warning about the model, and a stricter one before a second search."""
+"""Two checks for repetitive output: one for a warning about the model, and a stricter one that starts a second
+search."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _LEAST_REPEATS = 5
 _LEAST_CHARACTERS = 10
 _REPEATED = re.compile(rf"(.{{1,20}}?)\1{{{_LEAST_REPEATS - 1},}}")
 _SAME_CHARACTERS = re.compile(r"(.)\1{9,}")
-_LONGEST_RUN = 3  # the same word so often in a row is still language: "very, very, very"
+_LONGEST_RUN = 3  # up to this many repetitions are normal language: "very, very, very"
 
 
 def repeats_itself(text: str) -> bool:

@@ -53,8 +53,9 @@ class NamedEmbeddings:
         return legible(self.vocabulary.tokens([index]))[0]
 
     def labels(self, ids: Sequence[int]) -> list[str]:
-        """Return tokens as the map shows them: where pieces say whether a word begins, `▁walk` is `walk`, `ing` is
-        `-ing`.
+        """Return tokens as the map shows them.
+
+        If pieces mark the beginning of a word, `▁walk` is shown as `walk` and `ing` as `-ing`.
         """
         tokens = [self.label(index) for index in ids]
         if not self._word_ids:
@@ -81,7 +82,7 @@ class NamedEmbeddings:
     def frequent(self, count: int) -> list[int]:
         """Return the first ids that are whole words; if these are too few, of all tokens but special ones and bytes.
 
-        Vocabularies number their tokens by frequency, or in the order in which pieces were learned, the frequent first.
+        Ids increase with decreasing frequency, or in the order in which pieces were learned, frequent ones first.
         """
         if len(self._word_ids) >= count:
             return self._word_ids[:count]

@@ -60,9 +60,10 @@ OPENERS: dict[str, OpenEngine] = {}
 def open_engine(name: EngineName, folder: Path, *, runs_plainly: str) -> SearchEngine | None:
     """Return an engine for a model folder; None for `torch`.
 
-    Args: runs_plainly: "" if the translator computes in float32 on the CPU, uncompiled; otherwise what it does instead.
+    Args: runs_plainly: "" if the translator computes in float32 on the CPU, uncompiled; otherwise a description of how
+        it runs.
 
-    Raises: RequestError: no engine of this name; or the model is to run in a way that ctranslate2 does not have.
+    Raises: RequestError: there is no engine of this name; or ctranslate2 cannot run the model in this way.
         ConfigError: CTranslate2 cannot hold the model. MissingExtraError: it is not installed.
     """
     if name == "torch":

@@ -33,7 +33,7 @@ Phrase = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """A translation that was to contain phrases.
+    """A translation with forced phrases.
 
     Args:
         text: detokenised.
@@ -91,7 +91,7 @@ def translate_forced(
 
 
 def _forced(text: str, phrases: Sequence[str], met: Sequence[str]) -> Forced:
-    """Return a translation, and which of its phrases are not among those in it. A phrase can be there twice."""
+    """Return a translation, and the phrases that it lacks. A phrase can be required twice."""
     missing = list(phrases)
     for phrase in met:
         missing.remove(phrase)
@@ -126,8 +126,8 @@ def _problem(
 class _Path:
     """A running hypothesis.
 
-    met: indices of the phrases that it contains. current, progress: the phrase that it is in the middle of, and the
-    number of its tokens that are there; progress 0: none.
+    met: indices of the phrases that it contains. current, progress: the phrase that has begun, and the number of its
+    tokens so far; progress 0: no phrase has begun.
     """
 
     sum: float
@@ -141,7 +141,7 @@ class _Path:
         return sum(len(phrases[index]) for index in self.met) + self.progress
 
     def forced_tokens(self, phrases: Sequence[Phrase]) -> list[int]:
-        """The tokens that lead on: of the current phrase, or the first ones of all phrases that are missing."""
+        """The tokens that continue the current phrase or, if none has begun, begin a missing phrase."""
         if self.progress:
             return [phrases[self.current][self.progress]]
         return [phrase[0] for index, phrase in enumerate(phrases) if index not in self.met]
@@ -166,7 +166,7 @@ def forced_search(
 ) -> list[tuple[Hypothesis, frozenset[int]]]:
     """Return the best hypothesis of each sentence with all of its phrases, and the indices of the phrases in it.
 
-    If the limit is too short for them, the hypothesis with the most forced tokens is returned.
+    If the limit is too short for all phrases, the hypothesis with the most forced tokens is returned.
 
     Raises: SearchStopped: the hook returned true. NonFiniteError: the model gives NaN.
     """

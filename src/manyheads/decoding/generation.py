@@ -37,8 +37,8 @@ _MEMORY_OF_NONE = 512
 class _Row:
     """One continuation during generation.
 
-    prompt, path: its place in the batch. random: its random stream. last: the tokens that tell what a next one adds to
-    the text. most: maximum number of tokens. ends: the value of
+    prompt, path: its place in the batch. random: its random stream. last: the last tokens, from which the text of the
+    next token is computed. most: maximum number of tokens. ends: the value of
     `ended_by` at that limit.
     """
 
@@ -145,7 +145,7 @@ class Generation:
                     log_probs, state = self._runner.steps.step(chosen[:, None], state)
 
     def _of_unfinished(self, values: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Let rows that ended, or whose prompt was dropped, leave the batch.
+        """Remove rows that ended, or whose prompt is no longer needed, from the batch.
 
         Returns: the lines of `values` and the state of the others.
         """
@@ -223,7 +223,7 @@ class Generation:
             text = row.ending.finish()
         else:
             text = row.ending.add(self._vocabulary.continuation(row.last, [token]))
-            # A token without bytes does not tell alone what it adds, so what stands before it is kept.
+            # The text of a token without bytes depends on the tokens before it, so these are kept.
             row.last = [token] if self._vocabulary.decode_bytes([token]) else [*row.last, token]
             if row.ending.stopped:
                 row.ended_by = "stop"

@@ -21,7 +21,8 @@ _MOST_BYTES = 100_000_000
 def write_continuations(
     generator: Generator, vocabulary: IdVocabulary, source: str, output: Path, *, echo: bool, overrides: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Write what goes on from the ids of a file: a PNG picture if the name of the output says so, else the ids.
+    """Write a continuation of the ids in a file: as a PNG picture if the name of the output ends in .png, otherwise as
+    ids.
 
     Several continuations go to several files, `name-1.png`, `name-2.png`.
 
@@ -39,7 +40,7 @@ def write_continuations(
             f"--output {output} names a picture, but this model was not trained on pictures; give another name."
         )
     prompt = [] if source == "-" else vocabulary.read_ids(_content(source), source)
-    if vocabulary.document_len:  # a document ends where it ends
+    if vocabulary.document_len:  # stop at the end of the document
         overrides = {"max_new_tokens": vocabulary.document_len, **overrides}
     [found] = generator.continue_ids([prompt], **overrides)
     for number, one in enumerate(found, 1):
@@ -55,12 +56,14 @@ def _content(name: str) -> bytes:
     except (OSError, ValueError) as error:
         raise DataError(f"Cannot read {name}: {getattr(error, 'strerror', None) or error}.") from None
     if len(content) > _MOST_BYTES:
-        raise DataError(f"{name} is longer than {_MOST_BYTES:,} bytes, too long to go on from.")
+        raise DataError(f"{name} is longer than {_MOST_BYTES:,} bytes, too long to continue.")
     return content
 
 
 def _png(vocabulary: IdVocabulary, ids: list[int]) -> bytes:
-    with needing_extra("Pictures need Pillow (a file with another name than .png takes the bytes)", "images"):
+    with needing_extra(
+        "Pictures need Pillow (without it, name a file that does not end in .png to get the bytes)", "images"
+    ):
         from PIL import Image
     buffer = io.BytesIO()
     Image.fromarray(vocabulary.picture(ids)).save(buffer, "PNG")

@@ -35,7 +35,7 @@ class EnsembleOptions:
         return {"ensemble": list(self.ensemble)} if self.ensemble else {}
 
     def identity(self) -> dict[str, Any]:
-        """The same as `record`, with the digests of the models in place of their names; see `model_identity`."""
+        """The same as `record`, with digests of the models instead of their names; see `model_identity`."""
         return {"ensemble": [model_identity(name) for name in self.ensemble]} if self.ensemble else {}
 
 
@@ -44,8 +44,8 @@ class RerankingOptions(EnsembleOptions):
     """Other models."""
 
     rerank: str | None = option(
-        "A model of the reverse direction; the translations in a beam are ranked by how well it gets the source back,"
-        " too.",
+        "A model of the reverse direction. The translations of a beam are ranked also by the probability with which it "
+        "translates them back to the source.",
         default=None,
         metavar="MODEL",
     )

@@ -119,7 +119,7 @@ class RunsModel(Generic[M]):
 
 
 class RunsEncoder(RunsModel[M]):
-    """The common part of `Classifier` and `ChartParser`: a model of one text, and its tokenizer.
+    """The common part of `Classifier` and `ChartParser`: a model that reads one text, and its tokenizer.
 
     Args:
         model: a composite; it is put into evaluation mode.

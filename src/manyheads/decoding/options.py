@@ -34,13 +34,13 @@ class DeviceOptions:
 
     device: str = option("auto, cpu, cuda, cuda:0 ... or mps.", default="auto", metavar="NAME")
     precision: Literal["auto", "fp32", "bf16", "int8"] = option(
-        "bf16 computes in mixed precision; auto takes it where this device is faster in it. int8 rounds weights and"
-        " inputs of large linear layers to 8 bits; for CPUs.",
+        "bf16 computes in mixed precision; auto chooses it if it is faster on this device. int8 rounds weights and "
+        "inputs of large linear layers to 8 bits; for CPUs.",
         default="fp32",
     )
 
     def announce(self) -> None:
-        """Tell on standard error what takes long before anything else is seen; here nothing."""
+        """Announce on standard error work that takes long before the first output; nothing here."""
 
     def load(self, from_pretrained: Callable[..., L], model: str | list[str], show: Progress | None = None) -> L:
         """Load a model, or an ensemble, on the device. from_pretrained: of `Translator`, `Generator` or the like."""
@@ -65,7 +65,7 @@ class DeviceOptions:
         process = this_process()
         if self.precision == "auto" and process.world > 1:
             raise ConfigError(
-                "--precision auto is measured by each process, and several must agree; give fp32 or bf16."
+                "with several processes, --precision auto could give each another result; give fp32 or bf16."
             )
         device = choose_device(local_device(self.device))
         chosen = choose_precision(self.precision, device)
@@ -76,10 +76,10 @@ class DeviceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectionDeviceOptions(DeviceOptions):
-    """Device and precision of a model that is looked into: not int8, which is only an approximation of it."""
+    """Device and precision of a model that is inspected: without int8, which only approximates the model."""
 
     precision: Literal["auto", "fp32", "bf16"] = option(
-        "bf16 computes in mixed precision; auto takes it where this device is faster in it.", default="fp32"
+        "bf16 computes in mixed precision; auto chooses it if it is faster on this device.", default="fp32"
     )
 
 
@@ -98,9 +98,9 @@ class SearchDeviceOptions(DeviceOptions):
         return {"compile_steps": self.compile}
 
     def announce(self) -> None:
-        """If something is to be compiled, say that it takes its time, and see to it that it is kept."""
+        """If steps are to be compiled, announce that this takes long, and set the folder of the compiler's cache."""
         if self.compile:
-            # Torch keeps what it compiles with the user's other caches and not in /tmp, if they did not say where.
+            # Unless the user has set another folder, compiled code is kept among the user's caches, not in /tmp.
             caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(caches / "manyheads" / "compiled"))
             sys.stderr.write("Compiling: half a minute the first time, some seconds from the cache.\n")
@@ -111,8 +111,8 @@ class TranslationDeviceOptions(SearchDeviceOptions):
     """Device, precision and shortlist."""
 
     shortlist: int | None = option(
-        "Choose among likely words only: the N most frequent ones, and N translations of each word of a batch."
-        " Learned by `manyheads shortlist`.",
+        "Search only among likely words: the N most frequent ones, and N translations of each word in a batch. "
+        "`manyheads shortlist` learns them.",
         metavar="N",
         default_is="the whole vocabulary",
     )

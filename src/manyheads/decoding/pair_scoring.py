@@ -20,7 +20,7 @@ from manyheads.text.sides import TranslationTokenizer
 __all__ = ["score_ids", "score_pairs"]
 
 _MAX_BATCH_VALUES = 2**25
-"""Most numbers in a batch's table of log-probabilities: 128 MiB in float32."""
+"""Maximum size of a batch's table of log-probabilities: 128 MiB in float32."""
 
 
 def score_pairs(

@@ -40,7 +40,7 @@ class PrefixCache:
         return self._bytes
 
     def longest(self, ids: Sequence[int], context: str) -> int:
-        """Return how many tokens at the beginning of a prompt need not be read; at least its last one must be.
+        """Return how many tokens at the beginning of a prompt need not be read. The last token must always be read.
 
         Args: context: of the model's context settings, for example their representation.
         """
@@ -62,7 +62,8 @@ class PrefixCache:
     def put(self, ids: Sequence[int], context: str, state: Any) -> None:
         """Store a copy of the state after these tokens, whose number is a multiple of `part_len`.
 
-        A state that is larger than the cache is not stored; otherwise the least recently used ones make room.
+        A state that is larger than the cache is not stored; otherwise the least recently used states are deleted to
+        make space.
         """
         size = sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
         key = (context, hashlib.sha256(array("q", ids).tobytes()).digest())

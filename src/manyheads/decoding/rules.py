@@ -39,7 +39,8 @@ class Rules(Protocol):
         """
 
     def last_step(self, log_probs: Tensor, at_limit: Tensor, eos_id: int) -> None:
-        """Optionally change the log-probabilities (sentences, beams, vocab_size) of sentences at their last token."""
+        """Optionally change the log-probabilities of sentences at their last token. Shape: (sentences, beams,
+        vocab_size)."""
 
     @property
     def cut_competes(self) -> bool:

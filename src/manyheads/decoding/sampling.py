@@ -16,7 +16,8 @@ from manyheads.seeding import derive_seed
 __all__ = ["Sampler", "draw"]
 
 _FIRST_WIDTH = 128
-_LOWEST_TEMPERATURE = 1e-30  # below, all quotients of float32 would overflow; the likeliest token is certain
+# Below this, log-probability / temperature overflows in float32, so the most probable token is taken.
+_LOWEST_TEMPERATURE = 1e-30
 
 
 class Sampler:

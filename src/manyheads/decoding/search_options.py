@@ -20,15 +20,19 @@ __all__ = ["DecodingOptions", "GenerationOptions", "SamplingOptions"]
 class SamplingOptions:
     """Options of search and of generation."""
 
-    min_new_tokens: int | None = option("Fewest tokens of an output.", metavar="N", default_is="the model's")
+    min_new_tokens: int | None = option("Minimum number of tokens of an output.", metavar="N", default_is="the model's")
     temperature: float | None = option(
-        "Of sampling; below 1 keeps to likely tokens, above 1 gives unlikely ones a chance.",
+        "Temperature of sampling; below 1 likely tokens become more likely, above 1 unlikely ones do.",
         metavar="X",
         default_is="the model's",
     )
-    top_k: int | None = option("Draw among the N likeliest tokens; 0: all.", metavar="N", default_is="the model's")
+    top_k: int | None = option(
+        "Sample only from the N most probable tokens; 0: all.", metavar="N", default_is="the model's"
+    )
     top_p: float | None = option(
-        "Draw among the likeliest tokens that hold this much probability.", metavar="X", default_is="the model's"
+        "Sample only from the most probable tokens that together have this probability.",
+        metavar="X",
+        default_is="the model's",
     )
     repetition_penalty: float | None = option(
         "Above 1: tokens that occurred before, in the output or its prompt, become less likely.",
@@ -39,7 +43,7 @@ class SamplingOptions:
         "No n-gram of this size occurs twice; 0 is off.", metavar="N", default_is="the model's"
     )
     seed: int | None = option(
-        "Of sampling; the same seed gives the same output.", metavar="N", default_is="the model's"
+        "Seed of sampling; the same seed gives the same output.", metavar="N", default_is="the model's"
     )
 
     def given(self, settings: type) -> dict[str, Any]:
@@ -54,11 +58,11 @@ class GenerationOptions(SamplingOptions):
     """Generation; the defaults come from the model's generation_config.json."""
 
     max_new_tokens: int | None = option(
-        "Most tokens of a continuation.", metavar="N", default_is="the model's", aliases=("-n",)
+        "Maximum number of tokens of a continuation.", metavar="N", default_is="the model's", aliases=("-n",)
     )
-    greedy: bool = option("Take the likeliest token each time instead of drawing.", default=False)
+    greedy: bool = option("Take the most probable token each time instead of sampling.", default=False)
     min_p: float | None = option(
-        "Draw among tokens that are at least this share as likely as the likeliest.",
+        "Sample only from tokens with at least this fraction of the highest probability.",
         metavar="X",
         default_is="the model's",
     )
@@ -66,13 +70,17 @@ class GenerationOptions(SamplingOptions):
         "Texts that end a continuation; \\n is a line break.", default=(), metavar="TEXT ..."
     )
     num_return_sequences: int = option(
-        "Continuations of each prompt; a line of three dashes stands between them.",
+        "Number of continuations of each prompt; a line of three dashes separates them.",
         default=1,
         metavar="N",
         aliases=("--count",),
     )
-    memory_len: int | None = option("Positions a layer that stay in view.", metavar="N", default_is="the model's")
-    max_rows: int | None = option("Continuations that are written side by side.", metavar="N", default_is="the model's")
+    memory_len: int | None = option(
+        "Number of earlier positions that each layer keeps in memory.", metavar="N", default_is="the model's"
+    )
+    max_rows: int | None = option(
+        "Number of continuations that are generated in parallel.", metavar="N", default_is="the model's"
+    )
 
     def overrides(self) -> dict[str, Any]:
         """The fields of `GenerationSettings` that were given, for `Generator`.
@@ -86,7 +94,9 @@ class GenerationOptions(SamplingOptions):
         if self.greedy:
             if drawing:
                 name = drawing[0].replace("_", "-")
-                raise ConfigError(f"--greedy takes the likeliest token, so --{name} has no effect; drop one of them.")
+                raise ConfigError(
+                    f"--greedy takes the most probable token, so --{name} has no effect; leave out one of them."
+                )
             values["do_sample"] = False
         if self.stop:
             values["stop"] = tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in self.stop)
@@ -111,26 +121,29 @@ class DecodingOptions(SamplingOptions):
     )
     early_stopping: bool = option("Stop a sentence as soon as num_beams hypotheses have ended.", default=False)
     no_early_stopping: bool = option(
-        "Go on until no hypothesis can become better, whatever the model's settings say.", default=False
+        "Continue until no hypothesis can become better, even if the model's settings stop early.", default=False
     )
     max_new_tokens: int | None = option(
-        "Most tokens of a translation; 0: in proportion to the source.", metavar="N", default_is="the model's"
+        "Maximum number of tokens of a translation; 0: in proportion to the source.",
+        metavar="N",
+        default_is="the model's",
     )
-    do_sample: bool = option("Draw tokens at random instead of searching.", default=False)
-    no_do_sample: bool = option("Search, whatever the model's settings say.", default=False)
+    do_sample: bool = option("Sample tokens at random instead of searching.", default=False)
+    no_do_sample: bool = option("Search, even if the model's settings sample.", default=False)
     forced_prefix: str | None = option("Every translation begins with this text.", default=None, metavar="TEXT")
     banned_ids: tuple[int, ...] = option("Token ids that are never produced.", default=(), metavar="ID ...")
     rules: Literal["manyheads", "marian", "marian-5"] | None = option(
-        "How beams are scored and stopped: ours, or as Marian models in transformers 4 or 5.", default_is="the model's"
+        "Rules for scoring and stopping beams: those of manyheads, or those of Marian models in transformers 4 or 5.",
+        default_is="the model's",
     )
     no_well_formed: bool = option(
-        "Of parsers: allow output that is not a tree over the words; it is repaired afterwards.", default=False
+        "For parsers: allow output that is not a tree over the words; it is repaired afterwards.", default=False
     )
     max_tokens: int | None = option(
-        "A batch's budget: rows x beams x longest source.", metavar="N", default_is="the model's"
+        "Maximum size of a batch in tokens: rows x beams x longest source.", metavar="N", default_is="the model's"
     )
     too_long: Literal["fail", "truncate"] | None = option(
-        "A source that does not fit: stop and name its line, or cut it and say how many were cut.",
+        "If a source does not fit: stop and name its line, or truncate it and report how many were truncated.",
         default_is="the model's",
     )
 

@@ -19,7 +19,7 @@ __all__ = ["SearchProblem", "SearchSteps", "length_limits", "run_to_end"]
 
 SearchSteps = Generator[list[tuple[int, list[Hypothesis]]], Collection[int] | None, None]
 """A search, a step at a time: it yields the (sentence, hypotheses) that are finished after each step, best hypothesis
-first. `send` takes the sentences that nobody wants any more: they leave the batch before the next step."""
+first. `send` takes sentences that are no longer needed: they are removed from the batch before the next step."""
 
 # Finished sentences leave a batch when they are at least this fraction (one in ...) of it.
 _LEAVE_AT = 8
@@ -85,9 +85,9 @@ class SearchProblem:
     def leave_now(self, num_done: int, count: int) -> bool:
         """Return whether finished sentences leave a batch of `count` now: all together, when they are an eighth of it.
 
-        Until then the search continues them without effect. This costs less than copying the state of all others
-        whenever one sentence is finished, and than products with one more number of rows (see decision 006). With a
-        grammar they leave at once, because a grammar is defined only within a sentence's limit.
+        Until then the search continues them without effect. This costs less than copying the state of all other
+        sentences whenever one is finished, and avoids products with many different numbers of rows (see decision 006).
+        With a grammar they leave at once, because a grammar is defined only within a sentence's limit.
         """
         return num_done > 0 and (self.grammar is not None or _LEAVE_AT * num_done >= count)
 

@@ -32,7 +32,7 @@ _RANGES = {
 }
 _MOST_IDS = 100_000
 _DRAWING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-"""Options of sampling alone, with the value that has no effect."""
+"""Options that only sampling uses, with the value that has no effect."""
 
 
 @dataclass(frozen=True, kw_only=True)

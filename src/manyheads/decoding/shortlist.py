@@ -1,8 +1,9 @@
-"""Lexical shortlists: a search over the words that can translate a batch, and not over the whole vocabulary.
+"""Lexical shortlists: a search over the words that can translate a batch instead of the whole vocabulary.
 
 The candidates of a batch are the most frequent target words and the likeliest translations of each of its source words
 (`data.lexicon`). The search runs as if they were the vocabulary, so its results are exact among them, and its
-log-probabilities are normalised over them: they are higher than those of a full search. See docs/decisions/023.
+log-probabilities are normalised over the candidates, so they are higher than those of a full search. See
+docs/decisions/023.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Shortlist:
         words: Tensor = torch.unique(source.cpu())
         starts = self.offsets[words]
         counts = (self.offsets[words + 1] - starts).clamp_max(self.count)
-        # The places of all ranges, one after the other.
+        # The indices of all ranges, concatenated.
         places = torch.arange(int(counts.sum())) + (starts - counts.cumsum(0) + counts).repeat_interleave(counts)
         chosen = torch.zeros(len(self.frequent), dtype=torch.bool)
         chosen[self.candidates[places].long()] = True

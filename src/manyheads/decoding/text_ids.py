@@ -14,9 +14,10 @@ _LINE_BREAKS = re.compile(r"[\r\n]+")
 
 
 def encode_texts(texts: Sequence[str], side: Side) -> list[list[int]]:
-    """Return the ids of each text, which is one sentence: a line break in it counts as a space, at its ends as nothing.
+    """Return the ids of each text, which is one sentence.
 
-    Models of sentences never saw a line break, which is a token of its own.
+    A line break inside it becomes a space; line breaks at its ends are removed, because models of sentences were not
+    trained on line breaks.
 
     Raises: RequestError: a text is not a string.
     """

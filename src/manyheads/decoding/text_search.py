@@ -78,7 +78,8 @@ class TextSearch:
     def choose_engine(self, settings: DecodingSettings) -> str:
         """Decide which engine searches with these settings, and return a sentence that names it and the reason.
 
-        With `auto` the first call measures both; `hypotheses` decides by itself, so this one only tells.
+        With `auto` the first call measures both. `hypotheses` makes the same decision itself, so this method only
+        reports it.
 
         Raises: RequestError: the engine that was asked for has no such option.
         """
@@ -89,7 +90,7 @@ class TextSearch:
         return self.engine is not None and self.engine.takes(settings, self._by_torch)
 
     def runs_as(self) -> str:
-        """Return how the model runs if not in float32 on the CPU by its own steps; "" if it does."""
+        """Return "" if the model computes in float32 on the CPU, uncompiled; otherwise a description of how it runs."""
         if self.runner.device.type != "cpu":
             return f"is on {self.runner.device}"
         if self.runner.precision != "fp32":

@@ -109,7 +109,7 @@ class TruncationCounter(logging.Handler):
 
 @contextmanager
 def naming_lines(unit: str = "line", /, **paths: str) -> Iterator[None]:
-    """In errors about a numbered text, name the file and its line instead.
+    """In errors about a numbered text, replace the number by the file and the line.
 
     Args:
         unit: what the number counts in the file.

@@ -34,13 +34,17 @@ __all__ = ["Group", "connect"]
 
 T = TypeVar("T")
 _MORE_FOR_COLLECTIVES = 4.0
-"""Seconds by which a collective waits longer than silence lasts, so that the thread that knows names speaks first."""
+"""A collective waits this many seconds longer than the liveness timeout, so that the heartbeat thread, which knows the
+lost rank, reports first."""
 
 _NAMING_SECONDS = 3.0
 _MEETING_SECONDS = 60.0
 _LEAVING_SECONDS = 10.0
 _WORRIED_SECONDS = 10.0
-"""Silence that is enough once this rank was told to end: launchers do that when another one died, and wait 30 s."""
+"""Timeout in seconds after this rank was told to end.
+
+A launcher does this when another rank has died, and waits 30 s.
+"""
 _SIGNS_OF_NETWORK = ("gloo", "nccl", "connection", "timed out", "timeout", "socket", "store", "broken pipe", "recv")
 
 

@@ -136,7 +136,7 @@ class Liveness:
     def _watch_store(self) -> None:
         """End this process if the store has been silent for the timeout while a call waits for it.
 
-        Own beats are counted, because the clock goes on while a process is stopped.
+        The process counts its own beats, because the clock continues while a process is stopped.
         """
         seen, silent = self._store_seen, 0.0
         while not self._over.wait(self._beat):

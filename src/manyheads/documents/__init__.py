@@ -1,1 +1,2 @@
-"""Translation of documents: what is text in a file, its sentences, and the file again with their translations."""
+"""Translation of documents: finding the text in a file, splitting it into sentences, and writing the file with their
+translations."""

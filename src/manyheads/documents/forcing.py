@@ -1,4 +1,4 @@
-"""Terminology in single sentences: the search runs again, with its terms forced, where a translation lacks one."""
+"""Terminology in single sentences: if a translation lacks a term, the search is repeated with the terms forced."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ __all__ = ["read_markdown"]
 FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 # Directives of common extensions (admonitions, tabs, mkdocstrings, GitHub's alerts): their first line is no text.
 DIRECTIVE = re.compile(r"(?:!!!|\?\?\?\+?|===|:::)\s|\[![\w-]+\][+-]?[ \t]*(?:\n|\Z)")
-# What begins a footnote's text, or a definition, on a line of a paragraph: each is a text of its own.
+# The beginning of a footnote or a definition on a line of a paragraph. Each is a separate text.
 DEFINITION = re.compile(r"^(?:\[\^[^\]\s]+\]:|:)[ \t]+", re.MULTILINE)
 # Inline markup that CommonMark does not know: math, footnotes, attributes, check boxes at the beginning.
 EXTENSIONS = re.compile(

@@ -1,4 +1,4 @@
-"""Markup in a translation: where attention says that the marked words went.
+"""Placing of markup in a translation, at the words that attention aligns with the marked source words.
 
 Each target token is aligned to the source token that it attends to most. Markup that enclosed source words encloses the
 target words aligned to them. Markup whose words have no counterpart goes to the end of the sentence, and is counted.

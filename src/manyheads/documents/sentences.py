@@ -1,4 +1,4 @@
-"""The sentences of a segment: what a model translates, what is kept in them, and where their markup stands."""
+"""The sentences of a segment: the text for the model, the words that are kept, and the positions of markup."""
 
 from __future__ import annotations
 

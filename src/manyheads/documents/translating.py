@@ -1,4 +1,4 @@
-"""Translation of a document: its sentences by the model, and the document from their translations."""
+"""Translation of a document: the model translates its sentences, and the document is rebuilt from the translations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ MOST_EXAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A text that is translated once, however often it occurs. aligned: whether its words are aligned, for markup."""
+    """A text that is translated once, even if it occurs several times. aligned: whether its words are aligned, for
+    markup."""
 
     text: str
     aligned: bool

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 __all__ = ["Confusion", "LabelScores"]
 
-_Z = 1.959964  # 95% of a normal distribution lie within so many standard deviations
+_Z = 1.959964  # 95% of a normal distribution lie within this many standard deviations
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class LabelScores:
 
 @dataclass(frozen=True)
 class Confusion:
-    """How often each label was taken for each other.
+    """Counts of each right label with each predicted label.
 
     Attributes:
         labels: in the order of their ids.

@@ -1,4 +1,4 @@
-"""Relative effective context length (RECL): up to which length more context helps a language model.
+"""Relative effective context length (RECL): the length up to which more context helps a language model.
 
 Paper: Dai et al. 2019, arXiv:1901.02860, sec. 4.3 and appendix C.
 """

@@ -40,7 +40,7 @@ Batches = Sequence[PairBatch] | Sequence[SegmentBatch]
 
 @dataclass(frozen=True)
 class HeadLook:
-    """Where one head looks, on average over all queries.
+    """Averages of one head's attention over all queries.
 
     entropy: of its weights, in bits. confidence: its largest weight. offset: the distance key - query that the largest
     weight has most often, and offset_share how often; None for attention to another sequence.
@@ -85,7 +85,7 @@ def _factors(masks: HeadMasks) -> Iterator[Tensor]:
 
 def _check_tokens(num_tokens: int) -> None:
     if not num_tokens:
-        raise DataError("there is no target token, so heads cannot be judged; give at least one sentence.")
+        raise DataError("there is no target token, so heads cannot be measured; give at least one sentence.")
 
 
 def normalised_importance(importance: dict[Head, float]) -> dict[Head, float]:
@@ -140,7 +140,7 @@ def head_ablations(
 
 @torch.no_grad()
 def head_looks(model: Model, batches: Batches, *, device: torch.device | str = "cpu") -> dict[Head, HeadLook]:
-    """Return where each head looks. Padding does not count.
+    """Return the averages of each head's attention weights, without padding.
 
     Paper: Voita et al. 2019: confidence is the average of a head's largest weight (sec. 4; theirs leaves out the end
         of the sentence), and a head is positional if its largest weight is at one distance at least 90% of the time

@@ -80,7 +80,7 @@ def evaluate_likelihood(
 
 @contextmanager
 def evaluation_mode(model: object) -> Iterator[None]:
-    """Put a module into evaluation mode during the block; leave anything else as it is."""
+    """Put a module into evaluation mode during the block; do nothing for other objects."""
     if not isinstance(model, torch.nn.Module):
         yield
         return

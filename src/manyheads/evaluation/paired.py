@@ -20,7 +20,7 @@ from manyheads.errors import DataError
 __all__ = ["RESAMPLES", "Paired", "most_different", "paired_losses", "paired_scores", "sentence_chrf"]
 
 RESAMPLES = 1000
-"""Resamples of a paired bootstrap; fewer for very large test sets, see `_num_resamples`."""
+"""Number of resamples of a paired bootstrap; fewer for very large test sets, see `_num_resamples`."""
 _MOST_DRAWS = 50_000_000
 _SEED = 12_345
 
@@ -115,7 +115,7 @@ def paired_losses(systems: Sequence[NDArray[np.float64]], counts: NDArray[np.int
 
 
 def _num_resamples(size: int) -> int:
-    """So many that the drawn statistics fit into memory."""
+    """Return a number of resamples whose statistics fit into memory."""
     return max(100, min(RESAMPLES, _MOST_DRAWS // (20 * max(size, 1))))
 
 

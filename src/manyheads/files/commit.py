@@ -63,7 +63,7 @@ def write_folder(final: Path, write: Callable[[Path], None], *, manifest: bool =
                 (temporary / MANIFEST).write_bytes(make_manifest(temporary).encode())
             sync(temporary / MANIFEST)
             sync(temporary)
-            if not os.path.lexists(final):  # a link that leads nowhere is replaced too
+            if not os.path.lexists(final):  # a broken link is replaced too
                 temporary.rename(final)
             elif not swap(temporary, final):
                 _exchange(temporary, final)
@@ -111,7 +111,9 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Write a file that the user named: the file that a link leads to, atomically; a pipe or a device as it is.
+    """Write a file that the user named.
+
+    A regular file, or the target of a link, is replaced atomically; a pipe or a device is written directly.
 
     Raises: SaveError: it could not be written; an older file is unchanged.
     """

@@ -271,7 +271,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _read_weights(folder: Path, from_pickle: bool) -> Saved:
-    """Return tensors, and what a pickle says besides.
+    """Return tensors, and the settings and options in a pickle.
 
     Raises: ModelFileError: there are none, they are damaged, or there is only a pickle and it was not requested.
     """

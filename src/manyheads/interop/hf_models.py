@@ -39,7 +39,7 @@ class ManyHeadsConfig(PretrainedConfig):  # type: ignore[misc]
 
     def __init__(self, settings: dict[str, Any] | None = None, **others: Any) -> None:
         self.settings = None if settings is None else to_plain(_config_of(settings))
-        # Which parameters are shared is a fact of `settings`; transformers asks for leave first.
+        # `settings` determines which parameters are shared. transformers shares them only if this option is true.
         super().__init__(**{**others, "tie_word_embeddings": True})
 
     @property
@@ -95,7 +95,7 @@ class ManyHeadsForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         """Keep the initial values that the model's own modules have."""
 
     def tie_weights(self, *arguments: Any, **named: Any) -> None:
-        """Share the parameters that the settings say; transformers calls this after loading."""
+        """Tie the parameters that the settings share; transformers calls this after loading."""
         super().tie_weights(*arguments, **named)
         self.model.tie_weights()
 

@@ -102,7 +102,7 @@ def read_corpus(path: Path) -> Corpus:
 
 
 def _in_child(path: Path, kind: str, assemble: Callable[[Path, int], T]) -> T:
-    """Run the child process, and return what `assemble` makes of the folder that it wrote and of the file's size."""
+    """Run the child process, and return the result of `assemble` for its output folder and the file's size."""
     try:
         size = _regular_size(path)
         timeout_seconds = (90 if kind == "tensors" else 900) + size // (10 << 20)

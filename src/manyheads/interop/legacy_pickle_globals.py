@@ -203,7 +203,7 @@ ALLOWED: dict[tuple[str, str], Any] = {
 ALLOWED_IN_CORPUS: dict[tuple[str, str], Any] = {
     **{(module, "Corpus"): StubClass() for module in ("__main__", "data_utils")},
     ("vocabulary", "Vocab"): StubClass(),
-    ("collections", "Counter"): Function(lambda counts=None: {}),  # how often each word occurs is not needed
+    ("collections", "Counter"): Function(lambda counts=None: {}),  # the counts of words are not needed
     ("collections", "OrderedDict"): Function(_ordered_dict),
     ("_codecs", "encode"): Function(_encode),
     **{("numpy", name): StubClass() for name in ("dtype", "ndarray")},

@@ -1,4 +1,4 @@
-"""The same Transformer in the form that Marian and Pegasus of `transformers` have.
+"""Conversion of a Transformer to the form of Marian and Pegasus in `transformers`, with the same outputs.
 
 Our default positions interleave sines and cosines, theirs have all sines first. Both have the same frequencies, so one
 order of the d_model features turns into the other: everything that reads or writes the residual stream is reordered,

@@ -1,5 +1,5 @@
-"""What the peers of plain Transformers share (fairseq, OpenNMT-py, JoeyNMT): options that must be neutral, positions,
-inputs and outputs.
+"""The common part of the peers of plain Transformers (fairseq, OpenNMT-py, JoeyNMT): options that must be neutral,
+positions, inputs and outputs.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""The parts, for use in a model of one's own: attention of every kind, positions, norms, heads.
+"""Building blocks for your own models: every kind of attention, positions, norms and heads.
 
     >>> from manyheads.nn import Causal, MultiHeadAttention
     >>> out, _ = MultiHeadAttention(d_model=16, num_heads=4)(torch.randn(2, 5, 16), mask=Causal())
     >>> out.shape
     torch.Size([2, 5, 16])
 
-Batch first, True = may attend, zeros where nothing may be attended to; `manyheads.nn.conventions` translates the masks
-of others. Importing this package imports no torch; names below are loaded when first used.
+The batch is the first axis. In masks True = may attend. A query that may attend to nothing gets zeros.
+`manyheads.nn.conventions` converts the masks of other libraries. Importing this package does not import torch; each
+name below is loaded when it is first used.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
     >>> attention(x, mask=valid & blocked & added & first)[0].shape
     torch.Size([2, 5, 16])
 
-An ambiguous shape is refused, and the message names both meanings; `axes` selects one:
+A shape with two possible meanings is refused. The message names both, and the argument `axes` selects one:
 
     >>> from_blocked(torch.zeros(4, 5, 5) > 0, Sizes(batch=4, num_heads=4, q_len=5, k_len=5), axes="batch q_len k_len")
     Dense(pattern=...
@@ -109,7 +109,7 @@ def from_additive(mask: Tensor, sizes: Sizes, axes: str | None = None, blocked_a
     """
     if not mask.is_floating_point():
         raise ShapeError(
-            f"a mask of type {mask.dtype} is not added to anything; use from_blocked (True = blocked) or from_allowed"
+            f"a mask of type {mask.dtype} cannot be added to scores; use from_blocked (True = blocked) or from_allowed"
             " (0 = blocked)."
         )
     values = _four_axes(mask, sizes, axes)

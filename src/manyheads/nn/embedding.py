@@ -14,7 +14,7 @@ __all__ = ["FeatureEmbedding", "TokenEmbedding"]
 
 
 class TokenEmbedding(nn.Embedding):
-    """A table of vectors, scaled so that positions do not dominate them.
+    """A table of vectors, which are scaled so that position encodings are not much larger than they are.
 
     Paper: Vaswani et al. 2017, sec. 3.4: the weights are multiplied by sqrt(d_model).
     Args:

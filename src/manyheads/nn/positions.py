@@ -1,4 +1,4 @@
-"""Position encodings, which give the positions of tokens to a model that ignores order otherwise."""
+"""Position encodings. Without them attention does not know the order of the tokens."""
 
 from __future__ import annotations
 
@@ -140,8 +140,7 @@ class LearnedPositions(nn.Module):
 
 
 class AxialPositions(nn.Module):
-    """Adds the concatenated vectors of a position's coordinates: trained rows and columns of a grid instead of its
-    points.
+    """Adds trained vectors of a position's coordinates in a grid: one for its row and one for its column, concatenated.
 
         >>> AxialPositions(shape=(8, 16), dims=(4, 12))(torch.zeros(2, 100, 16)).shape
         torch.Size([2, 100, 16])

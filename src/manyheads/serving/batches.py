@@ -24,7 +24,7 @@ from manyheads.serving.jobs import Done, Event
 __all__ = ["CallBatch", "GenerationBatch", "Prompt", "Remaining", "RuntimeBatch", "TranslationBatch", "Written"]
 
 _ROWS_OF_RUNTIME = 32
-"""Sources of a step: other batches wait for the step, and a row that is dropped costs nothing only after it."""
+"""Number of sources in a step. Other batches wait for the step, and a dropped row still uses time until its end."""
 
 
 class TranslationBatch:
@@ -68,7 +68,10 @@ class TranslationBatch:
 
 
 class Remaining:
-    """Rows that wait in a batch which takes some of them in each step. Attributes: left: number of a row -> the row."""
+    """The waiting rows of a batch that processes some of them in each step.
+
+    Attributes: left: number of a row -> the row.
+    """
 
     left: dict[int, Any]
 

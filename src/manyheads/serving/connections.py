@@ -1,7 +1,7 @@
-"""Connections with deadlines: slow, idle and stuck clients are disconnected, whatever they do.
+"""Connections with deadlines: slow, idle and stuck clients are always disconnected.
 
 uvicorn has no deadline for the header of a request, none for a client that stops reading, and no limit per address:
-eight half-open connections could lock everybody out (with `--limit-concurrency 8`), for ever.
+with `--limit-concurrency 8`, eight half-open connections would block all other clients forever.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class _Group:
         return len(self) >= self._most
 
     def least_useful(self) -> GuardedConnection | None:
-        """Return the connection to close: a new one if these are half of all or more; None: all are at work."""
+        """Return the connection to close: a new one if new ones are at least half of all; None: all are answering
+        requests."""
         pools = (self._new, self._known)
         ordered = pools if 2 * len(self._new) >= self._most else reversed(pools)
         return next((one for pool in ordered for one in pool if one.is_idle), None)
@@ -113,7 +114,8 @@ class Register:
 class GatheredTransport:
     """A transport that sends what is written in one turn of the event loop together.
 
-    uvicorn writes the head of an answer, its body and its end apart: each is a system call, and wakes the client.
+    uvicorn writes the head, the body and the end of an answer separately. Each would be a system call and would wake
+    the client.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -213,7 +215,11 @@ class GuardedConnection(H11Protocol):
             self._write_timer = None
 
     def _await_header(self) -> None:
-        """Set the deadline. The timer runs on and is set again when it ends too early: answers are more frequent."""
+        """Set the deadline.
+
+        A running timer is not restarted; if it ends before the deadline it is set again. Answers are too frequent to
+        restart it for each.
+        """
         self._header_end = self.loop.time() + self.settings.read_seconds
         if self._header_timer is None and not self.transport.is_closing():
             self._header_timer = self.loop.call_at(self._header_end, self._header_expired)

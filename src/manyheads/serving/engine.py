@@ -2,8 +2,8 @@
 
 A request is a `Job` of one or more rows. Waiting rows are admitted in order of arrival. Rows of equal key (model and
 options) are combined into a batch within a token budget. Several batches run at the same time and take steps in turn,
-so that a new request does not wait for the end of a long one. Of equal key, the next batch begins when the one before
-has ended or has run for a second: until then requests gather, and become one batch. A row that finishes is reported at
+so that a new request does not wait for the end of a long one. A batch begins when the previous batch of the same key
+has ended or has run for a second. Requests that arrive until then become one batch. A row that finishes is reported at
 once. A job can be cancelled at any time: its waiting rows leave at once, its running rows before the next step.
 """
 
@@ -26,8 +26,11 @@ __all__ = ["Engine"]
 _log = logging.getLogger(__name__)
 
 _GATHER_SECONDS = 1.0
-"""Of a batch's own steps, before another one of its key may begin beside it. Large batches cost less per row, and two
-shorter ones that take turns both end when the second would end anyway."""
+"""Seconds of a batch's own steps before another batch of the same key may begin.
+
+Large batches cost less per row, and of two batches that take turns neither ends earlier than the second would if they
+ran one after the other.
+"""
 
 
 @dataclass(eq=False)
@@ -56,7 +59,8 @@ class Engine:
         self._limits = limits
         self._metrics = metrics
         self._waiting: deque[Job] = deque()
-        self._waiting_tokens = 0  # of their rows that have not started; added up only once, for many short requests
+        # Tokens of their rows that have not started. Updated, not recomputed, because short requests are frequent.
+        self._waiting_tokens = 0
         self._running: list[_Running] = []
         self._changed = threading.Condition()
         self._closing = False
@@ -237,7 +241,7 @@ class Engine:
 
 
 def _tell(news: Mapping[Job, list[Event | Done | Failed]]) -> None:
-    """Tell the jobs their news, and then wake those who handle them."""
+    """Pass the results to the jobs, and then wake their handlers."""
     sleeping: dict[Callable[[], None], list[Job]] = {}
     for job, found in news.items():
         _call(partial(job.told, found), [job])

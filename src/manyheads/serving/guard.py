@@ -247,7 +247,7 @@ class Guard:
             raise self._rejected(
                 "loading",
                 503,
-                "The server loads its models; try again soon.",
+                "The server is loading its models; try again soon.",
                 code="loading",
                 retry_after=1,
                 close=_may_have_body(scope),
@@ -394,7 +394,7 @@ class _Exchange:
 
 
 async def _run_until_gone(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-    """Run the application with the body at hand; cancel it when the client leaves."""
+    """Run the application with the complete body; cancel it when the client disconnects."""
     gone = asyncio.Event()
     task = asyncio.current_task()
     assert task is not None

@@ -1,4 +1,4 @@
-"""Jobs of the engine, their rows, and the news of them."""
+"""Jobs of the engine, their rows, and their events and results."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ class Job:
         key: rows of equal keys may share a batch.
         begin: makes a batch of the contents of rows, which may come from several jobs of this key.
         rows: in the order of their results' numbers.
-        told: called on the engine's thread with the news of each step; must not block.
-        wants_events: whether it is told of events, too, and not only of results.
-        wake: called after `told`, once for all jobs with the same one that had news in a step; must not block.
+        told: called on the engine's thread with the events and results of each step; must not block.
+        wants_events: whether `told` gets events as well as results.
+        wake: called after `told`, once per step for all jobs with the same `wake`; must not block.
 
     Attributes: next_row: first row that has not started. has_news: whether any of its rows had an event or a result.
         is_over: all rows are done, or it was cancelled or failed.

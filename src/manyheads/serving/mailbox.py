@@ -1,4 +1,4 @@
-"""News from the engine's thread for the event loop."""
+"""Delivery of events and results from the engine's thread to the event loop."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Mailbox"]
 
 
 class Mailbox:
-    """News that wait for the event loop. The engine wakes it once for all news of a step.
+    """Events and results that wait for the event loop.
 
-    To wake the loop takes a system call, in which the engine loses the interpreter's lock: done for every row, it costs
-    as much as a tenth of a small model's step.
+    The engine wakes the loop once per step. Waking takes a system call, in which the engine loses the interpreter's
+    lock; once per row it would cost a tenth of a small model's step.
 
     Args: loop: that handles the news.
     """

@@ -1,4 +1,4 @@
-"""Translation of HTML: `documents` finds the text and puts the markup back; the engine does the model's work."""
+"""Translation of HTML: `documents` finds the text and restores the markup; the engine runs the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from manyheads.serving.service import Service
 __all__ = ["MOST_TAGS", "translate_html"]
 
 MOST_TAGS = 2_000
-"""Of all texts of a request: the time to place markup grows faster than the number of tags."""
+"""Maximum number of tags in all texts of a request.
+
+The time for placing markup grows faster than the number of tags.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,9 @@ async def translate_html(
     at_sentence_ends: bool = True,
     field: str,
 ) -> list[str]:
-    """Return for each HTML text its translation: tags stay, and enclose the words that they enclosed.
+    """Return the translation of each HTML text.
+
+    Tags are kept and enclose the translations of the words that they enclosed.
 
     Args: field: name of the texts' field in messages.
 

@@ -48,7 +48,7 @@ class Counter:
 
 
 class Gauge:
-    """A number that is asked for when the metrics are read.
+    """A number that is determined when the metrics are read.
 
     Args: name: without prefix; text: what it is; read: returns the number.
     """

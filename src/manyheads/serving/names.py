@@ -18,7 +18,9 @@ def plain_tag(language: str) -> str:
 
 
 def names_of_models(given: Sequence[str]) -> dict[str, str]:
-    """Return name -> path. The name is given as `NAME=PATH`; else it is the folder's, or of `run/model` the run's.
+    """Return name -> path.
+
+    The name is given as `NAME=PATH`; otherwise it is the name of the folder, or of the run if the path is `run/model`.
 
     Raises: ConfigError: no model, a bad name, or two models of one name.
     """

@@ -1,4 +1,4 @@
-"""Pages of other origins that may use the server: the headers by which browsers let them (CORS)."""
+"""Pages of other origins that may use the server: the headers with which browsers permit it (CORS)."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Origins:
         ]
 
     def preflight(self, method: str, headers: Mapping[str, str]) -> Headers | None:
-        """Return the answer's headers to the question that a browser asks before a request; None: this is not one.
+        """Return the headers of the answer to a preflight request of a browser; None: it is no preflight request.
 
-        The question has no key: the request itself does.
+        A preflight request has no key; the request after it has.
         """
         if method != "OPTIONS" or "access-control-request-method" not in headers or not self.headers(headers):
             return None

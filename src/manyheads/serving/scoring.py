@@ -22,7 +22,7 @@ from manyheads.serving.jobs import Done, Event
 __all__ = ["AttentionMaps", "PairBatch", "ScoredIds", "TextBatch", "attention_maps", "mean_map"]
 
 _MOST_VALUES = 2**24
-"""Most log-probabilities that are computed in one call: 64 MiB in float32."""
+"""Maximum number of log-probabilities that are computed in one call: 64 MiB in float32."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The models of a server: loading, names, languages, and the translation of requests into rows of the engine."""
+"""The models of a server: loading, names, languages, and the conversion of requests to rows of the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running the application with uvicorn: a bound socket, guarded connections, and an orderly end."""
+"""Running the application with uvicorn: a bound socket, connections with deadlines, and a clean end."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish what was accepted."""
         if not self._service.state.is_ready:
-            self._service.state.is_closed = True  # a loading that goes on ends before the next model
+            self._service.state.is_closed = True  # loading stops before the next model
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -184,11 +184,11 @@ def _code_of(received: signal.Signals | None) -> int:
 
 
 def _shorten_pauses() -> None:
-    """Let the event loop run soon although the model's thread computes.
+    """Let the event loop run soon while the model's thread computes.
 
     A thread that waits for the interpreter's lock gets it after a switch interval, 5 ms by default; a request needs it
-    several times. A collection of garbage keeps the lock while it looks at all objects: those of the loaded packages
-    and models, which stay, are taken out.
+    several times. Garbage collection holds the lock while it traverses all objects, so the permanent objects of loaded
+    packages and models are excluded from it.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.collect()

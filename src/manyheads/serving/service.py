@@ -28,17 +28,18 @@ __all__ = ["Service", "is_few"]
 
 T = TypeVar("T")
 _FEW = 500
-"""Characters or tokens: a tokenizer needs less time for them than two changes of the thread take."""
+"""For at most this many characters or tokens, a tokenizer needs less time than two switches between threads."""
 
 
 def is_few(size: int | None) -> bool:
-    """Return whether work on so many characters or tokens is short; None: many."""
+    """Return whether work on this number of characters or tokens is short; None means many."""
     return size is not None and size <= _FEW
 
 
 @dataclass
 class _Work:
-    """Rows at work. left: how many have no result yet. end: deadline, in the event loop's time. ending: for metrics."""
+    """Rows that are being processed. left: number of rows without a result. end: deadline, in the event loop's time.
+    ending: for metrics."""
 
     left: int
     end: float
@@ -73,12 +74,12 @@ class Service:
         self._mailbox: Mailbox | None = None
         # Tokenizers take long for long texts, during which the event loop must answer others.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="manyheads-tokenizer")
-        # OpenMP keeps workers for each thread that has computed, and where all workers are more than the cores, they
-        # sleep between two operations. So the thread that loads the models ends, and only the engine's has workers.
+        # OpenMP keeps workers for each thread that has computed. If there are more workers than cores, they sleep
+        # between two operations. So the thread that loads the models ends, and only the engine's thread has workers.
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="manyheads-loader")
 
     def start(self) -> None:
-        """Start the engine, so that the process is well; it is ready after `load`."""
+        """Start the engine, so that health checks succeed; the server is ready after `load`."""
         self.engine.start()
 
     async def load(self) -> None:
@@ -194,7 +195,7 @@ class Service:
         *,
         with_events: bool = True,
     ) -> Iterator[_Work]:
-        """Give rows to the engine; at the end of the block take out what is left of them, and count the request.
+        """Pass rows to the engine. At the end of the block, remove the unfinished ones, and count the request.
 
         Args: take: called in the event loop with the news of each step. with_events: not only results.
 

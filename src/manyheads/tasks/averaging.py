@@ -50,8 +50,8 @@ def average_run(
     Args:
         folder: of the run.
         output: the model folder; an existing one is replaced.
-        last: average the newest checkpoints, so many.
-        steps: or those of these steps.
+        last: number of newest checkpoints to average.
+        steps: steps of the checkpoints, instead of `last`.
         kind: the trained weights, or their running averages.
 
     Returns: the steps of the checkpoints.

@@ -1,4 +1,7 @@
-"""The options of `evaluate` about several models: what may be given together. Imports neither torch nor sacreBLEU."""
+"""Checks of the options of `evaluate` for several models: which may be given together.
+
+Imports neither torch nor sacreBLEU.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def check_comparison(options: Any, unusable: Mapping[str, Any]) -> None:
 
     Args:
         options: with `model`, `others`, `page` and `differences`.
-        unusable: name of an option that has a meaning for one model only -> its value, which is false if not given.
+        unusable: name of an option that applies to one model only -> its value, which is false if it is not given.
 
     Raises: ConfigError: they contradict each other.
     """

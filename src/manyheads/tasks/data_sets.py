@@ -45,7 +45,7 @@ def open_sets(settings: Settings, open_one: Callable[[Settings], Any]) -> tuple[
 
 
 def known_sets(old: str, sets: Mapping[str, Data], open_folder: Callable[[str], Data]) -> dict[str, Data]:
-    """Return the data sets of a run, and before them that of the model from which it begins, if there is one.
+    """Return the data sets of a run. If the run begins from a model, the model's data set comes first.
 
     Args:
         old: `initial.data`.

@@ -16,7 +16,9 @@ __all__ = ["EncoderConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(RunConfig):
-    """A run of such a model, as `TrainConfig` is a translator's. predicts: what it predicts, for messages.
+    """The settings of a run of such a model (`TrainConfig` is the same for translators).
+
+    predicts: what the model predicts, for messages.
 
     Raises: ConfigError: rows may be longer than the model's positions, or a setting is for models that predict tokens.
     """

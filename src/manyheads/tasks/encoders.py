@@ -30,7 +30,7 @@ class EncoderJudge(ABC):
         device: where the model is.
         stop: looked at between batches.
 
-    Raises: DataError: a row is longer than the model's positions; better now than at the first validation.
+    Raises: DataError: a row is longer than the model's positions; this is reported now, not at the first validation.
     """
 
     model: Any

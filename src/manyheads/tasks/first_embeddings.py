@@ -18,8 +18,8 @@ def begin_embeddings(
 ) -> None:
     """Give tables the vectors that `learn` finds, turned randomly.
 
-    They have length 1, as random vectors of N(0, 1 / width) have on average. Turned, no direction of theirs belongs to
-    certain positions or heads. Ids that say nothing keep their random vectors.
+    They have length 1, as random vectors of N(0, 1 / width) have on average. The rotation prevents that a direction of
+    the vectors belongs to certain positions or heads. Ids without information keep their random vectors.
 
     Args:
         tables: of embeddings and outputs, (ids, width), on a CPU; all have one width. One that occurs twice is written

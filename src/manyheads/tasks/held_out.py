@@ -1,4 +1,5 @@
-"""Which held-out text a model is judged on: two files, prepared data, an embedded corpus, or the run's own data."""
+"""The held-out text on which a model is evaluated: two files, prepared data, an embedded corpus, or the run's own
+data."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def default_layer(model: Mapping[str, Any], name: str, *, keeps_preset: bool) ->
     else:
         values["run_dir"] = "runs/run"
         values["data"].pop("path")
-        if "decoding" in values:  # the demo's penalty is for models that have just begun
+        if "decoding" in values:  # the demo's length penalty is for models that were trained briefly
             del values["decoding"]["length_penalty"]
             values["decoding"] |= _of_run(name, "decoding")
         if model["architecture"] == "reformer":

@@ -70,8 +70,8 @@ def resolve_run(
             None: such data is trained with the default settings.
         mistakes: those that were found before, to be reported with the others.
 
-    Raises: ConfigError: names that do not exist, files that cannot be read, values of the wrong type or out of range;
-        all of them in one message.
+    Raises: ConfigError: names that do not exist, files that cannot be read, values of the wrong type or out of range.
+        One message lists all of them.
     """
     found = list(mistakes)
     _choose_path_of_mix([typed])
@@ -113,7 +113,7 @@ def resolve_run(
 def _begin_from(
     sources: list[Source], preset: str | None, architecture: str | None, resume: str, mistakes: list[str]
 ) -> Source | None:
-    """Insert the layers of the model from which the run begins, if there is one: above the preset, below files.
+    """If the run begins from a model, insert the model's layers: above the preset, below files.
 
     Returns: the layer of the model's sizes; None if the run begins from random weights, or a mistake was found.
     """
@@ -217,7 +217,10 @@ def _planned(typed: Source, resume: str, plan: Callable[[Source], Source]) -> li
 
 
 def _use_all_of_other_data(sources: Sequence[Source]) -> None:
-    """A preset's data.num_train_pairs is about its own data; where another source names other data, all is used."""
+    """Apply a preset's data.num_train_pairs to its own data only.
+
+    If another source names other data, all of it is used.
+    """
     preset, later = sources[0].section("data"), [source.section("data") for source in sources[1:]]
     paths = [section["path"] for section in later if "path" in section]
     if sources[0].name.startswith("preset ") and paths and paths[-1] != preset.get("path"):
@@ -243,7 +246,7 @@ def _of_architecture(name: str, sources: Sequence[Source], mistakes: list[str]) 
     known: dict[str, Any] = {}
     for source in sources[:-1]:
         known |= source.section("model")
-    # An architecture may have no null for a size: 0 or the default then says the same.
+    # If null is not possible for a size of an architecture, 0 or the default means the same.
     kept = {size: known[size] for size in _SIZES if known.get(size) is not None and size in field_types(config)}
     layer: dict[str, Any] = {"model": {**kept, "architecture": name}}
     if name == "reformer" and any(source.section("reading") for source in sources[:-1]):

@@ -1,4 +1,5 @@
-"""The plan of a run on one's own data: facts about data and machine, the rule of `training.plan.rule`, and a table."""
+"""The plan of a run on one's own data: facts about the data and the machine, the rule of `training.plan.rule`, and a
+table of the choices."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class PlannedRun:
 
 
 def plan_layer(typed: Source, measure: MeasureRate | None = None) -> PlannedRun:
-    """Plan a run on prepared data; what the command line sets is kept, and the rest follows from it.
+    """Plan a run on prepared data. Settings of the command line are kept, and the others follow from them.
 
     Args:
         typed: the settings of the command line, with `data.path`.
@@ -57,7 +58,7 @@ def plan_layer(typed: Source, measure: MeasureRate | None = None) -> PlannedRun:
     minutes, steps = _limit_of(given)
     config = _reference(kind, manifest, typed)
     length, rows = (16, 128) if kind == "pairs" else (config.data.segment_len, config.data.lanes)
-    # A number of steps is what it is on any machine.
+    # A given number of steps does not depend on the machine.
     rate, machine = (0.0, "") if steps else (measure or _measured)(config, length, rows)
     facts = _facts(kind, manifest, minutes, steps, rate, given)
     plan = plan_run(facts)
@@ -91,7 +92,7 @@ def _kind_of(folder: Path, manifest: Mapping[str, Any], given: Mapping[str, Any]
 
 
 def _limit_of(given: Mapping[str, Any]) -> tuple[float, int]:
-    """The minutes and steps of the run: what is given, or the default minutes."""
+    """Return the minutes and steps of the run: the given ones, or the default minutes."""
     steps = convert(int, given.get("training.max_steps", 0), "training.max_steps")
     minutes = convert(float, given.get("training.max_minutes", 0.0 if steps else DEFAULT_MINUTES), "--minutes")
     if not 0 <= minutes < math.inf or steps < 0 or not (minutes or steps):

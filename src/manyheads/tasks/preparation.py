@@ -46,7 +46,7 @@ _COUNTS = {
     "line_breaks_replaced": "with line breaks inside, replaced by spaces",
     "columns_ignored": "lines with more than two columns, the others left out",
     "control_characters": "with control characters inside (NUL, carriage return, ...), kept",
-    "long_lines": "with a line above 10,000 characters, from parts of which the tokenizer learns",
+    "long_lines": "with a line above 10,000 characters; the tokenizer learns from a part of it",
 }
 
 
@@ -57,16 +57,17 @@ class PrepareOptions:
     Raises: ConfigError: standard input is named twice.
     """
 
-    output: str = option("The folder to be made; it appears when it is complete.", metavar="DIR", aliases=("-o",))
+    output: str = option("The folder to create; it appears when it is complete.", metavar="DIR", aliases=("-o",))
     task: Word = option(
-        "What a model will learn: to translate, to parse (by a chart over spans, or parsing: by writing trees),"
-        " to continue a text (lm: language model), to classify texts."
+        "The task of the model: translation; spans (parsing with a chart over spans) or parsing (writing trees as "
+        "text); lm (language model); or classification."
         " Each task has its own options: `manyheads prepare --task lm --help`.",
         default="translation",
     )
-    replace: bool = option("Replace prepared data of that name, once the new data is complete.", default=False)
+    replace: bool = option("Replace existing prepared data when the new data is complete.", default=False)
     on_bad_utf8: OnBadUtf8 = option(
-        "A line that is not UTF-8: fail, replace its bad bytes, or skip it (and its pair); counted.", default="fail"
+        "If a line is not UTF-8: fail, replace its bad bytes, or skip it (and its pair). Such lines are counted.",
+        default="fail",
     )
 
     def __post_init__(self) -> None:
@@ -84,18 +85,20 @@ class VocabularyOptions:
     """Tokenizer."""
 
     tokenizer: str | None = option(
-        "Use this tokenizer.json, or the one of this model, run or data folder, and train none.",
+        "Do not train a tokenizer; use this tokenizer.json, or the one of this model, run or data folder.",
         default=None,
         metavar="FILE",
     )
     vocab_size: int | None = option(
-        "Number of pieces, for both languages together; of a language model's words or ids the maximum.",
+        "Number of pieces, for both languages together; for words or ids of a language model the maximum number.",
         metavar="N",
-        default_is="8000; of a language model's words or ids no limit",
+        default_is="8000; for words or ids of a language model no limit",
         aliases=("--tokenizer.vocab-size",),
     )
     lowercase: bool = option(
-        "Fold case before tokenizing; texts come out in lower case.", default=False, aliases=("--tokenizer.lowercase",)
+        "Convert text to lower case before tokenizing; output is then in lower case.",
+        default=False,
+        aliases=("--tokenizer.lowercase",),
     )
 
 
@@ -140,14 +143,14 @@ def check_holdout(options: PrepareOptions, files: Sequence[str], held_out: str, 
         raise ConfigError(f"{held_out} takes the part from the training data; leave it out where {named[0]} is given.")
     if usual and not named and held_out not in given:
         raise ConfigError(
-            f"There is no validation data, which tells when a model is good. Give {' or '.join(files)}; or"
+            f"There is no validation data, which is needed to select the best model. Give {' or '.join(files)}; or"
             f" {held_out} {usual} to hold back as much of the training data; or {held_out} 0 to train without"
             " validation."
         )
 
 
 def check_output(output: Path, replace: bool) -> None:
-    """Refuse early what would fail only at the end, and replace nothing but prepared data.
+    """Check the output folder early, so that the command does not fail at its end. Only prepared data is replaced.
 
     Raises: DataError: the folder exists. ConfigError: it is to be replaced, but is something else.
     """
@@ -170,12 +173,12 @@ def count_lines(counts: Mapping[str, int]) -> list[str]:
 
 
 def smaller_than_asked(manifest: Mapping[str, Any]) -> list[str]:
-    """A line if the text gave a smaller vocabulary than was asked for; otherwise none."""
+    """Return a line if the text gave a smaller vocabulary than requested; otherwise none."""
     made = manifest["tokenizer"]
     asked = (made["settings"] or {}).get("vocab_size") or 0
     if made["vocab_size"] >= asked:
         return []
-    return [f"            {asked:,} were asked for, but the training text has no more that occur often enough"]
+    return [f"            {asked:,} were requested, but the training text has no more that occur often enough"]
 
 
 def summary_of(data: Any, splits: Iterable[str], preset: str = "", vocabulary: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Whole runs by name: model, data and loop together."""
+"""Complete runs by name: model, data and training loop."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def copy() -> TrainConfig:
 def demo(precision: str = "bf16") -> TrainConfig:
     """A translator from 60,000 embedded sentence pairs in five minutes on two cores.
 
-    Small batches, two layers, Muon, and embeddings that begin from co-occurrence, because only a few passes over the
-    data fit into the time: more steps are worth more than more layers. See EXPERIMENTS.md.
+    Small batches, two layers, Muon, and embeddings that begin from co-occurrence, because the time allows only a few
+    passes over the data, so more steps help more than more layers. See EXPERIMENTS.md.
 
     Args: precision: of the run. In fp32 a machine has a quarter of the speed or less, and a smaller model learns more
         in the same time.
@@ -122,7 +122,7 @@ def demo(precision: str = "bf16") -> TrainConfig:
         schedule=ScheduleSettings(kind="linear", warmup_steps=50 if is_fast else 20),
         training=TrainingSettings(max_steps=0, max_minutes=5.0, log_every=20, save_every=500, keep=2),
         validation=ValidationSettings(every_steps=500, bleu_sentences=100, num_samples=3),
-        # After so few steps the model prefers sentences that are too short.
+        # After few steps the model prefers sentences that are too short.
         decoding=DecodingSettings(num_beams=4, length_penalty=1.2, max_len_offset=20),
         initial=TokenInitialSettings(embeddings="cooccurrence"),
     )
@@ -228,13 +228,14 @@ def reformer_debug() -> TextConfig:
 
 
 def reformer_demo(precision: str = "bf16") -> TextConfig:
-    """Crime and Punishment in pieces of 16,384 bytes, on two cores; each byte sees what its chapter says before it.
+    """Crime and Punishment in segments of 16,384 bytes, on two cores; each byte sees the text of its chapter before it.
 
-    Three local layers for near positions and a hashed layer for far ones, as in trax's enwik8 model. Scores of local
-    layers fall with the distance: without it the first hundred steps or more learn only which byte follows which.
+    Three local layers attend to near positions and a hashed layer to far ones, as in trax's enwik8 model. Scores of
+    local layers decrease with the distance. Without this the first hundred steps or more learn only which byte follows
+    which.
 
     Args: precision: of the run. In fp32 the pieces are 4,096 bytes long: ten minutes are enough for only about 180
-        steps of 16,384 bytes, and the number of steps decides.
+        steps of 16,384 bytes, and the loss depends mostly on the number of steps.
     """
     length, side = (16_384, 128) if precision == "bf16" else (4_096, 64)
     return TextConfig(

@@ -32,9 +32,9 @@ T = TypeVar("T")
 
 
 class Report(Protocol):
-    """The result of `evaluate` of a task's folder.
+    """The result of `evaluate` in a task's folder.
 
-    output: the lines of `--output`. read: what was found in the files that were read.
+    output: the lines for `--output`. read: counts of unusual lines in the input files.
     """
 
     @property
@@ -75,7 +75,7 @@ class LineWork(Generic[T]):
 
 
 def score_line(number: int, scored: Scored, *, tokens: bool) -> str:
-    """Three columns, or with `tokens` a JSON object, for the item of that number."""
+    """Return the line of the item with that number: three columns, or with `tokens` a JSON object."""
     total, count = scored.sum_log_prob, len(scored.tokens)
     if not tokens:
         return f"{total:.6f}\t{count}\t{total / count:.6f}" if count else "0\t0\t"

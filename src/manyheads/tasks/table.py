@@ -92,10 +92,10 @@ def task_of(config: RunConfig) -> Task:
 
 
 def task_of_folder(name: str) -> str | None:
-    """The task of a model, a run or prepared data, as its folder records it; None: it is no such folder.
+    """Return the task that the folder of a model, a run or prepared data records; None: it is no such folder.
 
-    Folders of older versions record none. There a parser has a `task.json`, a run on the duplication task names it as
-    its data, and for all other models the architecture decides.
+    Folders of older versions record no task. There a parser has a `task.json`, a run on the duplication task names it
+    as its data, and for all other models the architecture decides.
     """
     path = Path(name)
     for folder in (path / "model", path):
@@ -119,7 +119,7 @@ def _is_duplication(run: Path) -> bool:
     try:
         return load_yaml(run / "config.yaml").section("data").get("path") == DUPLICATION
     except ConfigError:
-        return False  # there is none, or whoever opens it reports what is wrong
+        return False  # there is none, or opening it later reports the error
 
 
 def _task_of_data(folder: Path) -> str | None:
@@ -134,7 +134,7 @@ def _task_of_data(folder: Path) -> str | None:
 
 
 def json_or_empty(file: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """An object; empty if there is none: whoever opens the folder reports what is wrong."""
+    """Return an object; empty if there is none. Opening the folder later reports the error."""
     try:
         return read_object(file, most_bytes)
     except (OSError, ModelFileError):

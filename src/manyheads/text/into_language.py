@@ -1,4 +1,4 @@
-"""A tokenizer of several languages that has been told into which one it is to translate; see `tags`."""
+"""A tokenizer of several languages with a chosen target language; see `tags`."""
 
 from __future__ import annotations
 

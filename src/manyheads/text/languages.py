@@ -1,4 +1,4 @@
-"""Languages of texts: their names in BCP 47, and a guess where nobody says which they are."""
+"""Languages of texts: their names in BCP 47, and a guess if the language is not given."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TAG = re.compile(
     r"([a-z]{2,3})(-[a-z]{3}){0,3}(-[a-z]{4})?(-(?:[a-z]{2}|\d{3}))?((?:-(?:[a-z\d]{5,8}|\d[a-z\d]{3}))*)"
     r"((?:-[a-wy-z\d](?:-[a-z\d]{2,8})+)*)(-x(?:-[a-z\d]{1,8})+)?"
 )
-MOST_TEXTS = 1000  # a guess needs no more
+MOST_TEXTS = 1000  # number of texts that are enough for a guess
 PASSAGE_CHARACTERS = 300
 LEAST_LETTERS = 200  # of fewer letters there is no guess
 CLEAR_SHARE = 0.5  # of the texts, weighted by length, that must be in one language
@@ -79,7 +79,8 @@ def _passages(texts: Iterable[str]) -> Iterator[str]:
 
 
 def warn_of_languages(given: tuple[str | None, str | None], guessed: tuple[str | None, str | None]) -> str | None:
-    """Return a warning where files seem exchanged, in the same language, or in another one than was said.
+    """Return a warning if files seem to be exchanged, to have the same language, or to have another language than the
+    given one.
 
     Args:
         given: languages of source and target that a person named.

@@ -57,7 +57,8 @@ class TranslationTokenizer(Protocol):
     def digest(self) -> str: ...
     @property
     def target_languages(self) -> tuple[str, ...]:
-        """Into which a model of several languages translates, one tag each (see `text.tags`); else empty."""
+        """The target languages of a model of several languages, with one tag each (see `text.tags`); otherwise
+        empty."""
         ...
 
     def describe(self) -> Mapping[str, object]:

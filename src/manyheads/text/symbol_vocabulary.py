@@ -25,7 +25,7 @@ _SPACES = {"bytes": "32", "characters": "_"}
 
 
 class SymbolVocabulary(Vocabulary):
-    """Ids are places in a list of symbols. Documents are not told apart.
+    """Ids are positions in a list of symbols. Documents are not distinguished.
 
     Args:
         symbols: by id.
@@ -99,7 +99,7 @@ class SymbolVocabulary(Vocabulary):
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         """Return words joined by spaces, characters, or bytes.
 
-        With `around`, the first of each pair of ids of lines gives nothing and the second one a line break.
+        With `around`, the first of each pair of ids of lines gives nothing and the second one per line break.
         """
         symbols = self.tokens(ids)
         if self.form == "bytes":

@@ -203,7 +203,9 @@ class Tokenizer(TokenizerFile):
         return ids
 
     def _without_endless_words(self, text: str) -> str:
-        """Replace words that are too long to be known. To normalise millions of marks takes 60 times their size.
+        """Replace words that are too long to be in the vocabulary.
+
+        Normalising millions of combining marks takes 60 times their size in memory.
 
         NFC joins at most four characters into one, so a word above four times the longest piece is unknown.
         """

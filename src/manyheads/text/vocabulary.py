@@ -91,7 +91,7 @@ class Vocabulary(TokenizerFile):
             token by token.
         """
         last: list[int] = []
-        for index in reversed(before):  # an id without bytes does not tell whether a new line begins after it
+        for index in reversed(before):  # an id without bytes does not determine whether a new line begins after it
             last.insert(0, index)
             if self.decode_bytes([index]):
                 break

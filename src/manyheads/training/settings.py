@@ -201,7 +201,7 @@ class InitialSettings:
 
     @property
     def needs_data(self) -> bool:
-        """Whether the first weights depend on more than the seed, so that a resumed run should not make them again."""
+        """Whether the first weights depend on more than the seed. A resumed run should then not compute them again."""
         return bool(self.model)
 
 
@@ -212,8 +212,8 @@ class TokenInitialSettings(InitialSettings):
     Args:
         embeddings: without a model: `random`; or `cooccurrence`: tokens begin with similar embeddings if they occur in
             the same sentence pairs, as a word and its translation do, or, in a language model, beside the same tokens
-            (see `data.cooccurrence`); a language model's output begins with the frequencies of the tokens. It takes
-            some seconds before the first step, and a run of a few hundred or thousand steps learns more.
+            (see `data.cooccurrence`); a language model's output begins with the frequencies of the tokens. This takes
+            some seconds before the first step. A run of a few hundred or thousand steps reaches a lower loss.
     """
 
     embeddings: Literal["random", "cooccurrence"] = "random"
@@ -226,7 +226,7 @@ class TokenInitialSettings(InitialSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The settings of every run. Each task adds its own sections (`tasks/*/settings.py`).
+    """The settings that every run has. Each task adds its own sections (`tasks/*/settings.py`).
 
     Args:
         run_dir: the run's folder.
@@ -253,7 +253,7 @@ class RunConfig:
         check(self, "", between(0, MOST_THREADS), "num_threads")
         if not self.run_dir:
             raise ConfigError(
-                "run_dir is empty, as an unset variable of a shell is; name a folder, or leave it out.",
+                "run_dir is empty, perhaps from an unset shell variable; name a folder, or leave it out.",
                 fields=["run_dir"],
             )
 

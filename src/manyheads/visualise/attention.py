@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["attention_figure", "layer_figure", "view_figure"]
 
 MAX_LABELS = 40
-"""More tokens than this on an axis: only every second, third ... is named."""
+"""If an axis has more tokens than this, only every second, third ... token is labelled."""
 MAX_SMALL_LABELS = 16
-"""The same for an axis of one of many heads."""
+"""The same limit if one of many heads is drawn."""
 MAX_FLAT_CHARS = 70
-"""Names that fit below the columns side by side; longer ones are slanted."""
+"""Characters of all labels together that have space below the columns of a picture; more are rotated."""
 
 
 def attention_figure(
@@ -100,7 +100,8 @@ def attention_figure(
         else:
             axes.set_title(name, loc="left", fontsize=9, color=INK)
             head = int(panel)
-            # Tokens stand at the outer edges of the grid only: rows at its left, columns below each column's last head.
+            # Tokens are shown only at the outer edges of the grid: rows at its left, columns below each column's last
+            # head.
             _label(axes, "x", key_tokens if head + columns >= num_heads else None, k_len, is_small=True)
             _label(axes, "y", query_tokens if head % columns == 0 else None, q_len, is_small=True)
     if image is not None:

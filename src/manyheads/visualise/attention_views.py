@@ -16,7 +16,7 @@ from manyheads.visualise.figure import Array, as_array
 __all__ = ["AttentionView", "attention_view", "head_figures", "shown_token", "thinned"]
 
 _JOINERS = "\u200c\u200d"
-"""Unseen, but what they stand between would be another letter, or several emoji, without them."""
+"""Invisible joiners. Without them the characters around them would be other letters, or several emoji."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def attention_view(
         array = as_array(layer)
         if array.ndim == 4 and array.shape[0] == 1:
             array = array[0]
-        if array.ndim == 3 and array.shape[0] == 0:  # all heads of the layer are pruned: one that looks nowhere
+        if array.ndim == 3 and array.shape[0] == 0:  # all heads of the layer are pruned: show one head without weights
             array = np.zeros((1, *array.shape[1:]), dtype=array.dtype)
         if array.ndim != 3 or 0 in array.shape:
             raise ShapeError(

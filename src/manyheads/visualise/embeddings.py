@@ -26,7 +26,7 @@ _KINDS = {
     "frequent": (MUTED, 9.0, 8.0, "a frequent token"),
 }
 _PLACES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1))
-"""Where a label can stand beside its point, the best first."""
+"""Positions of a label relative to its point, the best first."""
 _DISTANCES = (5.0, 9.0)
 """Points from the centre of a point to its label."""
 

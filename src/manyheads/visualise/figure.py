@@ -43,13 +43,13 @@ __all__ = [
 Array = npt.NDArray[np.float64]
 
 COLOURS = ("#2563a8", "#d9622b", "#2f8a57", "#8a4fa3", "#b8921e", "#5b6770")
-"""Told apart by eyes of every kind, and in print."""
+"""Colours that colour-blind readers can distinguish, also in print."""
 INK = "#1f2933"
 MUTED = "#7b8794"
 _SETTINGS: Any = {"svg.hashsalt": "manyheads", "svg.fonttype": "none", "pdf.fonttype": 42}
-"""Text stays text: in SVG by name, in PDF with its outlines."""
+"""Text is stored as text: in SVG by the name of its font, in PDF with an embedded font."""
 _DATED = {"svg": "Date", "png": "Software", "pdf": "CreationDate"}
-"""The field of each kind that would make two files differ."""
+"""The metadata field of each format that would make two files differ."""
 
 
 def as_array(values: Any) -> Array:
@@ -60,7 +60,7 @@ def as_array(values: Any) -> Array:
 
 
 def check_plots() -> None:
-    """Refuse to draw before the work whose result is to be drawn.
+    """Check that plots are possible, before the work whose result is drawn.
 
     Raises: MissingExtraError: matplotlib is not installed.
     """

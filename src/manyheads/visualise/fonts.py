@@ -26,7 +26,8 @@ _PREFERRED = (
     "Symbola",
 )
 _UNFIT = ("Noto Color Emoji", "Apple Color Emoji", "Last Resort", "LastResort")
-"""Fonts of pictures in place of outlines, which cannot be drawn, and of boxes for whatever there is."""
+"""Fonts that are not used: those with pictures instead of outlines, which cannot be drawn, and those with a box for
+every character."""
 _MOST_OPENED = 400
 
 

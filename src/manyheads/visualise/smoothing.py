@@ -1,4 +1,4 @@
-"""Plots of label smoothing: the target distribution, and the loss as the right token's probability grows."""
+"""Plots of label smoothing: the target distribution, and the loss by the probability of the correct token."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def smoothing_figure(
     sure = torch.linspace(1 / vocab_size, 0.999, 200)
     losses = {f"smoothing {share:g}": losses_by_probability(sure, share, vocab_size, kind, pad_id) for share in shares}
     asked = smoothed_targets(torch.tensor(targets), vocab_size, shares[-1], kind, pad_id)
-    title = f"What smoothing {shares[-1]:g} asks for ({kind.replace('_', ' ')})"
+    title = f"Targets with smoothing {shares[-1]:g} ({kind.replace('_', ' ')})"
     return label_smoothing_figure(asked, sure, losses, title=title, pad_id=pad_id)
 
 

@@ -217,7 +217,7 @@ class StackDrawing:
 
 
 def _layers_label(numbers: Sequence[int], num_layers: int) -> list[str]:
-    """Return which layers a frame stands for: `6 x`, or their numbers in short lines."""
+    """Return the label of the layers in a frame: `6 x`, or their numbers in short lines."""
     if len(numbers) == num_layers:
         return [f"{num_layers} x"]
     steps = {after - before for before, after in pairwise(numbers)}

@@ -82,7 +82,7 @@ def test_a_vocabulary_is_not_asked_of_prepared_data(
     folder = tmp_path / "mine"
     options = ("--tsv", pairs, "--valid-count", 5, "--vocab-size", 5000, "--output", folder)
     assert manyheads("prepare", *options) == 0
-    assert "5,000 were asked for, but the training text has no more" in capsys.readouterr().out
+    assert "5,000 were requested, but the training text has no more" in capsys.readouterr().out
     assert manyheads("train", "--preset", "debug", "--data.path", folder, "--tokenizer.vocab_size", 400) == 2
     assert "--tokenizer.vocab_size has no effect on" in (said := capsys.readouterr().err)
     assert "prepare the data again with --tokenizer.vocab-size" in said
@@ -144,7 +144,7 @@ def test_an_empty_name_is_not_the_working_directory(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     assert manyheads(*arguments) == 2
-    assert f"{name} is empty, as an unset variable of a shell is; name a" in capsys.readouterr().err
+    assert f"{name} is empty, perhaps from an unset shell variable; name a" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

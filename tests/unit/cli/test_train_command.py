@@ -258,7 +258,7 @@ def test_the_summary_of_a_run_judged_by_bleu(tmp_path: Path) -> None:
     text = summary(result)
     assert "best     step 3, BLEU 21.50" in text
     assert "curve    a.png  a.svg" in text
-    assert "stopped  by SIGINT at step 9; the same command goes on from there" in text
+    assert "stopped  by SIGINT at step 9; the same command continues from there" in text
     assert "next" not in text
 
 

@@ -97,7 +97,7 @@ def test_the_same_command_goes_on_after_an_interruption(
 
     monkeypatch.setattr(translating.UnitTranslator, "translate", interrupted)
     assert manyheads("translate", model_folder, page, "-o", output, *options) == 130
-    assert "the same command goes on from there" in capsys.readouterr().err
+    assert "the same command continues from there" in capsys.readouterr().err
     assert not output.exists()
     assert manyheads("translate", model_folder, page, "-o", output, "--beam", "3", *options) == 2
     assert "another command" in capsys.readouterr().err

@@ -141,7 +141,7 @@ class Reformer(nn.Module):
         if rest:
             lengths = torch.full_like(state.positions, length) if lengths is None else lengths
             tokens = F.pad(tokens, (0, rest))
-        # The streams stay in float32 under autocast: what is added must come off again without loss.
+        # The streams stay in float32 under autocast, so that subtraction restores what was added.
         first = 0 if first_positions is None else first_positions
         streams = [self.dropout(self.positions(self.embedding(tokens), first))] * 2
         seed = int(state.hash_seed) if self.training else self.config.hash_seed

@@ -232,7 +232,7 @@ class ReformerTranslator(nn.Module):
     ) -> tuple[Float[Tensor, "rows new_len d_model"], DecoderState]:
         """Compute `decode` for the next tokens of every row; the time depends on the new tokens only."""
         x = self.target_positions(self.target_embedding(tokens), int(state.length))
-        # Each sublayer changes one stream by what it computes from the other; then the two change places.
+        # Each sublayer adds to one stream a function of the other stream; then the two are exchanged.
         x1, x2, layers = x, x, []
         for layer, old in zip(self._decoder(), state.layers, strict=True):
             added, past = layer.attention.step(x2, old.past)

@@ -69,7 +69,8 @@ class WordEncoder(nn.Module):
         return self.encoder(x, Lengths(lengths + 2))  # type: ignore[no-any-return]
 
     def _of_neighbours(self, x: Tensor, real: Tensor, proj: nn.Linear) -> Tensor:
-        """A layer over a window of words around each; with few trees, attention learns late what is next to a word."""
+        """A layer over a window of words around each; with few trees, attention learns late to use the neighbours of a
+        word."""
         num_places, side = x.shape[1], self.config.window // 2
         padded = F.pad(self.dropout(x).masked_fill(~real[:, :, None], 0.0), (0, 0, side, side))
         windows = torch.cat([padded[:, first : first + num_places] for first in range(2 * side + 1)], dim=-1)

@@ -194,13 +194,16 @@ class TransformerXL(nn.Module):
             x = layer(x, memory.to(x.dtype) if state.columns else None, positions, mask, head_mask)
             hidden.append(x)
             if self.config.attention == "absolute":
-                positions = None  # at the input alone
+                positions = None  # positions are added at the input only
         return hidden
 
     def _read_again(
         self, tokens: Tensor, lengths: Tensor | None, state: XLState, head_masks: HeadMasks | None
     ) -> tuple[Tensor, XLState]:
-        """`forward` on stored tokens: a new one sees at least half a pass, and one that comes alone a whole one."""
+        """`forward` on stored tokens.
+
+        A new token sees at least half a pass of tokens; a single new token sees a whole pass.
+        """
         longest = state.attending.memory_len + 1
         lengths = torch.full_like(tokens[:, 0], tokens.shape[1]) if lengths is None else lengths
         empty = self.start(tokens.shape[0], Attending(), projected=False)

@@ -32,7 +32,7 @@ _FRONT = 2
 
 @dataclass(frozen=True)
 class XLState(State):
-    """The lanes of a batch: what they remember, how much of it is valid, and the context settings.
+    """The memory of the lanes of a batch, the number of valid positions, and the context settings.
 
     Shape: lengths (lanes,) int64: valid positions.
     """

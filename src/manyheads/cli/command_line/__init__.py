@@ -1,1 +1,1 @@
-"""Reading arguments and printing help."""
+"""Parsing of arguments, and help pages."""

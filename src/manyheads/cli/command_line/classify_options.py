@@ -19,8 +19,8 @@ class ClassifyOptions:
 
     model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
     input: str = argument("A text file, plain or gzip; - is standard input.", default="-", metavar="INPUT")
-    output: str = option("Where labels go; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
-    scores: bool = option("Print the probability of each label after a tab.", default=False)
+    output: str = option("File for the labels; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    scores: bool = option("Write the probability of each label after a tab.", default=False)
     num_return_sequences: int | None = option(
         "The N most probable labels of each line: line number, probability, label.",
         metavar="N",
@@ -28,16 +28,21 @@ class ClassifyOptions:
         aliases=("--nbest",),
     )
     json: bool = option(
-        "One JSON object a line, with the text and the labels with their probabilities, best first.", default=False
+        "Write one JSON object per line, with the text and all labels with their probabilities, best first.",
+        default=False,
     )
-    max_tokens: int = option("A batch's budget: rows x longest text. A longer text does not fit.", 4096, metavar="N")
+    max_tokens: int = option(
+        "Maximum size of a batch in tokens: rows x longest text. A longer text does not fit.", 4096, metavar="N"
+    )
     too_long: Literal["fail", "truncate"] = option(
-        "A text that does not fit: stop and name its line, or cut it and say how many were cut.", default="fail"
+        "If a text does not fit: stop and name its line, or truncate it and report how many were truncated.",
+        default="fail",
     )
     on_bad_utf8: OnBadUtf8 = option(
-        "A line that is not UTF-8: fail, replace its bad bytes, or skip it (an empty line comes out).", default="fail"
+        "If a line is not UTF-8: fail, replace its bad bytes, or skip it (the output has an empty line).",
+        default="fail",
     )
-    lines_at_once: int = option("Lines that are read before labels come out.", default=256, metavar="N")
+    lines_at_once: int = option("Number of lines that are classified together.", default=256, metavar="N")
     run_on: DeviceOptions = group(DeviceOptions)
 
     def __post_init__(self) -> None:

@@ -19,24 +19,27 @@ class GenerateOptions:
     """Options of `manyheads generate`."""
 
     model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
-    prompt: str | None = argument("What to go on from; an empty text begins one.", default=None, metavar="PROMPT")
+    prompt: str | None = argument(
+        "The text to continue; an empty one begins a new text.", default=None, metavar="PROMPT"
+    )
     input: str = option(
-        "Where prompts come from if none is given: a text file, plain or gzip; - is standard input.",
+        "File of prompts if PROMPT is not given: text, plain or gzip; - is standard input.",
         default="-",
         metavar="FILE",
     )
-    output: str = option("Where texts go; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
-    lines: bool = option("Every line of the input is a prompt of its own.", default=False)
+    output: str = option("File for the texts; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    lines: bool = option("Every line of the input is a separate prompt.", default=False)
     echo: bool = option("Print the prompt before its continuation.", default=False)
     json: bool = option(
-        "One JSON object a prompt, with text, tokens, log-probabilities and how it ended, of each continuation.",
+        "Write one JSON object per prompt. For each continuation it has the text, tokens, "
+        "log-probabilities, and how it ended.",
         default=False,
     )
     on_bad_utf8: OnBadUtf8 = option(
-        "A line that is not UTF-8: fail, replace its bad bytes, or skip it (an empty line takes its place).",
+        "If a line is not UTF-8: fail, replace its bad bytes, or skip it (the output has an empty line).",
         default="fail",
     )
-    verbose: bool = option("Print the settings and the speed on standard error.", default=False, aliases=("-v",))
+    verbose: bool = option("Print settings and speed on standard error.", default=False, aliases=("-v",))
     models: EnsembleOptions = group(EnsembleOptions)
     run_on: SearchDeviceOptions = group(SearchDeviceOptions)
     generation: GenerationOptions = group(GenerationOptions)
@@ -46,7 +49,7 @@ class GenerateOptions:
             raise ConfigError("PROMPT is given, and --lines or --input names other prompts; give one of them.")
 
     def check_for_ids(self) -> None:
-        """Raises: ConfigError: an option was given that has a meaning for text only, or no output file."""
+        """Raises: ConfigError: an option was given that applies to text only, or no output file was given."""
         if self.prompt:
             raise ConfigError("This model writes ids, not text; give the ids to continue by --input FILE.")
         given = {"--lines": self.lines, "--stop": self.generation.stop}
@@ -57,8 +60,8 @@ class GenerateOptions:
 
 PAGE = CommandPage(
     GenerateOptions,
-    """Go on from a text. The continuation is printed as it is written; --echo prints the prompt first.
-Without PROMPT, all of standard input is one; in a terminal you are asked for one after the other, and Ctrl-D ends.
+    """Continue a text. The continuation is printed while it is generated; --echo prints the prompt first. Without
+PROMPT, all of standard input is one prompt; in a terminal you are asked for prompts until Ctrl-D.
 With --lines every line of the input is a prompt and gives a line, in order, or with --json an object.
 --ensemble averages several models for each token; it takes all names that follow, so PROMPT stands before it.
 A model of ids or pictures continues the ids in --input FILE, or begins a new document, and writes a file, --output: ids

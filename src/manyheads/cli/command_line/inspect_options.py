@@ -42,7 +42,7 @@ PICTURES = ("png", "svg", "pdf")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """A model, and what it reads."""
+    """A model, and the text that it reads."""
 
     model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
     text: str = option("What the model reads.", metavar="TEXT")
@@ -56,7 +56,7 @@ class ModelOptions:
 
 
 def picture_option(default: str, kinds: Sequence[str] = PICTURES) -> Any:
-    """The option `--output` of a command that draws."""
+    """The option `--output` of a command that writes pictures."""
     text = f"Files to write; the ends of their names select the format: .{', .'.join(kinds)}."
     return option(text, default=(default,), metavar="FILE ...", default_is=default, aliases=("-o",))
 
@@ -95,23 +95,33 @@ def write_figure(figure: Figure, names: Sequence[str], *, as_json: bool = False)
 class AttentionOptions(ModelOptions):
     """Options of `manyheads inspect attention`."""
 
-    target: str | None = option("The translation that it writes.", metavar="TEXT", default_is="the model's own")
+    target: str | None = option(
+        "The translation; without it, the model's own.", metavar="TEXT", default_is="the model's own"
+    )
     output: tuple[str, ...] = picture_option("attention.html", ("html", *PICTURES))
     memory: int | None = option(
-        "Tokens at the beginning of the text that a language model with memory has read before.",
+        "For a language model with memory: number of tokens at the beginning of the text that are in memory.",
         metavar="N",
         default_is="half of the text",
     )
-    view: str | None = option("In pictures: encoder, decoder or cross.", metavar="NAME", default_is="the last")
-    layer: int | None = option("In pictures: the layer, counted from 1.", metavar="N", default_is="the last")
-    max_cells: int = option("Rows and columns of a picture; longer texts are thinned.", default=512, metavar="N")
+    view: str | None = option(
+        "Attention in .png, .svg and .pdf files: encoder, decoder or cross.", metavar="NAME", default_is="the last"
+    )
+    layer: int | None = option(
+        "Layer in .png, .svg and .pdf files, counted from 1.", metavar="N", default_is="the last"
+    )
+    max_cells: int = option(
+        "Maximum number of rows and columns of a picture; of longer texts some tokens are left out.",
+        default=512,
+        metavar="N",
+    )
 
 
 ATTENTION_PAGE = CommandPage(
     AttentionOptions,
-    """Draw where each head of a model looks as it reads and writes a text. The default is one HTML file that
-needs no network: a grid of all heads, a matrix and lines of each, weights under the pointer, and pictures to save.
-Files that end in .png, .svg or .pdf show one layer: the mean of its heads, and each of them.""",
+    """Draw the attention weights of each head of a model for a text. The default output is one HTML file that works
+offline. It shows a grid of all heads, a matrix and lines for each head, and the weights under the pointer, and it can
+save pictures. Files that end in .png, .svg or .pdf show one layer: the mean of its heads, and each of them.""",
     (
         'manyheads inspect attention runs/demo --text "I am hungry."',
         'manyheads inspect attention runs/demo --text "I am hungry." --target "Ich habe Hunger." --output look.html',
@@ -126,19 +136,21 @@ class SmoothingOptions:
     """Options of `manyheads inspect smoothing`."""
 
     smoothing: tuple[float, ...] = option(
-        "Probabilities that tokens share; the last is drawn as a distribution. [0 0.1 0.4]",
+        "Smoothing: the probability that is shared among tokens. The last value is also drawn as a "
+        "distribution. [0 0.1 0.4]",
         default=(0.0, 0.1, 0.4),
         metavar="X ...",
         default_is="",
     )
     kind: SmoothingKind = option(
-        "Who shares it: all tokens; those without padding; or the others, without the right one and padding.",
+        "The tokens that share it: all; all but padding (without_padding); or all but padding and the "
+        "correct one (others).",
         default="all",
     )
     vocab_size: int = option("Tokens.", default=5, metavar="N")
-    pad_id: int = option("The token of padding, which is never asked for.", default=0, metavar="N", default_is="0")
+    pad_id: int = option("Id of the padding token, which is never a target.", default=0, metavar="N", default_is="0")
     targets: tuple[int, ...] = option(
-        "Right tokens of some places; padding has an empty row. [2 1 0 3]",
+        "Ids of the correct tokens; padding gives an empty row. [2 1 0 3]",
         default=(2, 1, 0, 3),
         metavar="N ...",
         default_is="",
@@ -149,7 +161,7 @@ class SmoothingOptions:
 SMOOTHING_PAGE = CommandPage(
     SmoothingOptions,
     """Draw label smoothing ("Attention Is All You Need", sec. 5.4), as the Annotated Transformer plots it:
-the distribution that is asked for at some places, and the loss as the right token's probability grows.""",
+the target distribution at some positions, and the loss as the probability of the correct token grows.""",
     (
         "manyheads inspect smoothing --smoothing 0 0.1 0.4",
         "manyheads inspect smoothing --kind others --vocab-size 5 --targets 2 1 0 3 3 --output smoothing.svg",
@@ -162,23 +174,26 @@ class MasksOptions:
     """Options of `manyheads inspect masks`."""
 
     kinds: tuple[str, ...] = argument(
-        "Some of padding, causal, target (causal and padding), window, memory (of a Transformer-XL) and blocks (of a"
-        " Reformer's local layers).",
+        "One or more of padding, causal, target (causal and padding), window, memory (of a Transformer-XL) and blocks "
+        "(of a Reformer's local layers).",
         default=(),
         metavar="KIND ...",
         default_is="all",
     )
     length: int = option("Positions.", default=8, metavar="N")
     lengths: tuple[int, ...] = option(
-        "Real tokens of each row, for padding and target.", default=(), metavar="N ...", default_is="all, and 5 of 8"
+        "Number of real tokens of each row, for padding and target.",
+        default=(),
+        metavar="N ...",
+        default_is="all, and 5 of 8",
     )
-    left: int = option("Keys of the window before a query.", default=2, metavar="N")
-    right: int = option("Keys of the window after a query.", default=0, metavar="N", default_is="0")
+    left: int = option("Number of keys before a query in the window.", default=2, metavar="N")
+    right: int = option("Number of keys after a query in the window.", default=0, metavar="N", default_is="0")
     memory: int = option("Positions of the memory.", default=4, metavar="N")
     block: int = option("Positions of a block.", default=3, metavar="N")
-    before: int = option("Blocks that a query sees before its own.", default=1, metavar="N")
+    before: int = option("Number of blocks that a query sees before its own.", default=1, metavar="N")
     after: int = option(
-        "Blocks that a query sees after its own; with 0, no query sees a later key.",
+        "Number of blocks that a query sees after its own; with 0, no query sees a later key.",
         default=0,
         metavar="N",
         default_is="0",
@@ -189,8 +204,8 @@ class MasksOptions:
 
 MASKS_PAGE = CommandPage(
     MasksOptions,
-    """Draw masks, and print them as numbers: a row for each query, a column for each key; 1 = may attend.
-They are computed by the classes and layers that the models use.""",
+    """Draw masks, and print them as numbers: each row is a query, each column a key; 1 = may attend. The classes and
+layers of the models compute them.""",
     (
         "manyheads inspect masks",
         "manyheads inspect masks padding target --length 10 --lengths 10 7 3",
@@ -206,9 +221,9 @@ class PositionsOptions:
     model: str | None = argument(
         "A model folder, a run folder, or owner/name on the Hugging Face hub.", default=None, metavar="MODEL"
     )
-    d_model: int | None = option("Width, where no model is given.", metavar="N", default_is="64")
+    d_model: int | None = option("Width, if no model is given.", metavar="N", default_is="64")
     layout: Literal["interleaved", "halves"] | None = option(
-        "Sines and cosines in turn as in the paper, or all sines first; where no model is given.",
+        "Order of sines and cosines if no model is given: interleaved as in the paper, or all sines first.",
         default_is="interleaved",
     )
     length: int = option("Positions.", default=100, metavar="N")
@@ -226,8 +241,8 @@ class PositionsOptions:
 
 POSITIONS_PAGE = CommandPage(
     PositionsOptions,
-    """Draw position encodings: the table, and some of its features as curves, as the Annotated Transformer
-plots them. With MODEL: its own, trained ones too; without: sines and cosines of a width.""",
+    """Draw position encodings: the table, and some of its features as curves, as in the Annotated Transformer. With
+MODEL, those of the model (sinusoidal or trained); without it, sinusoidal ones of a given width.""",
     (
         "manyheads inspect positions --d-model 20 --length 100 --features 4 5 6 7",
         "manyheads inspect positions runs/demo --length 64 --output positions.svg",

@@ -28,7 +28,7 @@ def program() -> str:
 
 
 def help_page(usage: str, description: str, examples: Sequence[str], sections: Iterable[tuple[str, list[str]]]) -> str:
-    """A whole page.
+    """Return a whole help page.
 
     Args:
         usage: the command line in short.

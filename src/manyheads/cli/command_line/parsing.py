@@ -1,4 +1,6 @@
-"""The grammar of all commands: a dataclass of options, which argparse fills with text and pydantic with values.
+"""Parsing of all commands.
+
+A dataclass declares the options; argparse reads them as text, and pydantic converts the text to values.
 
 Every value of an option may begin with a dash. An option that takes several values may be given several times. Options
 may stand before, between and after arguments. `_` and `-` in the name of an option are alike. See docs/decisions/018.
@@ -35,12 +37,12 @@ __all__ = [
 T = TypeVar("T")
 _NO_VALUE = object()
 _FILES = {"FILE", "DIR", "MODEL", "INPUT", "RUN", "DATA", "PATH", "SOURCE"}
-"""Words of metavars that stand for the name of a file or folder, which a shell completes."""
+"""Metavars for the name of a file or folder. A shell completes such names."""
 
 
 @dataclass(frozen=True)
 class _Option:
-    """One option or argument of a dataclass, or of one that it holds.
+    """One option or argument of a dataclass, or of a dataclass inside it.
 
     Attributes:
         path: names of the fields that lead to it, joined by dots.
@@ -75,7 +77,7 @@ class _Option:
 
     @property
     def metavar(self) -> str:
-        """The form of a value."""
+        """The form of a value on the help page."""
         return self.about["metavar"] or kind_of(self.annotation).removesuffix("|null")
 
     @property
@@ -109,10 +111,10 @@ def _options(cls: type, path: str = "") -> Iterator[_Option]:
 
 @dataclass
 class Given:
-    """The contents of a command line, as text.
+    """The parts of a command line, as text.
 
     Attributes:
-        options: field's path -> a string, several, or True.
+        options: path of the field -> a string, several, or True.
         settings: those that were given by dotted names.
         mistakes: a sentence each.
         wants_help: -h or --help is among them.
@@ -210,7 +212,8 @@ def read(
 
 
 def _tokens(arguments: Sequence[str], known: Mapping[str, argparse.Action], mistakes: list[str]) -> Iterator[str]:
-    """The arguments in argparse's form: dashes in names; a value that begins with a dash is joined to its option."""
+    """Return the arguments in the form that argparse needs: names with dashes, and a value that begins with a dash
+    joined to its option."""
     left = list(arguments)
     while left:
         token = left.pop(0)
@@ -263,7 +266,7 @@ def parse(
 
 
 def fill(cls: type[T], given: Given) -> T:
-    """The options, with their values. Those that do not fit are left out and added to the mistakes."""
+    """Return the options with their values. Values that do not fit are left out and added to the mistakes."""
     return _build(cls, _values(cls, given))
 
 
@@ -276,7 +279,7 @@ def _values(cls: type, given: Given) -> dict[str, Any]:
     for one in _options(cls):
         if one.path in given.options:
             if one.names_files and "" in _as_list(given.options[one.path]):
-                told = "is empty, as an unset variable of a shell is; name a file or folder."
+                told = "is empty, perhaps from an unset shell variable; name a file or folder."
                 given.mistakes.append(f"{one.names[0]} {told}")
                 continue
             try:
@@ -298,7 +301,7 @@ def _build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
 
 
 def _usage(cls: type) -> str:
-    """The arguments, then the options that must be given."""
+    """Return the arguments, then the required options."""
     shown = []
     for one in sorted(_options(cls), key=lambda one: not one.is_positional):
         if one.default is REQUIRED:

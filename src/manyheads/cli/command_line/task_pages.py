@@ -24,7 +24,7 @@ def pages_of(command: str) -> list[CommandPage[Any]]:
 
 
 def parse_for_task(command: str, arguments: Sequence[str]) -> tuple[Task, Any]:
-    """The task that a command line is about, and its options.
+    """Return the task of a command line, and its options.
 
     It is the task that a folder among the arguments records; without one, the first task that knows all the options.
 
@@ -72,7 +72,7 @@ def _of_hub(command: str, arguments: Sequence[str]) -> str | None:
     model = str(given.options.get("model", ""))
     if given.wants_help or Path(model).exists() or not is_hub_name(model):
         return None
-    with suppress(ModelFileError):  # whoever loads the model says why, after the options are checked
+    with suppress(ModelFileError):  # loading the model reports the reason, after the options are checked
         return task_of_folder(str(resolve_model_path(model)))
     return None
 

@@ -31,14 +31,16 @@ __all__ = ["PAGE", "TrainOptions", "read_arguments", "settings_page", "size_by_p
 class TrainOptions:
     """Options of `manyheads train` besides the settings of the run."""
 
-    preset: str | None = option("A whole run by name, see below.", None, metavar="NAME")
+    preset: str | None = option("Name of a complete run; see below.", None, metavar="NAME")
     architecture: str | None = option(
-        "Train another kind of model than the preset's or the files', of the same sizes. --model.architecture does not"
-        " keep the sizes.",
+        "Train this kind of model instead of the one in the preset or the files, with the same sizes. "
+        "(--model.architecture does not keep the sizes.)",
         None,
         metavar="NAME",
     )
-    config: tuple[str, ...] = option("YAML files of settings; of several, later ones win.", (), metavar="FILE ...")
+    config: tuple[str, ...] = option(
+        "YAML files of settings. Later files override earlier ones.", (), metavar="FILE ..."
+    )
     init: str | None = option(
         "Begin from this model, with its weights, tokenizer and sizes, a new optimiser and a lower learning rate: a"
         " model folder, a run folder, or owner/name on the hub. Prepare the data with `prepare --tokenizer MODEL`. The"
@@ -47,21 +49,22 @@ class TrainOptions:
         metavar="MODEL",
     )
     resume: str = option(
-        "auto: from the newest intact checkpoint of the run's folder if there is one; latest, best, or the path of a"
-        " checkpoint; none: begin again (the earlier run's files move to previous-N/).",
+        "Checkpoint to resume from. auto: the newest intact one in the run's folder, if there is one; latest; best; or "
+        "the path of a checkpoint. none: begin again (the files of the earlier run are moved to previous-N/).",
         "auto",
         metavar="auto|latest|best|PATH|none",
     )
     minutes: float | None = option(
-        "The same as --training.max_minutes. A run on prepared data with neither a preset, a file nor a model is"
-        " planned for this time.",
+        "The same as --training.max_minutes. On prepared data without a preset, a file or a model, the settings are "
+        "planned for this time.",
         metavar="M",
-        default_is="of a planned run 20; otherwise the preset's",
+        default_is="20 for a planned run; otherwise the preset's",
     )
     same_arithmetic: bool = option("The same as --training.same_arithmetic.", False)
     force: bool = option("The same as --training.ignore_memory: train although memory seems too small.", False)
     timeout: float = option(
-        "With several ranks (torchrun): seconds without a sign of life after which a rank is lost and the others end.",
+        "With several ranks (torchrun): a rank that shows no sign of life for this many seconds is "
+        "lost, and the other ranks end.",
         DEFAULT_TIMEOUT,
         metavar="S",
     )
@@ -75,8 +78,8 @@ class TrainOptions:
     memory_mib: int | None = option(
         "With --fit: use N MiB of memory.", metavar="N", default_is="nine tenths of the free memory"
     )
-    quiet: bool = option("Print warnings and the result only.", False, aliases=("-q",))
-    verbose: bool = option("Also print the settings, and keep every logged step in sight.", False, aliases=("-v",))
+    quiet: bool = option("Print only warnings and the result.", False, aliases=("-q",))
+    verbose: bool = option("Also print the settings and a line for every logged step.", False, aliases=("-v",))
 
     def __post_init__(self) -> None:
         if self.quiet and self.verbose:
@@ -88,9 +91,9 @@ class TrainOptions:
 
 PAGE = CommandPage(
     TrainOptions,
-    "Train a model. Settings come from a preset, then from files, then from single options; later ones win. Without a"
-    " preset, a file and a model, sizes and schedule are planned for the data, the minutes and this machine. The same"
-    " command again continues a stopped run.",
+    "Train a model. Settings come from a preset, then from files, then from single options; later ones override "
+    "earlier ones. Without a preset, a file or a model, sizes and schedule are planned for the data, the minutes and "
+    "this machine. To continue a stopped run, give the same command again.",
     (
         "manyheads train --preset debug",
         "manyheads train --preset demo --minutes 2 --run-dir runs/short --model.dropout 0.2",
@@ -114,7 +117,7 @@ def read_arguments(
     given = read(TrainOptions, arguments, tuple(RUNS.values()))
     try:
         options = fill(TrainOptions, given)
-    except ConfigError as error:  # go on with what cannot be wrong, to find what else is
+    except ConfigError as error:  # continue with the options that are certain, to find further mistakes
         given.mistakes.append(str(error))
         options = TrainOptions(preset=given.options.get("preset"), config=given.options.get("config", ()))
     same_as = {

@@ -29,37 +29,40 @@ class TranslateOptions:
 
     model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
     input: str = argument("A text file, plain or gzip; - is standard input.", default="-", metavar="INPUT")
-    output: str = option("Where translations go; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    output: str = option(
+        "File for the translations; - is standard output.", default="-", metavar="FILE", aliases=("-o",)
+    )
     num_return_sequences: int | None = option(
-        "The N best translations of each line, as tab-separated values.",
+        "Write the N best translations of each line, as tab-separated values.",
         metavar="N",
         default_is="the best one, as plain text",
         aliases=("--nbest",),
     )
     json: bool = option(
-        "One JSON object a line, with the source, and score, tokens and log-probabilities of each translation.",
+        "Write one JSON object per line, with the source, and score, tokens and log-probabilities of each translation.",
         default=False,
     )
     target_lang: str | None = option(
-        "Of a model that translates into several languages: which one.", default=None, metavar="TAG"
+        "Target language, for a model that translates into several.", default=None, metavar="TAG"
     )
     linearised: bool = option(
-        "For parsers: show the text that the model wrote, not the tree made from it.", default=False
+        "For parsers: write the text that the model generated, not the tree made from it.", default=False
     )
     on_bad_utf8: OnBadUtf8 = option(
-        "A line that is not UTF-8: fail, replace its bad bytes, or skip (an empty line comes out).", default="fail"
+        "If a line is not UTF-8: fail, replace its bad bytes, or skip it (the output has an empty line).",
+        default="fail",
     )
     engine: EngineName = option(
-        "What searches: torch; ctranslate2 (needs manyheads[ct2]; an export is kept beside the model); or auto, which"
-        " measures both and takes ctranslate2 if it is faster and has all options.",
+        "Search engine: torch; ctranslate2 (needs manyheads[ct2]; stores an export beside the model); or auto, which "
+        "measures both and uses ctranslate2 if it is faster and supports all options.",
         default="torch",
     )
     lines_at_once: int = option(
-        "Maximum number of lines that are translated together; fewer if a pipe has no more at the moment.",
+        "Maximum number of lines that are translated together; fewer if a pipe contains fewer at the moment.",
         default=256,
         metavar="N",
     )
-    verbose: bool = option("Print the settings and the speed on standard error.", default=False, aliases=("-v",))
+    verbose: bool = option("Print settings and speed on standard error.", default=False, aliases=("-v",))
     document: DocumentOptions = group(DocumentOptions)
     models: RerankingOptions = group(RerankingOptions)
     run_on: TranslationDeviceOptions = group(TranslationDeviceOptions)
@@ -109,7 +112,7 @@ class TranslateOptions:
             check_drawing(given, settings)
 
     def check_for_document(self) -> None:
-        """Raises: ConfigError: an option was given that has a meaning for lines only."""
+        """Raises: ConfigError: an option was given that applies to lines only."""
         given = {
             "--num-return-sequences": self.num_return_sequences is not None,
             "--json": self.json,
@@ -125,9 +128,9 @@ PAGE = CommandPage(
     """Translate text: one line in, one line out, in order; an empty line gives an empty line.
 Without INPUT, standard input is read; in a terminal there is a prompt, and Ctrl-D ends it.
 With --nbest N each input line gives up to N lines of three columns: line number (from 1), score, translation.
-A parser gives the tree of each sentence, whose words have spaces between them, over exactly these words.
-A model of several languages needs --target-lang. --terms FILE forces terminology.
---ensemble averages several models for each token; --rerank chooses among a beam with a model of the reverse direction.
+A parser writes the tree of each sentence over exactly its words, which must be separated by spaces. A model of several
+languages needs --target-lang. --terms FILE forces terminology. --ensemble averages several models for each token;
+--rerank ranks the translations of a beam with a model of the reverse direction.
 In a document (Markdown, HTML, subtitles, CSV, JSONL; see --format) everything but the text stays as it is.""",
     (
         'echo "I am hungry." | manyheads translate runs/demo',

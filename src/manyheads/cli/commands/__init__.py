@@ -1,1 +1,1 @@
-"""One file a command: it reads its arguments, calls the library, prints."""
+"""One file per command, which reads its arguments, calls the library and prints."""

@@ -21,20 +21,20 @@ __all__ = ["PAGE", "AverageOptions", "run"]
 class AverageOptions:
     """Options of `manyheads average`."""
 
-    run_folder: str = argument("A folder that train wrote.", metavar="RUN")
-    output: str = option("The model folder to be made.", metavar="DIR", aliases=("-o",))
+    run_folder: str = argument("A run folder, written by `manyheads train`.", metavar="RUN")
+    output: str = option("The model folder to write.", metavar="DIR", aliases=("-o",))
     last: int = option("Average the newest K checkpoints.", default=0, metavar="K", default_is="")
     steps: tuple[int, ...] = option("Average the checkpoints of these steps.", default=(), metavar="STEP ...")
     weights: Literal["model", "ema"] = option(
-        "The weights as trained, or their running averages if the run kept any.", default="model"
+        "Average the trained weights, or the running averages if the run has them.", default="model"
     )
-    replace: bool = option("Replace a model folder of that name.", default=False)
+    replace: bool = option("Replace an existing model folder.", default=False)
 
 
 PAGE = CommandPage(
     AverageOptions,
     """Average the weights of several checkpoints of a run into a model folder (Vaswani et al. 2017, 6.1).
-Its config, tokenizer and decoding options are those of the run's own model.""",
+Config, tokenizer and decoding options are copied from the run's model.""",
     (
         "manyheads average runs/demo --last 5 --output runs/demo/averaged",
         "manyheads average runs/demo --steps 1000 2000 3000 --output averaged",

@@ -34,8 +34,8 @@ class ConvertOptions:
         default_is="a model folder of manyheads",
     )
     from_pickle: bool = option(
-        "Read pickles, by an allow-list in a separate process: pytorch_model.bin or model.pt if there is no"
-        " model.safetensors, and the vocabulary in cache.pkl.",
+        "Read pickle files: pytorch_model.bin or model.pt if there is no model.safetensors, and the vocabulary in "
+        "cache.pkl. A separate process reads them and accepts only types on an allow-list.",
         default=False,
     )
     revision: str | None = option("Branch, tag or commit of a model on the hub.", default=None, metavar="NAME")
@@ -54,8 +54,8 @@ PAGE = CommandPage(
     f"""Convert a model of another implementation into a model folder, which translate, score, evaluate and
 info read; or with --to, a model folder into the other implementation's. PEER is
 {"; ".join(f"{peer} ({one.description})" for peer, one in FORMATS.items())}.
-SOURCE holds config.json and model.safetensors, or a TensorFlow checkpoint. Whatever cannot be converted is listed on
-standard error, or refused.""",
+SOURCE holds config.json and model.safetensors, or a TensorFlow checkpoint. What cannot be converted is listed on
+standard error, or the model is refused.""",
     (
         "manyheads convert opus-mt-en-de --output models/en-de",
         "manyheads convert opus-mt-en-de --from-pickle --output models/en-de",

@@ -1,4 +1,4 @@
-"""`manyheads doctor`: is this machine ready."""
+"""`manyheads doctor`: checks this machine."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class DoctorOptions:
 
 PAGE = CommandPage(
     DoctorOptions,
-    "Look at this machine: versions, devices, cores, speed, optional packages, free disk. Changes nothing.",
+    "Check this machine: versions, devices, cores, speed, optional packages, free disk space. It changes nothing.",
     ("manyheads doctor", "manyheads doctor --json"),
 )
 
 
 @command(PAGE, "doctor")
 def run(options: DoctorOptions) -> int:
-    """Returns: 0, or 2 if something must be mended before manyheads can work here."""
+    """Returns: 0, or 2 if something must be repaired before manyheads can work here."""
     kept = set_up_machine()
     record = examine(Path.cwd())
     record["machine"]["big_blocks_kept"] = kept

@@ -1,4 +1,4 @@
-"""`manyheads evaluate MODEL`: figures on held-out data, and everything they depend on. Each task has its own."""
+"""`manyheads evaluate MODEL`: scores on held-out data, and everything they depend on. Each task has its own options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(arguments: Sequence[str]) -> int:
         else:
             report = task.module("evaluate").evaluate(options, show)
     if report is None:
-        return 0  # the main rank has all that the others found
+        return 0  # the main rank has the results of all ranks
     if options.output is not None:
         with LineWriter(options.output) as writer:
             writer.write(report.output)

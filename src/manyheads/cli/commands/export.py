@@ -23,7 +23,7 @@ class ExportCommandOptions:
     to: str = option("The format; see above.", metavar="FORMAT")
     output: str = option("The folder to write; it must not exist.", metavar="DIR", aliases=("-o",))
     quantization: str | None = option(
-        f"Smaller weights: {', '.join(QUANTIZATIONS)}; see above which format has which.",
+        f"Quantised weights: {', '.join(QUANTIZATIONS)}; see above which format has which.",
         metavar="KIND",
         default_is="float32",
     )
@@ -31,7 +31,7 @@ class ExportCommandOptions:
         "For web: the folder with transformers.js and onnxruntime-web from npm.", default=None, metavar="DIR"
     )
     no_check: bool = option(
-        "Do not load the export in its runtime to compare it with the model on 20 random sentences.", default=False
+        "Skip the check that compares the export in its runtime with the model on 20 random sentences.", default=False
     )
     json: bool = option("Print the result as one JSON object.", default=False)
 
@@ -49,7 +49,7 @@ def _about(name: str) -> str:
 PAGE = CommandPage(
     ExportCommandOptions,
     f"""Write a model in the format of another runtime. FORMAT is {"; ".join(map(_about, EXPORTS))}.
-What a format cannot hold is refused. docs/exporting.md shows how to run each export.""",
+A model that a format cannot represent is refused. docs/exporting.md shows how to run each export.""",
     (
         "manyheads export runs/demo --to ctranslate2 --quantization int8 --output demo-ct2",
         "manyheads export runs/demo --to transformers --output demo-transformers",

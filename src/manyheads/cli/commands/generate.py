@@ -1,4 +1,4 @@
-"""`manyheads generate MODEL [PROMPT]`: a language model goes on from a text, as it is written."""
+"""`manyheads generate MODEL [PROMPT]`: a language model continues a text, and the output appears as it is generated."""
 
 from __future__ import annotations
 

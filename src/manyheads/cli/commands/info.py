@@ -1,4 +1,4 @@
-"""`manyheads info PATH`: what is in a model, a run or prepared data."""
+"""`manyheads info PATH`: the contents of a model, a run or prepared data."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class InfoOptions:
         metavar="FILE",
     )
     length: int | None = option(
-        "Of a language model: predict the memory that training takes at segments of so many tokens.",
+        "For a language model: predict the memory of training with segments of N tokens.",
         default=None,
         metavar="N",
     )
     batch: int | None = option(
-        "With --length: sequences read side by side at once.", metavar="N", default_is="the run's lanes"
+        "With --length: number of sequences in a batch.", metavar="N", default_is="the run's lanes"
     )
     verify: bool = option(
         "Compare every file with its SHA-256 (in a run: checkpoints and model); exit code 2 if one is damaged.",
@@ -72,9 +72,9 @@ class InfoOptions:
 
 PAGE = CommandPage(
     InfoOptions,
-    """Show what is in a model's folder, a run's folder or prepared data: parameters by part, settings,
-steps, scores, digests. Several runs give one table, with the scores of their best validations.
-With --length, what memory training a language model takes, before it is trained.""",
+    """Show the contents of a model folder, a run folder or prepared data: parameters by part, settings, steps, scores,
+digests. Several runs give one table, with the scores of their best validations. With --length it predicts how much
+memory the training of a language model needs.""",
     (
         "manyheads info runs/demo",
         "manyheads info runs/demo/model --json",

@@ -1,4 +1,4 @@
-"""`manyheads prepare`: files of text, trees, ids or pictures -> a folder of tokens that train reads."""
+"""`manyheads prepare`: files of text, trees, ids or pictures -> a folder of tokens for training."""
 
 from __future__ import annotations
 

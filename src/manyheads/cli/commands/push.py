@@ -1,4 +1,4 @@
-"""`manyheads push MODEL owner/name`: a model folder to the Hugging Face hub."""
+"""`manyheads push MODEL owner/name`: uploads a model folder to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ class PushOptions:
     license: str | None = option("The licence, as the hub names it: mit, apache-2.0.", default=None, metavar="ID")
     dataset: tuple[str, ...] = option("Names of the training data.", default=(), metavar="NAME ...")
     evaluation: str | None = option(
-        "The output of `evaluate --json`; its figures and signatures go into the card.", default=None, metavar="FILE"
+        "The output of `evaluate --json`; its scores and signatures are written into the card.",
+        default=None,
+        metavar="FILE",
     )
-    dry_run: bool = option("Print what would be uploaded, and the card; upload nothing.", default=False)
+    dry_run: bool = option("Print the list of files and the card, but upload nothing.", default=False)
 
 
 PAGE = CommandPage(
     PushOptions,
-    """Upload a model to the Hugging Face hub in one commit: the files that its manifest lists, as far as a model is
-read from them, and a card with licence, languages, data and figures. Every file is first compared with the manifest.
+    """Upload a model to the Hugging Face hub in one commit: the files in its manifest that are needed to load the
+model, and a card with licence, languages, data and scores. Every file is first compared with the manifest.
 The token comes from `hf auth login` or HF_TOKEN.""",
     (
         "manyheads push runs/demo owner/demo-en-de --license mit --dry-run",

@@ -18,17 +18,16 @@ __all__ = ["PAGE", "SampleDataOptions", "run"]
 class SampleDataOptions:
     """Options of `manyheads sample-data`."""
 
-    folder: str = argument("Where the files go; the folder is made if it is not there.", metavar="DIR")
+    folder: str = argument("Folder for the files; it is created if it does not exist.", metavar="DIR")
     pairs: int = option("Sentence pairs in train.en and train.de, at most 60,000.", default=20_000, metavar="N")
 
 
 PAGE = CommandPage(
     SampleDataOptions,
-    """Write the text files that README and the guides use: English-German sentence pairs (train.en,
-train.de, valid.en, valid.de, sentences.en, references.de), a novel (novel.txt), and where they come from
-(ATTRIBUTION.txt).
+    """Write the text files that README and the guides use: English-German sentence pairs (train.en, train.de, valid.en,
+valid.de, sentences.en, references.de), a novel (novel.txt), and their sources (ATTRIBUTION.txt).
 sentences.en and its translations, references.de, are in no training data: neither in train.* nor in the demo's.
-The files come with the package; nothing is downloaded. A file that is there and has other content is not replaced.""",
+The files come with the package; nothing is downloaded. An existing file with other content is not replaced.""",
     (
         "manyheads sample-data sample",
         "manyheads sample-data sample/all --pairs 60000",

@@ -1,4 +1,7 @@
-"""`manyheads score MODEL`: how likely a model finds given translations or texts. Each task has its own options."""
+"""`manyheads score MODEL`: the model's log-probabilities of given translations or texts.
+
+Each task has its own options.
+"""
 
 from __future__ import annotations
 

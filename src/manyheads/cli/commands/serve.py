@@ -34,37 +34,46 @@ class ServeOptions:
     )
     no_api_key: bool = option("Serve a public address without keys.", default=False)
     allowed_hosts: tuple[str, ...] = option(
-        "A name by which clients call this server (Host header); * permits all.",
+        "A host name that clients may use for this server (Host header); * permits all.",
         default=(), metavar="NAME", name="allowed_host",
         default_is="local names; for a public address all",
     )  # fmt: skip
     allowed_origins: tuple[str, ...] = option(
-        "A web page's origin that may use this server, such as https://example.org.",
+        "Origin of a web page that may use this server, such as https://example.org.",
         default=(), metavar="ORIGIN", name="allowed_origin",
     )  # fmt: skip
-    source_lang: str = option("Language of sources, if the model does not say.", default="", metavar="CODE")
-    target_lang: str = option("Language of translations, if the model does not say.", default="", metavar="CODE")
+    source_lang: str = option("Language of the sources, if the model does not record it.", default="", metavar="CODE")
+    target_lang: str = option(
+        "Language of the translations, if the model does not record it.", default="", metavar="CODE"
+    )
     device: str = option("auto, cpu, cuda, cuda:0 ... or mps.", default="auto", metavar="NAME")
     precision: Literal["auto", "fp32", "bf16", "int8"] = option(
-        "auto takes the faster one of fp32 and bf16 on this device; int8 is for CPUs.", default="fp32"
+        "auto chooses the faster one of fp32 and bf16 on this device; int8 is for CPUs.", default="fp32"
     )
     engine: Literal["torch", "ctranslate2"] = option(
-        "What searches translations; ctranslate2 runs on the CPU in fp32, and torch does what it lacks.",
+        "Search engine for translations; ctranslate2 runs on the CPU in fp32, and torch handles "
+        "options that it does not support.",
         default="torch",
     )
     deadline_seconds: float = option(
-        "Seconds until a request must be answered; then 504.", default=60.0, metavar="S", name="deadline"
+        "Time limit of a request in seconds; after it the answer is 504.", default=60.0, metavar="S", name="deadline"
     )
-    max_requests: int = option("Requests at the same time; more get 429.", default=256, metavar="N")
-    max_batch_tokens: int = option("Tokens of a batch: rows x longest row.", default=1 << 14, metavar="N")
-    max_waiting_tokens: int = option("Tokens that wait; more get 429.", default=1 << 18, metavar="N")
+    max_requests: int = option(
+        "Maximum number of requests at the same time; further ones get 429.", default=256, metavar="N"
+    )
+    max_batch_tokens: int = option(
+        "Maximum number of tokens of a batch: rows x longest row.", default=1 << 14, metavar="N"
+    )
+    max_waiting_tokens: int = option(
+        "Maximum number of waiting tokens; further requests get 429.", default=1 << 18, metavar="N"
+    )
     prefix_cache_mb: int = option(
-        "Memory for the beginnings of long prompts, in MiB for each language model; 0: none.",
+        "Memory of each language model for the cached beginnings of long prompts, in MiB; 0: no cache.",
         default=256, metavar="MB", name="prefix_cache",
     )  # fmt: skip
-    max_batches: int = option("Batches that run at the same time.", default=3, metavar="N")
+    max_batches: int = option("Maximum number of batches that run at the same time.", default=3, metavar="N")
     drain_delay_seconds: float = option(
-        "Seconds after SIGTERM in which requests are still accepted.", default=0.0, metavar="S", name="drain_delay"
+        "For this many seconds after SIGTERM requests are still accepted.", default=0.0, metavar="S", name="drain_delay"
     )
     log_format: Literal["lines", "json"] = option("Form of the log on standard error.", default="lines")
     quiet: bool = option("Log errors only.", default=False)
@@ -73,7 +82,7 @@ class ServeOptions:
     )
 
     def __post_init__(self) -> None:
-        check(self, "--", between(0, 65_535), "port")  # a socket would take the rest of a division by 65,536
+        check(self, "--", between(0, 65_535), "port")  # a socket would take the port modulo 65,536
         if self.host not in _LOCAL and not (self.api_key_file or self.no_api_key):
             raise ConfigError(
                 f"--host {self.host} can be reached by other machines; give --api-key-file FILE, or --no-api-key to"

@@ -1,4 +1,4 @@
-"""`manyheads shortlist MODEL`: learn which words translate which, for `--shortlist N`."""
+"""`manyheads shortlist MODEL`: learns likely translations of words, for `--shortlist N`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ class ShortlistOptions:
         metavar="DATA",
         default_is="the run's",
     )
-    source: str | None = option("Or source sentences, one a line, plain or gzip.", default=None, metavar="FILE")
-    target: str | None = option("Their translations, line by line.", default=None, metavar="FILE")
-    max_pairs: int = option("Pairs that are read at most, from the first one on.", default=500_000, metavar="N")
+    source: str | None = option(
+        "Instead of --data: source sentences, one per line, plain or gzip.", default=None, metavar="FILE"
+    )
+    target: str | None = option("Translations of the sources, line by line.", default=None, metavar="FILE")
+    max_pairs: int = option(
+        "Maximum number of pairs that are read, from the first one on.", default=500_000, metavar="N"
+    )
 
     def __post_init__(self) -> None:
         if (self.source is None) != (self.target is None):
@@ -39,8 +43,8 @@ class ShortlistOptions:
 PAGE = CommandPage(
     ShortlistOptions,
     """Learn a lexical shortlist from training pairs (IBM model 1), and store it in the model folder.
-With it, `translate` and `evaluate` take --shortlist N: they choose among the N most frequent words and N translations
-of each source word, which is faster on a CPU. See docs/performance.md.""",
+`translate` and `evaluate` then accept --shortlist N: they search only among the N most frequent words and N
+translations of each source word, which is faster on a CPU. See docs/performance.md.""",
     (
         "manyheads shortlist runs/demo",
         "manyheads shortlist runs/demo --source train.en --target train.de",

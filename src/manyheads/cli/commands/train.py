@@ -1,4 +1,5 @@
-"""`manyheads train`: a preset, files and single settings make a config; then the loop runs and is watched."""
+"""`manyheads train`: builds the config from a preset, files and single settings, runs the training loop, and shows its
+progress."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ __all__ = ["PAGE", "run"]
 def run(arguments: Sequence[str]) -> int:
     """Train. Returns: 0, or 128 + the number of the signal that stopped the run."""
     if {"-h", "--help"}.intersection(arguments):
-        given = read(TrainOptions, arguments)  # to read the settings, too, would take longer than the page
+        given = read(TrainOptions, arguments)  # reading the settings as well would take longer than printing the page
         print(settings_page(given.options.get("preset", "")))
         return 0
     process = this_process()

@@ -1,1 +1,1 @@
-"""Commands that read lines and write lines: input, output, several processes, checks."""
+"""The common parts of commands that read and write lines: input, output, several processes, checks."""

@@ -33,7 +33,7 @@ _MOST_PROMPT_CHARS = 100_000_000
 
 
 class ContinuationLines:
-    """Makes lines of what a language model writes.
+    """Converts the output of a language model to lines.
 
     Attributes:
         check: counts texts that are empty or repeat themselves.

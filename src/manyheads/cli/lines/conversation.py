@@ -33,7 +33,7 @@ def is_conversation(source: str) -> bool:
 
 
 def greet(model: str) -> None:
-    """Say at once what will take a while: torch and the model are loaded after this line."""
+    """Announce a wait: torch and the model are loaded after this line."""
     say(f"manyheads: loading {model} ...", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""`translate` of a document: everything but its text stays as it is."""
+"""Translation of a document: only its text changes, everything else stays as it is."""
 
 from __future__ import annotations
 
@@ -29,19 +29,22 @@ if TYPE_CHECKING:
 
 __all__ = ["DocumentOptions", "InputDocument", "open_document"]
 
-SENTENCES_AT_ONCE = 64  # so many are lost if the command is interrupted
+SENTENCES_AT_ONCE = 64  # at most this many sentences are lost if the command is interrupted
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_DOCUMENT_BYTES = 64 * 2**20
-"""A book has one or two; an analysed document takes ten times as much memory."""
+"""Largest size of a document.
+
+A book has one or two million bytes; an analysed document needs ten times its size in memory.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentOptions:
-    """Documents: all but their text stays as it is."""
+    """Options for documents, of which only the text is translated."""
 
     format: Literal["auto", "lines", "text", "markdown", "html", "srt", "vtt", "csv", "tsv", "jsonl"] = option(
-        "What INPUT is: lines, or a document, whose text is translated sentence by sentence; auto: by the ending of"
-        f" its name ({', '.join(suffix for one in FORMATS.values() for suffix in one.suffixes)}), otherwise lines.",
+        "Format of INPUT: lines, or a document whose text is translated sentence by sentence; auto: by the ending of "
+        f"its name ({', '.join(suffix for one in FORMATS.values() for suffix in one.suffixes)}), otherwise lines.",
         default="auto",
     )
     column: tuple[str, ...] = option(
@@ -50,12 +53,13 @@ class DocumentOptions:
         metavar="NAME ...",
     )
     terms: str | None = option(
-        "Terminology: lines of source<TAB>target; where the source occurs as a word, the target is forced and counted.",
+        "File of terminology with lines source<TAB>target. If the source of a term occurs as a word, "
+        "its target is forced in the translation; missing ones are counted.",
         default=None,
         metavar="FILE",
     )
     source_lang: str | None = option(
-        "Language of the document, for its division into sentences; as in BCP 47.",
+        "Language of the document (BCP 47), for splitting it into sentences.",
         metavar="TAG",
         default_is="the model's, or en",
     )
@@ -92,8 +96,8 @@ class InputDocument:
     ) -> None:
         """Write the translated document.
 
-        Into a file, blocks of finished sentences are kept beside it until it is whole: after an interruption, the same
-        command goes on from there.
+        If the output is a file, blocks of finished sentences are kept beside it until it is complete. After an
+        interruption, the same command continues from there.
 
         Args:
             model: its name on the command line.
@@ -127,7 +131,8 @@ class InputDocument:
 
             def work(first: int, block: list[Unit]) -> list[str]:
                 told = telling(show, "translating sentences", total, first)
-                # The search counts half: some sentences are searched again, and their words aligned, after it.
+                # The search counts as half of the work: after it some sentences are searched again, and words are
+                # aligned.
                 found = units.translate(block, told=lambda done: told(done // 2))
                 told(len(block))
                 return found
@@ -150,7 +155,7 @@ class InputDocument:
                 run_lines(source, work, write, output=output, identity=identity, resumable=resumable and total > 0)
             except KeyboardInterrupt:
                 if resumable:
-                    kept = f"what is translated so far is in {output}.shards; the same command goes on from there."
+                    kept = f"the finished part is in {output}.shards; the same command continues from there."
                     say(f"manyheads: {kept}", file=sys.stderr)
                 raise
         if total == 0:

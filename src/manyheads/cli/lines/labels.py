@@ -19,10 +19,7 @@ __all__ = ["LabelLines"]
 
 
 class LabelLines:
-    """Makes lines of predictions.
-
-    Raises: RequestError: more labels are asked for than the model has.
-    """
+    """Converts predictions to lines. Raises: RequestError: more labels are requested than the model has."""
 
     def __init__(self, classifier: Classifier, options: ClassifyOptions) -> None:
         self._classifier, self._options = classifier, options

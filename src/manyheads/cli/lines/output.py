@@ -1,4 +1,4 @@
-"""Where results go: lines of UTF-8 that end in "\\n" on every system, to standard output or to a file."""
+"""Output of results to standard output or a file: lines of UTF-8 that end in "\\n" on every system."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 class LineWriter:
     """Writes lines and flushes after every call. A file is opened only when the first result is there.
 
-    So a mistake in the input leaves an older output file as it was.
+    So an error in the input does not change an older output file.
 
     Args: path: a file, or `-` for standard output.
     """
@@ -46,7 +46,7 @@ class LineWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            self.write([])  # no input, no lines, but a file
+            self.write([])  # without input the file is created, but empty
         if self._file is not None and self._path != "-":
             with suppress(OSError):  # after an error of `_put`, which has named the file
                 self._file.close()
@@ -54,7 +54,7 @@ class LineWriter:
     def write(self, lines: Iterable[str]) -> None:
         """Write each line and a line feed.
 
-        Raises: SaveError: the disk is full or refuses. BrokenPipeError: whoever read standard output is gone.
+        Raises: SaveError: the disk is full or refuses. BrokenPipeError: the reader of standard output has closed it.
         """
         self._put("".join(f"{line}\n" for line in lines))
 
@@ -63,7 +63,7 @@ class LineWriter:
         self._put(text)
 
     def write_pieces(self, pieces: Iterable[str]) -> None:
-        """Write pieces of one text, each as soon as it is there, and a line feed at the end. Raises: as `write`."""
+        """Write pieces of one text as soon as they arrive, and a line feed at the end. Raises: as `write`."""
         for piece in pieces:
             self._put(piece)
         self._put("\n")
@@ -86,7 +86,8 @@ class LineWriter:
 
 
 def _visible(text: str) -> str:
-    """Return text whose control characters cannot paint the terminal or change the order of what is read."""
+    """Return a text whose control characters are replaced, so that it cannot control the terminal or change the reading
+    order."""
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
@@ -105,7 +106,7 @@ def _refuse_same_file(output: str, *inputs: str | None) -> None:
         try:
             same = os.path.isfile(path) and os.path.samefile(path, output)  # noqa: PTH113, PTH121
         except (OSError, ValueError):
-            continue  # there is no such file yet, or none that may be looked at; reading or writing it says so
+            continue  # the file does not exist or is not accessible; reading or writing it will report that
         if same:
             raise ConfigError(f"--output {output} is the file {describe(path)} that is read; choose another file.")
 
@@ -113,7 +114,7 @@ def _refuse_same_file(output: str, *inputs: str | None) -> None:
 def check_files(output: str, *inputs: str | None) -> None:
     """Check the names of files before a model is loaded.
 
-    Raises: ConfigError: the output is one of the inputs, or cannot be written where it is to stand. DataError: an input
+    Raises: ConfigError: the output is one of the inputs, or it cannot be written. DataError: an input
         cannot be read.
     """
     _refuse_same_file(output, *inputs)

@@ -1,4 +1,4 @@
-"""Counts outputs of a model that are empty or repeat the same words; a command says so once, on standard error."""
+"""Counts outputs that are empty or repeat the same words. A command reports them once, on standard error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from manyheads.decoding.degenerate import repeats_itself
 
 __all__ = ["OutputCheck"]
 
-# Where so many outputs are bad, the model is at fault, and not a few odd inputs.
+# If more outputs than this are bad, the cause is the model, not a few unusual inputs.
 _MANY = 0.2
 _MOST_NAMED = 5
 _SHORTEST_TEXT = 10
@@ -20,8 +20,8 @@ class OutputCheck:
 
     Args:
         name: what the outputs are called: `translations`, `texts`.
-        learn_more: what to do where many are bad.
-        forbid: what to do where few are: options that keep such outputs from being written.
+        learn_more: advice if many are bad.
+        forbid: advice if few are bad: options that prevent such outputs.
     """
 
     def __init__(self, name: str, *, learn_more: str, forbid: str) -> None:
@@ -49,7 +49,7 @@ class OutputCheck:
     def see_text(self, number: int, prompt: str, text: str, *, may_be_empty: bool) -> None:
         """Note a text that goes on from a prompt. A few characters may well be blank.
 
-        Args: may_be_empty: a stop text that comes at once leaves no text, and that is no mistake of the model.
+        Args: may_be_empty: if a stop text comes at once there is no text, and this is not an error of the model.
         """
         if len(text) >= _SHORTEST_TEXT or not (text or may_be_empty):
             self.see(number, prompt, text)

@@ -1,4 +1,4 @@
-"""A record as lines for people: the output of `info` and `doctor`."""
+"""Readable text of a record: the output of `info` and `doctor`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lines_of(record: dict[str, Any], indent: str = "") -> list[str]:
 
 
 def _packed(record: dict[str, Any], indent: str) -> list[str]:
-    """All plain values in a paragraph, then a paragraph for each inner record."""
+    """Return one paragraph with all plain values, then a paragraph for each inner record."""
     inner = {name: value for name, value in record.items() if isinstance(value, dict)}
     plain = {name: value for name, value in record.items() if name not in inner}
     width = max(map(len, inner), default=0)

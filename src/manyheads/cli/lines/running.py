@@ -1,4 +1,4 @@
-"""The loop of commands that make a line of each line of their input."""
+"""The loop of commands that write a line for each line of their input."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ __all__ = ["TranslationLines"]
 
 
 class TranslationLines:
-    """Makes lines of what a model wrote, and counts bad outputs.
+    """Converts the output of a model to lines, and counts bad outputs.
 
     Attributes:
         translator: the model: a translator or a parser.
@@ -84,7 +84,7 @@ class TranslationLines:
         """Raises: ConfigError: the model is a parser."""
         if self._task is not None:
             raise ConfigError(
-                f"{self._options.model} is a parser; documents are translated. Give sentences, one a line."
+                f"{self._options.model} is a parser; documents are translated. Give sentences, one per line."
             )
 
     def converse(self) -> None:
@@ -203,7 +203,7 @@ class TranslationLines:
             say(f"manyheads: {self._term_counts.describe()}", file=sys.stderr)
         if self._num_repaired:
             say(
-                f"manyheads: {self._num_repaired} of {self._num_trees} trees were not well-formed and were mended:"
+                f"manyheads: {self._num_repaired} of {self._num_trees} trees were not well-formed and were repaired:"
                 f" {repairs_line(self._repairs)}.",
                 file=sys.stderr,
             )

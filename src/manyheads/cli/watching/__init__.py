@@ -1,1 +1,1 @@
-"""Progress shown while a command works, and an orderly end when it is interrupted."""
+"""Display of progress while a command works, and a clean end when it is interrupted."""

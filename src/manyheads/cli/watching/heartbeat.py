@@ -1,4 +1,4 @@
-"""A thread that shows how long work has taken, while the thread that works is inside one long computation."""
+"""A thread that shows how long the work has taken, also while the working thread is in one long computation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Phase:
         before, _, _, since, first = self._now
         if what != before:
             since, first = self._clock(), done
-        # One assignment: the thread that shows never sees half of a change.
+        # One assignment, so the displaying thread never sees a part of a change.
         self._now = (what, done, total, since, first)
 
     def seconds(self) -> float:
@@ -35,7 +35,7 @@ class Phase:
 
     def describe(self) -> str:
         """`translating: 512 of 1,000, 12s so far, 11s left`; empty before the first `begin`."""
-        from manyheads.training.record.log import format_seconds  # not before it is needed: --help must be quick
+        from manyheads.training.record.log import format_seconds  # imported only when needed: --help must be fast
 
         what, done, total, since, first = self._now
         if not what:
@@ -77,4 +77,4 @@ class Heartbeat:
             while not self._end.wait(self._seconds):
                 self._beat()
         except (OSError, ValueError):
-            return  # the stream is closed; whoever works finds out by itself
+            return  # the stream is closed; the working thread will notice it itself

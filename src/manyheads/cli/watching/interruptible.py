@@ -1,4 +1,4 @@
-"""An orderly end on signals of work that may wait in a library or for a pipe."""
+"""A clean end on signals, also for work that waits in a library or for a pipe."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StoppedBySignalError(Exception):
 
 
 def interruptible(work: Callable[[Progress], T], show: Progress, abandon: Callable[[], None]) -> T:
-    """Do work that can be stopped by SIGINT and SIGTERM even while it waits in a library or for a pipe.
+    """Do work that SIGINT and SIGTERM can stop even while it waits in a library or for a pipe.
 
     The work runs in a thread of its own. After a signal its next call of the progress function raises
     StoppedBySignalError, so that it cleans up by itself; if no call comes within a few seconds, `abandon` cleans up

@@ -39,7 +39,8 @@ class Phases(Protocol):
         """The work is now at `done` of `total` of a phase."""
 
     def rest(self) -> None:
-        """Nothing is done until the next call, for example while input is awaited; nothing is shown meanwhile."""
+        """Report that no work is done until the next call, for example while waiting for input; nothing is shown in the
+        meantime."""
 
     def hidden(self, when: bool) -> AbstractContextManager[None]:
         """If `when` is true, clear the terminal's last lines for the text that the block writes."""

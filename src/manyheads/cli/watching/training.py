@@ -1,4 +1,5 @@
-"""A run as it is seen: in a terminal moving lines at the bottom and above them what stays, elsewhere plain lines.
+"""Display of a training run: in a terminal, live lines at the bottom with permanent lines above them; elsewhere, plain
+lines.
 
 A step, a validation or a save may take minutes, so a heartbeat shows every few seconds what the run is doing.
 """
@@ -30,9 +31,12 @@ __all__ = ["LineReporter", "LiveReporter", "QuietReporter", "summary", "watching
 _REDRAW_SECONDS = 0.2
 _BEAT_SECONDS = 1.0
 _SILENT_SECONDS = 9.0
-"""With a beat a second, so there is a line at least every ten seconds. A step that ends says so a second earlier."""
+"""Silent seconds before a beat writes a line.
+
+With one beat per second there is a line at least every ten seconds. The end of a step is reported one second earlier.
+"""
 _LONG_SECONDS = 2.0
-"""The live display names a phase only after it has taken this long."""
+"""The live display shows a phase only after this many seconds."""
 _STARTING = "starting"
 
 
@@ -63,7 +67,7 @@ def summary(result: TrainResult) -> str:
         lines.append(("curve", "  ".join(map(str, result.plots))))
     if result.signal_number is not None:
         name = signal.Signals(result.signal_number).name
-        lines.append(("stopped", f"by {name} at step {result.step:,}; the same command goes on from there"))
+        lines.append(("stopped", f"by {name} at step {result.step:,}; the same command continues from there"))
     if result.model_dir is not None:
         lines.append(("next", f"{program()} {result.next_command.format(run=result.run_dir)}"))
     return "\n".join(f"{name:<8} {text}" for name, text in lines)

@@ -1,1 +1,1 @@
-"""Rules that find sentence pairs which are of no use for training, and the report of what they found."""
+"""Rules that find sentence pairs which are unsuitable for training, and the report of their findings."""

@@ -1,7 +1,7 @@
 """Stretches of pairs that are shifted against each other, found by the lengths of their sentences.
 
-Long sentences have long translations. Where line n of one file belongs to line n + k of the other, the lengths agree at
-that shift and not where they stand (Gale and Church 1993, Computational Linguistics 19(1), use the same fact to align
+Long sentences have long translations. If line n of one file belongs to line n + k of the other, the lengths agree at
+that shift, and not without it (Gale and Church 1993, Computational Linguistics 19(1), use the same fact to align
 sentences).
 """
 

@@ -1,4 +1,7 @@
-"""Cleaning of training pairs while they are read: rules find pairs, which are counted, and left out if asked for."""
+"""Cleaning of training pairs while they are read.
+
+Rules find unsuitable pairs, which are counted and, if requested, left out.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from manyheads.text.languages import guess_language
 __all__ = ["CLEANING_RULES", "CleanedPairs", "CleaningReport", "RememberedPairs", "describe_cleaning"]
 
 BLOCK_PAIRS = 8000  # a multiple of the window of `alignment`
-SAMPLE_PAIRS = 8000  # from which the usual ratio of lengths and the scripts are taken
+SAMPLE_PAIRS = 8000  # number of first pairs that determine the usual ratio of lengths and the scripts
 MOST_EXAMPLES = 3
 MOST_STRETCHES = 5
 LONGEST_EXAMPLE = 200
@@ -97,7 +100,7 @@ class CleaningReport:
 
 
 def describe_cleaning(content: Mapping[str, Any]) -> list[str]:
-    """Return what a cleaning.json says as lines for a reader; none if nothing was found."""
+    """Return a summary of a cleaning.json in lines; none if nothing was found."""
     is_cleaned = content["left_out"] > 0
     # Pairs with an empty side are left out and counted in any case.
     found = {

@@ -17,7 +17,7 @@ __all__ = ["RULES", "HeldOut", "Limits", "PairBlock", "Rule", "Usual", "parse_li
 Found = npt.NDArray[np.bool_]
 NUMBER = re.compile(r"\d\d+")
 MARKUP = re.compile(r"</?[a-zA-Z][^<>]*>|<!--|&(?:[a-zA-Z]{2,8}|#\d+);|\{\{|\]\]|\[\[")
-LENGTH_ROOM = 15  # characters by which short sentences may differ whatever their ratio
+LENGTH_ROOM = 15  # short sentences may differ by this many characters, at any ratio
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,10 @@ RULES: dict[str, Rule] = {
     "numbers": Rule("each side has a number that the other side has not", _numbers),
     "markup": Rule("a side contains a tag, an entity or a template", _markup),
 }
-"""Rules in the order in which they are asked: a pair counts for the first that finds it. `misaligned` comes after."""
+"""Rules in the order in which they are applied: a pair counts for the first rule that finds it.
+
+`misaligned` is applied last.
+"""
 
 Limits = dict[str, float | None]
 """Name of a rule -> its limit, or None: it is off. Rules without an entry have their default."""
@@ -222,7 +225,7 @@ def parse_limits(texts: Sequence[str], names: Mapping[str, Rule]) -> Limits:
 
 
 def usual_of(pairs: Sequence[tuple[str, str]]) -> Usual:
-    """Return what is usual in some pairs; an empty list gives a ratio of 1 and Latin letters."""
+    """Return the usual ratio and scripts of some pairs; an empty list gives a ratio of 1 and Latin letters."""
     filled = [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
     if not filled:
         return Usual(1.0, (0, 0))

@@ -95,7 +95,7 @@ def tokenizer_of(model: Path, name: str) -> TranslationTokenizer:
 
 
 def never_produced(writer: Side) -> tuple[int, ...]:
-    """Return the target ids that our search never produces: padding and the start, unless the start is EOS (fairseq).
+    """Return the target ids that our search never produces: padding, and the start token unless it is EOS (fairseq).
 
     The search of `decoding.constraints` bans the same ids.
     """

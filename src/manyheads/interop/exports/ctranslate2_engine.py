@@ -39,7 +39,8 @@ __all__ = ["CTranslate2Engine", "cached_export", "open_for", "unsupported"]
 _NUM_TIMED = 16
 _NAME_LEN = 16  # hexadecimal digits of a checksum
 _IS_EXPORT = re.compile(rf"[0-9a-f]{{{_NAME_LEN}}}")
-_PATIENCE = 2  # times num_beams hypotheses must have ended; our own search without early_stopping is exact
+# A search stops when this many times num_beams hypotheses have ended; our own search without early_stopping is exact.
+_PATIENCE = 2
 _READ_FILES = ("config.json", "model.safetensors", "tokenizer.json", "source.spm", "target.spm", "vocab.json")
 # Options that CTranslate2 lacks or computes differently, and the value with which they have no effect.
 _NEUTRAL = {
@@ -229,8 +230,8 @@ def unsupported(settings: DecodingSettings) -> str:
 def cached_export(folder: Path) -> Path:
     """Return the folder of a model's export, which is written if there is no intact one.
 
-    Once a new export is written, the older ones of this model are deleted. An engine that runs from one of them goes
-    on, because it has read the files.
+    Once a new export is written, the older ones of this model are deleted. An engine that uses one of them continues,
+    because it has already read the files.
 
     Raises: ConfigError: CTranslate2 cannot hold the model. SaveError: there is no place to write it.
     """
@@ -261,7 +262,7 @@ def _make_export(folder: Path, export: Path) -> Path:
     write_folder(export, lambda target: _write(folder, target), needed_bytes=size)
     for old in export.parent.iterdir():
         if old != export and _IS_EXPORT.fullmatch(old.name) and old.is_dir() and not old.is_symlink():
-            with suppress(OSError, SaveError):  # deleted by another process, or not ours to delete
+            with suppress(OSError, SaveError):  # another process has deleted it, or we have no permission
                 remove_folder(old)
     return export
 

@@ -53,5 +53,5 @@ def deviation(model: Path, target: Path, sentences: list[list[int]], options: Ex
 
 
 def suffix_of(options: ExportOptions) -> str:
-    """Return what stands at the end of the files' names."""
+    """Return the suffix of the files' names."""
     return "_quantized" if options.quantization else ""

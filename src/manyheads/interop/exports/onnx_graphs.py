@@ -1,8 +1,7 @@
 """Models as plain modules, with one flat list of tensors in and out, from which ONNX graphs are made.
 
-The sublayers are the model's own. What replaces code that a graph cannot hold: position tables that grow are computed
-from their formula, caches are inputs and outputs, and a masked softmax gives zeros to a query that may attend to
-nothing.
+The sublayers are the model's own. Code that a graph cannot represent is replaced: growing tables of positions by their
+formula, and caches by inputs and outputs. A masked softmax gives zeros to a query that may attend to nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ __all__ = [
 
 
 def prepare(model: nn.Module) -> None:
-    """Make all attention compute its weights openly, in evaluation mode; SDPA gives NaN for an empty row in ONNX."""
+    """Make all attention layers compute their weights explicitly instead of by SDPA, in evaluation mode: in ONNX, SDPA
+    gives NaN for an empty row."""
     model.eval()
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):

@@ -1,4 +1,4 @@
-"""The key-value cache of hypotheses that branch from one another, as those of a beam do."""
+"""The key-value cache of hypotheses that share a part of their past, as in beam search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["BranchedKeyValueState", "Branches"]
 @register_state
 @dataclass(frozen=True)
 class Branches:
-    """A table of the keys of its group that each row sees; the caches of all layers share it.
+    """A table that says which keys of its group each row sees; the caches of all layers share it.
 
     All layers need the same next table: the first layer computes it, the others reuse it.
 
@@ -49,7 +49,7 @@ class Branches:
         return found  # type: ignore[no-any-return]
 
     def groups_of(self, rows: Tensor) -> Tensor:
-        """Return the old group of each line of rows; the remaining groups keep their order."""
+        """Return the old group of each new group, (new groups,), in the order of the old groups."""
         return torch.div(rows[:, 0], self.seen.shape[1], rounding_mode="floor")
 
     def append(self, new_len: int) -> tuple[Branches, Tensor | None]:
@@ -72,7 +72,10 @@ class Branches:
         return found  # type: ignore[no-any-return]
 
     def _with_room(self, count: int) -> tuple[Branches, Tensor]:
-        """Return the visible slots, in order, in a table with space for `count` more, and twice as many."""
+        """Return a wider table and the slots that are kept.
+
+        It holds the visible slots in order, with twice the space for them and `count` more.
+        """
         seen = self.seen[:, :, : int(self.slots)]
         alive = seen.any(dim=1)
         kept = int(alive.sum(dim=1).max()) if alive.numel() else 0
@@ -165,7 +168,7 @@ def _moved(buffer: Tensor, kept: Tensor, capacity: int) -> Tensor:
     groups, heads, slots, head_dim = buffer.shape
     grown = buffer.new_empty(groups, heads, capacity, head_dim)
     # Copy whole rows of memory by their number: gather would look up every single entry.
-    starts = slots * torch.arange(groups * heads, device=buffer.device).view(groups, heads, 1)  # slots can be 0
+    starts = slots * torch.arange(groups * heads, device=buffer.device).view(groups, heads, 1)  # `slots` can be 0
     rows = buffer.reshape(-1, head_dim).index_select(0, (starts + kept[:, None]).flatten())
     grown[:, :, : kept.shape[1]] = rows.view(groups, heads, kept.shape[1], head_dim)  # heads can be 0, too
     return grown

@@ -1,4 +1,4 @@
-"""The state of a decoder between two steps of a search: its own positions, and what it reads of the source."""
+"""The state of a decoder between two steps of a search: keys and values of its own positions and of the source."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class DecoderState:
         old_sentences = self.layers[0].memory_key.shape[0]
         old_beams = max(1, self.layers[0].past.rows // max(1, old_sentences))
         sentences = torch.div(rows[:, 0], old_beams, rounding_mode="floor")
-        same = rows.shape[0] == old_sentences  # lines keep their order, so an equal number means the same sentences
+        same = rows.shape[0] == old_sentences  # sentences keep their order: an equal number means the same ones
         # As soon as a sentence has several hypotheses, their keys are kept together.
         together = old_beams == 1 < rows.shape[1] <= _MOST_TOGETHER
         layers, branches = [], None
@@ -88,7 +88,7 @@ class DecoderState:
         """Return the layers for a step of new_len positions, and the state after it. See `KeyValueState.plan`."""
         during, after, slots = [], [], None
         for layer in self.layers:
-            assert not isinstance(layer.past, LSHCache)  # where a hashed position goes is known after it is computed
+            assert not isinstance(layer.past, LSHCache)  # the slot of a hashed position is known only after hashing
             planned, past = layer.past.plan(new_len, slots)
             slots = planned.slots
             during.append(PlannedLayer(planned, layer.memory_key, layer.memory_value))

@@ -1,4 +1,4 @@
-"""Factors of attention heads, by which single heads can be weakened, turned off, and judged.
+"""Factors of attention heads. They weaken a head, turn it off, or measure how much it matters.
 
 Paper: Michel et al. 2019, "Are Sixteen Heads Really Better than One?", arXiv:1905.10650, sec. 2.3.
 """

@@ -128,11 +128,13 @@ def spread_chunks(
 
 
 def local_slopes(num_heads: int) -> Float[Tensor, " heads"]:
-    """Return what each head subtracts from its scores per position of distance: from 1/2 to 1/128, evenly in powers.
+    """Return the slope of each head: what is subtracted from a score per position of distance.
 
-    Paper: Press et al. 2022, "Train Short, Test Long" (ALiBi), arXiv:2108.12409, sec. 3. Differs: its slopes of n heads
-        are 2^(-8 i / n), which leaves the steepest of 4 heads at 1/4; the window of a local layer is short, and one
-        head must find the position before its own.
+    Slopes are 1/2 to 1/128, evenly spaced in log scale.
+
+    Paper: Press et al. 2022, "Train Short, Test Long" (ALiBi), arXiv:2108.12409, sec. 3. Differs: the paper's slopes of
+        n heads are 2^(-8 i / n), so with 4 heads the steepest is 1/4. A local layer has a short window, in which one
+        head needs a steeper slope to select the position before its own.
     """
     return 2.0 ** -torch.linspace(1, 7, num_heads) if num_heads > 1 else torch.tensor([0.5])
 

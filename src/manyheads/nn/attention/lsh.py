@@ -249,7 +249,9 @@ class LSHSelfAttention(nn.Module):
         num_hashes: int | None = None,
         keep_output: bool = False,
     ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Tensor, ...]]:
-        """Compute `forward`, and return the tensors that make another call on the same x cheaper; none without hashing.
+        """Compute `forward`.
+
+        Also return tensors that make another call with the same x cheaper (none if nothing is hashed).
 
         Args:
             kept: tensors of an earlier call; this call then neither hashes nor sorts.

@@ -16,7 +16,7 @@ from manyheads.nn.shapes import Float, Int
 
 __all__ = ["SortedPositions", "hash_vectors", "mark_padding", "rotations", "sort_positions"]
 
-# Elements of rotated vectors that exist at once.
+# The largest number of elements of rotated vectors that exist at the same time.
 _ROTATED_NUMBERS = 1 << 22
 
 
@@ -81,7 +81,7 @@ def hash_vectors(
 def _farthest(rotated: Tensor) -> Tensor:
     """Return the argmax over axis 3 of [rotated; -rotated], the first of equal values.
 
-    It goes through the directions one by one: torch's argmax over an axis that is not the last is several times slower.
+    It loops over the directions: torch's argmax over an axis that is not the last is several times slower.
     """
     directions = rotated.unbind(3)
     best = directions[0].clone()
@@ -128,7 +128,7 @@ def sort_positions(buckets: Int[Tensor, "*rows length"], chunk_len: int) -> Sort
     length = buckets.shape[-1]
     padded = -(-length // chunk_len) * chunk_len
     positions = torch.arange(length, device=buckets.device)
-    # One number for both, bucket x padded + position, from which both can be read back.
+    # One sort key holds both: bucket x padded + position. Both can be recovered from it.
     keys = torch.sort(buckets.long() * padded + positions, dim=-1).values
     if padded > length:
         filling = keys[..., -1:] // padded * padded + padded + torch.arange(length, padded, device=buckets.device)

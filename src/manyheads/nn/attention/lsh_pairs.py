@@ -17,7 +17,7 @@ from manyheads.nn.shapes import Float, Int
 
 __all__ = ["keys_of", "near_pairs", "pair_weights", "shared_qk_attention", "visible_pairs"]
 
-# Scores that exact attention computes at once.
+# The largest number of scores that exact attention computes at once.
 _TILE_NUMBERS = 1 << 20
 
 

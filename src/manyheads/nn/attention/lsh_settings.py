@@ -12,8 +12,11 @@ from manyheads.errors import ConfigError
 __all__ = ["MOST_UNFACTORED", "LSHSettings", "automatic_buckets"]
 
 MOST_UNFACTORED = 64
-"""With more buckets, their number is split into two factors. To choose among n buckets takes n / 2 products per vector
-and round, among n1 x n2 (n1 + n2) / 2: for 256 buckets 16 instead of 128."""
+"""With more buckets than this, their number is split into two factors.
+
+Hashing a vector into n buckets takes n / 2 products per round; with factors n1 x n2 it takes (n1 + n2) / 2. For 256
+buckets that is 16 instead of 128.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

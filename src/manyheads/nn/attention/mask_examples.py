@@ -1,4 +1,4 @@
-"""The masks of the models on a few positions, to be drawn and printed."""
+"""Examples of the models' masks on a few positions, for plots and tables."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _window(sizes: MaskSizes) -> list[MaskExample]:
 
 
 def _memory(sizes: MaskSizes) -> list[MaskExample]:
-    """Those of a Transformer-XL: a segment after its memory, without and with `same_length`."""
+    """The masks of a Transformer-XL: a segment after its memory, without and with `same_length`."""
     memory = sizes.memory_len
     [plain] = _rows(Causal(), sizes, memory)
     found = [MaskExample("memory", f"memory of {memory}", f"j <= i + {memory}", plain, memory)]
@@ -101,7 +101,10 @@ def _memory(sizes: MaskSizes) -> list[MaskExample]:
 
 
 def _blocks(sizes: MaskSizes) -> list[MaskExample]:
-    """Those of a Reformer's local layers, as the layers compute them: a weight above 0 is an allowed key."""
+    """The masks of a Reformer's local layers.
+
+    The layers themselves compute them: a key with a weight above 0 is allowed.
+    """
     nothing = torch.zeros(1, 1, sizes.length, 1)
     found: list[Tensor] = []
     causal, most = not sizes.after, sizes.length // sizes.chunk_len + 1  # more neighbours than chunks cost memory

@@ -1,4 +1,4 @@
-"""Attention sublayers after pruning: with fewer heads, or without heads, so that the residual remains."""
+"""Attention sublayers after pruning: with fewer heads, or with none, where only the residual connection remains."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def copy_heads(old: nn.Module, new: nn.Module, kept: Sequence[int]) -> None:
 
 
 class NoHeads(nn.Module):
-    """A `MultiHeadAttention` all of whose heads are pruned: what is left is the residual, and the output's bias.
+    """A `MultiHeadAttention` without heads, because all were pruned: its output is the bias of the output projection.
 
         >>> NoHeads(d_model=4, head_dim=2)(torch.ones(1, 3, 4))[0].abs().sum().item()
         0.0
@@ -112,7 +112,7 @@ class NoHeads(nn.Module):
 
 
 class NoRelativeHeads(nn.Module):
-    """A `RelativeAttention` all of whose heads are pruned: what is left is the residual.
+    """A `RelativeAttention` without heads, because all were pruned: its output is zeros.
 
     Args: head_dim: as before. learned: whether distances had scores of their own (`LearnedRelativeAttention`).
     """

@@ -1,4 +1,4 @@
-"""Access to attention weights and buckets, which layers pass on only while they are observed."""
+"""Access to attention weights and buckets. Layers return them only within `observe`."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ __all__ = ["DistanceEncoding", "LearnedRelativeAttention", "RelativeAttention"]
 class DistanceEncoding(nn.Module):
     """Sinusoidal encodings of integer distances, in float32 for every compute dtype.
 
-    Distances stay integers: rounded to bfloat16, 601 of them would become 407 different numbers.
+    Distances stay integers: in bfloat16, 601 distances would be rounded to only 407 different numbers.
     Paper: Dai et al. 2019, sec. 3.3. Symbols: R = the result; all sines come before all cosines, as in the official
         code.
     Args: d_model: width of an encoding.

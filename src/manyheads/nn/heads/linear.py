@@ -53,7 +53,7 @@ class LinearHead(nn.Module):
 
     @torch.no_grad()
     def begin_at(self, counts: Float[Tensor, " vocab_size"]) -> None:
-        """Set b so that a hidden state of zeros gives each token its share of the counts; those of 0 count as 1/2.
+        """Set b so that a hidden state of zeros gives each token its share of the counts; a count of 0 is taken as 1/2.
 
         Without b nothing changes.
         """
@@ -156,6 +156,9 @@ class LinearHead(nn.Module):
 
 
 def centred_logarithms(counts: Float[Tensor, " vocab_size"]) -> Float[Tensor, " vocab_size"]:
-    """Return the logarithms of counts less their mean, which a softmax does not see; those of 0 count as 1/2."""
+    """Return the logarithms of the counts minus their mean, which does not change a softmax.
+
+    A count of 0 is taken as 1/2.
+    """
     found = counts.clamp(min=0.5).log()
     return found - found.mean()

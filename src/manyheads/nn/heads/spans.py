@@ -29,15 +29,15 @@ class SpanHead(nn.Module):
 
     Paper: Kitaev and Klein 2018, arXiv:1805.01052, sec. 2. The vector of a fencepost is the first half of the
     state before it and the second half of the state after it; that of a span is the difference of its two fenceposts; a
-    layer, norm, ReLU and a second layer make one score a label. `No constituent` has the score 0. The loss is that of
-    Zhang, Zhou and Li 2020, arXiv:2008.03736. Differs: the halves are not kept apart in the encoder, and the first
-    layer is applied to the fenceposts, which are fewer than the spans.
+    layer, norm, ReLU and a second layer compute one score per label. The label `no constituent` has the score 0. The
+    loss is that of Zhang, Zhou and Li 2020, arXiv:2008.03736. Differs: the halves are not kept apart in the encoder,
+    and the first layer is applied to the fenceposts, which are fewer than the spans.
     Args:
         d_model: width of the states, even.
         span_dim: width of the layer inside.
         num_labels: labels of constituents.
         num_tags: tags of words.
-        dropout: before both last layers.
+        dropout: before each of the two last layers.
 
     Cost: memory n^2 x span_dim for n words.
     """
@@ -85,8 +85,8 @@ class SpanHead(nn.Module):
         """Return the negative log-likelihood of the trees, and the cross entropy of the tags, summed over the batch.
 
         A tree is a labelled binary tree, in which a constituent of more than two parts has spans without a label
-        inside. The probability of one is exp(score) over the sum of all; all binary forms of a constituent have the
-        same.
+        inside. The probability of a tree is exp(score) divided by the sum over all trees. All binary forms of a
+        constituent have the same probability.
 
         Args:
             labels: see `SpanBatch`; 0 is `no constituent`.
@@ -101,7 +101,7 @@ class SpanHead(nn.Module):
         logits = F.pad(logits.to(torch.promote_types(logits.dtype, torch.float32)), (1, 0))
         right = labels[:, first, last]
         of_right = logits.gather(2, right[:, :, None])[:, :, 0].masked_fill(padding[:, last], 0.0)
-        # The sum over labels and that over trees can be taken one after the other.
+        # The sum over labels can be computed before the sum over trees.
         rows = torch.arange(len(tags), device=tags.device)[:, None]
         table = logits.new_zeros(len(tags), num_words, num_words)
         table = table.index_put((rows, first[None], last[None]), logits.logsumexp(dim=2))

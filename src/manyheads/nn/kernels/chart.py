@@ -1,15 +1,16 @@
 """Charts: the best binary tree over the words of a sentence, and the sum over all of them.
 
 Papers: Stern, Andreas and Klein 2017, arXiv:1705.03919, sec. 3 (the best tree, by the algorithm of Cocke, Kasami and
-Younger); Zhang, Zhou and Li 2020, arXiv:2008.03736, sec. 3 (the sum, batched). A tree's score is the sum of the scores
-of its spans, and those do not depend on the split, so one table over spans is enough:
+Younger); Zhang, Zhou and Li 2020, arXiv:2008.03736, sec. 3 (the sum, batched). The score of a tree is the sum of the
+scores of its spans. The score of a span does not depend on how it is split, so one table over spans is enough:
 
     best(i, j) = score(i, j) + max over k of best(i, k) + best(k + 1, j)
 
 and with log sum exp in place of max, the logarithm of the sum of exp(score) over all trees. A constituent with more
 than two parts is a binary tree whose further spans have no label.
 
-Both are n steps of vector operations over all spans of one width, of all rows; time n^3, memory n^2 for n words.
+Both take n steps. A step computes all spans of one width, in all rows, with vector operations. For n words the time is
+O(n^3) and the memory O(n^2).
 """
 
 from __future__ import annotations

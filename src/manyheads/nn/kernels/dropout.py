@@ -28,7 +28,7 @@ def dropout(x: Tensor, rate: float, *, shared: bool = False) -> Tensor:
 
     Args:
         x: any shape; the first axis counts the rows of a batch unless `shared`.
-        shared: x belongs to all rows of the batch alike, for example a table of positions.
+        shared: all rows of the batch use the same x, for example a table of positions.
 
     The random numbers come from torch's generator of the device, so `torch.manual_seed` replays them. On a CPU `rate`
     is rounded to the nearest 1/65536, and the divisor uses the rounded rate, so the expectation is exactly x. There the
@@ -45,7 +45,8 @@ def dropout(x: Tensor, rate: float, *, shared: bool = False) -> Tensor:
 
 @contextmanager
 def numbered_rows(first: int, count: int, total: int) -> Iterator[None]:
-    """Number the rows of a batch `first` to `first + count` of `total` within the block; other ranks have the others.
+    """Within the block, number the rows of a batch `first` to `first + count` of `total`; other ranks have the other
+    rows.
 
     Each row then gets the mask that it has when one process holds the whole batch. A tensor with a multiple of `count`
     rows contains several copies of the batch, one after the other. Not safe for several threads.

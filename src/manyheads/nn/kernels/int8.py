@@ -26,7 +26,7 @@ from manyheads.nn.shapes import Float
 __all__ = ["OVERRIDE", "Int8Measurement", "PackedInt8", "measure_int8"]
 
 OVERRIDE = "MANYHEADS_INT8"
-"""Environment variable: `on` or `off` takes the place of the measurement (for tests)."""
+"""Environment variable: `on` or `off` replaces the measurement (for tests)."""
 
 _MOST_WEIGHT, _MOST_X, _ZERO_OF_X = 63, 127, 128
 _LEAST_ROW = 1e-30  # a row's largest number is at least this, so that rows of zeros can be divided by it

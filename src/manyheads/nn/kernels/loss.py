@@ -193,7 +193,8 @@ class _SmoothedLoss(torch.autograd.Function):
             low_bias = None if bias is None else bias.to(compute)
             summed_weight = weight.sum(dim=0, dtype=statistics) - weight[without].sum(dim=0, dtype=statistics)
             summed_hidden = hidden.to(compute).sum(dim=0, dtype=statistics)
-            # Known before the logits: the smoothing's part of all gradients, the targets' part of the bias's gradient.
+            # These parts do not depend on the logits: the smoothing's part of all gradients, and the targets' part of
+            # the gradient of the bias.
             grad_weight = (-share * summed_hidden).expand(vocab_size, -1).contiguous() if needs[2] else None
             grad_bias = None
             if bias is not None and needs[3]:

@@ -18,7 +18,7 @@ ROUNDS = 7
 def least_seconds(*calls: Callable[[], object], rounds: int = ROUNDS, num_threads: int = 1) -> list[float]:
     """Call the functions in turn and return the least time of each.
 
-    Other programs on the machine only ever add to a time. By default one thread computes: on a busy machine two
+    Other programs on the machine can only make a time longer. By default one thread computes: on a busy machine two
     threads wait for each other for longer than a small product takes, and the wait would be measured.
     """
     threads = torch.get_num_threads()

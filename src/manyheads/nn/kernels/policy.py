@@ -2,7 +2,7 @@
 
 A kernel asks one question and uses the implementation that the answer names. The rules of training are fixed and cite
 their measurements, because a resumed run must compute as before. `kernels.precision` measures at run time, and the run
-stores the result. For inference alone, packed weights and int8 are also chosen by measurement.
+stores the result. Packed weights and int8, which are used for inference only, are also chosen by measurement.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ def compiling_a_step() -> Iterator[None]:
 
 
 def can_look(x: Tensor) -> bool:
-    """Return whether values of x can be read without cost: on a GPU reading waits, and a compiler has no values."""
+    """Return whether reading values of x costs nothing.
+
+    On a GPU reading waits for the computation; a compiler has no values.
+    """
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -95,14 +98,17 @@ def is_compiled() -> bool:
 # Smaller products take microseconds in either library, and oneDNN compiles a kernel for each new shape. With a packed
 # weight oneDNN is faster for smaller products too.
 _LEAST_WORK, _LEAST_PACKED_WORK = 1 << 20, 1 << 17
-# Where oneDNN is not faster in general, one measurement decides for all weights of at least so many numbers that are
-# not wider than high (decision 023). Smaller and wider ones are about as fast in either layout.
+# Where oneDNN is not faster in general, one measurement decides for all weights with at least this many numbers and at
+# least as many rows as columns (decision 023). All other weights are about as fast in either layout.
 _LEAST_PACKED_WEIGHT, _LEAST_PACKING_GAIN = 1 << 17, 1.15
-# The measured step: so many rows, and weights of 12 MB in all, more than the cache of a core holds, as in a model.
+# The measured step: the number of rows, the number of weights and their shape. All weights together have 12 MB, more
+# than the cache of a core, as in a model.
 _MEASURED_ROWS, _MEASURED_WEIGHTS, _MEASURED_SHAPE = 32, 12, (1024, 256)
-# More rows are multiplied by the library that torch chooses: 128 rows gained 1.12 to 1.18, 2,048 lost.
+# With more rows, torch chooses the library: 128 rows were 1.12 to 1.18 times as fast from packed weights, 2,048 rows
+# were slower.
 _MOST_PACKED_ROWS = 128
-# Numbers of a weight from which on products of 32 rows were faster in int8 than in fp32: quantising rows takes time.
+# With at least this many numbers in a weight, products of 32 rows were faster in int8 than in fp32. Below, quantising
+# the rows takes too long.
 LEAST_INT8_WEIGHT = 1 << 17
 
 
@@ -236,7 +242,7 @@ def _is_plain(x: Tensor) -> bool:
 
 # The largest q_len x k_len for which matrix products may be faster than SDPA on a CPU.
 _SHORT = 128 * 128
-# At most so many queries and keys, and at least so many (batch, head) pairs: a step of a search.
+# A step of a search has at most this many queries and keys, and at least this many (batch, head) pairs.
 _FEW_QUERIES, _FEW_KEYS, _MANY_PAIRS = 8, 512, 64
 _LEAST_PRODUCTS_GAIN = 1.2
 KEYS_MULTIPLE = 16
@@ -457,13 +463,13 @@ def pads_rows_to(count: int, device: torch.device) -> int:
 # Top-k.
 
 
-# So many numbers are needed before a search by blocks pays.
+# With fewer numbers than this, a search by blocks is not faster.
 _WORTH_BLOCKS = 1 << 15
 
 
 def searches_blocks(device: torch.device, count: int = _WORTH_BLOCKS) -> bool:
     """Return whether a vectorised pass over blocks of `count` numbers is faster than torch's topk or argmax.
 
-    It is on CPUs, where these compare one number at a time.
+    It is faster on CPUs, where torch's functions compare one number at a time.
     """
     return device.type == "cpu" and count >= _WORTH_BLOCKS

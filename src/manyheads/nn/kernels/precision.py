@@ -24,7 +24,8 @@ OVERRIDE = "MANYHEADS_PRECISION"
 """Environment variable: `fp32` or `bf16` replaces the measurement, for tests."""
 
 LEAST_SPEED_UP = 1.3
-"""bf16 is chosen if it is at least this many times as fast as fp32: it rounds to 8 bits, and casts cost time too."""
+"""bf16 is chosen if it is at least this many times as fast as fp32, because it rounds to 8 bits and casts also take
+time."""
 
 MAX_SECONDS = 0.1
 _ROUNDS = 2  # timed products of each size

@@ -44,7 +44,10 @@ def attend_by_tiles(
 
 
 class _RelativeAttention(torch.autograd.Function):
-    """The scores of a tile of lanes stay in the cache. It stores weights and dropout mask for the backward pass."""
+    """Computes one tile of lanes at a time, so its scores stay in the cache.
+
+    Stores weights and dropout mask for the backward pass.
+    """
 
     @staticmethod
     def forward(

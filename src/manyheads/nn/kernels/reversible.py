@@ -101,7 +101,7 @@ def through_sublayers(
 class _Tape:
     """Both streams between two sublayers, passed on by the backward pass from one sublayer to the one before it.
 
-    ours: whether each stream may be overwritten.
+    ours: for each stream, whether it may be overwritten.
     """
 
     streams: tuple[Tensor, Tensor] | None = None

@@ -1,4 +1,7 @@
-"""Answers that can be large, or come in parts: JSON is built outside the event loop, which answers others meanwhile."""
+"""Answers that are large or are sent in parts.
+
+Their JSON is built outside the event loop, which can answer other requests in the meantime.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def server_event(data: Mapping[str, Any], event: str = "") -> str:
 def dump(value: Any, size: int | None = None) -> str:
     """Return a value as JSON, written in parts unless it is small.
 
-    The whole in one call of `json.dumps` would keep the interpreter's lock for as long as it takes, also in a thread.
+    One call of `json.dumps` for the whole value would hold the interpreter's lock all the time, even in a thread.
 
     Args: size: see `Service.off_loop`.
     """

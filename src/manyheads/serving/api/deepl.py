@@ -100,7 +100,7 @@ def _model(service: Service, source_lang: str | None, target_lang: str) -> tuple
         if _OTHER not in (distance := (_distance(target, target_lang), _distance(source, source_lang or source)))
     ]
     if found:
-        _, model, source, target = min(found, key=lambda one: one[0])  # the first of the nearest
+        _, model, source, target = min(found, key=lambda one: one[0])  # of equally near ones the first
         assert isinstance(model, ServedTranslator)
         return model.into(target), source
     raise Refusal(

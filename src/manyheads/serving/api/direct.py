@@ -24,8 +24,8 @@ Answering = Callable[[Request, Exception], Awaitable[Response]]
 class Direct:
     """Answers translations without FastAPI's layers, which take a fifth of the event loop's time for a short request.
 
-    Everything else goes on to the application: other paths, streams, and all bodies that are not valid, so that one
-    place words the errors.
+    The application handles everything else: other paths, streams, and all invalid bodies, so that only one place
+    produces error messages.
 
     Args:
         app: the application.

@@ -52,7 +52,7 @@ async def read_body(
 
 def _form(content: bytes, lists: tuple[str, ...], numbers: tuple[str, ...]) -> dict[str, Any]:
     try:
-        text = content.decode("utf-8")  # curl sends letters as they are
+        text = content.decode("utf-8")  # curl sends non-ASCII letters unencoded
         pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
     except ValueError:
         raise Refusal(400, "The body is not a valid form in UTF-8.", code="form") from None

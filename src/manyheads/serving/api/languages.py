@@ -42,5 +42,5 @@ def translator_for(
 
 
 def _has(wanted: str | None, languages: list[str]) -> bool:
-    """Return whether a language is one of these, whatever its region; none that is named always is."""
+    """Return whether a language is one of these, ignoring its region. True if no language is named."""
     return not wanted or plain_tag(wanted).partition("-")[0] in {plain_tag(one).partition("-")[0] for one in languages}

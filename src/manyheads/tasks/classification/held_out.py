@@ -46,7 +46,7 @@ def held_out_texts(options: EvaluateOptions, report: LabelledReport) -> tuple[li
 
 
 def numbered_unit(report: LabelledReport) -> str:
-    """Return what the number of a text in a message counts: lines, unless some were left out."""
+    """Return the unit of the numbers of texts in messages: lines, unless some were left out."""
     return "text" if report.empty_dropped else "line"
 
 

@@ -22,8 +22,8 @@ class PrepareOptions(preparation.PrepareOptions):
     """Options of `manyheads prepare --task classification`."""
 
     tsv: str | None = option("Training texts, label<TAB>text; - is standard input.", default=None, metavar="FILE")
-    jsonl: str | None = option("Training texts, a JSON object a line.", default=None, metavar="FILE")
-    texts: str | None = option("Training texts, one a line, with --labels.", default=None, metavar="FILE")
+    jsonl: str | None = option("Training texts, one JSON object per line.", default=None, metavar="FILE")
+    texts: str | None = option("Training texts, one per line, with --labels.", default=None, metavar="FILE")
     labels: str | None = option("Their labels, line by line.", default=None, metavar="FILE")
     valid_tsv: str | None = option("Validation texts.", default=None, metavar="FILE")
     valid_jsonl: str | None = option("Validation texts.", default=None, metavar="FILE")
@@ -55,8 +55,8 @@ class LabelledOptions:
     """Options that name labelled texts."""
 
     tsv: str | None = option("Labelled texts, label<TAB>text.", default=None, metavar="FILE")
-    jsonl: str | None = option("Labelled texts, a JSON object a line.", default=None, metavar="FILE")
-    texts: str | None = option("Texts, one a line, with --labels.", default=None, metavar="FILE")
+    jsonl: str | None = option("Labelled texts, one JSON object per line.", default=None, metavar="FILE")
+    texts: str | None = option("Texts, one per line, with --labels.", default=None, metavar="FILE")
     labels: str | None = option("Their labels, line by line.", default=None, metavar="FILE")
     text_key: str = option("Key of the text in JSONL; a.b is nested.", default="text", metavar="KEY")
     label_key: str = option("Key of the label in JSONL.", default="label", metavar="KEY")
@@ -64,11 +64,12 @@ class LabelledOptions:
         "A line without text or without label: fail, or skip it.", default="fail"
     )
     on_bad_utf8: Literal["fail", "replace"] = option(
-        "A line that is not UTF-8: fail, or replace its bad bytes.", default="fail"
+        "If a line is not UTF-8: fail, or replace its bad bytes.", default="fail"
     )
-    max_tokens: int = option("A batch's budget: rows x longest text.", default=4096, metavar="N")
+    max_tokens: int = option("Maximum size of a batch in tokens: rows x longest text.", default=4096, metavar="N")
     too_long: Literal["fail", "truncate"] = option(
-        "A text that does not fit: stop and name its line, or cut it and say how many were cut.", default="fail"
+        "If a text does not fit: stop and name its line, or truncate it and report how many were truncated.",
+        default="fail",
     )
     run_on: DeviceOptions = group(DeviceOptions)
 
@@ -93,14 +94,16 @@ class EvaluateOptions(LabelledOptions):
     picture: str | None = option(
         "Draw the confusion matrix into a file that ends in .png, .svg or .pdf.", default=None, metavar="FILE"
     )
-    output: str | None = option("Save the predicted labels, one a line.", default=None, metavar="FILE", aliases=("-o",))
+    output: str | None = option(
+        "Save the predicted labels, one per line.", default=None, metavar="FILE", aliases=("-o",)
+    )
     json: bool = option("Print one JSON object.", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         given = any(path is not None for path in self.inputs)
         if given and (self.data is not None or self.split is not None):
-            raise ConfigError("Files name the labelled texts, as --data does; leave out --data and --split.")
+            raise ConfigError("Labelled texts are given by files and by --data; leave out --data and --split.")
         if self.picture is not None and not self.picture.lower().endswith((".png", ".svg", ".pdf")):
             raise ConfigError(f"--picture {self.picture}: it must end in .png, .svg or .pdf.")
 
@@ -110,15 +113,15 @@ class ScoreOptions(LabelledOptions):
     """Options of `manyheads score` for a classifier."""
 
     model: str = argument(_MODEL, metavar="MODEL")
-    output: str = option("Where scores go; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    output: str = option("File for the scores; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
 
 
 PREPARE = CommandPage(
     PrepareOptions,
-    """Turn labelled texts into a folder of tokens that train reads. Each split is a TSV file (label<TAB>text), a JSONL
-file, or two files, texts and labels: plain or gzip, UTF-8, one text a line. The labels are those of the training texts,
-sorted; a label that only other texts have is refused. One tokenizer is trained on the training texts, unless
---tokenizer names one.""",
+    """Convert labelled texts to a folder of tokens for training. Each split is a TSV file (label<TAB>text), a JSONL
+file, or two files, texts and labels: plain or gzip, UTF-8, one text per line. The labels are those of the training
+texts, sorted; a label that occurs only in validation or test texts is refused. One tokenizer is trained on the training
+texts, unless --tokenizer names one.""",
     (
         "manyheads prepare --task classification --tsv train.tsv --valid-count 500 --test-tsv test.tsv -o data/news",
         "manyheads prepare --task classification --jsonl train.jsonl --text-key body --label-key topic"
@@ -128,9 +131,8 @@ sorted; a label that only other texts have is refused. One tokenizer is trained 
 
 EVALUATE = CommandPage(
     EvaluateOptions,
-    """Judge a classifier on held-out texts: accuracy with its 95% interval, macro F1, scores of each label, the
-confusion matrix, and the protocol. Texts come from files or --data; without either, from what the run was trained
-with.""",
+    """Evaluate a classifier on held-out texts: accuracy with its 95% interval, macro F1, scores of each label, the
+confusion matrix, and the protocol. Texts come from files or --data; without either, from the data of the run.""",
     (
         "manyheads evaluate runs/genres",
         "manyheads evaluate runs/genres --tsv test.tsv --picture confusion.png --output predicted.txt",
@@ -139,8 +141,8 @@ with.""",
 
 SCORE = CommandPage(
     ScoreOptions,
-    """Log-probabilities (in nats) that a classifier gives to known labels. Each text gives a line of two tab-separated
-columns: the log-probability, and the rank of the label among all, from 1.""",
+    """Compute the log-probabilities (in nats) that a classifier gives to known labels. Each text gives a line with two
+tab-separated columns: the log-probability, and the rank of the label among all labels, from 1.""",
     (
         "manyheads score runs/genres --tsv test.tsv",
         "manyheads score runs/genres --texts texts.txt --labels labels.txt --output scores.tsv",

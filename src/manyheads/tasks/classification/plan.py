@@ -21,7 +21,10 @@ class Trial(TokenTrial):
     unit = "texts"
 
     def at(self, length: int) -> Trial:
-        """See `Trial.at`. Labels that the data will give are two here; the head is the smallest part of a model."""
+        """See `Trial.at`.
+
+        If the data determines the labels, two are assumed: the head is the smallest part of a model.
+        """
         model = self.config.model
         known = {
             "vocab_size": model.vocab_size or self.config.tokenizer.vocab_size,

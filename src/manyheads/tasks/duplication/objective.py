@@ -1,4 +1,7 @@
-"""Learning the duplication task: a second half that repeats the first, judged by how much of it is right."""
+"""Learning the duplication task: the second half of a sequence repeats the first.
+
+The score is the accuracy on the second half.
+"""
 
 from __future__ import annotations
 

@@ -85,7 +85,9 @@ def head_report(subject: Subject, held: HeldPairs | HeldSegments, show: Progress
 def pruning_order(
     subject: Subject, held: HeldPairs | HeldSegments, by: Order, show: Progress, *, seed: int = 1
 ) -> list[Head]:
-    """Return all heads, the first to be pruned first; of equal ones the earlier. It is judged once, on the whole model.
+    """Return all heads in the order in which they are pruned; of equal heads the earlier one comes first.
+
+    They are measured once, on the whole model.
 
     Args: seed: of the random order.
     """
@@ -104,5 +106,5 @@ def pruning_order(
 
 
 def num_removed(share: float, total: int) -> int:
-    """Return how many heads a share of all is, rounded."""
+    """Return the number of heads that a share of all heads is, rounded."""
     return round(share * total)

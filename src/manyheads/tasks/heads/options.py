@@ -20,10 +20,10 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 
 @dataclass(frozen=True, kw_only=True)
 class HeadTextOptions:
-    """Text on which heads are judged: the run's own validation data, or else."""
+    """Text on which heads are measured; by default the validation data of the run."""
 
     source: str | None = option(
-        "Translators: source sentences, one a line, plain or gzip.", default=None, metavar="FILE"
+        "Translators: source sentences, one per line, plain or gzip.", default=None, metavar="FILE"
     )
     reference: str | None = option("Their translations, line by line.", default=None, metavar="FILE")
     text: str | None = option("Language models: a text file, plain or gzip.", default=None, metavar="FILE")
@@ -31,9 +31,9 @@ class HeadTextOptions:
     split: Literal["test", "valid"] | None = option(
         "Which part of the data.", default_is="valid if there is one, for BLEU test"
     )
-    pairs: int = option("Translators: pairs that are used at most, from the first one on.", default=200, metavar="N")
+    pairs: int = option("Translators: maximum number of pairs to use, from the first one on.", default=200, metavar="N")
     max_tokens: int = option(
-        "Language models: tokens that are used at most, from the first one on.", default=16_384, metavar="N"
+        "Language models: maximum number of tokens to use, from the first one on.", default=16_384, metavar="N"
     )
     seed: int = option("With --by random: seed of the order.", default=1, metavar="N")
 
@@ -66,13 +66,13 @@ class CurveOptions:
     judge_pairs: int = option("Translators: pairs on which BLEU is measured.", default=1000, metavar="N")
     judge_tokens: int = option("Language models: tokens on which perplexity is measured.", default=65_536, metavar="N")
     num_beams: int | None = option(
-        "Beams of the search; 1 is greedy, and faster.", metavar="N", default_is="the model's"
+        "Beam width of the search; 1 is greedy search, which is faster.", metavar="N", default_is="the model's"
     )
     tokenize: str = option(
-        "BLEU's tokenizer; none for text that is tokenized already.", default="13a", metavar="{13a,none,intl,char,zh}"
+        "BLEU's tokenizer; none if the text is already tokenized.", default="13a", metavar="{13a,none,intl,char,zh}"
     )
     record: str | None = option(
-        "JSON Lines with the points; those that it has are not computed again.",
+        "JSON Lines file with the points; points that it contains are not computed again.",
         metavar="FILE",
         default_is="the picture's name with .jsonl",
     )
@@ -91,7 +91,7 @@ class PruneOptions:
     """Options of `manyheads prune`."""
 
     model: str = argument("A model folder or a run folder: a transformer or a transformer-xl.", metavar="MODEL")
-    output: str = option("The model folder to be made.", metavar="DIR", aliases=("-o",))
+    output: str = option("The model folder to write.", metavar="DIR", aliases=("-o",))
     heads: tuple[str, ...] = option(
         "Heads to remove, counted from 0: encoder.0.self:1,3 are heads 1 and 3 of the encoder's layer 0,"
         " decoder.2.cross all heads of that layer.",
@@ -100,19 +100,21 @@ class PruneOptions:
         default_is="none",
     )
     share: float | None = option(
-        "Or remove this share of all heads, from 0 to 1, those that matter least.", default=None, metavar="X"
+        "Or remove this share of all heads, from 0 to 1; the least important ones are removed.",
+        default=None,
+        metavar="X",
     )
     by: Order = option(
-        "With --share: what says how much a head matters; see `manyheads inspect heads`.", default="importance"
+        "With --share: the measure of a head's importance; see `manyheads inspect heads`.", default="importance"
     )
-    replace: bool = option("Replace a model folder of that name.", default=False)
+    replace: bool = option("Replace an existing model folder.", default=False)
     text: HeadTextOptions = group(HeadTextOptions)
 
     def __post_init__(self) -> None:
         if bool(self.heads) == (self.share is not None):
-            raise ConfigError("say which heads go: --heads HEADS ..., or --share X; one of the two.")
+            raise ConfigError("say which heads to remove: --heads HEADS ..., or --share X; one of the two.")
         unused = [name for name in given_options(self, self.text) if name == "--by" or name in given_options(self.text)]
         if self.heads and unused:
             raise ConfigError(f"--heads names the heads, so no text is read; leave out {', '.join(unused)}.")
         if self.share is not None and not 0 < self.share <= 1:
-            raise ConfigError(f"--share is {self.share:g}; give what is removed, above 0 and up to 1.")
+            raise ConfigError(f"--share is {self.share:g}; give the share to remove, above 0 and up to 1.")

@@ -1,4 +1,4 @@
-"""A model whose heads are judged, with the text on which this is done."""
+"""A model whose heads are measured, and the text for it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Split = Literal["test", "valid"]
 
 @dataclass(frozen=True)
 class HeldPairs:
-    """Sentence pairs and their batches. name: what they are, for people."""
+    """Sentence pairs and their batches. name: a description for users."""
 
     name: str
     pairs: list[tuple[str, str]]
@@ -43,7 +43,7 @@ class HeldPairs:
 
 @dataclass(frozen=True)
 class HeldSegments:
-    """The segments of a text in order. name: what they are, for people."""
+    """The segments of a text in order. name: a description for users."""
 
     name: str
     batches: list[SegmentBatch]
@@ -116,7 +116,7 @@ class Subject:
 
 
 def _either(read: Callable[[Split | None], Any], asked: Split | None, preferred: Split | None) -> Any:
-    """Read the part that is asked for; else the preferred one, or what there is."""
+    """Read the requested part; otherwise the preferred one, or any other that exists."""
     if asked is not None or preferred is None:
         return read(asked)
     try:

@@ -40,7 +40,7 @@ class ParsingReport:
 
     @property
     def output(self) -> list[str]:
-        """The trees, one a line."""
+        """The trees, one per line."""
         return ["" if tree is None else format_tree(tree) for tree in self.parses.trees]
 
     def to_json(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class ParsingReport:
         return [*lines, *self.protocol_lines()]
 
     def protocol_lines(self) -> list[str]:
-        """The rest of the protocol: what was judged, and how."""
+        """Return the rest of the protocol: the data and the settings."""
         protocol = self.protocol
         if "model" not in protocol:
             counted = [f"  counted on {protocol['counted_on']}"] if "counted_on" in protocol else []
@@ -116,7 +116,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> ParsingReport:
 
 
 def _gold(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, str]], str, PreparedData | None]:
-    """Sentences with their trees, what they are called, and the prepared data that they are from, if any."""
+    """Return sentences with their trees, their name, and the prepared data that contains them, if there is any."""
     if options.trees is not None:
         found = read_sentences(options.trees, ParsingTask(), options.on_bad_utf8, read)
         return found, describe(options.trees), None
@@ -135,7 +135,7 @@ def _gold(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, s
 def _judge_file(
     path: str, gold: list[tuple[str, str]], options: EvaluateOptions, read: ReadReport
 ) -> tuple[ParseReport, dict[str, Any]]:
-    """Trees made elsewhere, one a line; an empty line is a sentence without a tree."""
+    """Trees made elsewhere, one per line; an empty line is a sentence without a tree."""
     lines = list(read_lines(path, on_bad_utf8=options.on_bad_utf8, report=read))
     name = describe(path)
     if len(lines) != len(gold):
@@ -185,7 +185,7 @@ def _judge_model(
     overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
     settings = translator.options(**overrides)
     cutting = dataclasses.replace(settings, too_long="truncate")
-    # A tree that is too long to be learned is still one to judge by; so it is cut, and counted, and never refused.
+    # A tree that is too long for training is still used for evaluation: it is truncated and counted, never refused.
     with counted_truncations() as long_trees:
         told = telling(show, "likelihood", len(gold))
         likelihood = likelihood_of(translator, gold, cutting, "tree", told=told)

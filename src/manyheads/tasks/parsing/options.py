@@ -23,13 +23,16 @@ class PrepareOptions(PairOptions):
     valid_trees: str | None = option("Validation trees.", default=None, metavar="FILE")
     test_trees: str | None = option("Test trees.", default=None, metavar="FILE")
     tree_tags: Literal["XX", "keep"] = option(
-        "Parts of speech in what is learned: XX for all of them, or their names.", default="XX"
+        "Parts of speech in the target: XX for all of them, or their names.", default="XX"
     )
     tree_words: Literal["leave", "write"] = option(
-        "What is learned of the words: only where they are, or to write them too, which helps if there are few trees.",
+        "Words in the target: leave them out (only their positions are learned), or write them, which "
+        "helps if there are few trees.",
         default="leave",
     )
-    tree_functions: Literal["strip", "keep"] = option("What follows - or = in a label, as in NP-SBJ.", default="strip")
+    tree_functions: Literal["strip", "keep"] = option(
+        "The part of a label after - or =, as in NP-SBJ.", default="strip"
+    )
     tree_traces: Literal["strip", "keep"] = option("Leaves tagged -NONE-, which are no words.", default="strip")
     tree_root: str = option(
         "The label on top of every tree that a model gives; it is not learned.", default="ROOT", metavar="LABEL"
@@ -59,12 +62,13 @@ class EvaluateOptions(SearchEvaluateOptions):
     )
     data: str | None = option("A folder written by prepare --task parsing.", metavar="DATA", default_is="the run's")
     hypotheses: str | None = option(
-        "Trees to judge instead of a model's, one a line; an empty line is a sentence without a tree.",
+        "Trees to evaluate instead of a model's output, one per line; an empty line is a sentence without a tree.",
         default=None,
         metavar="FILE",
     )
     baseline: Literal["flat", "right"] | None = option(
-        "Judge trees that need no model: flat or right-branching ones, with the labels usual in training trees.",
+        "Evaluate trees that need no model: flat or right-branching ones with the most frequent "
+        "labels of the training trees.",
         default=None,
     )
     train_trees: str | None = option(
@@ -92,7 +96,7 @@ class EvaluateOptions(SearchEvaluateOptions):
 
 PREPARE = CommandPage(
     PrepareOptions,
-    """Turn files of bracketed trees into a folder of tokens that train reads: sentences, and their trees as targets.
+    """Convert files of bracketed trees to a folder of tokens for training: sentences, and their trees as targets.
 One tokenizer is trained on both sides of the training data, unless --tokenizer names one.""",
     (
         "manyheads prepare --task parsing --trees train.ptb --valid-trees dev.ptb --test-trees test.ptb -o data/ptb",
@@ -102,10 +106,10 @@ One tokenizer is trained on both sides of the training data, unless --tokenizer 
 
 EVALUATE = CommandPage(
     EvaluateOptions,
-    """Judge a parser on held-out trees: labelled brackets by evalb's rules, likelihood of the right trees, and the
-protocol: all that must be equal before two such figures may be compared. Trees come from --trees or --data; without
-either, from what the run was trained with. --hypotheses judges trees made elsewhere, --baseline trees without a
-model.""",
+    """Evaluate a parser on held-out trees: labelled brackets by evalb's rules, the likelihood of the correct trees, and
+the protocol. The protocol lists all settings that must be equal for two scores to be comparable. Trees come from
+--trees or --data; without either, from the data of the run. --hypotheses evaluates trees of another program, --baseline
+trees that need no model.""",
     (
         "manyheads evaluate runs/parser --trees test.ptb",
         "manyheads evaluate --hypotheses test.out --trees test.ptb",

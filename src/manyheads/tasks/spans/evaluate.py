@@ -66,7 +66,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> SpanReport:
 
 
 def _gold(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, str]], str]:
-    """Sentences with their trees, and what they are called."""
+    """Return sentences with their trees, and their name."""
     if options.trees is not None:
         return read_sentences(options.trees, ParsingTask(), options.on_bad_utf8, read), describe(options.trees)
     path = options.data if options.data is not None else own_data(options.model, "--trees FILE")[0]

@@ -27,7 +27,9 @@ class PrepareOptions(preparation.PrepareOptions):
     )
     valid_trees: str | None = option("Validation trees.", default=None, metavar="FILE")
     test_trees: str | None = option("Test trees.", default=None, metavar="FILE")
-    tree_functions: Literal["strip", "keep"] = option("What follows - or = in a label, as in NP-SBJ.", default="strip")
+    tree_functions: Literal["strip", "keep"] = option(
+        "The part of a label after - or =, as in NP-SBJ.", default="strip"
+    )
     tree_root: str = option("The label on top of every tree that a model gives.", default="ROOT", metavar="LABEL")
     vocabulary: TokenizerOptions = group(TokenizerOptions)
 
@@ -37,9 +39,9 @@ class TreeOptions:
     """Options that name trees and say how a model reads them."""
 
     on_bad_utf8: Literal["fail", "replace"] = option(
-        "A line that is not UTF-8: fail, or replace its bad bytes.", default="fail"
+        "If a line is not UTF-8: fail, or replace its bad bytes.", default="fail"
     )
-    max_tokens: int = option("A batch's budget: rows x longest sentence in words.", default=1024, metavar="N")
+    max_tokens: int = option("Maximum size of a batch in words: rows x longest sentence.", default=1024, metavar="N")
     run_on: DeviceOptions = group(DeviceOptions)
 
     def __post_init__(self) -> None:
@@ -56,7 +58,7 @@ class EvaluateOptions(TreeOptions):
     )
     data: str | None = option("A folder written by prepare --task spans.", metavar="DATA", default_is="the run's")
     split: Literal["test", "valid"] | None = option("Which part of the data.", default_is="test if there is one")
-    output: str | None = option("Save the trees, one a line.", default=None, metavar="FILE", aliases=("-o",))
+    output: str | None = option("Save the trees, one per line.", default=None, metavar="FILE", aliases=("-o",))
     json: bool = option("Print one JSON object.", default=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +78,7 @@ class ScoreOptions(TreeOptions):
 
     model: str = argument(_MODEL, metavar="MODEL")
     trees: str = option("Trees in brackets; - is standard input.", metavar="FILE")
-    output: str = option("Where scores go; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    output: str = option("File for the scores; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -86,8 +88,8 @@ class ScoreOptions(TreeOptions):
 
 PREPARE = CommandPage(
     PrepareOptions,
-    """Turn files of bracketed trees into a folder that train reads, for a chart parser: the words of each sentence as
-subwords and hashes of their beginnings and endings, the tags, and the labelled spans. Traces are left out. Labels and
+    """Convert files of bracketed trees to a folder for training a chart parser: for each sentence the words as subwords
+and hashes of their beginnings and endings, the tags, and the labelled spans. Traces are left out. Labels and
 tags are those of the training trees. One tokenizer is trained on the training sentences, unless --tokenizer names one.
 `--task parsing` prepares the same files for a translation model, which writes trees as text.""",
     ("manyheads prepare --task spans --trees train.ptb --valid-trees dev.ptb --test-trees test.ptb -o data/ptb",),
@@ -95,15 +97,15 @@ tags are those of the training trees. One tokenizer is trained on the training s
 
 EVALUATE = CommandPage(
     EvaluateOptions,
-    """Judge a chart parser on held-out trees: labelled brackets by evalb's rules, tags, and the protocol. Trees come
-from --trees or --data; without either, from what the run was trained with.""",
+    """Evaluate a chart parser on held-out trees: labelled brackets by evalb's rules, tags, and the protocol. Trees come
+from --trees or --data; without either, from the data of the run.""",
     ("manyheads evaluate runs/chart --trees test.ptb", "manyheads evaluate runs/chart --split valid --output dev.out"),
 )
 
 SCORE = CommandPage(
     ScoreOptions,
-    """Log-probabilities (in nats) that a chart parser gives to known trees, as one of their binary forms, and to their
-tags. Each tree gives a line of two tab-separated columns: the log-probability, and
+    """Compute the log-probabilities (in nats) that a chart parser gives to known trees, as one of their binary forms,
+and to their tags. Each tree gives a line with two tab-separated columns: the log-probability, and
 the number of words.""",
     ("manyheads score runs/chart --trees test.ptb",),
 )

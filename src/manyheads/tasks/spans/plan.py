@@ -23,7 +23,7 @@ class Trial(TokenTrial):
     unit = "sentences"
 
     def at(self, length: int) -> Trial:
-        """See `Trial.at`. Where the data will give labels and tags, fifty of each are assumed."""
+        """See `Trial.at`. If the data determines labels and tags, fifty of each are assumed."""
         model, names = self.config.model, tuple(map(str, range(50)))
         known: dict[str, Any] = {
             "vocab_size": model.vocab_size or self.config.tokenizer.vocab_size,

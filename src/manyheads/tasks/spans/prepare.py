@@ -26,7 +26,9 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     Raises: ConfigError: the validation trees are missing, or `options.tree_root` is not a label.
     """
     if options.valid_trees is None:
-        raise ConfigError("There are no validation trees, which tell when a model is good. Give --valid-trees FILE.")
+        raise ConfigError(
+            "There are no validation trees, which are needed to select the best model. Give --valid-trees FILE."
+        )
     task = ParsingTask(ParsingSettings(tags="keep", functions=options.tree_functions, root=options.tree_root))
     files = {"train": options.trees, "valid": options.valid_trees, "test": options.test_trees}
     splits: dict[str, Any] = {

@@ -1,4 +1,5 @@
-"""`evaluate` of several language models on one text: paired bootstrap over its parts, and where they differ most."""
+"""`evaluate` of several language models on one text: paired bootstrap over its parts, and the passages that differ
+most."""
 
 from __future__ import annotations
 
@@ -146,7 +147,8 @@ def _report(
 
 
 def _parts(held: HeldText, num_tokens: int) -> tuple[NDArray[np.int64], str]:
-    """Where the parts of the text begin, and its end; and what they are: documents, or passages of equal length."""
+    """Return the positions where the parts of the text begin, and its end; and the kind of parts: documents, or
+    passages of equal length."""
     ends = held.store.first(num_tokens).offsets
     if len(ends) > LEAST_DOCUMENTS:
         return ends, "documents"

@@ -218,7 +218,7 @@ def _draw(scored: list[tuple[Reading, Likelihood]], held: HeldText, options: Eva
     nats = [found.nats_per_token for _, found in scored]
     try:
         figure = memory_figure(lens, nats, unit="nats a token", title=f"Loss on {held.name}")
-    except MissingExtraError as error:  # nobody asked for the picture; the table is what counts
+    except MissingExtraError as error:  # the picture is optional, so its failure is no error
         sys.stderr.write(f"manyheads: no picture: {error}\n")
         return []
     name = "loss-by-memory-ensemble" if options.models.ensemble else "loss-by-memory"

@@ -17,7 +17,7 @@ __all__ = ["find_config"]
 
 
 def find_config(path: Path) -> TextConfig:
-    """Return the settings of training that a path stands for.
+    """Return the training settings that a path names.
 
     Args: path: the folder of a run or a model, a YAML file of settings, or the name of a preset.
 

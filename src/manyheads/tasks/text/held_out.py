@@ -63,7 +63,7 @@ def held_text(
     vocabulary = generator.vocabulary
     if path.startswith("embedded:") and cache is None:
         return _embedded(generator, path, split)
-    # The way to make one counts only for the embedded text, which is made of what these settings can name.
+    # These settings are used only if the embedded text has to be prepared, and can describe only these levels.
     learned = vocabulary.kind in ("bytes", "bpe", "words")
     known = {"level": vocabulary.kind, "documents": vocabulary.documents} if learned else {}
     found = open_text(SegmentSettings(path=path), build(VocabularySettings, known), cache or Path())
@@ -106,7 +106,7 @@ def _encoded(generator: Generator, name: str, content: bytes) -> HeldText:
 
 
 def _documents_of(vocabulary: Vocabulary, content: bytes) -> tuple[list[list[int]], bytes]:
-    """Return the documents of a file as `prepare --task lm` makes them, and the text that is left of it.
+    """Return the documents of a file as `prepare --task lm` makes them, and the text that they contain.
 
     Where lines are documents, empty ones are dropped.
     """
@@ -122,7 +122,7 @@ def _documents_of(vocabulary: Vocabulary, content: bytes) -> tuple[list[list[int
 
 
 def readings_of(options: EvaluateOptions) -> list[Reading]:
-    """How to read: as the run's validation does, with what the command line changes.
+    """Return the settings for reading: those of the run's validation, with the changes of the command line.
 
     Of an ensemble: in segments as the first model, each with the memory of its own run.
     """
@@ -147,7 +147,7 @@ def _reading(options: EvaluateOptions, name: str) -> Reading:
         if getattr(options, name) is not None:
             values[name] = getattr(options, name)
     if options.dynamic is not None and options.lanes is None:
-        values["lanes"] = 1  # one set of weights follows one place of the text
+        values["lanes"] = 1  # one set of weights can follow only one lane of the text
     if options.same_length is not None:
         values["same_length"] = options.same_length == "yes"
     return build(Reading, values, "the options")

@@ -1,4 +1,5 @@
-"""Learning the next token of a text: lanes of segments with memory, judged by likelihood, shown by samples."""
+"""Learning to predict the next token of a text: lanes of segments with memory, validated by likelihood and by
+samples."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class LanguageObjective(PlainObjective):
     Args:
         config: of the run.
         data_dir: where an embedded text is prepared, and found again by a resumed run.
-        progress: told how far that is.
+        progress: called with the progress of this.
 
     Raises: DataError, ConfigError, SaveError: the data cannot be used.
     """
@@ -174,7 +175,7 @@ def _token_tables(model: LanguageModel) -> list[Tensor]:
 def begin_hashing(config: TextConfig, model: LanguageModel, lanes: int, seed: int) -> Any:
     """A state that holds the seed of the first hashes of an epoch, for models that hash; None for others.
 
-    The seed goes on with the state from call to call, and so into checkpoints.
+    The seed is a part of the state, so it is passed from call to call and stored in checkpoints.
     """
     return model.start(lanes, projected=False, hash_seed=seed) if config.model.draws_hashes else None
 
@@ -188,7 +189,7 @@ def build_write(model: LanguageModel, data: TextData, config: TextConfig, device
 
 @dataclass(frozen=True)
 class TextJudge:
-    """Judges a language model on held-out text.
+    """Validates a language model on held-out text.
 
     Args:
         model: a composite.
@@ -244,7 +245,8 @@ class TextJudge:
         """Of the whole text; of a part only where every token is a byte, since the bytes of a part are not counted."""
         vocabulary = self.data.vocabulary
         if isinstance(vocabulary, IdVocabulary) and vocabulary.form != "bytes":
-            return None  # an id takes two bytes in the file, which says nothing of what is in it
+            # An id has two bytes in the file whatever it stands for, so bits per byte would have no meaning.
+            return None
         if not self.config.reading.max_tokens:
             return bits_per(found.nll_sum, self.data.counts("valid")["bytes"])
         are_bytes = vocabulary.kind in ("bytes", "ids") and vocabulary.end_id is None

@@ -46,35 +46,35 @@ class EvaluateOptions:
         "Which part of the data.", default_is="test if there is one"
     )
     text: str | None = option("A text file, plain or gzip, in place of data.", default=None, metavar="FILE")
-    segment_len: int | None = option("Tokens read at a time.", metavar="N", default_is="the run's")
+    segment_len: int | None = option("Number of tokens in a segment.", metavar="N", default_is="the run's")
     memory_len: tuple[int, ...] = option(
-        "Positions a layer that are remembered; several give a table.",
+        "Number of earlier positions in the memory of each layer; several values give a table.",
         default=(),
         metavar="N ...",
         default_is="the run's",
     )
     ext_len: int | None = option(
-        "Tokens before each segment that are read again as context and enter memory later.",
+        "Number of tokens before each segment that are read again as context; they enter memory later.",
         metavar="N",
         default_is="the run's",
     )
     clamp_len: int | None = option(
-        "Whatever is farther away counts as so far; 0 has no limit.", metavar="N", default_is="the run's"
+        "Larger distances are treated as this distance; 0: no limit.", metavar="N", default_is="the run's"
     )
     same_length: Literal["yes", "no"] | None = option(
-        "Whether every token sees memory_len positions and no more.", default_is="the run's"
+        "Whether every token sees exactly memory_len positions.", default_is="the run's"
     )
     lanes: int | None = option(
-        "Places of the text that are read side by side; each but the first begins without memory.",
+        "Number of parts of the text that are read in parallel; all but the first begin without memory.",
         metavar="N",
         default_is="the run's",
     )
     documents: Literal["joined", "separate"] | None = option(
-        "Whether memory goes on from document to document.", default_is="the run's"
+        "Whether memory continues from one document to the next.", default_is="the run's"
     )
-    max_tokens: int | None = option("Score the first so many tokens only.", metavar="N", default_is="all")
+    max_tokens: int | None = option("Score only the first N tokens.", metavar="N", default_is="all")
     num_hashes: tuple[str, ...] = option(
-        "Of a Reformer: hash rounds, or full for exact attention; several give a table.",
+        "For a Reformer: hash rounds, or full for exact attention; several values give a table.",
         default=(),
         metavar="N|full ...",
         default_is="the model's",
@@ -83,51 +83,53 @@ class EvaluateOptions:
         "With --beside: the relative effective context length of all models (Dai et al. 2019, appendix C).",
         default=False,
     )
-    recl_step: int = option("With --recl: difference of two context lengths, in tokens.", default=100, metavar="N")
+    recl_step: int = option("With --recl: difference between two context lengths, in tokens.", default=100, metavar="N")
     recl_longest: int | None = option(
         "With --recl: the longest context, in tokens.",
         metavar="N",
         default_is="1,000, or less if a model or the text is shorter",
     )
     recl_hardest: tuple[float, ...] = option(
-        "With --recl: shares of the tokens that count, the hardest ones first; a column each.",
+        "With --recl: share of the tokens that count, the hardest ones. Each share gives a column.",
         default=(0.1, 0.5, 1.0),
         metavar="R ...",
     )
     dynamic: Literal["rms", "sgd"] | None = option(
-        "Adapt the weights to the text while it is read (Krause et al. 2018), by gradients divided by their usual size,"
-        " or plain ones. Such figures are not comparable with static ones; the model's files stay.",
+        "Adapt the weights to the text while it is read (Krause et al. 2018). rms divides gradients by their usual "
+        "size; sgd does not. The scores are not comparable with static ones. The model's files are not changed.",
         default=None,
     )
     dynamic_rate: float | None = option(
-        "With --dynamic: the learning rate.", metavar="R", default_is="rms: 0.00001 a token of a segment"
+        "With --dynamic: the learning rate.", metavar="R", default_is="rms: 0.00001 per token of a segment"
     )
     dynamic_decay: float | None = option(
-        "With --dynamic: the share by which weights return to the trained ones after each segment.",
+        "With --dynamic: the fraction by which weights return to the trained ones after each segment.",
         metavar="R",
-        default_is="0.0004 a token of a segment",
+        default_is="0.0004 per token of a segment",
     )
     dynamic_epsilon: float = option(
         "With --dynamic rms: added to the usual size of a gradient.", default=2e-5, metavar="R"
     )
     dynamic_statistics: str | None = option(
-        "With --dynamic rms: the text that tells the usual size of gradients.",
+        "With --dynamic rms: text from which the usual size of gradients is measured.",
         metavar="FILE",
         default_is="the data's training text",
     )
     dynamic_tokens: int | None = option(
-        "With --dynamic rms: read only the first so many tokens of that text.", metavar="N", default_is="all"
+        "With --dynamic rms: read only the first N tokens of that text.", metavar="N", default_is="all"
     )
     beside: tuple[str, ...] = option(
-        "With --num-hashes or --recl: other models on the same data, a row of the table each.",
+        "With --num-hashes or --recl: other models for the same data. Each gives a row of the table.",
         default=(),
         metavar="MODEL ...",
     )
     plot: str | None = option(
-        "Where the picture of several memories goes, as PNG and SVG.", metavar="FILE", default_is="in the run's plots"
+        "File for the picture of several memory lengths, written as PNG and SVG.",
+        metavar="FILE",
+        default_is="in the run's plots",
     )
     dry_run: bool = option(
-        "Read the first segments only, and print how much time and memory the whole would take.", default=False
+        "Read only the first segments, and print how much time and memory the whole text would take.", default=False
     )
     json: bool = option("Print one JSON object.", default=False)
     models: EnsembleOptions = group(EnsembleOptions)
@@ -229,13 +231,14 @@ class ScoreOptions:
     """Options of `manyheads score` for a language model."""
 
     model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
-    text: str = option("Texts, one a line, plain or gzip; - is standard input.", default="-", metavar="FILE")
-    output: str = option("Where scores go; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    text: str = option("Texts, one per line, plain or gzip; - is standard input.", default="-", metavar="FILE")
+    output: str = option("File for the scores; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
     tokens: bool = option("JSON lines with the log-probability of every token.", default=False)
     on_bad_utf8: OnBadUtf8 = option(
-        "A line that is not UTF-8: fail, replace its bad bytes, or skip (it is scored as an empty one).", default="fail"
+        "If a line is not UTF-8: fail, replace its bad bytes, or skip it (it is scored as an empty line).",
+        default="fail",
     )
-    max_rows: int = option("Lines that are read side by side.", default=64, metavar="N")
+    max_rows: int = option("Number of lines that are read in parallel.", default=64, metavar="N")
     models: EnsembleOptions = group(EnsembleOptions)
     run_on: DeviceOptions = group(DeviceOptions)
 
@@ -250,13 +253,13 @@ class ScoreOptions:
 
 EVALUATE = CommandPage(
     EvaluateOptions,
-    """Judge a language model on held-out text: nats and perplexity a token, bits a byte and a character,
-perplexity a word, and the protocol: all that must be equal before two such figures may be compared. Every token is
-scored once. Text comes from --text or --data; without either, from what the run was trained with.
+    """Evaluate a language model on held-out text: nats and perplexity per token, bits per byte and per character,
+perplexity per word, and the protocol. The protocol lists all settings that must be equal for two scores to be
+comparable. Every token is scored once. Text comes from --text or --data; without either, from the data of the run.
 With several --memory-len there is a table, and a picture of the loss against memory.
 Several models are compared on the same text: perplexities with a paired bootstrap over its documents or passages
 against the first model, and the passages that differ most; --page writes them as a page.
---ensemble judges several models as one, which averages their probabilities.""",
+--ensemble evaluates several models as one, which averages their probabilities.""",
     (
         "manyheads evaluate runs/xl-demo",
         "manyheads evaluate runs/xl-demo --memory-len 0 64 128 256 --segment-len 64 --same-length yes",
@@ -270,9 +273,9 @@ against the first model, and the passages that differ most; --page writes them a
 
 SCORE = CommandPage(
     ScoreOptions,
-    """Log-probabilities (in nats) that a language model gives to texts, each line by itself.
-Each line gives a line of three tab-separated columns: sum of the log-probabilities, number of tokens, mean; an empty
-line has none of either. With --tokens it gives a JSON object with each token and its log-probability instead.""",
+    """Compute the log-probabilities (in nats) that a language model gives to texts, one per line. Each line gives a
+line with three tab-separated columns: sum of the log-probabilities, number of tokens, mean; an empty line has no
+tokens. With --tokens each line gives a JSON object with each token and its log-probability instead.""",
     (
         "manyheads score runs/xl-demo --text sentences.txt",
         "manyheads score runs/xl-demo --text sentences.txt --tokens --output scores.jsonl",

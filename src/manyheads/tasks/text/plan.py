@@ -16,7 +16,7 @@ from manyheads.training.plan.trial import LARGEST, Knob
 __all__ = ["Trial"]
 
 _VOCABULARY_SIZES = {"bytes": 257, "bpe": 8000}
-"""Of vocabularies that do not exist yet."""
+"""Assumed size of a vocabulary that does not exist yet."""
 
 _LEAST_PROBE = 64
 

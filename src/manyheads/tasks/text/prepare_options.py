@@ -17,7 +17,7 @@ class TextVocabularyOptions(preparation.VocabularyOptions):
     """Vocabulary and documents."""
 
     level: Literal["bytes", "bpe", "words"] | None = option(
-        "What is learned: bytes as they are, pieces of words, or words and line breaks.",
+        "Units of the vocabulary: bytes, subwords (bpe), or words and line breaks.",
         default_is="bytes, or the layout's",
     )
     min_count: int | None = option(
@@ -26,7 +26,8 @@ class TextVocabularyOptions(preparation.VocabularyOptions):
         default_is="1, or the layout's",
     )
     documents: Literal["none", "files", "lines"] | None = option(
-        "What a document is; its end is learned too, and a model can forget there.", default_is="none, or the layout's"
+        "What counts as a document. Its end is a token of its own, and a model can clear its memory there.",
+        default_is="none, or the layout's",
     )
 
 
@@ -41,24 +42,22 @@ class PrepareOptions(preparation.PrepareOptions):
     valid_corpus: tuple[str, ...] = option("Validation text.", default=(), metavar="FILE [FILE ...]")
     test_corpus: tuple[str, ...] = option("Test text.", default=(), metavar="FILE [FILE ...]")
     valid_bytes: int | None = option(
-        "Without --valid-corpus: hold back so many bytes of the training text's end; 0 goes without validation.",
+        "Without --valid-corpus: hold back the last N bytes of the training text for validation; 0: no validation.",
         default=None,
         metavar="N",
     )
-    test_bytes: int | None = option(
-        "The same for testing; what is held back for testing comes last.", default=None, metavar="N"
-    )
+    test_bytes: int | None = option("The same for testing; the test text is the very end.", default=None, metavar="N")
     layout: Literal["wikitext-2", "wikitext-103", "ptb", "enwik8", "text8", "lm1b", "images"] | None = option(
-        "The files, units and splits of a corpus that models are compared on; or images: folders of PNG pictures.",
+        "Name of a published corpus, with its files, units and splits; or images: folders of PNG pictures.",
         default=None,
     )
     format: Literal["bytes", "u16"] | None = option(
-        "The files hold no text, but ids: uint8, or uint16 with the low byte first. See --vocab-size.",
+        "The files hold ids instead of text: uint8, or uint16 in little-endian order. See --vocab-size.",
         default_is="text",
     )
-    document_len: int | None = option("With --format: every N ids are a document.", default=None, metavar="N")
+    document_len: int | None = option("With --format: each document has N ids.", default=None, metavar="N")
     image_size: int | None = option(
-        "With --layout images: pixels a side of the pictures; each is a document of 3 x N x N bytes.",
+        "With --layout images: side of the pictures in pixels; each is a document of 3 x N x N bytes.",
         default=None,
         metavar="N",
     )
@@ -78,7 +77,7 @@ class PrepareOptions(preparation.PrepareOptions):
             refuse("--format --document-len --vocab-size --documents",
                    "with --layout images: pictures are bytes, and each picture is a document")  # fmt: skip
             if self.image_size is None:
-                raise ConfigError("--layout images needs --image-size, the pixels a side of the pictures, such as 64.")
+                raise ConfigError("--layout images needs --image-size, the side of the pictures in pixels, such as 64.")
         else:
             refuse("--image-size --resize", "without --layout images")
         if self.format is None:
@@ -105,8 +104,8 @@ class PrepareOptions(preparation.PrepareOptions):
 
 PREPARE = CommandPage(
     PrepareOptions,
-    """Turn text into a folder of tokens that train reads, for a language model: bytes, pieces of words, or words.
-Or no text, but ids from binary files (--format) or pictures (--layout images).""",
+    """Convert text to a folder of tokens for training a language model: bytes, subwords, or words. The input can also
+be ids in binary files (--format) or pictures (--layout images).""",
     (
         "manyheads prepare --task lm --corpus novel.txt --valid-bytes 50000 --output data/novel",
         "manyheads prepare --task lm --layout wikitext-2 --corpus wikitext-2 --output data/wikitext-2",

@@ -28,7 +28,7 @@ MOST_ABOVE = 15
 
 @dataclass(frozen=True, kw_only=True)
 class TextValidationSettings(JudgingSettings):
-    """How language models are judged: by the likelihood of held-out text, and by what they write.
+    """Validation of language models: likelihood of held-out text, and samples.
 
     Args:
         sample_tokens: length of each sample.
@@ -49,9 +49,9 @@ class TextValidationSettings(JudgingSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(RunConfig):
-    """A language model's run, as `TrainConfig` is a translator's.
+    """The settings of a language model's run.
 
-    Raises: ConfigError: segments are longer than the model's positions, or memory is asked of a model without any.
+    Raises: ConfigError: segments are longer than the model's positions, or memory is set for a model without memory.
     """
 
     data: SegmentSettings = field(default_factory=SegmentSettings)

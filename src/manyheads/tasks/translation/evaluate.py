@@ -33,9 +33,9 @@ __all__ = ["HeldOutSet", "TranslationReport", "evaluate", "find_test_set", "run_
 BLOCK_PAIRS = 256
 """Pairs that one of several ranks judges at once."""
 DIRECTION_PAIRS, DIRECTION_CHARACTERS = 50, 200
-"""Number and length of the pairs that tell whether the two sides are exchanged."""
+"""Number and maximum length of the pairs that are used to detect exchanged sides."""
 CLEARLY_LIKELIER = 0.5
-"""Nats a token by which the exchanged direction must be likelier."""
+"""The exchanged direction must be likelier by this many nats per token."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def find_test_set(options: EvaluateOptions, read: ReadReport) -> HeldOutSet:
 def run_model(
     test_set: HeldOutSet, options: EvaluateOptions, show: Progress, *, is_compared: bool = False
 ) -> tuple[list[str], Likelihood, dict[str, Any]] | None:
-    """Translations, likelihood of the references, and what they depend on; of several ranks, on the main one.
+    """Return translations, likelihood of the references, and what they depend on; with several ranks, on the main rank.
 
     Args: is_compared: with other models, some of which may have tags: --target-lang is for these alone.
     """

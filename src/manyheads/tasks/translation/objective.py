@@ -1,4 +1,4 @@
-"""Learning to translate, or to parse: pairs of sentences, judged by likelihood and by translations."""
+"""Learning to translate or to parse: pairs of sentences, validated by likelihood and by translations."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _dropout(config: TrainConfig, data: PreparedData) -> BpeDropout | None:
 
 
 def _resolve(config: TrainConfig, data: PreparedData) -> TrainConfig:
-    """Fill in the vocabulary sizes that were left to the tokenizer.
+    """Fill in vocabulary sizes that are not set.
 
     A parser's targets need few of its ids; unless all embeddings are one matrix, its decoder has no others.
 

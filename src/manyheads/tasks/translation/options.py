@@ -40,7 +40,7 @@ class PairOptions(preparation.PrepareOptions):
     """Options of `manyheads prepare` for pairs of sentences, and of sentences and trees."""
 
     valid_count: int | None = option(
-        "Without validation files: hold back the last N training pairs; 0 goes without validation.",
+        "Without validation files: hold back the last N training pairs; 0: no validation.",
         default=None,
         metavar="N",
     )
@@ -51,10 +51,10 @@ class PairOptions(preparation.PrepareOptions):
 class PrepareOptions(PairOptions):
     """Options of `manyheads prepare --task translation`."""
 
-    source: str | None = option("Training sentences, one a line; - is standard input.", default=None, metavar="FILE")
+    source: str | None = option("Training sentences, one per line; - is standard input.", default=None, metavar="FILE")
     target: str | None = option("Their translations, line by line.", default=None, metavar="FILE")
     tsv: str | None = option("Training pairs, source<TAB>target.", default=None, metavar="FILE")
-    jsonl: str | None = option("Training pairs, a JSON object a line.", default=None, metavar="FILE")
+    jsonl: str | None = option("Training pairs, one JSON object per line.", default=None, metavar="FILE")
     pairs: str | None = option(
         "Training pairs in one file, whose name ends in .csv, .tsv, .jsonl, .tmx or .parquet.",
         default=None,
@@ -94,7 +94,8 @@ class PrepareOptions(PairOptions):
         "With --pair: test pairs of one direction.", default=(), metavar="SRC TGT FILE FILE"
     )
     clean: bool = option(
-        "Leave out the training pairs that the rules of cleaning find; without it they are counted.", default=False
+        "Leave out the training pairs that the cleaning rules find; without this option they are only counted.",
+        default=False,
     )
     clean_rule: tuple[str, ...] = option(
         "Limits of rules, for example ratio=4 numbers=off.", default=(), metavar="NAME=LIMIT ..."
@@ -110,7 +111,7 @@ class SearchEvaluateOptions:
     )
     split: Literal["test", "valid"] | None = option("Which part of the data.", default_is="test if there is one")
     output: str | None = option(
-        "Save the translations or trees, one a line.", default=None, metavar="FILE", aliases=("-o",)
+        "Save the translations or trees, one per line.", default=None, metavar="FILE", aliases=("-o",)
     )
     json: bool = option("Print one JSON object.", default=False)
     on_bad_utf8: Literal["fail", "replace"] = option(
@@ -133,17 +134,17 @@ class EvaluateOptions(SearchEvaluateOptions):
     )
     page: str | None = option("Of several models: write the comparison as one HTML page.", default=None, metavar="FILE")
     differences: int = option("Of several models: show the N sentences that differ most.", default=10, metavar="N")
-    source: str | None = option("Source sentences, one a line, plain or gzip.", default=None, metavar="FILE")
-    reference: str | None = option("Their translations by people, line by line.", default=None, metavar="FILE")
-    hypotheses: str | None = option("Translations to judge instead of a model's.", default=None, metavar="FILE")
+    source: str | None = option("Source sentences, one per line, plain or gzip.", default=None, metavar="FILE")
+    reference: str | None = option("Reference translations, line by line.", default=None, metavar="FILE")
+    hypotheses: str | None = option("Translations to evaluate instead of a model's.", default=None, metavar="FILE")
     data: str | None = option(
         "A folder written by prepare, embedded:tatoeba-en-de, or copy-task.", metavar="DATA", default_is="the run's"
     )
     target_lang: str | None = option(
-        "Of a model or data with several target languages: which one.", metavar="TAG", default_is="all of the data"
+        "Target language, for a model or data with several.", metavar="TAG", default_is="all of the data"
     )
     tokenize: str = option(
-        "BLEU's tokenizer; none for text that is tokenized already.", default="13a", metavar="{13a,none,intl,char,zh}"
+        "BLEU's tokenizer; none if the text is already tokenized.", default="13a", metavar="{13a,none,intl,char,zh}"
     )
     lowercase: bool = option("Ignore case in BLEU and chrF.", default=False)
     models: RerankingOptions = group(RerankingOptions)
@@ -151,7 +152,7 @@ class EvaluateOptions(SearchEvaluateOptions):
 
     def __post_init__(self) -> None:
         if self.hypotheses is not None and (self.model or self.source is not None):
-            raise ConfigError("--hypotheses names translations that were made elsewhere; leave out MODEL and --source.")
+            raise ConfigError("--hypotheses names finished translations; leave out MODEL and --source.")
         unused = given_options(self.models, self.run_on, self.decoding)
         if unused and self.hypotheses is not None:
             raise ConfigError(f"With --hypotheses there is no model to run; leave out {', '.join(unused)}.")
@@ -184,21 +185,24 @@ class ScoreOptions:
     """Options of `manyheads score` for a translator or a parser."""
 
     model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
-    source: str = option("Source sentences, one a line, plain or gzip; - is standard input.", metavar="FILE")
+    source: str = option("Source sentences, one per line, plain or gzip; - is standard input.", metavar="FILE")
     target: str = option("Their translations, line by line.", metavar="FILE")
-    output: str = option("Where scores go; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    output: str = option("File for the scores; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
     target_lang: str | None = option(
-        "Of a model that translates into several languages: which one.", default=None, metavar="TAG"
+        "Target language, for a model that translates into several.", default=None, metavar="TAG"
     )
     tokens: bool = option("JSON lines with the log-probability of every token.", default=False)
     on_bad_utf8: Literal["fail", "replace"] = option(
         "A line that is not UTF-8: fail, or replace its bad bytes.", default="fail"
     )
     max_tokens: int | None = option(
-        "A batch's budget: rows x longest side. A longer side does not fit.", metavar="N", default_is="the model's"
+        "Maximum size of a batch in tokens: rows x longest side. A longer side does not fit.",
+        metavar="N",
+        default_is="the model's",
     )
     too_long: Literal["fail", "truncate"] = option(
-        "A side that does not fit: stop and name its line, or cut it, score what is left and say how many were cut.",
+        "If a side does not fit: stop and name its line, or truncate it, score the rest and report "
+        "how many were truncated.",
         default="fail",
     )
     models: EnsembleOptions = group(EnsembleOptions)
@@ -212,9 +216,9 @@ class ScoreOptions:
 
 PREPARE = CommandPage(
     PrepareOptions,
-    """Turn sentence pairs into a folder of tokens that train reads. Training, validation and test pairs
+    """Convert sentence pairs to a folder of tokens for training. Training, validation and test pairs
 each come from two aligned files, or from one TSV, JSONL, CSV, TMX or Parquet file. Text is UTF-8, plain or gzip, one
-sentence a line. One tokenizer is trained on both sides of the training pairs, unless --tokenizer names one. Training
+sentence per line. One tokenizer is trained on both sides of the training pairs, unless --tokenizer names one. Training
 pairs with an empty side are left out and counted.
 A parser learns from trees: `manyheads prepare --task spans --help` (chart parser) or `--task parsing --help` shows its
 options. A classifier learns from labelled texts: `manyheads prepare --task classification --help`.
@@ -230,14 +234,15 @@ A language model learns from text, ids or pictures: `manyheads prepare --task lm
 
 EVALUATE = CommandPage(
     EvaluateOptions,
-    """Judge a model on held-out text: BLEU and chrF by sacreBLEU with their signatures, likelihood, and the
-protocol: all that must be equal before two such figures may be compared. Text comes from --source and --reference,
-or --data; without either, from what the run was trained with. --hypotheses judges translations made elsewhere.
-Several models are compared on the same test set: scores with a paired bootstrap against the first model, and the
-sentences that differ most; --page writes them as a page.
---ensemble judges several models as one, which averages their probabilities; --rerank what a reverse model chooses.
-A language model is judged by perplexity and bits a byte: `manyheads evaluate MODEL --help` shows its options.
-A parser is judged by labelled brackets (evalb's rules): `manyheads evaluate --trees FILE --help` shows its options.""",
+    """Evaluate a model on held-out text: BLEU and chrF by sacreBLEU with their signatures, likelihood, and the
+protocol. The protocol lists all settings that must be equal for two scores to be comparable. Text comes from --source
+and --reference, or --data; without either, from the data of the run. --hypotheses evaluates finished translations
+without a model. Several models are compared on the same test set: scores with a paired bootstrap against the first
+model, and the sentences that differ most; --page writes them as a page.
+--ensemble evaluates several models as one, which averages their probabilities; --rerank evaluates the translations that
+a reverse model ranks first. A language model is evaluated by perplexity and bits per byte: `manyheads evaluate MODEL
+--help` shows its options. A parser is evaluated by labelled brackets (evalb's rules): `manyheads evaluate --trees FILE
+--help` shows its options.""",
     (
         "manyheads evaluate runs/demo",
         "manyheads evaluate runs/demo --source test.en --reference test.de --beam 8 --output test.out",
@@ -250,9 +255,9 @@ A parser is judged by labelled brackets (evalb's rules): `manyheads evaluate --t
 
 SCORE = CommandPage(
     ScoreOptions,
-    """Log-probabilities (in nats) that a model gives to known translations, end of sentence included.
-Each pair of lines gives a line of three tab-separated columns: sum of the log-probabilities, number of tokens, mean.
-With --tokens it gives a JSON object with each token and its log-probability instead.
+    """Compute the log-probabilities (in nats) that a model gives to known translations, end of sentence included. Each
+pair of lines gives a line with three tab-separated columns: sum of the log-probabilities, number of tokens, mean. With
+--tokens each pair gives a JSON object with each token and its log-probability instead.
 A language model scores the lines of --text FILE: `manyheads score MODEL --help` shows its options.""",
     (
         "manyheads score runs/demo --source test.en --target test.de",

@@ -135,11 +135,8 @@ def preparation_of(
     cleaning: Callable[[], Mapping[str, Any]] | None = None,
     languages: Sequence[LanguagePair] = (),
 ) -> Callable[..., dict[str, Any]]:
-    """The function that prepares pairs.
-
-    Args:
-        splits: where each comes from.
-        task: what is learned of targets that are trees.
+    """Return the function that prepares pairs. Args: splits: the source of each split. task: the parts of trees that
+        are learned, if targets are trees.
         cleaning: see `prepare_corpus`.
         languages: of source and target, if they are known; several for a model with tags.
 
@@ -189,7 +186,7 @@ def _cleaning(folder: Path) -> dict[str, Any]:
 
 
 def _about_languages(recorded: Sequence[Sequence[str]], cleaning: dict[str, Any]) -> list[str]:
-    """Lines about the languages that were given, or that the texts look like."""
+    """Return lines about the languages: the given ones, or those that were detected."""
     source, target = cleaning.get("languages", (None, None))
     given = (recorded[0][0], recorded[0][1]) if recorded else (None, None)
     lines = []

@@ -20,7 +20,8 @@ BLOCK_PAIRS = 2048
 
 def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
     """Load the model. Raises: DataError: the files cannot be read, or differ in length."""
-    # All pairs first: unequal counts show at the end of the files, and scores of misaligned lines would mislead.
+    # Read all pairs first: unequal counts show only at the end of the files, and scores of misaligned lines would be
+    # wrong.
     report = ReadReport()
     files = PairFiles(source=options.source, target=options.target, on_bad_utf8=options.on_bad_utf8)
     pairs = list(files.read(report))

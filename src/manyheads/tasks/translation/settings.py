@@ -24,7 +24,7 @@ __all__ = ["TrainConfig", "ValidationSettings"]
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationSettings(JudgingSettings):
-    """How translators and parsers are judged.
+    """Validation of translators and parsers.
 
     Args:
         bleu_sentences: validation sentences translated (by the `decoding` settings) for BLEU and chrF, or of a parser
@@ -48,7 +48,10 @@ class ValidationSettings(JudgingSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(RunConfig):
-    """A translator's or parser's run: what presets, files and single options fill in, and `config.yaml` records."""
+    """The settings of a translator's or parser's run.
+
+    Presets, files and single options fill them in, and `config.yaml` records them.
+    """
 
     data: DataSettings = field(default_factory=DataSettings)
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)

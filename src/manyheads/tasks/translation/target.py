@@ -10,7 +10,7 @@ __all__ = ["check_target_of"]
 
 
 def check_target_of(model: str, wanted: str | None) -> None:
-    """Check the target language that a user chose, or did not choose.
+    """Check the target language that a user chose, if any.
 
     Args: model: a folder with a model, or a run; other names are left to whoever loads them.
 

@@ -1,4 +1,4 @@
-"""Held-out loss, and BLEU and chrF (of a parser F1) of the same search that `translate` uses."""
+"""Validation loss, and BLEU and chrF (for a parser F1) with the same search that `translate` uses."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SPECIAL_TOKENS = {"source": 1, "target": 2}  # EOS; BOS and EOS
 
 
 def build_translate(model: Seq2Seq, data: PreparedData, config: TrainConfig, device: torch.device) -> Translate:
-    """The search that `translate` uses, over the model as it is at the time of each call."""
+    """The search that `translate` uses, with the model's weights at the time of each call."""
     translator = Translator(model, data.tokenizer, config.decoding, device=device, precision=config.precision)
     return lambda texts, stop: translator.translate(texts, stop=stop)
 
 
 @dataclass(frozen=True)
 class Validator:
-    """Judges a model on held-out pairs.
+    """Validates a model on held-out pairs.
 
     Args:
         model: forward gives an `Output`.
@@ -47,7 +47,7 @@ class Validator:
         translate: source lines to target lines; None leaves out BLEU and chrF.
         stop: looked at between batches.
 
-    Raises: DataError: a validation pair is too long; better now than hours later, at the first validation.
+    Raises: DataError: a validation pair is too long; this is reported now, not hours later at the first validation.
     """
 
     model: nn.Module
@@ -66,7 +66,10 @@ class Validator:
         return self.data.valid is not None and len(self.data.valid) > 0
 
     def _refuse_too_long(self) -> None:
-        """Held-out text is judged whole, so what does not fit is neither cut nor left out unless that is asked for."""
+        """Check that all held-out text fits.
+
+        It is scored whole: nothing is truncated or left out unless this is requested.
+        """
         store, config = self.data.valid, self.config
         assert store is not None
         max_len = getattr(self.model, "max_len", None)

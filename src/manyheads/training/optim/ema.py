@@ -16,8 +16,8 @@ __all__ = ["MovingAverage"]
 class MovingAverage:
     """Exponential moving average of parameters: average <- d * average + (1 - d) * parameter.
 
-    d = min(decay, (1 + step) / (10 + step)), so that the random initial weights lose their influence also in a short
-    run.
+    d = min(decay, (1 + step) / (10 + step)), so that even in a short run the random initial weights have little
+    influence.
 
     Args:
         named: the parameters, by name.

@@ -1,7 +1,6 @@
 """The memory and the rate of training steps, measured in this process.
 
-All allocations of torch in a step are counted. The counts of tensors are exact and reproducible, the size of the
-process is not.
+All allocations of torch in a step are counted. These counts are exact and reproducible; the size of the process is not.
 """
 
 from __future__ import annotations
@@ -66,7 +65,8 @@ def take_steps(
         rows: rows of the batch.
         told: called after each step.
 
-    Returns: bytes of weights, gradients, moments and averages; and those of the averages, which do not exist here.
+    Returns: the bytes of weights, gradients, moments and averages; and the bytes of the averages alone, which are not
+        allocated here.
     """
     check_capacity(config, config.model, torch.device("cpu"))
     torch.manual_seed(derive_seed(config.seed, "weights"))
@@ -83,7 +83,7 @@ def take_steps(
 
 
 def counting_steps(progress: Progress | None, num_trials: int) -> Callable[[], None]:
-    """Return a function to call after each step of so many calls of `take_steps`."""
+    """Return a function to call after each step, when `take_steps` is called this many times."""
     if progress is None:
         return lambda: None
     phase, total, numbers = "trying steps", _STEPS * num_trials, count(1)

@@ -39,7 +39,8 @@ MIB = 2**20
 _SHORT = 64
 _MOST_OVERHEAD = 3.0
 _SHARE = 0.9
-"""Of what is free: a prediction is accurate to some percent, and other processes need memory too."""
+"""The share of the free memory to use: a prediction is accurate to some percent, and other processes need memory
+too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Footprint:
 
     program_bytes: Python, torch and this package. state_bytes: weights, gradients, the optimiser's state and averages.
     step_bytes: the additional peak memory of a step. length, rows: of a micro-batch. probes: lengths of the measured
-    steps. overhead: what a step takes in all, as a factor of the tensors that were counted in it.
+    steps. overhead: memory of a step divided by the memory of its counted tensors.
     """
 
     program_bytes: int
@@ -105,8 +106,8 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstStep:
-    """A run and its first step. step_seconds: of a step after it. processor_seconds: the same on all threads together,
-    which other programs on the machine hardly change.
+    """A run and its first step. step_seconds: of a step after it. processor_seconds: processor time of all threads in
+    such a step; other programs on the machine hardly change it.
 
     shapes: every parameter's name and shape. batch: a description of each micro-batch. state_bytes: as in `Footprint`.
     peak_bytes: peak memory of the step, activations included (on a CPU: of the whole process). fault: the reason why
@@ -163,7 +164,7 @@ class FirstStep:
 
 
 def _time(seconds: float) -> str:
-    """Return a time as a person would say it."""
+    """Return a time in words, such as `5 minutes`."""
     for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size or (unit == "minutes" and seconds >= size):
             return f"{seconds / size:.3g} {unit}"
@@ -244,8 +245,8 @@ class Planner:
         found: dict[str, Fit] = {}
         for knob in self.trial.knobs():
             found_at = {size: self.memory(*step) for size, step in sorted(knob.steps.items())}
-            # Only the counted tensors grow with the size. The program and the overhead vary from step to step, most of
-            # all in small ones, and a polynomial through their sum would be anything.
+            # Only the counted tensors grow with the size. The rest varies from step to step, most in small steps, so a
+            # polynomial through the sum of both would be useless.
             program = max(one.program_bytes for one in found_at.values())
             overhead = [one.overhead for one in found_at.values()][-1]
             peaks = {

@@ -1,8 +1,8 @@
 """The rule that plans a run: sizes, regularisation, batch and schedule from the amount of data, the minutes and the
 rate of the machine.
 
-Its numbers come from the runs in EXPERIMENTS.md: what was best after some number of steps, and after some number of
-passes over the data. Nothing here measures or reads anything, so a plan can be computed by hand from its facts.
+Its numbers come from the runs in EXPERIMENTS.md: the best settings for a number of steps and a number of passes over
+the data. This file measures and reads nothing, so a plan can be computed by hand from its facts.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ REFERENCE_LAYERS = {"pairs": 3, "text": 4}
 """Its layers, of each stack."""
 
 TRAINING_SHARE = 0.85
-"""Of the minutes; validation, samples and checkpoints take the rest."""
+"""The share of the minutes that is spent on steps; validation, samples and checkpoints take the rest."""
 
 _COST_EXPONENT = 1.8
 """A step's time grows with this power of d_model: products grow with its square, everything else more slowly."""
 
 _SHORT_RUN = 4000
-"""Steps below which a run is like the demo's, from which its choices come, and averages of the weights do not pay."""
+"""A run with fewer steps takes the choices of the demo, and does not gain from averages of the weights."""
 
 _STEP_TOKENS = 2048
 _SEGMENT_LEN = 128
@@ -37,7 +37,8 @@ _LENGTH_MULTIPLE = 16
 
 @dataclass(frozen=True)
 class _Width:
-    """A width, its layers (of each stack), and from how many steps and training tokens on it is worth its time."""
+    """A width, its number of layers (of each stack), and the least number of steps and of training tokens for which it
+    is chosen."""
 
     d_model: int
     num_layers: int
@@ -100,7 +101,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """The choices, and what they are expected to give: optimiser steps, and passes over the data."""
+    """The choices, and the expected optimiser steps and passes over the data."""
 
     choices: tuple[Choice, ...]
     num_steps: int
@@ -259,11 +260,11 @@ def _validations(facts: Facts) -> int:
 
 
 def _first_below(value: float, bounds: tuple[tuple[float, N], ...], last: N) -> N:
-    """Return what belongs to the first bound above a value."""
+    """Return the entry of the first bound that is above the value."""
     return next((found for bound, found in bounds if value < bound), last)
 
 
 def _round(value: float) -> int:
-    """One or two digits, as a person would choose."""
+    """Round to one or two digits."""
     unit = _first_below(value, ((100, 5), (1000, 10)), 100)
     return round(value / unit) * unit

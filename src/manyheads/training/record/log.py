@@ -19,15 +19,15 @@ from manyheads.training.record.report import Reporter, RunStart, StepReport, Tra
 __all__ = ["LogFile", "MetricsLog", "PlainReporter", "Reporters", "Stream", "format_seconds"]
 
 SILENT_SECONDS = 8.0
-"""After so long without a line, a step gets one though `log_every` does not ask for it."""
+"""After this many seconds without a line, a step gets one even if `log_every` does not require it."""
 
 
 class MetricsLog:
     """Append-only file of one JSON object per line.
 
-    A checkpoint records the file's length. A resumed run truncates the file to it, so that every step is written once.
-    Values that depend on the clock belong in another file (timing.jsonl), because the bytes would differ otherwise. If
-    a line cannot be written, it is written before the next one.
+    A checkpoint records the length of the file. A resumed run truncates the file to this length, so that every step is
+    written once. Values that depend on the clock belong in another file (timing.jsonl), because the bytes would differ
+    otherwise. If a line cannot be written, it is written before the next one.
     """
 
     def __init__(self, path: Path) -> None:

@@ -129,8 +129,8 @@ class TrainResult:
     stopped_by: the reason; for `signal`, signal_number is the signal, and the exit code should be 128 + it. model_dir:
     the best model so far, None if there is none yet. checkpoint: the last one. best_score: lower is better (see
     `ValidationReport.merit`); best_by: the name of the score. next_command: a command to use the model, in which
-    `{run}` stands for the run's folder. compared: of a run that began from a model, name, scores before and scores
-    after of each held-out set.
+    `{run}` stands for the run's folder. compared: for a run that began from a model: of each held-out set its name, the
+    scores before and the scores after.
     """
 
     run_dir: Path
@@ -159,7 +159,7 @@ class TrainResult:
 
 
 class Reporter(Protocol):
-    """Called from the training loop's thread, in the order of its methods."""
+    """Receives the reports. The training loop's thread calls its methods, in their order in this class."""
 
     def start(self, start: RunStart) -> None: ...
 

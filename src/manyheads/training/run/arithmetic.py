@@ -1,7 +1,7 @@
-"""On what the bytes of a run depend besides its settings: the arithmetic of the machine.
+"""The arithmetic of the machine, on which the bytes of a run depend besides its settings.
 
 Sums of floating-point numbers depend on their order, and the order depends on the library, its instruction set, the
-number of threads and the number of ranks. A run that goes on under other arithmetic is as good as before, but it does
+number of threads and the number of ranks. If the arithmetic changes, a resumed run is as good as before, but it does
 not produce the bytes of an uninterrupted run (goal R1 in docs/reliability.md).
 """
 
@@ -53,7 +53,8 @@ def changed_arithmetic(before: Any, now: Mapping[str, str], *, refuse: bool) -> 
     """Compare the arithmetic of a checkpoint with the present one.
 
     Args:
-        before: as the checkpoint records it; anything but a mapping: it was written by a version that did not.
+        before: as the checkpoint records it; if it is not a mapping, an older version wrote the checkpoint and recorded
+            nothing.
         now: see `arithmetic_of_run`.
         refuse: raise an error instead of returning a sentence.
 
@@ -80,8 +81,8 @@ def changed_arithmetic(before: Any, now: Mapping[str, str], *, refuse: bool) -> 
             f"The arithmetic changed since the checkpoint: {text}. Restore it, or leave out --same-arithmetic."
         )
     return (
-        f"The arithmetic changed since the checkpoint: {text}. The run goes on, but it will not have the bytes of an"
-        " uninterrupted run; --same-arithmetic refuses this."
+        f"The arithmetic changed since the checkpoint: {text}. The run continues, but it will not have the bytes of an "
+        "uninterrupted run; --same-arithmetic refuses this."
     )
 
 

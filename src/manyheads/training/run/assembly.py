@@ -86,7 +86,7 @@ class Assembly:
 
     @property
     def arithmetic(self) -> Mapping[str, str]:
-        """On what the bytes of the run depend besides its identity."""
+        """The facts on which the bytes of the run depend besides its identity."""
         return arithmetic_of_run(self.device, self.config.precision, self.group)
 
     def stepper(self) -> Stepper:

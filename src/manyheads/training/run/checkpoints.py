@@ -121,7 +121,7 @@ class CheckpointManager:
         self._mend_model()
 
     def is_saved(self) -> bool:
-        """Whether the newest checkpoint contains all progress: the step, and its validation if there was one.
+        """Whether the newest checkpoint contains all progress: the step, and its validation if it had one.
 
         A signal during a validation leaves a checkpoint without it; the next start validates and saves again.
         """

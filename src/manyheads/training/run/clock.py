@@ -17,7 +17,7 @@ class RunClock:
         elapsed_seconds: of the earlier parts.
 
     Ranks must not read their own clocks: a rank that stopped one step later would wait for the others forever. So
-    `agree` sets the time that all of them read until the next call.
+    `agree` sets the time that all ranks read until the next call.
     """
 
     def __init__(self, settings: TrainingSettings, elapsed_seconds: float) -> None:

@@ -21,7 +21,8 @@ _MOST_BYTES = 1 << 20
 
 
 class Comparison:
-    """Judges every held-out set at the beginning of a run and at its end; comparison.json holds the results.
+    """Evaluates the model on every held-out set at the beginning and at the end of a run; comparison.json holds the
+    results.
 
     Args:
         assembly: the parts of the run.
@@ -37,7 +38,7 @@ class Comparison:
         self._stop = stop
 
     def before(self) -> None:
-        """Judge the model before the first step; a run that has made steps keeps what it found then.
+        """Judge the model before the first step. A run that has made steps keeps the scores from its beginning.
 
         Raises: DataError: a held-out set cannot be used.
         """

@@ -12,13 +12,15 @@ __all__ = ["FEWEST_STEPS", "FewSteps"]
 
 FEWEST_STEPS = 150
 MOST_LOOKS = 10
-"""Steps whose time is looked at; later ones change nothing."""
+"""The number of steps whose time is measured; later steps are not considered."""
 
 _FIRST_MARGIN = 10.0
 _EARLY_MARGIN = 2.0
 _NUM_EARLY = 4
-"""The first step also allocates memory and prepares kernels, the next ones do so for new shapes. So the fewer steps
-were seen, the more clearly they must be too slow."""
+"""The first step also allocates memory and prepares kernels, the next ones do so for new shapes.
+
+So with fewer measured steps, the warning needs a larger difference.
+"""
 
 
 class FewSteps:

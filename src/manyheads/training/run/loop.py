@@ -1,8 +1,9 @@
 """The training loop.
 
-After each step these tasks follow, in this order: a line of metrics, validation, checkpoint. A checkpoint records which
-of them were done. So a run that is killed at any time, or stopped by a signal during a validation, completes the
-missing ones; with a fixed number of steps its files are byte for byte the same as without the interruption.
+After each step the loop does the following tasks, in this order: a line of metrics, validation, checkpoint. A
+checkpoint records which of them were done. So a run that is killed at any time, or stopped by a signal during a
+validation, completes the missing ones; with a fixed number of steps its files are byte for byte the same as without the
+interruption.
 """
 
 from __future__ import annotations

@@ -22,7 +22,10 @@ from manyheads.training.settings import RunConfig
 __all__ = ["Batch", "Data", "Judge", "Objective", "OpenObjective", "PlainObjective", "Stream", "Translate"]
 
 Translate = Callable[[list[str], Callable[[], bool]], list[str]]
-"""Texts to texts by the model; the second argument is asked often, and answers True to make it raise SearchStopped."""
+"""A function that maps texts to texts with the model.
+
+It calls the second argument often, and raises SearchStopped if that returns True.
+"""
 
 
 class Data(Protocol):
@@ -112,7 +115,7 @@ class Objective(Protocol):
         """A command to use the model, without the program's name; `{run}` stands for the run's folder."""
 
     def describe(self) -> str:
-        """Return a few lines about the data, including every part of it that the settings leave unused."""
+        """Return a few lines about the data. They name every part of it that the settings do not use."""
 
     def prepare_weights(self, model: Any, group: Group) -> Sequence[str]:
         """Replace some of the random weights of a new model by others that depend on the data; equal on all ranks.

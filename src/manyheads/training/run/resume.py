@@ -39,11 +39,12 @@ _MAY_CHANGE = (
     "decoding",
     "generation",
 )
-"""Settings that say where, how long and how watched a run is, not what it computes. (The data itself has a digest.)"""
+"""Settings that do not change what a run computes: its folder, its length and its records. (The data itself has a
+digest.)"""
 
 
 _FORMERLY = {"data.bpe_dropout": 0.0, "initial.embeddings": "random"}
-"""Settings that older versions did not record, with what they did."""
+"""Settings that older versions did not record, with the value that those versions used."""
 
 
 def find_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Path | None, list[str]]:
@@ -77,8 +78,8 @@ def find_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Path | None, li
         best = _best_step(newest)
         if best != step_of(named):
             warnings.append(
-                f"The pointer best names {named.name}, but {newest.name} knows step {best} as the best;"
-                f" the run goes on from {named.name}."
+                f"The pointer best names {named.name}, but {newest.name} knows step {best} as the best; the run "
+                f"continues from {named.name}."
             )
     verify_checkpoint(named)
     return named, warnings

@@ -97,7 +97,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for this process; the system releases the lock when the process ends, in whatever way.
+        """Lock the folder for this process; the system releases the lock when the process ends for any reason.
 
         Raises: ConfigError: another process has the lock. SaveError: the lock file cannot be written.
         """
@@ -125,7 +125,7 @@ class RunFolder:
         write_text(self.environment, to_json(environment()))
 
     def last_words(self) -> str:
-        """Return what is left of a run that is stopped at once."""
+        """Return the message for a run that is stopped at once: what is saved of it."""
         saved = list_checkpoints(self.checkpoints)
         if not saved:
             return "\nmanyheads: stopped at once; nothing is saved yet, so the same command begins again.\n"

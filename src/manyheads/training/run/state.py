@@ -25,7 +25,7 @@ from manyheads.training.run.memory import Memory
 __all__ = ["MEMORY", "Counters", "gather", "named_parameters", "allocator_for", "restore"]
 
 MEMORY = "memory"
-"""The file of what a recurrent model remembers, which is whole in every checkpoint."""
+"""The file with the memory of a recurrent model; it holds the memory of all ranks."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""`manyheads inspect WHAT ...`: look inside a model. Each kind of picture or table has a file of its own."""
+"""`manyheads inspect WHAT ...`: pictures and tables of a model. Each kind has its own file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["KINDS", "run"]
 
 # what -> what it shows; the code is in `manyheads.cli.commands.inspect.NAME`, with `run(arguments) -> exit code`.
 KINDS = {
-    "attention": "where each head of a model looks: a page to touch, or pictures",
+    "attention": "the attention weights of each head: an interactive page, or pictures",
     "architecture": "the blocks of a model, and the operations of its attention (figures 1 and 2 of the papers)",
     "embeddings": "nearest neighbours of words, and a map of tokens",
     "shapes": "every tensor from input to output, with its shape and equation",
-    "buckets": "into which buckets a Reformer's hashing puts each token",
-    "heads": "which heads a model needs, and where each looks",
+    "buckets": "the bucket of each token in a Reformer's hashed attention",
+    "heads": "how much each head matters, and to which positions it attends",
     "pruning": "BLEU or perplexity by the share of heads that are pruned",
     "masks": "which keys each query may attend to: padding, causal, window, memory, blocks",
     "positions": "position encodings: the table, and some features as curves",
     "schedule": "learning rates over a run",
-    "smoothing": "what label smoothing asks for, and what being sure costs",
+    "smoothing": "label smoothing: target distributions, and the loss of a confident model",
 }
 
 _EXAMPLES = (
@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
         width = max(map(len, KINDS))
         lines = [f"  {name:<{width}}  {what}" for name, what in KINDS.items()]
         usage = "manyheads inspect WHAT [OPTIONS]     manyheads inspect WHAT --help"
-        print(help_page(usage, "Look inside: tables and pictures of a model.", _EXAMPLES, [("what", lines)]))
+        print(help_page(usage, "Tables and pictures of a model.", _EXAMPLES, [("what", lines)]))
         return 0
     name = arguments[0]
     if name not in KINDS:

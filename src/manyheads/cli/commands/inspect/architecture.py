@@ -30,9 +30,9 @@ class ArchitectureOptions:
 
 PAGE = CommandPage(
     ArchitectureOptions,
-    """Draw a model as figures 1 and 2 of "Attention is all you need" draw the Transformer: its blocks from input to
-output, and the operations of each kind of its attention. The model runs once; order, sizes, masks, norms and shared
-matrices are those of this run.""",
+    """Draw a model in the form of figures 1 and 2 of "Attention is all you need": its blocks from input to output, and
+the operations of each kind of its attention. The model is run once; order, sizes, masks, norms and shared matrices are
+read from this run.""",
     (
         "manyheads inspect architecture runs/demo",
         "manyheads inspect architecture runs/reformer --output blocks.svg --operations operations.svg",

@@ -1,4 +1,4 @@
-"""`manyheads inspect attention MODEL --text TEXT`: where each head looks, as a page or as pictures."""
+"""`manyheads inspect attention MODEL --text TEXT`: the attention weights of each head, as a page or as pictures."""
 
 from __future__ import annotations
 

@@ -17,16 +17,20 @@ class BucketsOptions(ModelOptions):
     """Options of `manyheads inspect buckets`."""
 
     layer: int | None = option(
-        "Which of the layers that hash, counted from 1.", default=None, metavar="N", default_is="the last that hashes"
+        "Layer, counted from 1 among the layers that hash.",
+        default=None,
+        metavar="N",
+        default_is="the last that hashes",
     )
-    head: int = option("The head whose tokens are drawn sorted, counted from 1.", default=1, metavar="N")
+    head: int = option("Head whose sorted tokens are drawn, counted from 1.", default=1, metavar="N")
     output: tuple[str, ...] = picture_option("buckets.png")
 
 
 PAGE = CommandPage(
     BucketsOptions,
-    """Draw into which buckets a Reformer's hashed attention puts the tokens of a text, in every head and
-round, and how one head's tokens stand when they are sorted by bucket; cut into chunks, if chunks are what they see.""",
+    """Draw the buckets of the tokens of a text in a Reformer's hashed attention, for every head and round. Also draw
+the tokens of one head in the order in which they are sorted by bucket, divided into chunks if the model attends by
+chunks.""",
     (
         'manyheads inspect buckets runs/reformer --text "He opened the door and went in."',
         'manyheads inspect buckets runs/reformer --text "He opened the door." --layer 2 --head 3 --output buckets.svg',

@@ -37,13 +37,17 @@ class EmbeddingsOptions:
         metavar="WORD ...",
         default_is="none",
     )
-    ids: tuple[int, ...] = option("Tokens by number, as --words.", default=(), metavar="N ...", default_is="none")
-    neighbours: int = option("Neighbours of each word.", default=8, metavar="N")
-    tokens: int = option("Frequent tokens on the map: the first words of the vocabulary.", default=80, metavar="N")
-    side: Literal["source", "target"] | None = option(
-        "Of a translator: whose embedding.", default=None, default_is="source"
+    ids: tuple[int, ...] = option(
+        "The same for tokens, given by their ids.", default=(), metavar="N ...", default_is="none"
     )
-    json: bool = option("Print a JSON object with neighbours and points of the map.", default=False)
+    neighbours: int = option("Neighbours of each word.", default=8, metavar="N")
+    tokens: int = option(
+        "Number of frequent tokens on the map: the first words of the vocabulary.", default=80, metavar="N"
+    )
+    side: Literal["source", "target"] | None = option(
+        "For a translator: the side whose embeddings are used.", default=None, default_is="source"
+    )
+    json: bool = option("Print a JSON object with the neighbours and the points of the map.", default=False)
     output: tuple[str, ...] = picture_option("embeddings.png")
 
     def __post_init__(self) -> None:
@@ -57,9 +61,9 @@ class EmbeddingsOptions:
 
 PAGE = CommandPage(
     EmbeddingsOptions,
-    """Print the tokens whose embeddings have the highest cosine with those of words, and draw a map of words,
-neighbours and frequent tokens: their first two principal components. Embeddings are taken as the layers get them: of a
-Transformer-XL with adaptive widths, after the projection.""",
+    """Print the tokens whose embeddings have the highest cosine similarity with those of the given words. Draw a map of
+words, neighbours and frequent tokens by their first two principal components. The embeddings are those that the layers
+receive: in a Transformer-XL with adaptive widths, after the projection.""",
     (
         "manyheads inspect embeddings runs/demo --words man red walking",
         "manyheads inspect embeddings runs/demo --words Mann --side target --neighbours 20 --output map.svg",

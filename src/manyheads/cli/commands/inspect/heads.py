@@ -1,4 +1,4 @@
-"""`manyheads inspect heads MODEL`: which heads a model needs, and where each looks."""
+"""`manyheads inspect heads MODEL`: how much each head matters, and to which positions it attends."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ class HeadsOptions:
 
 PAGE = CommandPage(
     HeadsOptions,
-    """Judge every attention head of a model on a text, and draw the figures as maps. importance: how much the
-loss changes with the head's factor (Michel et al. 2019), per token; and divided by the norm of its layer. ablation:
-nats a token that are lost without the head. entropy: of its weights in bits. confidence: its largest weight. position:
-the distance at which that weight is most often, and how often (Voita et al. 2019).""",
+    """Measure every attention head of a model on a text, and draw the figures as maps.
+importance: how much the loss changes with the head's factor, per token (Michel et al. 2019).
+normalised: the importance divided by the norm of its layer.
+ablation: by how many nats per token the loss rises without the head.
+entropy: of its attention weights, in bits.
+confidence: its largest attention weight.
+position: the most frequent distance of the largest weight, and how frequent it is (Voita et al. 2019).""",
     (
         "manyheads inspect heads runs/demo",
         "manyheads inspect heads runs/demo --source test.en --reference test.de --pairs 500 --output heads.svg",

@@ -1,4 +1,4 @@
-"""`manyheads inspect positions`: what is added to a token for its place."""
+"""`manyheads inspect positions`: position encodings, which are added to token embeddings."""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ class PruningOptions(CurveOptions):
 
 PAGE = CommandPage(
     PruningOptions,
-    """Prune more and more heads of a model, those that matter least first, and draw BLEU (perplexity of a
-language model) against the share of pruned heads (Michel et al. 2019, figure 3). Heads are judged on the validation
-data, the score is measured on the test data; with a text of your own both on it. Each point is stored at once: the same
-command goes on where it was stopped.""",
+    """Prune more and more heads of a model, the least important first, and draw BLEU (perplexity for a language model)
+against the share of pruned heads (Michel et al. 2019, figure 3). Heads are measured on the validation data and the
+score on the test data; if you name a text, both are measured on it. Each point is stored at once, so the same command
+continues after an interruption.""",
     (
         "manyheads inspect pruning runs/demo",
         "manyheads inspect pruning runs/demo --by importance random --num-beams 1 --output pruning.svg",

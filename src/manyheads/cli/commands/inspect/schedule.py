@@ -18,10 +18,10 @@ class ScheduleOptions:
 
     presets: tuple[str, ...] = argument("Presets of `manyheads train`.", default=(), metavar="PRESET ...")
     d_model: tuple[int, ...] = option(
-        "Widths, where no preset is given.", default=(), metavar="N ...", default_is="256 512"
+        "Widths, if no preset is given.", default=(), metavar="N ...", default_is="256 512"
     )
     warmup_steps: tuple[int, ...] = option(
-        "Warm-ups, where no preset is given.", default=(), metavar="N ...", default_is="4000 8000"
+        "Warm-up steps, if no preset is given.", default=(), metavar="N ...", default_is="4000 8000"
     )
     steps: int | None = option("Length of the run.", default=None, metavar="N", default_is="the preset's, or 20000")
     output: tuple[str, ...] = picture_option("schedule.png")
@@ -29,8 +29,8 @@ class ScheduleOptions:
 
 PAGE = CommandPage(
     ScheduleOptions,
-    """Draw learning rates over a run. With presets: theirs. Without: the rates of "Attention Is All You
-Need", sec. 5.3, for widths and warm-ups, each width with each warm-up.""",
+    """Draw the learning rate over a run. With presets, their rates. Without, the rates of "Attention Is All You Need",
+sec. 5.3, for each width with each warm-up.""",
     (
         "manyheads inspect schedule --d-model 256 512 --warmup-steps 4000 8000",
         "manyheads inspect schedule base big --steps 100000 --output rates.svg",

@@ -18,16 +18,16 @@ class ShapesOptions(ModelOptions):
     """Options of `manyheads inspect shapes`."""
 
     target: str | None = option(
-        "The translation that it writes.", default=None, metavar="TEXT", default_is="the model's own"
+        "The translation; without it, the model's own.", default=None, metavar="TEXT", default_is="the model's own"
     )
-    every_layer: bool = option("All layers, also those that repeat an earlier one.", default=False)
+    every_layer: bool = option("Print all layers, also those that repeat an earlier layer.", default=False)
     json: bool = option("Print a JSON array of objects with module, name, shape and equation.", default=False)
 
 
 PAGE = CommandPage(
     ShapesOptions,
-    """Print every tensor that a model makes of a text, from input to output: where it is made, what it is,
-its shape, and the equation that makes it. Layers that repeat an earlier one of their stack are told in one line.""",
+    """Print every tensor that a model computes for a text, from input to output: the module, the name, the shape and
+the equation. A layer that repeats an earlier one of its stack is summarised in one line.""",
     (
         'manyheads inspect shapes runs/demo --text "I am hungry."',
         'manyheads inspect shapes runs/xl-demo --text "He opened the door." --every-layer',

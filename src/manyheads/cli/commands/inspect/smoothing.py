@@ -1,4 +1,4 @@
-"""`manyheads inspect smoothing`: what label smoothing asks for, and what being sure costs."""
+"""`manyheads inspect smoothing`: the targets of label smoothing, and the loss of a confident model."""
 
 from __future__ import annotations
 

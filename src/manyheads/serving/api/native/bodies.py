@@ -34,7 +34,7 @@ class TranslateBody(SearchBody):
     source_lang: Text | None = Field(None, description="Chooses the model by its languages, if no model is named.")
     target_lang: Text | None = None
     split_sentences: bool = Field(
-        True, description="Translate each sentence separately; else split at line breaks only."
+        True, description="Translate each sentence separately; otherwise split at line breaks only."
     )
     stream: bool = Field(False, description="Send the sentences as server-sent events as they are finished.")
     alignments: bool = Field(False, description="Add the cross-attention of the best translation of each sentence.")
@@ -73,7 +73,10 @@ class ScoreBody(Body):
 
 
 class AttentionBody(Body):
-    """A request for the attention weights of a pair, averaged over layers and heads that are not named."""
+    """A request for the attention weights of a pair.
+
+    If no layer or head is named, weights are averaged over all of them.
+    """
 
     model: Text | None = None
     source_lang: Text | None = Field(None, description="Chooses the model by its languages, if no model is named.")
