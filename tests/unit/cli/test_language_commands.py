@@ -88,7 +88,9 @@ def test_progress_is_shown(run: Path, manyheads: Cli, tmp_path: Path, told: Call
     assert manyheads("evaluate", run, "--split", "valid", "--max-tokens", "900") == 0
     shown = told()
     assert list(shown) == ["loading the model", "reading the text", "scoring tokens"]
-    counts = [int(count.removesuffix(" of 900")) for count in shown["scoring tokens"]]
+    counts = [
+        int(count.partition(" of 900")[0]) for count in shown["scoring tokens"]
+    ]  # on a slow machine a time follows
     assert counts == sorted(counts)
     assert counts[0] == 0
     assert 890 < counts[-1] <= 900

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -182,3 +183,17 @@ def test_a_text_of_few_characters_or_stopped_at_once_may_be_blank(
     monkeypatch.setattr(Generator, "stream", lambda self, prompt, **options: iter([text]))
     assert manyheads("generate", language_model, "He ", *more) == 0
     assert ("1 of 1 texts is empty" in capsys.readouterr().err) == warned
+
+
+def test_a_stream_without_end_takes_no_memory() -> None:
+    """The first numbers and the counts are enough: `translate` of a pipe writes millions of lines."""
+    check = OutputCheck("translations", learn_more="train it longer", forbid="forbid it")
+    check.see(1, "w", "")
+    tracemalloc.start()
+    try:
+        for number in range(2, 20_002):
+            check.see(number, "w", "")
+        assert tracemalloc.get_traced_memory()[0] < 20_000
+    finally:
+        tracemalloc.stop()
+    assert "20,001 of 20,001 translations are empty (lines 1, 2, 3, 4, 5, ...)" in check.describe()

@@ -29,7 +29,7 @@ class OutputCheck:
         self._learn_more = learn_more
         self._forbid = forbid
         self._total = self._num_empty = self._num_repeating = 0
-        self._numbers: list[int] = []
+        self._named: list[int] = []  # of the first bad lines: a stream has no end
         self._told = False
 
     def see(self, number: int, source: str, output: str) -> None:
@@ -44,7 +44,8 @@ class OutputCheck:
             self._num_repeating += 1
         else:
             return
-        self._numbers.append(number)
+        if len(self._named) < _MOST_NAMED:
+            self._named.append(number)
 
     def see_text(self, number: int, prompt: str, text: str, *, may_be_empty: bool) -> None:
         """Note a text that goes on from a prompt. A few characters may well be blank.
@@ -56,20 +57,20 @@ class OutputCheck:
 
     def tell(self) -> None:
         """Print one warning if any output was empty or repeated itself; never a second one."""
-        if self._numbers and not self._told:
+        if self._named and not self._told:
             self._told = True
             say(f"manyheads: warning: {self.describe()}", file=sys.stderr)
 
     def describe(self) -> str:
         """The counts, the lines they are of, and what to do."""
-        num_bad = len(self._numbers)
+        num_bad = self._num_empty + self._num_repeating
         empty = "is empty" if num_bad == 1 else "are empty"
         repeating = f"repeat{'s' if num_bad == 1 else ''} the same words again and again"
         if self._num_empty and self._num_repeating:
             what = f"are empty ({self._num_empty:,}) or {repeating} ({self._num_repeating:,})"
         else:
             what = empty if self._num_empty else repeating
-        named = ", ".join(map(str, self._numbers[:_MOST_NAMED])) + (", ..." if num_bad > _MOST_NAMED else "")
+        named = ", ".join(map(str, self._named)) + (", ..." if num_bad > _MOST_NAMED else "")
         told = f"{num_bad:,} of {self._total:,} {self._name} {what} (line{'s' if num_bad > 1 else ''} {named})."
         is_model = num_bad >= _MANY * self._total
         return f"{told} {f'The model has hardly learned: {self._learn_more}' if is_model else self._forbid}"
