@@ -24,7 +24,7 @@ from manyheads.checkpoint.retain import list_checkpoints, read_pointer
 from manyheads.data.prepared import prepare_corpus
 from manyheads.data.preparing_pairs import PairList
 from manyheads.decoding.hypothesis import SearchStopped
-from manyheads.errors import CheckpointError, ConfigError, DataError, NonFiniteError, SaveError
+from manyheads.errors import CheckpointError, ConfigError, DataError, NonFiniteError, RequestError, SaveError
 from manyheads.files.verify import verify_folder
 from manyheads.tasks.runs import dry_run, train
 from manyheads.tasks.translation.settings import TrainConfig
@@ -136,6 +136,19 @@ def test_a_validation_pair_that_does_not_fit_is_refused_before_the_first_step(sm
         with pytest.raises(DataError, match=message):
             train(small(**changes))
         assert not list(run.glob("checkpoints/*"))
+
+
+@pytest.mark.parametrize(
+    ("decoding", "model"),
+    [({"banned_ids": (5000,)}, {}), ({"max_new_tokens": 40}, {"positions": "learned", "max_len": 20})],
+)
+def test_a_search_that_cannot_be_is_refused_before_the_first_step(
+    small: Make, decoding: dict[str, Any], model: dict[str, Any]
+) -> None:
+    config = small(decoding=decoding, model=model, validation={"bleu_sentences": 2}, training={"log_every": 1})
+    with pytest.raises(RequestError):
+        train(config)
+    assert not (Path(config.run_dir) / "metrics.jsonl").exists()
 
 
 def test_the_loss_falls_and_the_seed_decides(small: Make, tmp_path: Path) -> None:
