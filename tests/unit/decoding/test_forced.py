@@ -69,6 +69,7 @@ def test_tokens_of_a_phrase_that_is_not_completed_can_begin_another(hash_model: 
     class OneOutput(hash_model):  # type: ignore[misc]
         """Prefers one output to all others by far."""
 
+        place = 0
         output = (4, *phrases[-1], *(one for phrase in phrases[:-1] for one in phrase), EOS)
 
         def step(self, tokens: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
@@ -78,7 +79,6 @@ def test_tokens_of_a_phrase_that_is_not_completed_can_begin_another(hash_model: 
             return log_probs.log_softmax(-1), state
 
     model = OneOutput()
-    model.place = 0
     [(found, met)] = forced_search(problem_of(model, [[3, EOS]], 12), [phrases])
     assert (*found.ids, EOS) == model.output
     assert met == frozenset(range(len(phrases)))
