@@ -30,7 +30,7 @@ class Constraints:
     def __init__(
         self, settings: DecodingSettings, *, pad_id: int, bos_id: int, eos_id: int, device: torch.device
     ) -> None:
-        never = sorted({pad_id, bos_id, *settings.banned_ids} - ({eos_id} if eos_id in (pad_id, bos_id) else set()))
+        never = sorted({pad_id, bos_id} - {eos_id} | {*settings.banned_ids})  # EOS can be the start token, too
         self._banned = torch.tensor(never, device=device)
         self._banned_early = torch.tensor([*never, eos_id], device=device)
         self._harmless = never[0]

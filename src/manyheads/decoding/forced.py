@@ -147,17 +147,28 @@ class _Path:
         return [phrase[0] for index, phrase in enumerate(phrases) if index not in self.met]
 
     def with_token(self, token: int, total: float, log_prob: float, phrases: Sequence[Phrase]) -> _Path:
-        current, progress = self.current, self.progress
-        if not progress or phrases[current][progress] != token:
-            missing = (i for i, phrase in enumerate(phrases) if i not in self.met and phrase[0] == token)
-            current = next(missing, -1)
-            progress = 0
-        met = self.met
-        if current >= 0:
-            progress += 1
-            if progress == len(phrases[current]):
-                met, progress = met | {current}, 0
-        return _Path(total, (*self.ids, token), (*self.log_probs, log_prob), met, max(current, 0), progress)
+        run = (*(phrases[self.current][: self.progress] if self.progress else ()), token)
+        met, current, progress = _matched(run, self.met, phrases)
+        return _Path(total, (*self.ids, token), (*self.log_probs, log_prob), met, current, progress)
+
+
+def _matched(run: Phrase, met: frozenset[int], phrases: Sequence[Phrase]) -> tuple[frozenset[int], int, int]:
+    """Return the phrases that are met after the tokens since the last one, the phrase that they are in the middle of,
+    and the number of its tokens.
+
+    The end of a phrase that is not completed can begin another one, or itself: `a a b` in `a a a b`.
+    """
+    while run:
+        missing = [(index, phrase) for index, phrase in enumerate(phrases) if index not in met]
+        begun = next(((index, phrase) for index, phrase in missing if phrase[: len(run)] == run), None)
+        if begun is not None:
+            index, phrase = begun
+            return (met | {index}, 0, 0) if phrase == run else (met, index, len(run))
+        within = next(((index, phrase) for index, phrase in missing if run[: len(phrase)] == phrase), None)
+        if within is not None:
+            met |= {within[0]}
+        run = run[1 if within is None else len(within[1]) :]
+    return met, 0, 0
 
 
 @torch.no_grad()

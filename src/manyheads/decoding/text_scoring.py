@@ -12,12 +12,18 @@ from manyheads.decoding.device import inference
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.translation import Scored
+from manyheads.errors import RequestError
 
 __all__ = ["score_texts"]
 
 
 def score_texts(
-    generator: Generator, texts: Sequence[str], *, max_rows: int = 64, told: Told | None = None
+    generator: Generator,
+    texts: Sequence[str],
+    *,
+    max_rows: int = 64,
+    told: Told | None = None,
+    first_number: int = 1,
 ) -> list[Scored]:
     """Return the log-probabilities of every token of each text, each text separately from its beginning.
 
@@ -30,13 +36,21 @@ def score_texts(
         texts: without line breaks if lines are documents.
         max_rows: number of texts that are read in parallel.
         told: called from time to time with the number of finished texts.
+        first_number: number of the first text in messages.
 
     Returns: in the order of the texts; an empty text has no tokens, unless its end is scored.
+    Raises: RequestError: a text is longer than the model's positions.
     """
     vocabulary = generator.vocabulary
     encoded = vocabulary.encode_batch(list(texts))
     if vocabulary.documents == "lines":
         encoded = [[*ids, vocabulary.line_id] for ids in encoded]
+    longest = generator.model.max_len
+    for number, ids in enumerate(encoded, first_number):
+        if longest is not None and len(ids) > longest:
+            raise RequestError(
+                f"text {number} has {len(ids):,} tokens, but the model has {longest:,} positions; split it."
+            )
     full = [ids for ids in encoded if ids]
     batches = cut_rows([len(ids) for ids in full], max_rows)
     losses = iter(map_batches(lambda batch: _losses(generator, [full[place] for place in batch]), batches, told))

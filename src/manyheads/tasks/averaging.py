@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from manyheads.architectures.pretrained import (
-    EXAMPLES,
     GENERATION,
     load_portable_state,
     read_config,
     read_languages,
     save_pretrained,
+    usage_example,
 )
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.checkpoint.average import average_tensors, has_tensors, select_checkpoints
@@ -77,7 +77,7 @@ def average_run(
     config = read_config(source)
     model = build_model(config)
     load_portable_state(model, weights, where=f"the checkpoints of {folder}")
-    task = ARCHITECTURES[config.architecture].task
+    task, languages = ARCHITECTURES[config.architecture].task, read_languages(source)
     kind_of_settings = DecodingSettings if task == "translation" else GenerationSettings
     save_pretrained(
         model,
@@ -89,9 +89,9 @@ def average_run(
             architecture=config.architecture,
             kind=kind,
             steps=", ".join(map(str, averaged)),
-            example=EXAMPLES[task],
+            example=usage_example(task, languages),
         ),
         task=task_of_folder(str(folder)),
-        languages=read_languages(source),
+        languages=languages,
     )
     return averaged

@@ -40,6 +40,17 @@ def test_each_step_reads_the_window_anew(model: LanguageModel) -> None:
 
 
 @torch.no_grad()
+def test_steps_clamp_distances_as_reading_does(model: LanguageModel) -> None:
+    tokens = torch.randint(0, 31, (2, VIEW))
+    clamped = Attending(clamp_len=2)
+    read = model.read(tokens, None, model.start(2, clamped, projected=False))[0][:, -1]
+    found, state = read, model.start(2, Attending(memory_len=VIEW, clamp_len=2))
+    for token in tokens.split(1, dim=1):
+        found, state = model.step(token, state)
+    torch.testing.assert_close(found, read, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
 def test_prompts_of_different_lengths_are_as_alone(model: LanguageModel) -> None:
     tokens, lengths = torch.randint(0, 31, (4, 15)), torch.tensor([15, 1, 7, 4])
     found, state = model.step(tokens, model.start(4, Attending(memory_len=VIEW)), lengths)

@@ -8,15 +8,20 @@ import math
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from manyheads.architectures.pretrained import save_pretrained
+from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
+from manyheads.architectures.table import build_model
 from manyheads.cli.main import main
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.search_options import GenerationOptions
 from manyheads.decoding.text_scoring import score_texts
+from manyheads.text.byte_vocabulary import ByteVocabulary
 
 Cli = Callable[..., int]
 
@@ -140,6 +145,19 @@ def test_score(run: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.Capture
     records = [json.loads(line) for line in capsys.readouterr().out.split("\n")[:-1]]
     assert [record["line"] for record in records] == [1, 2, 3, 4]
     assert records[0]["tokens"][:3] == ["H", "e", "▁"]
+
+
+def test_score_names_a_line_that_is_longer_than_the_models_positions(
+    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = replace(REFORMERS["debug"], vocab_size=256)
+    save_pretrained(build_model(config), tmp_path / "model", tokenizer=ByteVocabulary())
+    (tmp_path / "in.txt").write_text(f"a\n\n{'b' * config.max_len}\n", encoding="utf-8")
+    assert manyheads("score", tmp_path / "model", "--text", tmp_path / "in.txt") == 0
+    (tmp_path / "in.txt").write_text(f"a\n\n{'b' * (config.max_len + 1)}\n", encoding="utf-8")
+    assert manyheads("score", tmp_path / "model", "--text", tmp_path / "in.txt") == 2
+    message = "in.txt: line 3 has 65 tokens, but the model has 64 positions; split it."
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_generate(

@@ -64,6 +64,26 @@ def test_the_best_output_with_the_phrases_is_found(hash_model: Any, phrases: Phr
     assert found.sum_log_prob == pytest.approx(log_prob(best), abs=1e-4)
 
 
+@pytest.mark.parametrize("phrases", [[(4, 4, 5)], [(4, 5), (4, 6)]])
+def test_tokens_of_a_phrase_that_is_not_completed_can_begin_another(hash_model: Any, phrases: Phrases) -> None:
+    class OneOutput(hash_model):  # type: ignore[misc]
+        """Prefers one output to all others by far."""
+
+        place = 0
+        output = (4, *phrases[-1], *(one for phrase in phrases[:-1] for one in phrase), EOS)
+
+        def step(self, tokens: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+            log_probs, state = super().step(tokens, state)
+            place, self.place = self.place, self.place + 1
+            log_probs[:, self.output[min(place, len(self.output) - 1)]] += 20
+            return log_probs.log_softmax(-1), state
+
+    model = OneOutput()
+    [(found, met)] = forced_search(problem_of(model, [[3, EOS]], 12), [phrases])
+    assert (*found.ids, EOS) == model.output
+    assert met == frozenset(range(len(phrases)))
+
+
 def test_sentences_of_a_batch_do_not_change_one_another(hash_model: Any) -> None:
     sources = [[3, 4, EOS], [5, EOS], [6, 6, 6, EOS]]
     phrases: list[Phrases] = [[(4, 4)], [], [(3,), (5,)]]

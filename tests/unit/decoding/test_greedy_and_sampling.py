@@ -159,6 +159,14 @@ def test_nan_is_an_error(hash_model: Any) -> None:
             search_all(Broken(vocab_size=11, eos_bonus=-9), SOURCES, options, **IDS)
 
 
+def test_a_banned_eos_is_never_produced_where_it_is_the_start_token(hash_model: Any) -> None:
+    """fairseq's models begin with EOS."""
+    options = DecodingSettings(num_beams=1, max_new_tokens=6, banned_ids=(2,))
+    [[found]] = search_all(hash_model(eos_bonus=9.0), [[3, 2]], options, pad_id=0, bos_id=2, eos_id=2)
+    assert len(found.ids) == 6
+    assert not found.ended
+
+
 def test_no_sentences(hash_model: Any) -> None:
     assert search_all(hash_model(), [], GREEDY, **IDS) == []
 

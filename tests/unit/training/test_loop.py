@@ -24,12 +24,13 @@ from manyheads.checkpoint.retain import list_checkpoints, read_pointer
 from manyheads.data.prepared import prepare_corpus
 from manyheads.data.preparing_pairs import PairList
 from manyheads.decoding.hypothesis import SearchStopped
-from manyheads.errors import CheckpointError, ConfigError, DataError, NonFiniteError, SaveError
+from manyheads.errors import CheckpointError, ConfigError, DataError, NonFiniteError, RequestError, SaveError
 from manyheads.files.verify import verify_folder
 from manyheads.tasks.runs import dry_run, train
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.tasks.translation.validator import Validator
 from manyheads.text.settings import TokenizerSettings
+from manyheads.training.optim.muon import MuonWithAdam
 from manyheads.training.record.report import TrainResult, ValidationReport
 from manyheads.training.run.signals import StopFlag
 from manyheads.training.run.step import Stepper
@@ -136,6 +137,37 @@ def test_a_validation_pair_that_does_not_fit_is_refused_before_the_first_step(sm
         with pytest.raises(DataError, match=message):
             train(small(**changes))
         assert not list(run.glob("checkpoints/*"))
+
+
+@pytest.mark.parametrize(
+    ("decoding", "model"),
+    [({"banned_ids": (5000,)}, {}), ({"max_new_tokens": 40}, {"positions": "learned", "max_len": 20})],
+)
+def test_a_search_that_cannot_be_is_refused_before_the_first_step(
+    small: Make, decoding: dict[str, Any], model: dict[str, Any]
+) -> None:
+    config = small(decoding=decoding, model=model, validation={"bleu_sentences": 2}, training={"log_every": 1})
+    with pytest.raises(RequestError):
+        train(config)
+    assert not (Path(config.run_dir) / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("kind", ["noam", "inverse_sqrt", "constant"])
+def test_muon_has_its_own_rate_where_the_schedule_is_highest(
+    kind: str, small: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[list[float]] = []
+    inner = MuonWithAdam.step
+
+    def step(self: MuonWithAdam) -> None:
+        rates.append([group["lr"] for group in self.param_groups if "momentum" in group])
+        inner(self)
+
+    monkeypatch.setattr(MuonWithAdam, "step", step)
+    optimiser = {"name": "muon", "learning_rate": 0.5, "muon_learning_rate": 0.02}
+    train(small(optimiser=optimiser, schedule={"kind": kind, "warmup_steps": 2}, training={"max_steps": 3}))
+    assert rates[0] == pytest.approx([0.01] * len(rates[0]))
+    assert rates[1] == pytest.approx([0.02] * len(rates[0]))
 
 
 def test_the_loss_falls_and_the_seed_decides(small: Make, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.transformer_xl.presets import PRESETS as XL_MODELS
 from manyheads.data.duplication import DuplicationStream, duplicated, held_out
 from manyheads.data.settings import DUPLICATION, SegmentSettings
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.evaluation.reading import Reading
 from manyheads.seeding import derive_seed
 from manyheads.tasks.runs import assemble, planner, train
@@ -225,3 +225,20 @@ def test_memory_grows_with_length_as_it_is_counted(monkeypatch: pytest.MonkeyPat
     assert abs(found.step_bytes / counted.step_bytes - 1) < 0.05
     with pytest.raises(ConfigError, match=r"--length 5,000 is above model\.max_len 4,096"):
         planner(config).memory(5000)
+
+
+@pytest.mark.parametrize(
+    ("sections", "error"),
+    [
+        ({"validation": {"prompt": "He " * 200}}, RequestError),
+        ({"generation": {"memory_len": 8}}, RequestError),
+        ({"reading": {"max_tokens": 1}}, DataError),
+    ],
+)
+def test_a_validation_that_cannot_be_is_refused_before_the_first_step(
+    text: Callable[..., TextConfig], sections: dict[str, Any], error: type[Exception]
+) -> None:
+    config = text(**sections, training={"log_every": 1})
+    with pytest.raises(error):
+        train(config)
+    assert not (Path(config.run_dir) / "metrics.jsonl").exists()

@@ -125,7 +125,9 @@ class TransformerXL(nn.Module):
         if projected and not self.config.memory_len and attending.memory_len:
             # Passes of memory_len tokens; one of them is new.
             tokens = LayerInputs((lengths.new_empty(lanes, 0),))
-            return XLState(lengths, tokens, Attending(memory_len=attending.memory_len - 1))
+            return XLState(
+                lengths, tokens, Attending(memory_len=attending.memory_len - 1, clamp_len=attending.clamp_len)
+            )
         inputs = (like.new_zeros(lanes, columns, self.config.d_model),) * num_layers
         return XLState(lengths, LayerInputs(inputs), attending)
 
@@ -206,7 +208,7 @@ class TransformerXL(nn.Module):
         """
         longest = state.attending.memory_len + 1
         lengths = torch.full_like(tokens[:, 0], tokens.shape[1]) if lengths is None else lengths
-        empty = self.start(tokens.shape[0], Attending(), projected=False)
+        empty = self.start(tokens.shape[0], Attending(clamp_len=state.attending.clamp_len), projected=False)
         parts = []
         for new in torch.split(tokens, max(1, longest // 2), dim=1):
             added, lengths = lengths.clamp(max=new.shape[1]), (lengths - new.shape[1]).clamp(min=0)

@@ -25,7 +25,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
-from manyheads.evaluation.language_model import bits_per, evaluate_text
+from manyheads.evaluation.language_model import bits_per, evaluate_text, segments_of
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import known_sets, open_sets
@@ -181,9 +181,14 @@ def begin_hashing(config: TextConfig, model: LanguageModel, lanes: int, seed: in
 
 
 def build_write(model: LanguageModel, data: TextData, config: TextConfig, device: torch.device) -> Translate:
-    """The search that `generate` uses, over the model as it is at the time of each call."""
+    """The search that `generate` uses, over the model as it is at the time of each call.
+
+    Raises: RequestError: the model cannot do what `generation` asks for, or the prompt of the samples is too long.
+    """
     changes: Any = {"max_new_tokens": config.validation.sample_tokens, "min_new_tokens": 0, "num_return_sequences": 1}
     generator = Generator(model, data.vocabulary, replace(config.generation, **changes), device, config.precision)
+    if config.validation.num_samples and data.vocabulary.is_text:  # its errors come now, not at the first validation
+        generator.steps(generator.encode_prompts([config.validation.prompt]), generator.options())
     return lambda prompts, stop: generator.generate(prompts, stop_asked=stop)
 
 
@@ -198,6 +203,8 @@ class TextJudge:
         device: where the model is.
         write: prompts to continuations; None leaves out samples.
         stop: looked at between segments.
+
+    Raises: DataError: the validation text has no token to score; better now than at the first validation.
     """
 
     model: LanguageModel
@@ -206,6 +213,11 @@ class TextJudge:
     device: torch.device
     write: Translate | None
     stop: StopFlag
+
+    def __post_init__(self) -> None:
+        valid, vocabulary = self.data.valid, self.data.vocabulary
+        if valid is not None and self:
+            segments_of(valid, self.config.reading, vocabulary.end_id, vocabulary.begin_id)
 
     def __bool__(self) -> bool:
         """Whether there is anything to validate on."""

@@ -21,7 +21,7 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[str]:
 
     def work(first: int, lines: list[str]) -> Iterator[str]:
         told = telling(show, "scoring lines", 0, first)
-        found = score_texts(generator, lines, max_rows=options.max_rows, told=told)
+        found = score_texts(generator, lines, max_rows=options.max_rows, told=told, first_number=first + 1)
         return (score_line(first + place, one, tokens=options.tokens) for place, one in enumerate(found, 1))
 
     identity = {
@@ -31,4 +31,6 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[str]:
         "form": (options.tokens, options.on_bad_utf8, options.max_rows),
         "precision": generator.precision,
     }
-    return LineWork(LinesOf(options.text, 16 * options.max_rows, options.on_bad_utf8), work, identity, {})
+    return LineWork(
+        LinesOf(options.text, 16 * options.max_rows, options.on_bad_utf8), work, identity, {"text": options.text}
+    )

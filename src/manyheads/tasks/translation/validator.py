@@ -30,8 +30,12 @@ SPECIAL_TOKENS = {"source": 1, "target": 2}  # EOS; BOS and EOS
 
 
 def build_translate(model: Seq2Seq, data: PreparedData, config: TrainConfig, device: torch.device) -> Translate:
-    """The search that `translate` uses, with the model's weights at the time of each call."""
+    """The search that `translate` uses, with the model's weights at the time of each call.
+
+    Raises: RequestError: the model or its tokenizer cannot do what `decoding` asks for.
+    """
     translator = Translator(model, data.tokenizer, config.decoding, device=device, precision=config.precision)
+    translator.options()  # its errors come now, and not at the first validation
     return lambda texts, stop: translator.translate(texts, stop=stop)
 
 

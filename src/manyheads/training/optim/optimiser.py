@@ -58,10 +58,14 @@ def _not_of_linear_layers(module: nn.Module) -> Iterator[nn.Parameter]:
             yield parameter
 
 
-def build_optimiser(model: nn.Module, settings: OptimiserSettings, precision: str = "fp32") -> torch.optim.Optimizer:
+def build_optimiser(
+    model: nn.Module, settings: OptimiserSettings, precision: str = "fp32", peak: float | None = None
+) -> torch.optim.Optimizer:
     """Return an optimiser over all parameters of `model` that are not frozen, on their device.
 
-    Args: precision: of the run, `fp32` or `bf16`; Muon computes its matrix products in it.
+    Args:
+        precision: of the run, `fp32` or `bf16`; Muon computes its matrix products in it.
+        peak: the highest rate of the schedule, at which Muon has `muon_learning_rate`; None: `learning_rate`.
     """
     decayed, spared = split_by_decay(model)
     matrices = [parameter for parameter in decayed if parameter.ndim == 2] if settings.name == "muon" else []
@@ -73,7 +77,7 @@ def build_optimiser(model: nn.Module, settings: OptimiserSettings, precision: st
     return MuonWithAdam(
         matrices,
         adam,
-        rate_scale=settings.muon_learning_rate / settings.learning_rate,
+        rate_scale=settings.muon_learning_rate / (settings.learning_rate if peak is None else peak),
         momentum=settings.muon_momentum,
         weight_decay=settings.weight_decay,
         dtype=torch.bfloat16 if precision == "bf16" else None,

@@ -7,7 +7,7 @@ import math
 from manyheads.nn.schedules import noam
 from manyheads.training.settings import ScheduleSettings
 
-__all__ = ["learning_rate", "noam"]
+__all__ = ["highest_rate", "learning_rate", "noam"]
 
 
 def learning_rate(settings: ScheduleSettings, *, peak: float, d_model: int, step: int, progress: float = 0.0) -> float:
@@ -37,3 +37,10 @@ def learning_rate(settings: ScheduleSettings, *, peak: float, d_model: int, step
     done = (progress - start) / (1 - start)
     falling = (1 + math.cos(math.pi * done)) / 2 if settings.kind == "cosine" else 1 - done
     return peak * (settings.min_ratio + (1 - settings.min_ratio) * falling)
+
+
+def highest_rate(settings: ScheduleSettings, *, peak: float, d_model: int) -> float:
+    """Return the highest rate of a schedule. Args: as of `learning_rate`; for `noam`, `peak` is only a factor of it."""
+    if settings.kind != "noam":
+        return peak
+    return noam(settings.warmup_steps, factor=peak, d_model=d_model, warmup_steps=settings.warmup_steps)

@@ -19,6 +19,7 @@ from manyheads.distributed.group import Group
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.optimiser import build_optimiser
+from manyheads.training.optim.schedule import highest_rate
 from manyheads.training.run.arithmetic import arithmetic_of_run
 from manyheads.training.run.capacity import check_capacity
 from manyheads.training.run.initial import begin_from, freeze
@@ -138,7 +139,9 @@ def assemble(
     spread = Spread.over(model, config.training.parallel, group)
     decay = config.training.ema_decay
     average = MovingAverage(named_parameters(spread.holder), decay) if decay else None
-    optimiser = build_optimiser(spread.holder, config.optimiser, config.precision)
+    width = objective.model_config.d_model
+    peak = highest_rate(config.schedule, peak=config.optimiser.learning_rate, d_model=width)
+    optimiser = build_optimiser(spread.holder, config.optimiser, config.precision, peak)
     assembly = Assembly(objective, device, model, optimiser, average, Counters(), notes=tuple(notes))
     assembly.spread = spread
     return assembly
