@@ -86,7 +86,7 @@ def test_slopes() -> None:
 def test_ten_thousand_steps(tmp_path: Path, figure: Callable[..., None]) -> None:
     run = tmp_path / "run"
     often = {"max_steps": STEPS, "save_every": 500, "log_every": 50, "tensorboard": False}
-    config = replace(changed(TINY, training=often, validation={"every_steps": 1000}), run_dir=str(run))
+    config = replace(changed(TINY, training=often, validation={"every_steps": 1000, "patience": 0}), run_dir=str(run))
     settings = tmp_path / "settings.yaml"
     settings.write_text(to_yaml(config), encoding="utf-8")
     process = start(["train", "--config", str(settings), "-q"], tmp_path / "temporary")
