@@ -123,5 +123,5 @@ def test_the_name_of_a_model_is_in_its_diagrams() -> None:
     found = blocks_of(build_model(config_of("transformer-classifier")).eval())
     name = "runs/" + "long-name-" * 6
     for figure in (architecture_figure(found, name), operations_figure(found.operations, name)):
-        shown = "".join(text.get_text() for text in figure.axes[0].texts)
-        assert name in shown
+        lines = sorted(figure.axes[0].texts, key=lambda text: -text.get_position()[1])
+        assert name in "".join(text.get_text() for text in lines)
