@@ -50,6 +50,11 @@ class HeadTextOptions:
             raise ConfigError(f"--{files[0]} is the text; leave out {' and '.join(others)}.")
 
 
+def _check_seed(orders: Sequence[Order], text: HeadTextOptions) -> None:
+    if "random" not in orders and "--seed" in given_options(text):
+        raise ConfigError(f"--seed is for --by random, but heads are ordered by {', '.join(orders)}; leave it out.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class CurveOptions:
     """Options of `manyheads inspect pruning`, without those of the picture."""
@@ -123,8 +128,3 @@ class PruneOptions:
             raise ConfigError(f"--by random reads no text; leave out {', '.join(unread)}.")
         if self.share is not None and not 0 < self.share <= 1:
             raise ConfigError(f"--share is {self.share:g}; give what is removed, above 0 and up to 1.")
-
-
-def _check_seed(orders: Sequence[Order], text: HeadTextOptions) -> None:
-    if "random" not in orders and "--seed" in given_options(text):
-        raise ConfigError(f"--seed is for --by random, but heads are ordered by {', '.join(orders)}; leave it out.")
