@@ -113,6 +113,7 @@ def measure(ablation: Ablation, row: str, seed: int, updates: int, work: Path) -
     return {
         "row": row, "seed": seed, "updates": updates, "settings": shown, "bleu": report["bleu"]["score"],
         "perplexity": report["likelihood"]["perplexity"], "parameters": report["protocol"]["parameters"],
+        "changes": ablation.rows[row],
     }  # fmt: skip
 
 
@@ -156,6 +157,12 @@ def finished(results: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def is_of(record: Mapping[str, Any], ablation: Ablation, updates: int) -> bool:
+    """Whether a result is that of a row as the file has it now; one of older settings or updates is not."""
+    changes = ablation.rows.get(record["row"])
+    return changes is not None and record["updates"] == updates and record.get("changes", changes) == changes
+
+
 def main() -> int:
     """See the module. Returns: 2 after a mistake."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -183,7 +190,7 @@ def run_all(ablation: Ablation, options: argparse.Namespace) -> None:
         raise MistakeError(f"no row contains {options.only!r}; the rows are: {'; '.join(ablation.rows)}.")
     options.work.mkdir(parents=True, exist_ok=True)
     results = options.work / ("results.jsonl" if options.updates is None else f"results-{updates}.jsonl")
-    records = finished(results)
+    records = [record for record in finished(results) if is_of(record, ablation, updates)]
     done = {(record["row"], record["seed"]) for record in records}
     todo = [(row, seed) for seed in ablation.seeds for row in rows if (row, seed) not in done]
     for number, (row, seed) in enumerate([] if options.report else todo, 1):

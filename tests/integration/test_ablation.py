@@ -124,3 +124,18 @@ def test_mistakes(small: Path, tmp_path: Path, changes: dict[str, Any], options:
     assert message in found.stderr
     assert "Traceback" not in found.stderr
     assert not (tmp_path / "work").exists()
+
+
+def test_results_of_other_settings_are_not_shown(small: Path, tmp_path: Path) -> None:
+    """A row whose settings, or a file whose updates changed, is measured again."""
+    work = tmp_path / "work"
+    work.mkdir()
+    common = {"seed": 1, "perplexity": 5.0, "bleu": 1.0, "parameters": 10**6, "settings": {"model.num_heads": 1}}
+    records = [
+        {**common, "row": "A, one head", "updates": 2, "changes": {"model.num_heads": 1}},
+        {**common, "row": "base", "updates": 3, "changes": {}},
+        {**common, "row": "D, no dropout", "updates": 2, "changes": {"model.dropout": 0.1}},
+    ]
+    (work / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records), "utf-8")
+    shown = run(small, "--work", work, "--report").stdout.strip().split("\n")[2:]
+    assert [line.split(" | ")[0] for line in shown] == ["| A, one head"]

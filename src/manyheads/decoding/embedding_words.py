@@ -145,7 +145,7 @@ def open_embeddings(path: str | Path, side: str | None = None) -> NamedEmbedding
     if not sides:
         raise ModelFileError(f"{path} has no table of token embeddings.")
     if side is not None and side not in sides:
-        raise RequestError(f"--side {not_among('the model has no embedding', side, sides)}")
+        raise RequestError(f"--side {side}: {not_among('the model has no embedding', side, sides)}")
     side = side or sides[0]
     table = next(one for one in tables if side in one.sides)
     if isinstance(reader, Generator):

@@ -39,7 +39,7 @@ def read_csv(text: str, columns: Sequence[str], *, delimiter: str | None = None)
         raise ConfigError(
             f"name the columns to translate by --column, or give --format lines; the first line has: {_named(header)}."
         )
-    by_number = all(name.isdigit() for name in columns) and not any(name in header for name in columns)
+    by_number = all(name.isdecimal() for name in columns) and not any(name in header for name in columns)
     chosen = [_column(name, header, by_number) for name in columns]
     segments: list[Segment] = []
     for row in rows[0 if by_number else 1 :]:
@@ -101,7 +101,8 @@ def read_jsonl(text: str, keys: Sequence[str]) -> Document:
 
     Args: keys: names; dots lead into nested objects (`translation.en`). A value may be a text or a list of texts.
 
-    Raises: ConfigError: no key is named. DataError: a line is not a JSON object, lacks a key, or its value is no text.
+    Raises: ConfigError: no key is named. DataError: a line is not a JSON object, lacks a key, or its value is no text
+        or holds half a surrogate pair.
     """
     if not keys:
         raise ConfigError("name the keys to translate by --column, for example --column text, or give --format lines.")
@@ -113,6 +114,13 @@ def read_jsonl(text: str, keys: Sequence[str]) -> Document:
             found = [place for key in keys for place in _places(line, key, number)]
             for low, high in sorted(set(found)):  # a key can be named twice
                 value = json.loads(line[low:high], strict=False)
+                try:
+                    value.encode()
+                except UnicodeEncodeError as error:
+                    raise DataError(
+                        f"line {number}: a text holds half a surrogate pair (U+{ord(value[error.start]):04X}), which is"
+                        " no character; repair the file."
+                    ) from None
                 if value.strip():
                     build = partial(_build_json, ascii_only=ascii_only, like=value)
                     parts = (Text(SPACE.sub(" ", value.strip())),)

@@ -45,9 +45,10 @@ class Terms:
     def read(cls, path: str | Path) -> Terms:
         """Read a file of lines `source<TAB>target`; empty lines and lines that begin with # are left out.
 
-        Raises: DataError: the file cannot be read, or a line has not two columns.
+        Raises: DataError: the file cannot be read, or a line has not two columns, or a source has two targets.
         """
-        terms = []
+        terms: list[Term] = []
+        targets: dict[str, str] = {}
         for number, line in enumerate(read_lines(path), 1):
             if not line.strip() or line.startswith("#"):
                 continue
@@ -57,7 +58,14 @@ class Terms:
                     f"{path}: line {number} has {len(columns)} column{'s' * (len(columns) != 1)}; a term is"
                     " source<TAB>target, both with text."
                 )
-            terms.append(Term(*columns))
+            term = Term(*columns)
+            known = targets.setdefault(term.source.casefold(), term.target)
+            if known != term.target:
+                raise DataError(
+                    f"{path}: line {number}: {term.source!r} has the target {term.target!r} here, but {known!r} before;"
+                    " keep one of them."
+                )
+            terms.append(term)
         if not terms:
             raise DataError(f"{path} has no terms; each line is source<TAB>target.")
         return cls(terms)

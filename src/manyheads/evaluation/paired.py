@@ -70,16 +70,23 @@ def paired_scores(
     for shown, key in (("BLEU", "BLEU"), ("chrF", "chrF2")):
         signature = str(signatures[key])
         found[shown] = [
-            Paired(float(one.score), float(one.ci), None if number == 0 else _p_value(one, systems, number), signature)
+            Paired(
+                float(one.score),
+                float(one.ci),
+                None if number == 0 else _p_value(one, table[key][0], len(references)),
+                signature,
+            )
             for number, one in enumerate(table[key])
         ]
     return found
 
 
-def _p_value(result: Any, systems: Sequence[Sequence[str]], number: int) -> float:
-    """The test's; 1 for equal translations and for a single sentence, to which sacreBLEU gives the smallest value."""
-    is_same = list(systems[number]) == list(systems[0])
-    return 1.0 if is_same or len(systems[0]) < 2 else float(result.p_value)
+def _p_value(result: Any, first: Any, num_sentences: int) -> float:
+    """The test's; 1 for equal scores and for a single sentence, to which sacreBLEU gives the smallest value.
+
+    Unlike translations often have equal scores before a model has learned much.
+    """
+    return 1.0 if result.score == first.score or num_sentences < 2 else float(result.p_value)
 
 
 def paired_losses(systems: Sequence[NDArray[np.float64]], counts: NDArray[np.int64]) -> list[Paired]:

@@ -177,7 +177,9 @@ class Peer:
         """Raises: ConfigError: a reason, worded as a property of our module, holds."""
         for reason, holds in reasons.items():
             if holds:
-                raise ConfigError(f"{cls.name} cannot hold a model with {reason}.")
+                raise ConfigError(
+                    f"{cls.name} cannot hold a model with {reason}; take another format, or train without this."
+                )
 
     @classmethod
     def demand(cls, config: object, wanted: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from manyheads.files.json_object import json_text
 
 __all__ = [
     "LineWork",
+    "NoPictures",
     "Report",
     "TextReport",
     "machine_lines",
@@ -49,8 +50,18 @@ class Report(Protocol):
     def to_lines(self) -> list[str]:
         """The same for people."""
 
+    def save(self) -> None:
+        """Write the pages and pictures that were asked for. Raises: SaveError: one cannot be written."""
 
-class TextReport:
+
+class NoPictures:
+    """The part of a `Report` without pages and pictures."""
+
+    def save(self) -> None:
+        """See `Report.save`."""
+
+
+class TextReport(NoPictures):
     """The parts of a `Report` that are the same for language models: no lines of output, no files of lines."""
 
     output: tuple[str, ...] = ()

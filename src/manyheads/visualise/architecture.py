@@ -72,13 +72,15 @@ def _titled(sheet: Sheet, model: ModelBlocks, name: str, extent: tuple[float, fl
     for number, line in enumerate(lines):
         sheet.note(left + 0.15, top + LINE * (len(lines) - number - 1) * 1.1 + 0.05, line, size=8.5)
     top += 0.05 + LINE * 1.1 * len(lines)
-    heading = textwrap.shorten(f"{model.architecture}: {name}", max(20, int((right - left) * 8.5)), placeholder="…")
-    sheet.text(left + 0.15, top + 0.12, heading, size=12, weight="bold", ha="left")
+    heading = textwrap.wrap(f"{model.architecture}: {name}", max(20, int((right - left) * 8.5)))
+    for line in reversed(heading):
+        sheet.text(left + 0.15, top + 0.12, line, size=12, weight="bold", ha="left")
+        top += 0.24
     notes = _notes(model)
     wrapped = [part for note in notes for part in textwrap.wrap(note, max(24, int((right - left - 0.3) * 14.5)))]
     for number, line in enumerate(wrapped):
         sheet.note(left + 0.15, bottom - LINE * number, line)
-    return sheet.figure(left, bottom - LINE * len(wrapped), right, top + 0.32)
+    return sheet.figure(left, bottom - LINE * len(wrapped), right, top + 0.08)
 
 
 def _notes(model: ModelBlocks) -> list[str]:

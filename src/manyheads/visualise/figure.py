@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ __all__ = [
     "as_array",
     "check_plots",
     "new_figure",
+    "picture_paths",
     "plain_text",
     "save_by_name",
     "save_figure",
@@ -46,6 +48,8 @@ COLOURS = ("#2563a8", "#d9622b", "#2f8a57", "#8a4fa3", "#b8921e", "#5b6770")
 """Colours that colour-blind readers can distinguish, also in print."""
 INK = "#1f2933"
 MUTED = "#7b8794"
+_TITLE_LETTERS = 8
+"""Letters of a title on an inch."""
 _SETTINGS: Any = {"svg.hashsalt": "manyheads", "svg.fonttype": "none", "pdf.fonttype": 42}
 """Text is stored as text: in SVG by the name of its font, in PDF with an embedded font."""
 _DATED = {"svg": "Date", "png": "Software", "pdf": "CreationDate"}
@@ -69,7 +73,7 @@ def check_plots() -> None:
 
 
 def new_figure(width: float, height: float, title: str = "") -> Figure:
-    """Return an empty figure, size in inches, with a title on the left.
+    """Return an empty figure, size in inches, with a title on the left, on several lines if it is long.
 
     Raises: MissingExtraError: matplotlib is not installed.
     """
@@ -81,6 +85,7 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.05, hspace=0.05)  # type: ignore[union-attr,call-arg]
     if title:
+        title = "\n".join(textwrap.wrap(title, max(20, int(width * _TITLE_LETTERS))))
         plain_text([figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")])
     return figure
 
@@ -136,17 +141,21 @@ def save_figure(figure: Figure, path: Path | str, kinds: Sequence[str] = ("png",
     """
     from matplotlib import rc_context
 
-    stem = Path(path)
-    stem = stem.with_suffix("") if stem.suffix[1:].lower() in _DATED else stem
-    written = []
+    paths = picture_paths(path, kinds)
     with rc_context(_SETTINGS), _laid_out(figure):
-        for kind in kinds:
-            final, content = stem.with_name(f"{stem.name}.{kind}"), io.BytesIO()
+        for kind, final in zip(kinds, paths, strict=True):
+            content = io.BytesIO()
             metadata: dict[str, str | None] = {_DATED[kind]: None}
             figure.savefig(content, format=kind, metadata=metadata, dpi=150 if kind == "png" else 72)
             write_file(final, content.getvalue())
-            written.append(final)
-    return tuple(written)
+    return paths
+
+
+def picture_paths(path: Path | str, kinds: Sequence[str] = ("png", "svg")) -> tuple[Path, ...]:
+    """Return the paths that `save_figure` writes."""
+    stem = Path(path)
+    stem = stem.with_suffix("") if stem.suffix[1:].lower() in _DATED else stem
+    return tuple(stem.with_name(f"{stem.name}.{kind}") for kind in kinds)
 
 
 def save_by_name(figure: Figure, path: Path | str) -> Path:

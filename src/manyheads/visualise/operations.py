@@ -60,9 +60,10 @@ def operations_figure(operations: Sequence[AttentionOperations], name: str) -> F
         sheet.text(_RIGHT, top + 0.2, f"{one.kind}: {one.num_heads} heads", size=11, weight="bold", ha="left")
         bottom = top + 0.35 + _BETWEEN
         right = max(right, _RIGHT + _around_width(one))
-    heading = textwrap.shorten(f"Attention of {name}", int((right + 0.2) * 9), placeholder="…")
-    sheet.text(-0.1, bottom - 0.05, heading, size=12, weight="bold", ha="left")
-    return sheet.figure(-0.25, -0.1, max(right, 8.6) + 0.35, bottom + 0.2)
+    for line in reversed(textwrap.wrap(f"Attention of {name}", int((right + 0.2) * 9))):
+        sheet.text(-0.1, bottom - 0.05, line, size=12, weight="bold", ha="left")
+        bottom += 0.24
+    return sheet.figure(-0.25, -0.1, max(right, 8.6) + 0.35, bottom - 0.04)
 
 
 def _title(one: AttentionOperations) -> str:

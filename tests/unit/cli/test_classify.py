@@ -76,6 +76,9 @@ def test_evaluate(place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.Ca
     assert record["protocol"]["data"] == f"{place / 'data'} test"
     assert output.read_text().split() == [label for label, _ in ROWS]
     assert "predicted label" in picture.read_text()
+    (tmp_path / "file").touch()
+    assert manyheads("evaluate", place / "run", "--picture", tmp_path / "file" / "matrix.svg") == 2
+    assert "accuracy = 100.00%" in capsys.readouterr().out
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text('{"label": "fruit", "text": "cat and dog"}\n{"label": "fruit", "text": "pear"}\n')
     assert manyheads("evaluate", place / "run", "--jsonl", wrong) == 0

@@ -74,6 +74,17 @@ def test_translators_side_by_side(
     assert spreads[-1] > 0
 
 
+def test_a_page_that_cannot_be_written_costs_no_figures(
+    manyheads: Cli, model_folder: Path, other_folder: Path, files: list[str | Path], tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "file").touch()
+    page = tmp_path / "file" / "compared.html"
+    assert manyheads("evaluate", model_folder, other_folder, *files, "--page", page) == 2
+    shown = capsys.readouterr()
+    assert f"A = {model_folder}" in shown.out
+    assert str(page) in shown.err
+
+
 def test_equal_models_do_not_differ(
     manyheads: Cli, model_folder: Path, files: list[str | Path], tmp_path: Path, capsys: Captured
 ) -> None:

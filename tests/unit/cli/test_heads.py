@@ -194,6 +194,13 @@ def test_a_language_model(
         (("--share", "0.5"), "is no run folder, so its data is unknown"),
         (("--share", "0.5", "--text", "x"), "translates; give --source and --reference"),
         (("--share", "0.5", "--source", "x"), "belong together"),
+        (("--share", "0.5", "--seed", "2"), "--seed is for --by random, but heads are ordered by importance"),
+        (("--share", "0.5", "--max-tokens", "9"), "--max-tokens: this is for language models"),
+        (("--share", "0.5", "--by", "random", "--pairs", "3"), "--by random reads no text; leave out --pairs"),
+        (
+            ("--share", "0.01", "--source", "none", "--reference", "none"),
+            "of 24 heads rounds to no head; give at least 0.042",
+        ),
     ],
 )
 def test_mistakes(
@@ -225,3 +232,37 @@ def test_other_models_are_refused_by_name(
     ):
         assert manyheads(*command) == 2
         assert f"{folder} is a reformer, whose heads can be neither masked nor pruned" in capsys.readouterr().err
+
+
+def test_a_random_share_needs_no_text(
+    manyheads: Program, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("prune", model_folder, "--share", "0.25", "--by", "random", "--seed", "2", "--output", tmp_path / "x")
+    assert manyheads(*arguments) == 0
+    assert "18 heads are left" in capsys.readouterr().out
+
+
+def test_options_that_would_not_be_used_are_refused(
+    manyheads: Program,
+    model_folder: Path,
+    language_folder: Path,
+    text: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "text").write_text("he opened the door and went in. " * 20, encoding="utf-8")
+    language = (language_folder, "--text", tmp_path / "text", "--output", tmp_path / "x.png")
+    translator = (model_folder, *text, "--output", tmp_path / "x.png")
+    for arguments, said in (
+        (("heads", *translator, "--seed", "2"), "--seed orders heads at random"),
+        (("heads", *translator, "--max-tokens", "9"), "--max-tokens: this is for language models"),
+        (("heads", *language, "--pairs", "9"), "--pairs: this is for translators"),
+        (("pruning", *language, "--num-beams", "1", "--tokenize", "zh"), "--num-beams, --tokenize: this is for"),
+        (("pruning", *translator, "--judge-tokens", "9"), "--judge-tokens: this is for language models"),
+        (("pruning", *translator, "--seed", "2"), "--seed is for --by random"),
+    ):
+        assert manyheads("inspect", *arguments) == 2, arguments
+        assert said in capsys.readouterr().err
+    (tmp_path / "x.jsonl").write_text('{"identity": "a", "by": [], "pruned": 0}\n', encoding="utf-8")
+    assert manyheads("inspect", "pruning", *translator) == 2
+    assert "is no record of a pruning curve" in capsys.readouterr().err

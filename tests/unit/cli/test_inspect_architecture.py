@@ -117,3 +117,11 @@ def test_mistakes(
     assert said in shown.err
     assert shown.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_name_of_a_model_is_in_its_diagrams() -> None:
+    found = blocks_of(build_model(config_of("transformer-classifier")).eval())
+    name = "runs/" + "long-name-" * 6
+    for figure in (architecture_figure(found, name), operations_figure(found.operations, name)):
+        lines = sorted(figure.axes[0].texts, key=lambda text: -text.get_position()[1])
+        assert name in "".join(text.get_text() for text in lines)

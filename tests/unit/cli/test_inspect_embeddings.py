@@ -115,7 +115,7 @@ def test_other_models(
         (("MODEL", "--words", *"abc" * 17), "give at most 50"),
         (("MODEL", "--tokens", "0"), "no token to draw"),
         (("MODEL", "--output", "map.html"), "must end in .png, .svg, .pdf"),
-        (("LANGUAGE", "--side", "target"), "there are: tokens"),
+        (("LANGUAGE", "--side", "target"), "--side target: the model has no embedding 'target'; there are: tokens"),
         (("WORDS", "--words", "xylophone"), "does not know this word"),
     ],
 )

@@ -257,11 +257,11 @@ def test_info(run: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_recl_compares_models(run: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
     base = ["evaluate", run, "--recl", "--max-tokens", "600", "--recl-step", "20", "--recl-longest", "80"]
-    assert manyheads(*base, "--beside", run, "--recl-hardest", "0.1", "1") == 0
+    assert manyheads(*base, "--beside", run / "model", "--recl-hardest", "0.1", "1") == 0
     shown = capsys.readouterr().out
     for part in ("RECL, in tokens", "r = 0.1", "r = 1", "perplexity by context", "scored     26 tokens, one in 20"):
         assert part in shown, shown
-    assert manyheads(*base, "--beside", run, "--json") == 0
+    assert manyheads(*base, "--beside", run / "model", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["protocol"]["contexts"] == [20, 40, 60, 80]
     first, second = found["results"]
@@ -269,13 +269,24 @@ def test_recl_compares_models(run: Path, manyheads: Cli, capsys: pytest.CaptureF
     assert set(first["recl"]) == {"0.1", "0.5", "1.0"}
     for wrong, message in [
         ([], "--recl compares two models or more"),
-        (["--beside", run, "--memory-len", "4"], "leave out --memory-len"),
-        (["--beside", run, "--recl-hardest", "0"], "--recl-hardest holds 0"),
-        (["--beside", run, "--recl-longest", "30"], "less than two steps of 20"),
-        (["--beside", run, "--max-tokens", "30", "--recl-longest", "40"], "the text has at most 29"),
+        (["--beside", run], "is named twice; name each model once"),
+        (["--beside", run / "model", "--lanes", "2"], "leave out --lanes"),
+        (["--beside", run / "model", "--documents", "joined"], "leave out --documents"),
+        (["--beside", run / "model", "--same-length", "yes"], "leave out --same-length"),
+        (["--beside", run / "model", "--memory-len", "4"], "leave out --memory-len"),
+        (["--beside", run / "model", "--recl-hardest", "0"], "--recl-hardest holds 0"),
+        (["--beside", run / "model", "--recl-longest", "30"], "less than two steps of 20"),
+        (["--beside", run / "model", "--max-tokens", "30", "--recl-longest", "40"], "the text has at most 29"),
     ]:
         assert manyheads(*base, *wrong) == 2, wrong
         assert message in capsys.readouterr().err
+    text = run.parent / "short.txt"
+    text.write_text("he opened the door and went in. " * 4)
+    short = ["evaluate", run, "--recl", "--beside", run / "model", "--text", text, "--recl-step", "20"]
+    assert manyheads(*short, "--json") == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert manyheads(*short, "--max-tokens", "100000", "--json") == 0  # more than the text has
+    assert json.loads(capsys.readouterr().out) == whole
 
 
 def test_dynamic_evaluation_says_what_it_is(run: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:

@@ -225,6 +225,9 @@ def test_terms_of_a_file(tmp_path: Any) -> None:
     file.write_text("one\n", encoding="utf-8")
     with pytest.raises(DataError, match="line 1 has 1 column"):
         Terms.read(file)
+    file.write_text("house\tHaus\nHouse\tHaus\nhouse\tHeim\n", encoding="utf-8")
+    with pytest.raises(DataError, match="line 3: 'house' has the target 'Heim' here, but 'Haus' before"):
+        Terms.read(file)
     file.write_text("\n", encoding="utf-8")
     with pytest.raises(DataError, match="no terms"):
         Terms.read(file)

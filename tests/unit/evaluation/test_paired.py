@@ -24,3 +24,11 @@ def test_clear_differences_are_seen_and_small_ones_are_not() -> None:
     assert alike.p_value is not None
     assert apart.p_value is not None
     assert alike.p_value > 0.05 > 0.01 > apart.p_value
+
+
+def test_unlike_translations_with_equal_scores_do_not_differ() -> None:
+    """Models that have hardly learned: sacreBLEU's test calls their equal BLEU a certain difference."""
+    references = ["the cat sat on the mat", "two dogs play in the park", "a man walks"]
+    scores = paired_scores([["x x x x x"] * 3, ["y y y y y"] * 3], references)["BLEU"]
+    assert scores[0].value == scores[1].value
+    assert scores[1].p_value == 1.0

@@ -15,6 +15,7 @@ import torch
 from manyheads.errors import DataError, MissingExtraError, SaveError, ShapeError
 from manyheads.visualise.attention import MAX_LABELS, attention_figure
 from manyheads.visualise.buckets import buckets_figure
+from manyheads.visualise.confusion import confusion_figure
 from manyheads.visualise.curves import compared_curves_figure, learning_curve_figure, read_metrics, series
 from manyheads.visualise.figure import as_array, new_figure, save_figure
 from manyheads.visualise.memory import memory_figure
@@ -270,3 +271,12 @@ def test_only_the_ending_of_a_picture_is_replaced(tmp_path: Path) -> None:
 def test_a_title_is_no_formula(tmp_path: Path) -> None:
     figure = memory_figure([0, 8], [2.0, 1.0], unit="nats", title="Loss on a$\\x$.txt")
     save_figure(figure, tmp_path / "loss", ["png"])
+
+
+def test_a_long_title_stays_on_the_picture() -> None:
+    figure = confusion_figure([[1, 0], [0, 1]], ["a", "b"], title="runs/" + "a-long-name-" * 9 + " on data/other test")
+    figure.draw_without_rendering()
+    title = figure.get_suptitle()
+    assert "".join(title.split()).endswith("ondata/othertest")
+    [drawn] = [text for text in figure.texts if text.get_text() == title]
+    assert drawn.get_window_extent().x1 <= figure.bbox.x1

@@ -39,5 +39,7 @@ def run(arguments: Sequence[str]) -> int:
             writer.write([json_text(report.to_json(), indent=2)])
         else:
             writer.write(map(printable, report.to_lines()))
+    # Pages and pictures come last: one that cannot be written must not cost the figures.
+    report.save()
     tell_bad_lines(report.read)
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from manyheads.data.labelled_files import LabelledReport
@@ -16,20 +15,33 @@ from manyheads.evaluation.classes import Confusion
 from manyheads.tasks.classification.held_out import check_known, held_out_texts, numbered_unit
 from manyheads.tasks.classification.options import EvaluateOptions
 from manyheads.tasks.report import machine_lines, model_line, model_record
-from manyheads.visualise.figure import check_plots, save_figure
+from manyheads.visualise.figure import check_plots, save_by_name
 
 __all__ = ["ClassificationReport", "evaluate"]
 
 
 @dataclass(frozen=True)
 class ClassificationReport:
-    """See `tasks.report.Report`. nats_per_text: mean negative log-likelihood of the right labels."""
+    """See `tasks.report.Report`.
+
+    nats_per_text: mean negative log-likelihood of the right labels. picture: the file for the confusion matrix.
+    """
 
     confusion: Confusion
     nats_per_text: float
     protocol: dict[str, Any]
     output: list[str]
     read: LabelledReport
+    picture: str | None = None
+
+    def save(self) -> None:
+        """See `Report.save`."""
+        if self.picture is None:
+            return
+        from manyheads.visualise.confusion import confusion_figure
+
+        title = f"{self.protocol['model']} on {self.protocol['data']}"
+        save_by_name(confusion_figure(self.confusion.counts, self.confusion.labels, title=title), self.picture)
 
     def to_json(self) -> dict[str, Any]:
         """See `Report.to_json`."""
@@ -48,7 +60,7 @@ class ClassificationReport:
 
 
 def evaluate(options: EvaluateOptions, show: Progress) -> ClassificationReport:
-    """Judge a classifier, and draw its confusion matrix if a file is named.
+    """Judge a classifier.
 
     Raises: DataError: the texts cannot be read, or have a label that the model does not know. RequestError: a text is
         too long. MissingExtraError: a picture needs matplotlib.
@@ -80,10 +92,5 @@ def evaluate(options: EvaluateOptions, show: Progress) -> ClassificationReport:
         "max_tokens": options.max_tokens,
         "truncated_texts": cut.count,
     }
-    if options.picture is not None:
-        from manyheads.visualise.confusion import confusion_figure
-
-        figure = confusion_figure(confusion.counts, confusion.labels, title=f"{options.model} on {name}")
-        save_figure(figure, options.picture, [Path(options.picture).suffix[1:].lower()])
     predicted = [classifier.labels[number] for number in chosen]
-    return ClassificationReport(confusion, nll / len(rows), protocol, predicted, read)
+    return ClassificationReport(confusion, nll / len(rows), protocol, predicted, read, options.picture)

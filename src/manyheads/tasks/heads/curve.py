@@ -27,6 +27,7 @@ from manyheads.tasks.heads.subject import HeldPairs, HeldSegments, Subject
 __all__ = ["PruningCurve", "pruning_curve"]
 
 _MOST_RECORD_BYTES = 4 << 20
+_KEYS = {"identity": str, "by": str, "pruned": int}
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def pruning_curve(subject: Subject, options: CurveOptions, record: Path, show: P
 
     Raises: DataError: the record cannot be read. As `Subject.text`.
     """
+    subject.check_options(options, options.text)
     longer = replace(options.text, pairs=options.judge_pairs, max_tokens=options.judge_tokens)
     held, judged = subject.text(options.text), subject.text(longer, "test")
     heads = all_heads(subject.model.config)
@@ -131,6 +133,10 @@ def _lines(record: Path) -> list[dict[str, Any]]:
         found = [json.loads(line) for line in read_limited(record, _MOST_RECORD_BYTES).decode().split("\n") if line]
     except (ValueError, RecursionError):
         found = [None]
-    if not all(isinstance(line, dict) and {"identity", "by", "pruned"} <= line.keys() for line in found):
+    if not all(isinstance(line, dict) and _KEYS.items() <= _types(line).items() for line in found):
         raise DataError(f"{record} is no record of a pruning curve; move it away, or name another by --record.")
     return found
+
+
+def _types(line: dict[str, Any]) -> dict[str, type]:
+    return {name: type(value) for name, value in line.items()}

@@ -83,18 +83,20 @@ def head_report(subject: Subject, held: HeldPairs | HeldSegments, show: Progress
 
 
 def pruning_order(
-    subject: Subject, held: HeldPairs | HeldSegments, by: Order, show: Progress, *, seed: int = 1
+    subject: Subject, held: HeldPairs | HeldSegments | None, by: Order, show: Progress, *, seed: int = 1
 ) -> list[Head]:
     """Return all heads in the order in which they are pruned; of equal heads the earlier one comes first.
 
     They are measured once, on the whole model.
 
-    Args: seed: of the random order.
+    Args: held: the text; None: there is none, for the random order. seed: of the random order.
     """
-    model, batches, device = subject.model, held.batches, subject.device
+    model, device = subject.model, subject.device
     heads = all_heads(model.config)
     if by == "random":
         return [heads[place] for place in np.random.default_rng(seed).permutation(len(heads))]
+    assert held is not None
+    batches = held.batches
     show(by, 0, 0)
     if by == "importance":
         worth = normalised_importance(head_importance(model, batches, device=device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -49,6 +50,11 @@ class HeadTextOptions:
             raise ConfigError(f"--{files[0]} is the text; leave out {' and '.join(others)}.")
 
 
+def _check_seed(orders: Sequence[Order], text: HeadTextOptions) -> None:
+    if "random" not in orders and "--seed" in given_options(text):
+        raise ConfigError(f"--seed is for --by random, but heads are ordered by {', '.join(orders)}; leave it out.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class CurveOptions:
     """Options of `manyheads inspect pruning`, without those of the picture."""
@@ -82,6 +88,7 @@ class CurveOptions:
         check(self, "--", at_least(1), "judge_pairs", "judge_tokens", "num_beams")
         if not self.by:
             raise ConfigError(f"--by {' '.join(self.by)}: give one or more of {', '.join(ORDERS)}.")
+        _check_seed(self.by, self.text)
         if not self.share or not all(0 <= share <= 1 for share in self.share):
             raise ConfigError(f"--share {' '.join(f'{one:g}' for one in self.share)}: give shares from 0 to 1.")
 
@@ -116,5 +123,10 @@ class PruneOptions:
         unused = [name for name in given_options(self, self.text) if name == "--by" or name in given_options(self.text)]
         if self.heads and unused:
             raise ConfigError(f"--heads names the heads, so no text is read; leave out {', '.join(unused)}.")
+        if not self.heads:
+            _check_seed((self.by,), self.text)
+        unread = [name for name in given_options(self.text) if name != "--seed"]
+        if self.by == "random" and unread:
+            raise ConfigError(f"--by random reads no text; leave out {', '.join(unread)}.")
         if self.share is not None and not 0 < self.share <= 1:
             raise ConfigError(f"--share is {self.share:g}; give the share to remove, above 0 and up to 1.")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from manyheads.architectures.head_names import Head, parse_heads, prunable
+from manyheads.architectures.head_names import Head, all_heads, parse_heads, prunable
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load, read_config, read_languages, save_pretrained
@@ -55,12 +55,13 @@ def least_important(name: str, share: float, by: Order, text: HeadTextOptions, s
     Raises: ConfigError: the share is less than one head. As `open_subject` and `Subject.text`.
     """
     subject = open_subject(name, lambda load, model: load(model, "cpu"))
-    order = pruning_order(subject, subject.text(text), by, show, seed=text.seed)
-    count = num_removed(share, len(order))
+    subject.check_options(text)
+    total = len(all_heads(prunable(subject.model.config)))
+    count = num_removed(share, total)
     if not count:
-        raise ConfigError(
-            f"--share {share:g} of {len(order)} heads rounds to no head; give at least {0.5 / len(order):.2g}."
-        )
+        raise ConfigError(f"--share {share:g} of {total} heads rounds to no head; give at least {1 / total:.2g}.")
+    held = None if by == "random" else subject.text(text)
+    order = pruning_order(subject, held, by, show, seed=text.seed)
     return [str(head) for head in order[:count]]
 
 

@@ -13,6 +13,7 @@ from manyheads.architectures.pretrained import read_config
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.config.build import build
+from manyheads.config.options import given_options
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.data.readers import PairFiles, ReadReport
 from manyheads.data.segments import eval_segments
@@ -29,6 +30,7 @@ from manyheads.tasks.translation.likelihood import reference_batches
 __all__ = ["HeldPairs", "HeldSegments", "Subject", "open_subject"]
 
 _TASKS = ("translation", "text", "ids")
+_OF_TRANSLATORS = ("--pairs", "--judge-pairs", "--num-beams", "--tokenize")
 Split = Literal["test", "valid"]
 
 
@@ -65,6 +67,14 @@ class Subject:
     def device(self) -> Any:
         """Where it runs."""
         return self.reader.device
+
+    def check_options(self, *options: Any) -> None:
+        """Raises: RequestError: an option is for the other kind of model, so it would not be used."""
+        translates = isinstance(self.reader, Translator)
+        other = ("--max-tokens", "--judge-tokens") if translates else _OF_TRANSLATORS
+        if unused := [name for name in given_options(*options) if name in other]:
+            kind = "language models" if translates else "translators"
+            raise RequestError(f"{', '.join(unused)}: this is for {kind}, and {self.name} is none; leave it out.")
 
     def text(self, options: HeadTextOptions, split: Split = "valid") -> HeldPairs | HeldSegments:
         """Return the first part of the text that the options name. split: of data, if they name none.

@@ -20,7 +20,7 @@ from manyheads.evaluation.parses import ParseReport, judge_trees, judge_written
 from manyheads.evaluation.tree_baselines import Baseline
 from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.parsing.options import EvaluateOptions
-from manyheads.tasks.report import machine_lines, model_line, search_line, search_record
+from manyheads.tasks.report import NoPictures, machine_lines, model_line, search_line, search_record
 from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.text.bracketing import normal_form, repairs_line
 from manyheads.text.parsing import ParsingTask
@@ -30,7 +30,7 @@ __all__ = ["ParsingReport", "evaluate"]
 
 
 @dataclass(frozen=True)
-class ParsingReport:
+class ParsingReport(NoPictures):
     """See `tasks.report.Report`. likelihood: None where no model was judged."""
 
     parses: ParseReport

@@ -75,9 +75,7 @@ def compare(options: EvaluateOptions, show: Progress) -> Comparison:
                              telling(show, f"scoring tokens, model {number}", len(held.store), 0)))  # fmt: skip
     assert held is not None
     assert vocabulary is not None
-    report = _report(options, names, judged, held, vocabulary)
-    report.save()
-    return report
+    return _report(options, names, judged, held, vocabulary)
 
 
 def _check_own_texts(names: list[str]) -> None:

@@ -26,18 +26,24 @@ from manyheads.tasks.text.held_out import HeldText, held_text, readings_of
 from manyheads.tasks.text.options import EvaluateOptions
 from manyheads.tasks.text.recl import evaluate_recl
 from manyheads.tasks.text.trial import try_reading
-from manyheads.visualise.figure import check_plots, save_figure
+from manyheads.visualise.figure import check_plots, picture_paths, save_figure
 
 __all__ = ["LikelihoodReport", "evaluate"]
 
 
 @dataclass(frozen=True)
 class LikelihoodReport(TextReport):
-    """See `tasks.report.Report`. results: a record for each reading. pictures: files that were drawn."""
+    """See `tasks.report.Report`. results: a record for each reading. figure: to be drawn into the files `pictures`."""
 
     results: list[dict[str, Any]]
     protocol: dict[str, Any]
-    pictures: list[Path]
+    pictures: tuple[Path, ...] = ()
+    figure: Any = None
+
+    def save(self) -> None:
+        """See `Report.save`."""
+        if self.pictures:
+            save_figure(self.figure, self.pictures[0])
 
     def to_json(self) -> dict[str, Any]:
         """See `Report.to_json`."""
@@ -152,10 +158,10 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
         **options.models.record(),
         "vocabulary": generator.vocabulary.digest,
     }
-    pictures = _draw(scored, held, options) if len(scored) > 1 else []
+    pictures, figure = _draw(scored, held, options) if len(scored) > 1 else ((), None)
     records = [_record(reading, found, held, generator) for reading, found in scored]
     records = [{**record, **more} for record, more in zip(records, adapted or [{}] * len(records), strict=True)]
-    return LikelihoodReport(records, protocol, pictures)
+    return LikelihoodReport(records, protocol, pictures, figure)
 
 
 def _memory(reading: dict[str, Any], many: bool) -> str:
@@ -208,10 +214,12 @@ def _record(reading: Reading, found: Likelihood, held: HeldText, generator: Gene
     return record
 
 
-def _draw(scored: list[tuple[Reading, Likelihood]], held: HeldText, options: EvaluateOptions) -> list[Path]:
+def _draw(
+    scored: list[tuple[Reading, Likelihood]], held: HeldText, options: EvaluateOptions
+) -> tuple[tuple[Path, ...], Any]:
     folder = Path(options.model)
     if options.plot is None and not (folder / "config.yaml").is_file():
-        return []
+        return (), None
     from manyheads.visualise.memory import memory_figure
 
     lens = [reading.memory_len or 0 for reading, _ in scored]
@@ -220,6 +228,6 @@ def _draw(scored: list[tuple[Reading, Likelihood]], held: HeldText, options: Eva
         figure = memory_figure(lens, nats, unit="nats a token", title=f"Loss on {held.name}")
     except MissingExtraError as error:  # the picture is optional, so its failure is no error
         sys.stderr.write(f"manyheads: no picture: {error}\n")
-        return []
+        return (), None
     name = "loss-by-memory-ensemble" if options.models.ensemble else "loss-by-memory"
-    return list(save_figure(figure, options.plot or folder / "plots" / name))
+    return picture_paths(options.plot or folder / "plots" / name), figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from manyheads.config.checks import ABOVE_ZERO, FRACTION, at_least, check
@@ -173,11 +174,17 @@ class EvaluateOptions:
             return
         if not self.beside:
             raise ConfigError("--recl compares two models or more; name the others by --beside MODEL ...")
+        names_given = [Path(name) for name in (self.model, *self.beside)]
+        if twice := [str(name) for place, name in enumerate(names_given) if name in names_given[:place]]:
+            raise ConfigError(f"--recl compares different models, but {twice[0]} is named twice; name each model once.")
         clashes = {
             "--num-hashes": self.num_hashes,
             "--memory-len": self.memory_len,
             "--segment-len": self.segment_len,
             "--ext-len": self.ext_len,
+            "--same-length": self.same_length,
+            "--lanes": self.lanes,
+            "--documents": self.documents,
             "--dry-run": self.dry_run,
         }
         refuse_given(clashes, "--recl sets the context of the models itself; leave out {}.")

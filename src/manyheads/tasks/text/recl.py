@@ -92,7 +92,7 @@ def evaluate_recl(options: EvaluateOptions, show: Progress) -> ReclReport:
                 longest=longest,
                 attending=reading.attending(generator.model.config),
                 device=generator.device,
-                told=telling(show, f"reading with model {number}", options.max_tokens or len(held.store), 0),
+                told=telling(show, f"reading with model {number}", _num_tokens(options, held), 0),
             )
         losses.append(found)
     records: list[dict[str, Any]] = [
@@ -118,11 +118,15 @@ def evaluate_recl(options: EvaluateOptions, show: Progress) -> ReclReport:
     return ReclReport(records, protocol)
 
 
+def _num_tokens(options: EvaluateOptions, held: HeldText) -> int:
+    return min(options.max_tokens or len(held.store), len(held.store))
+
+
 def _longest(options: EvaluateOptions, generators: dict[str, Generator], held: HeldText) -> int:
     """The longest context: a multiple of the step, and at most what every model and the text hold."""
     step, asked = options.recl_step, options.recl_longest
     limits = {f"{name} reads": made.model.max_len for name, made in generators.items() if made.model.max_len}
-    limits["the text has"] = (options.max_tokens or len(held.store)) - 1
+    limits["the text has"] = _num_tokens(options, held) - 1
     who = min(limits, key=limits.__getitem__)
     longest = min(asked or _LONGEST, limits[who]) // step * step
     if (asked or 0) > limits[who] or longest < 2 * step:

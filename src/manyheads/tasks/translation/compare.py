@@ -62,7 +62,7 @@ def compare(options: EvaluateOptions, show: Progress) -> Comparison:
         )
         for place in most_different(by_sentence, max(PAGE_EXAMPLES if options.page else 0, options.differences))
     ]
-    report = Comparison(
+    return Comparison(
         models=list(names),
         scores=scores,
         figures={"nats/sentence": [f"{one:.2f}" for one in nats]},
@@ -76,8 +76,6 @@ def compare(options: EvaluateOptions, show: Progress) -> Comparison:
         page=options.page,
         read=read,
     )
-    report.save()
-    return report
 
 
 def _check_own_test_sets(each: dict[str, EvaluateOptions], first: HeldOutSet) -> None:

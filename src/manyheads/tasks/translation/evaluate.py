@@ -23,7 +23,7 @@ from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.evaluation.bleu import Score, corpus_bleu, corpus_chrf
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.tasks.held_out import COPY_TASK, copy_settings, held_out_directions, own_data, pairs_of_split
-from manyheads.tasks.report import machine_lines, model_line, search_line, search_record
+from manyheads.tasks.report import NoPictures, machine_lines, model_line, search_line, search_record
 from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.tasks.translation.options import EvaluateOptions
 from manyheads.text.languages import LanguagePair
@@ -39,7 +39,7 @@ CLEARLY_LIKELIER = 0.5
 
 
 @dataclass(frozen=True)
-class TranslationReport:
+class TranslationReport(NoPictures):
     """See `tasks.report.Report`. likelihood: None for translations made elsewhere. by_direction: of several ones."""
 
     scores: dict[str, Score]

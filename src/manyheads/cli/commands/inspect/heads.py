@@ -9,7 +9,7 @@ from manyheads.cli.command_line.inspect_options import check_kinds, picture_opti
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say_or_json
 from manyheads.cli.watching.phases import showing_if_long
-from manyheads.config.options import CommandPage, argument, group, option
+from manyheads.config.options import CommandPage, argument, given_options, group, option, refuse_given
 from manyheads.decoding.options import InspectionDeviceOptions
 from manyheads.tasks.heads.options import HeadTextOptions
 
@@ -25,6 +25,9 @@ class HeadsOptions:
     output: tuple[str, ...] = picture_option("heads.png")
     text: HeadTextOptions = group(HeadTextOptions)
     run_on: InspectionDeviceOptions = group(InspectionDeviceOptions)
+
+    def __post_init__(self) -> None:
+        refuse_given({"--seed": "--seed" in given_options(self.text)}, "{} orders heads at random; leave it out.")
 
 
 PAGE = CommandPage(
@@ -55,6 +58,7 @@ def run(options: HeadsOptions) -> int:
 
     with showing_if_long() as show:
         subject = open_subject(options.model, options.run_on.load)
+        subject.check_options(options.text)
         report = head_report(subject, subject.text(options.text), show)
     rows = report.rows()
     figure = heads_figure(rows, title=f"Heads of {options.model}, on {report.text}")
