@@ -19,7 +19,15 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 MOUNT = "repository"
 # Pages of the navigation that lie outside docs/; what they and others link to follows by itself.
-FIRST = ["README.md", "README.zh-CN.md", "EXPERIMENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "recipes/README.md"]
+FIRST = [
+    "README.md",
+    "README.zh-CN.md",
+    "EXPERIMENTS.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "recipes/README.md",
+]
 FOLDERS = ["benchmarks", "src/manyheads/architectures"]
 GROUPS = {
     "Attention": "attention",

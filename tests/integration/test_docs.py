@@ -355,6 +355,7 @@ TEXTS = [
     "README.md",
     "README.zh-CN.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "CHANGELOG.md",
     "EXPERIMENTS.md",
     "recipes/README.md",

@@ -21,6 +21,7 @@ import os
 import select
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 __all__ = [
@@ -114,16 +115,19 @@ def open_stream(path: Path) -> io.BufferedReader:
     return file
 
 
-def read_stream(path: Path, most_bytes: int) -> bytes:
+def read_stream(path: Path, most_bytes: int, check: Callable[[os.stat_result], None] = lambda status: None) -> bytes:
     """Return the content of what the user named, as `open_stream`, but do not wait for ever for a pipe to be opened.
 
-    Args: most_bytes: no more than one byte above it is read; the caller compares.
+    Args:
+        most_bytes: no more than one byte above it is read; the caller compares.
+        check: is called with the status of the opened file before it is read, and may raise.
 
     Raises: RefusedFileError: it is a device, or nobody writes into the pipe within WRITER_SECONDS. OSError: it cannot
         be read.
     """
     if not hasattr(os, "O_NONBLOCK"):
         with open_stream(path) as file:
+            check(os.fstat(file.fileno()))
             return file.read(most_bytes + 1)
 
     def opener(name: str, flags: int) -> int:
@@ -131,7 +135,9 @@ def read_stream(path: Path, most_bytes: int) -> bytes:
 
     with open(path, "rb", buffering=0, opener=opener) as raw:
         _refuse_device(raw.fileno(), path)
-        is_pipe = stat.S_ISFIFO(os.fstat(raw.fileno()).st_mode)
+        status = os.fstat(raw.fileno())
+        check(status)
+        is_pipe = stat.S_ISFIFO(status.st_mode)
         content = b""
         until = time.monotonic() + WRITER_SECONDS
         while len(content) <= most_bytes:

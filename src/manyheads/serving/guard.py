@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from manyheads.errors import ConfigError
-from manyheads.files.guarded import open_stream
+from manyheads.files.guarded import read_stream
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.origins import Origins
 from manyheads.serving.refusals import Refusal, error_body
@@ -72,16 +72,16 @@ class ApiKeys:
 
         Raises: ConfigError: the file cannot be read, other users can read it, or it holds no usable key.
         """
+        seen: list[os.stat_result] = []
         try:
-            with open_stream(Path(path)) as file:
-                status = os.fstat(file.fileno())
-                content = file.read(_MOST_KEY_BYTES + 1)
+            content = read_stream(Path(path), _MOST_KEY_BYTES, seen.append)
             if len(content) > _MOST_KEY_BYTES:
                 raise ConfigError(f"the key file {path} has more than {_MOST_KEY_BYTES:,} bytes; give fewer keys.")
             text = content.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ConfigError(f"cannot read the key file {path}: {reason}.") from None
+        [status] = seen
         if status.st_mode & _forbidden(status.st_uid):
             raise ConfigError(
                 f"other users can read or write the key file {path} (mode {status.st_mode & 0o777:03o}); run chmod 600"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -151,6 +152,21 @@ def test_key_files(tmp_path: Path) -> None:
     path.chmod(0o640)
     path.write_text("long enough\n")
     with pytest.raises(ConfigError, match="chmod 600"):
+        ApiKeys.read(str(path))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_keys_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written into it is read; where nobody writes, the server does not wait for ever."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path, 0o600)
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with path.open("w") as writer:
+        writer.write("long enough\n")
+    assert ApiKeys.read(f"/dev/fd/{handle}").allow("long enough")
+    os.close(handle)
+    monkeypatch.setattr("manyheads.files.guarded.WRITER_SECONDS", 0.1)
+    with pytest.raises(ConfigError, match="nobody writes into this pipe; name a file"):
         ApiKeys.read(str(path))
 
 
