@@ -171,7 +171,7 @@ def test_pictures(
         assert drawn.get(arguments[1], "Sinusoidal positions, width 20") in picture
         assert (">distance<" if arguments[1] == "LANGUAGE" else ">position<") in picture
     if arguments[0] == "smoothing":
-        assert "What smoothing 0.3 asks for" in picture  # the last that was given
+        assert "Targets with smoothing 0.3" in picture  # the last that was given
         assert ">padding<" in picture
         kind = "others" if "others" in arguments else "all"
         assert f"({kind})" in picture

@@ -9,12 +9,13 @@ import torch
 
 from manyheads.data.readers import ReadReport
 from manyheads.decoding.generator import Generator
+from manyheads.tasks.report import NoPictures
 from manyheads.tasks.text.held_out import held_text
 from manyheads.tasks.text.options import EvaluateOptions
 
 
 @dataclass(frozen=True)
-class CountingReport:
+class CountingReport(NoPictures):
     """See `tasks.report.Report`."""
 
     accuracy: float
