@@ -91,6 +91,14 @@ def test_what_is_given_is_left_out_and_the_rest_follows_from_it() -> None:
     assert "training.max_minutes" not in by_steps
 
 
+def test_a_given_width_has_its_own_number_of_layers() -> None:
+    """Of a width that is in no row, those of the next narrower one."""
+    for width, layers in ((512, 6), (400, 4), (256, 3), (192, 2), (64, 2)):
+        _, values = plan(given={"model.d_model": width}, minutes=3.0)
+        assert values["model.num_encoder_layers"] == values["model.num_decoder_layers"] == layers
+    assert plan(kind="text", given={"model.d_model": 384})[1]["model.num_layers"] == 6
+
+
 def test_steps_of_a_text_are_counted_by_its_lanes_and_segments() -> None:
     text: dict[str, Any] = {"kind": "text", "tokens": 2_000_000, "given": {"data.lanes": 64, "data.segment_len": 512}}
     made, values = plan(**text)

@@ -132,12 +132,15 @@ def plan_run(facts: Facts) -> Plan:
 
 
 def _choose_width(facts: Facts, step_tokens: int) -> _Width:
-    """The widest model that gets enough steps and enough tokens."""
-    for width in _WIDTHS[facts.kind]:
+    """The widest model that gets enough steps and enough tokens; of a width that is given, the next one not above it."""
+    widths = _WIDTHS[facts.kind]
+    if given := facts.given.get("model.d_model"):
+        return next((width for width in widths if width.d_model <= int(given)), widths[-1])
+    for width in widths:
         enough = _steps(facts, width.d_model, _layers(facts, width), step_tokens) >= width.least_steps
         if enough and facts.tokens >= width.least_tokens:
             return width
-    return _WIDTHS[facts.kind][-1]
+    return widths[-1]
 
 
 def _layer_names(facts: Facts) -> tuple[str, ...]:
@@ -171,7 +174,7 @@ def _shape(facts: Facts, width: _Width, d_model: int, steps: int) -> list[Choice
         Choice("model.d_model", d_model, reason),
         Choice("model.num_heads", heads, f"heads of {d_model // heads} dimensions"),
         Choice("model.d_ff", 4 * d_model, "four times d_model, as in the papers"),
-        *(Choice(f"model.{name}", width.num_layers, f"for d_model {width.d_model}") for name in _layer_names(facts)),
+        *(Choice(f"model.{name}", width.num_layers, f"for d_model {d_model}") for name in _layer_names(facts)),
     ]
     if facts.kind == "pairs":
         return [*found, Choice("model.norm_position", "pre", "trains without a long warm-up")]
