@@ -167,7 +167,7 @@ def tmx_pairs(path: str | Path, languages: tuple[str | None, str | None]) -> Pai
     body = None
     try:
         for chunk in read_chunks(path):
-            parser.feed(chunk)
+            _feed(parser, chunk)
             events: Iterator[Any] = parser.read_events()
             for event, element in events:
                 name = element.tag.rpartition("}")[2]
@@ -191,6 +191,14 @@ def tmx_pairs(path: str | Path, languages: tuple[str | None, str | None]) -> Pai
         raise DataError(f"{describe(path)} is not a TMX file: {error}.") from None
     if not seen:
         raise DataError(f"{describe(path)} has no translation units; is it a TMX file?")
+
+
+def _feed(parser: ElementTree.XMLPullParser[Any], chunk: bytes) -> None:
+    """Give bytes to the parser. Raises: ParseError: also for an encoding that is unknown, or unknown to the parser."""
+    try:
+        parser.feed(chunk)
+    except (LookupError, ValueError) as error:
+        raise ElementTree.ParseError(f"{error}; convert it to UTF-8, and name this in its first line") from None
 
 
 def _unit_texts(unit: ElementTree.Element) -> dict[str, str]:

@@ -102,6 +102,8 @@ def test_units_before_both_languages_are_known_are_left_out(tmp_path: Path) -> N
         (TMX.replace("de-DE", "*all*", 1), (None, None), "which of its languages is the source"),
         (TMX.replace('"de-de"', '"fr"'), (None, None), "has the languages de-de, en-us, fr; choose two"),
         (TMX[:300], ("de", "en"), "is not a TMX file"),
+        (TMX.replace("UTF-8", "klingon"), ("de", "en"), "unknown encoding: klingon; convert it to UTF-8"),
+        (TMX.replace("UTF-8", "shift_jis"), ("de", "en"), "multi-byte encodings are not supported; convert it"),
     ],
 )
 def test_tmx_refusals(text: str, languages: Any, message: str, tmp_path: Path) -> None:
