@@ -44,8 +44,8 @@ TRAINING = (
 
 
 def is_training(arguments: list[str]) -> bool:
-    """Whether the command line may train, which is exempt from the limit of memory."""
-    return arguments[:1] == ["train"]
+    """Whether the command line may train, or compile a step; both are exempt from the limits of memory and time."""
+    return arguments[:1] == ["train"] or "--compile" in arguments
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class Pictures(Files):
                     content = self._pixels(image, path)
             except UnidentifiedImageError:
                 raise DataError(f"{path} cannot be read as a PNG picture: its content is of another kind.") from None
-            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            except (OSError, SyntaxError, ValueError, IndexError, Image.DecompressionBombError) as error:
                 raise DataError(f"{path} cannot be read as a PNG picture: {error}.") from None
             yield str(path), content, True
 

@@ -132,7 +132,7 @@ def plan_run(facts: Facts) -> Plan:
 
 
 def _choose_width(facts: Facts, step_tokens: int) -> _Width:
-    """The widest model that gets enough steps and enough tokens; of a width that is given, the next one not above it."""
+    """The widest model that gets enough steps and enough tokens; of a given width, the next one not above it."""
     widths = _WIDTHS[facts.kind]
     if given := facts.given.get("model.d_model"):
         return next((width for width in widths if width.d_model <= int(given)), widths[-1])
