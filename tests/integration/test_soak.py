@@ -73,7 +73,9 @@ def check(samples: list[Sample], temporary: Path) -> dict[str, float]:
 
 def start(arguments: list[str], temporary: Path, **streams: int) -> subprocess.Popen[bytes]:
     temporary.mkdir()
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
+    # torch's optimisers import its compiler, which makes the folder of its cache.
+    cache = {"TORCHINDUCTOR_CACHE_DIR": f"{temporary}-of-torch"}
+    environment = os.environ | cache | {"OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
     return subprocess.Popen([sys.executable, "-m", "manyheads", *arguments], env=environment, **streams)
 
 
