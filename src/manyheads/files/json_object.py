@@ -20,12 +20,21 @@ def read_object(file: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
 
     Args: most_bytes: a larger file is refused before it is read.
 
-    Raises: FileNotFoundError: there is no file. ModelFileError: it cannot be read, is too large, or is not one object.
+    Raises: FileNotFoundError: there is no file. ModelFileError: it cannot be read, is too large, is not one object, or
+        has half a surrogate pair, which no file in UTF-8 can hold.
     """
     try:
-        values = json.loads(read_limited(file, most_bytes).decode("utf-8"))
+        text = read_limited(file, most_bytes).decode("utf-8")
+        values = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:  # an escape of a surrogate, perhaps of a whole pair
+            json.dumps(values, ensure_ascii=False).encode("utf-8")
     except FileNotFoundError:
         raise
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(error.object[error.start]):04X}"
+        raise ModelFileError(
+            f"{file} cannot be read as JSON: a text in it has half a surrogate pair, {half}."
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{file} cannot be read as JSON: {error}.") from error
     if not isinstance(values, dict):

@@ -14,6 +14,8 @@ from manyheads.files.json_object import json_text, read_object
 def test_an_object_is_read(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text('{"a": [1, null]}', encoding="utf-8")
     assert read_object(tmp_path / "one.json") == {"a": [1, None]}
+    (tmp_path / "pair.json").write_bytes(rb'{"a": "\ud83d\ude00"}')
+    assert read_object(tmp_path / "pair.json") == {"a": "\U0001f600"}
     with pytest.raises(FileNotFoundError):
         read_object(tmp_path / "none.json")
 
@@ -24,6 +26,8 @@ def test_an_object_is_read(tmp_path: Path) -> None:
         (b"{", "cannot be read as JSON"),
         (b"\xff{}", "cannot be read as JSON"),
         (b"[" * 100_000, "cannot be read as JSON"),
+        (rb'{"a": ["\ud83d"]}', "half a surrogate pair, U+D83D"),
+        (rb'{"\uDC00": 1}', "half a surrogate pair, U+DC00"),
         (b"[1]", "must hold one JSON object, not a list"),
         (b"{}" + b" " * (16 << 20), "at most 16,777,216 bytes are read"),
     ],
