@@ -45,7 +45,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: demo test first-minute check fuzz check-long check-serving check-export bench bench-gpu recipes docs release lock audit setup clean
+.PHONY: demo test first-minute check fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes docs release lock audit setup clean
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
@@ -76,6 +76,12 @@ check: $(READY)
 fuzz: export OMP_NUM_THREADS = 1
 fuzz: $(READY)
 	PYTHONPATH=src:tests $(BIN)/python -m fuzz.campaign .fuzz --seed $(SEED) --minutes $(FUZZ_MINUTES) --found tests/fuzz/found
+
+# The readers of files alone, with cases that are guided by coverage.
+fuzz-guided: export OMP_NUM_THREADS = 1
+fuzz-guided: $(READY)
+	$(BIN)/python -m pip install --quiet -r tests/fuzz/requirements.txt
+	PYTHONPATH=src:tests $(BIN)/python -m fuzz.guided .fuzz-guided --seed $(SEED) --minutes $(FUZZ_MINUTES) --found tests/fuzz/found
 
 # In parts of at most half an hour, whose figures are added to reliability.json. Parts that have passed at this commit
 # are not run again; PART="R2 R4" runs these alone.
@@ -172,4 +178,4 @@ $(RELEASE_READY): release/requirements.txt
 	@touch $(RELEASE_READY)
 
 clean:
-	rm -rf $(VENV) $(PEERS_VENV) $(CLIENTS_VENV) $(EXPORT_VENV) $(RELEASE_VENV) .fuzz dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS_VENV) $(CLIENTS_VENV) $(EXPORT_VENV) $(RELEASE_VENV) .fuzz .fuzz-guided dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -35,7 +35,7 @@ from fuzz.minimise import smaller_bytes, smaller_list
 from fuzz.mutations import mutate
 from fuzz.readers import Reader, fault_of, make_readers
 
-__all__ = ["Campaign", "Found", "load_everything"]
+__all__ = ["Campaign", "Found", "load_everything", "readers_in", "write_found"]
 
 BATCH = 200
 STUCK_SECONDS = 60.0
@@ -88,6 +88,16 @@ def load_everything() -> None:
                 continue
 
 
+def readers_in(folder: Path) -> dict[str, Reader]:
+    """The readers of a campaign's folder, with the honest files in it; each works on a copy."""
+    honest, samples, copies = folder / "honest", folder / "samples", folder / "copies"
+    copies.mkdir()
+    run = honest / "run"
+    texts = (honest / "config.yaml", honest / "source.txt", honest / "target.txt")
+    base = Base(run, run / "model", honest / "data", *texts, honest / "marian")
+    return make_readers(base, samples, copies)
+
+
 @dataclass
 class Campaign:
     """Runs cases. folder: new, for everything that they write. honest, samples: what they are made from."""
@@ -109,12 +119,7 @@ class Campaign:
         )
         if made.code != 0:
             raise RuntimeError(f"the honest files were not made: {made.stderr[-2000:]}")
-        honest, samples, copies = folder / "honest", folder / "samples", folder / "copies"
-        copies.mkdir()
-        run = honest / "run"
-        texts = (honest / "config.yaml", honest / "source.txt", honest / "target.txt")
-        base = Base(run, run / "model", honest / "data", *texts, honest / "marian")
-        return cls(folder, make_readers(base, samples, copies), CommandLines(honest, samples))
+        return cls(folder, readers_in(folder), CommandLines(folder / "honest", folder / "samples"))
 
     # Readers
 
