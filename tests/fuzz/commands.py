@@ -48,6 +48,11 @@ def is_training(arguments: list[str]) -> bool:
     return arguments[:1] == ["train"] or "--compile" in arguments
 
 
+def _argument(text: str) -> str:
+    """As an argument of a process: the system has neither NUL nor half surrogates in them."""
+    return text.replace("\0", "?").replace("\ud800", "\udcff")
+
+
 @dataclass(frozen=True)
 class CommandLines:
     """Draws command lines.
@@ -62,7 +67,7 @@ class CommandLines:
         """Return the arguments of one call."""
         command = random.choice([name for name in COMMANDS if name not in LEFT_OUT])
         if random.random() < 0.02:
-            return [random.choice((*ODD_TEXTS, "trian", "--version", "--help", "-x"))[:60].replace("\0", "?")]
+            return [_argument(random.choice((*ODD_TEXTS, "trian", "--version", "--help", "-x")))[:60]]
         first = [command]
         if command == "inspect":
             first.append(random.choice(INSPECT))
@@ -87,8 +92,7 @@ class CommandLines:
             arguments.insert(
                 random.randrange(1, len(arguments) + 1), random.choice(("--", "-", "--help", "extra", "--x=1", "-v"))
             )
-        # The system has neither NUL nor half surrogates in arguments.
-        return [argument.replace("\0", "?").replace("\ud800", "\udcff")[:4000] for argument in arguments]
+        return [_argument(argument)[:4000] for argument in arguments]
 
     def _of_page(self, cls: type, random: Random) -> list[str]:
         options = list(_options(cls))
