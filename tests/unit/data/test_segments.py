@@ -27,8 +27,8 @@ Row = tuple[list[int], list[int], bool]  # tokens, targets, whether the lane for
 
 
 def documents_of(lengths: list[int]) -> list[list[int]]:
-    """Documents of these lengths, each token another one, each document with its end."""
-    token = iter(range(10**6))
+    """Documents of these lengths, each token another one, none of them 0, each document with its end."""
+    token = iter(range(1, 10**6))
     return [[*(next(token) for _ in range(length)), END] for length in lengths]
 
 
