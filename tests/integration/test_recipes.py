@@ -199,6 +199,8 @@ def test_the_commands_of_a_recipe_run(recipe: Path, shared: Path, tmp_path: Path
         short = SHORT_SPANS
     if config_of(recipe).model.architecture == "reformer":
         short = SHORT_REFORMER
+    if recipe.stem.startswith("duplication"):  # its sequences are counted, not its tokens
+        short = {**short, "evaluate": "--device cpu"}
     program = [sys.executable, "-m", "manyheads.cli.main"]
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     for command in given:
