@@ -43,6 +43,8 @@ def watch(process: subprocess.Popen[bytes], every: float) -> list[Sample]:
     while process.poll() is None:
         try:
             pages = int((place / "statm").read_text().split()[1])
+            if not pages:  # it has ended, and nobody waited for it yet
+                break
             counts = [len(list((place / name).iterdir())) for name in ("fd", "task")]
             samples.append(Sample(time.monotonic() - began, pages * os.sysconf("SC_PAGE_SIZE") / 2**20, *counts))
         except (OSError, IndexError):
