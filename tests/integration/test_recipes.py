@@ -9,6 +9,7 @@ import gzip
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -214,3 +215,4 @@ def test_the_commands_of_a_recipe_run(recipe: Path, shared: Path, tmp_path: Path
         )
         assert done.returncode == 0, f"{shlex.join(whole)}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     figure("recipes", recipe.stem, commands=len(given), settings=yaml.safe_load(recipe.read_text())["model"])
+    shutil.rmtree(tmp_path / "runs", ignore_errors=True)  # gigabytes, which pytest would keep
