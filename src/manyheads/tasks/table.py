@@ -119,7 +119,7 @@ def _is_duplication(run: Path) -> bool:
     try:
         return load_yaml(run / "config.yaml").section("data").get("path") == DUPLICATION
     except ConfigError:
-        return False  # there is none, or opening it later reports the error
+        return False  # the settings are missing or damaged; opening the run later reports the error
 
 
 def _task_of_data(folder: Path) -> str | None:
@@ -134,7 +134,7 @@ def _task_of_data(folder: Path) -> str | None:
 
 
 def json_or_empty(file: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """Return an object; empty if there is none. Opening the folder later reports the error."""
+    """Return the object in a JSON file; an empty one if the file cannot be read, as opening its folder reports that."""
     try:
         return read_object(file, most_bytes)
     except (OSError, ModelFileError):

@@ -89,7 +89,9 @@ def pruning_order(
 
     They are measured once, on the whole model.
 
-    Args: held: the text; None: there is none, for the random order. seed: of the random order.
+    Args:
+        held: the text on which heads are judged; the random order reads none, so it may be None.
+        seed: of the random order.
     """
     model, device = subject.model, subject.device
     heads = all_heads(model.config)

@@ -73,8 +73,8 @@ class Subject:
         translates = isinstance(self.reader, Translator)
         other = ("--max-tokens", "--judge-tokens") if translates else _OF_TRANSLATORS
         if unused := [name for name in given_options(*options) if name in other]:
-            kind = "language models" if translates else "translators"
-            raise RequestError(f"{', '.join(unused)}: this is for {kind}, and {self.name} is none; leave it out.")
+            kind, others = ("translator", "language models") if translates else ("language model", "translators")
+            raise RequestError(f"{', '.join(unused)}: this is for {others}, but {self.name} is a {kind}; leave it out.")
 
     def text(self, options: HeadTextOptions, split: Split = "valid") -> HeldPairs | HeldSegments:
         """Return the first part of the text that the options name. split: of data, if they name none.
