@@ -81,7 +81,10 @@ def command_of(part: Part, file: Path, jobs: str) -> list[str]:
     """The command line of a part."""
     if part.selection == (FUZZ,):
         folder = [str(ROOT / ".fuzz"), "--found", str(ROOT / "tests" / "fuzz" / "found")]
-        return [sys.executable, "-m", "fuzz.campaign", *folder, "--minutes", "28", "--figures", str(file)]
+        return [
+            sys.executable, "-m", "fuzz.campaign", *folder, "--minutes", "28", "--processes", "1000",
+            "--figures", str(file),
+        ]  # fmt: skip
     return [sys.executable, "-m", "pytest", "-n", jobs, "-m", "slow", *part.selection, "--figures", str(file)]
 
 
