@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from manyheads.data.token_store import TokenStore
 from manyheads.errors import NonFiniteError
 from manyheads.evaluation.language_model import segments_of
-from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
+from manyheads.evaluation.likelihood import Likelihood, evaluation_mode, refuse_nan
 from manyheads.evaluation.reading import Reading
 from manyheads.text.vocabulary import Vocabulary
 
@@ -127,6 +127,7 @@ def evaluate_dynamically(
     sums, num_tokens = [], 0
     try:
         for nll_sum, count in _segments(model, store, reading, vocabulary, device, told):
+            refuse_nan(math.isnan(nll_sum) and not sums)  # with the weights as they were trained
             if not math.isfinite(nll_sum):
                 raise NonFiniteError(
                     f"After {num_tokens:,} tokens of dynamic evaluation the loss is {nll_sum}; lower the learning rate,"

@@ -14,9 +14,10 @@ from torch import Tensor
 from manyheads.architectures.protocols import Output
 from manyheads.data.batch import PairBatch
 from manyheads.data.segments import SegmentBatch
-from manyheads.errors import DataError
+from manyheads.errors import DataError, NonFiniteError
+from manyheads.evaluation.perplexity import perplexity_of
 
-__all__ = ["Likelihood", "counted", "evaluate_likelihood", "evaluation_mode"]
+__all__ = ["Likelihood", "counted", "evaluate_likelihood", "evaluation_mode", "refuse_nan"]
 
 B = TypeVar("B", PairBatch, SegmentBatch)
 
@@ -41,10 +42,7 @@ class Likelihood:
     @property
     def perplexity(self) -> float:
         """exp of nats_per_token; infinite if that overflows."""
-        try:
-            return math.exp(self.nats_per_token)
-        except OverflowError:
-            return math.inf
+        return perplexity_of(self.nats_per_token)
 
 
 @torch.no_grad()
@@ -90,6 +88,15 @@ def evaluation_mode(model: object) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
+
+
+def refuse_nan(is_nan: bool, model: str = "The model") -> None:
+    """Raises: NonFiniteError: a figure of a model is NaN. model: its name."""
+    if is_nan:
+        raise NonFiniteError(
+            f"{model} gave NaN log-probabilities for this text; its weights are damaged or overflow in this precision."
+            " Check the model, or use precision fp32."
+        )
 
 
 def counted(batches: Iterable[B], told: Callable[[int], None] | None) -> Iterator[B]:

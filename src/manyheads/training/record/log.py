@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.files.faults import saving
 from manyheads.files.guarded import open_to_append
 from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
@@ -175,7 +176,8 @@ class PlainReporter:
         )
 
     def validation(self, report: ValidationReport) -> None:
-        scores = f"validation at step {report.step} | nll {report.loss:.4f} | perplexity {report.perplexity:.2f}"
+        perplexity = show_perplexity(report.perplexity)
+        scores = f"validation at step {report.step} | nll {report.loss:.4f} | perplexity {perplexity}"
         scores += "".join(f" | {score}" for score in report.scores())
         self._line(scores + (" | best so far" if report.best else ""))
         for signature in report.signatures():
