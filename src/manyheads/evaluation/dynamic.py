@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.data.token_store import TokenStore
-from manyheads.errors import NonFiniteError
+from manyheads.errors import NonFiniteError, refuse_nan
 from manyheads.evaluation.language_model import segments_of
-from manyheads.evaluation.likelihood import Likelihood, evaluation_mode, refuse_nan
+from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
 from manyheads.evaluation.reading import Reading
 from manyheads.text.vocabulary import Vocabulary
 
