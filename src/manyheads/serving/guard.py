@@ -38,6 +38,7 @@ _MOST_BYTES_HELD = 1 << 26
 _MOST_KEY_BYTES = 1 << 20
 _OPEN_PATHS = ("/", "/healthz", "/readyz", "/health", "/docs", "/openapi.json")
 _OPEN_PREFIXES = ("/static/",)
+_HEALTH_PATHS = ("/healthz", "/readyz", "/health")
 _ANSWERED_WHILE_LOADING = (*_OPEN_PATHS, "/metrics", "/version")
 _KEY_IN_BODY = ("/translate", "/detect")
 _WITHOUT_KEY = ("/languages", "/frontend/settings")  # LibreTranslate's clients ask them without one
@@ -195,7 +196,7 @@ class Guard:
                 code="framing",
                 close=True,
             )
-        self._check_host(headers)
+        self._check_host(scope, headers)
         return headers
 
     def _check_key(self, scope: Scope, headers: dict[str, str]) -> None:
@@ -212,10 +213,15 @@ class Guard:
                 close=scope["method"] in _BODY_METHODS,
             )
 
-    def _check_host(self, headers: dict[str, str]) -> None:
-        """Protect against DNS rebinding and against requests that other sites make in a user's browser."""
+    def _check_host(self, scope: Scope, headers: dict[str, str]) -> None:
+        """Protect against DNS rebinding and against requests that other sites make in a user's browser.
+
+        Probes of Kubernetes name the address of the pod, which nobody knows beforehand; that the server is well is no
+        secret.
+        """
         host = headers.get("host", "")
-        if "*" not in self._hosts and _name(host) not in self._hosts:
+        is_probe = scope["path"] in _HEALTH_PATHS and scope["method"] in ("GET", "HEAD")
+        if not is_probe and "*" not in self._hosts and _name(host) not in self._hosts:
             raise self._rejected(
                 "host",
                 421,
