@@ -25,7 +25,7 @@ from manyheads.errors import ConfigError
 from manyheads.files.guarded import read_stream
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.origins import Origins
-from manyheads.serving.refusals import Refusal, error_body
+from manyheads.serving.refusals import Refusal, error_body, status_of
 from manyheads.serving.settings import ServingSettings
 
 __all__ = ["ApiKeys", "Guard", "ServerState"]
@@ -377,9 +377,12 @@ class _Exchange:
 
     async def refuse(self, refusal: Refusal) -> None:
         """Answer with an error."""
-        body = json.dumps(error_body(self._scope["path"], refusal)).encode()
+        path = self._scope["path"]
+        body = json.dumps(error_body(path, refusal)).encode()
         headers = {"content-type": "application/json", "content-length": str(len(body)), **refusal.headers()}
-        await self.answer(refusal.status, [(name.encode(), value.encode()) for name, value in headers.items()], body)
+        await self.answer(
+            status_of(path, refusal), [(name.encode(), value.encode()) for name, value in headers.items()], body
+        )
 
     async def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes = b"") -> None:
         """Answer without the application."""
