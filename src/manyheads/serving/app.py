@@ -16,7 +16,8 @@ from manyheads.errors import ConfigError, DataError, ManyHeadsError, RequestErro
 from manyheads.serving.api import deepl, libretranslate, openai, operations, page
 from manyheads.serving.api.direct import Direct
 from manyheads.serving.api.native import routes as native
-from manyheads.serving.guard import ApiKeys, Guard
+from manyheads.serving.guard import Guard
+from manyheads.serving.keys import ApiKeys
 from manyheads.serving.refusals import Refusal, error_body, status_of
 from manyheads.serving.service import Service
 from manyheads.serving.settings import ServingSettings
