@@ -38,9 +38,9 @@ def score_pairs(
 
     Raises: RequestError: see `Translator.score`.
     """
-    _check_scorable(runner.model)
     for texts, what in ((sources, "source"), (references, "reference")):
         check_texts([texts] if isinstance(texts, str) else texts, what)
+    _check_scorable(runner.model)
     if isinstance(sources, str) or isinstance(references, str):
         raise RequestError(
             "one of sources and references is a string, the other is not; give two lists or two strings."
