@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from manyheads.data.token_store import TokenStore
-from manyheads.errors import DataError
-from manyheads.evaluation.likelihood import evaluation_mode, refuse_nan
+from manyheads.errors import DataError, refuse_nan
+from manyheads.evaluation.likelihood import evaluation_mode
 
 __all__ = ["LEAST_GAIN", "Recl", "losses_by_context", "relative_lengths"]
 

@@ -19,8 +19,8 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pruning import attention_layers, masks_without
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.batch import PairBatch, SegmentBatch
-from manyheads.errors import DataError
-from manyheads.evaluation.likelihood import evaluation_mode, refuse_nan
+from manyheads.errors import DataError, refuse_nan
+from manyheads.evaluation.likelihood import evaluation_mode
 from manyheads.nn.attention.head_masks import HeadMasks
 from manyheads.nn.attention.observing import observe
 

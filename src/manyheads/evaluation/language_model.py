@@ -17,7 +17,8 @@ from manyheads.data.partition import share
 from manyheads.data.segments import SegmentBatch, eval_segments
 from manyheads.data.store import TokenSide
 from manyheads.data.token_store import TokenStore
-from manyheads.evaluation.likelihood import Likelihood, evaluation_mode, refuse_nan
+from manyheads.errors import refuse_nan
+from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
 from manyheads.evaluation.reading import Reading
 from manyheads.text.vocabulary import Vocabulary
 

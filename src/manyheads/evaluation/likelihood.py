@@ -14,10 +14,10 @@ from torch import Tensor
 from manyheads.architectures.protocols import Output
 from manyheads.data.batch import PairBatch
 from manyheads.data.segments import SegmentBatch
-from manyheads.errors import DataError, NonFiniteError
+from manyheads.errors import DataError
 from manyheads.evaluation.perplexity import perplexity_of
 
-__all__ = ["Likelihood", "counted", "evaluate_likelihood", "evaluation_mode", "refuse_nan"]
+__all__ = ["Likelihood", "counted", "evaluate_likelihood", "evaluation_mode"]
 
 B = TypeVar("B", PairBatch, SegmentBatch)
 
@@ -88,15 +88,6 @@ def evaluation_mode(model: object) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
-
-
-def refuse_nan(is_nan: bool, model: str = "The model") -> None:
-    """Raises: NonFiniteError: a figure of a model is NaN. model: its name."""
-    if is_nan:
-        raise NonFiniteError(
-            f"{model} gave NaN log-probabilities for this text; its weights are damaged or overflow in this precision."
-            " Check the model, or use precision fp32."
-        )
 
 
 def counted(batches: Iterable[B], told: Callable[[int], None] | None) -> Iterator[B]:

@@ -313,6 +313,8 @@ def test_a_model_that_gives_nan_is_not_judged(
     assert (f"{damaged} gave" in shown.err) == bool(steps)
     assert "learning rate" not in shown.err
     assert shown.out == ""
+    assert manyheads("score", damaged, "--text", tmp_path / "text") == 2
+    assert "gave NaN log-probabilities" in capsys.readouterr().err
 
 
 def test_dynamic_evaluation_says_what_it_is(run: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:

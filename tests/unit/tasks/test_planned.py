@@ -214,6 +214,35 @@ def test_what_cannot_be_planned(
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("data", "more", "message"),
+    [
+        ("text", ("--data.lanes", "0"), "data.lanes is 0"),
+        ("pairs", ("--model.d_model", "-2"), "model.d_model is -2"),
+        ("pairs", ("--model.num_heads", "0"), "model.num_heads is 0"),
+        ("pairs", ("--model.num_heads", "7"), "num_heads"),
+        ("text", ("--model.dropout", "2"), "dropout is 2"),
+        ("pairs", ("--decoding.num_beams", "many"), "decoding.num_beams is 'many'"),
+    ],
+)
+def test_mistakes_are_told_before_the_measurement(
+    folders: Path, data: str, more: tuple[str, ...], message: str
+) -> None:
+    def measure(config: Any, length: int, rows: int) -> tuple[float, str]:
+        raise AssertionError("it takes seconds")
+
+    with pytest.raises(ConfigError) as caught:
+        read_arguments(["--data.path", str(folders / data), *more], plan=lambda typed: plan_layer(typed, measure).layer)
+    assert message in str(caught.value)
+
+
+def test_a_number_of_heads_that_fits_some_machines_is_measured(
+    read: Callable[..., tuple[Any, list[PlannedRun]]],
+) -> None:
+    config, _ = read("pairs", "--model.num_heads", "6", rate=1200.0)
+    assert (config.model.d_model, config.model.num_heads) == (192, 6)
+
+
 def test_the_same_command_goes_on_with_the_plan_of_the_run(
     read: Callable[..., tuple[Any, list[PlannedRun]]], folders: Path
 ) -> None:

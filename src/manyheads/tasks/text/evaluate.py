@@ -14,9 +14,9 @@ from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process
-from manyheads.errors import ConfigError, MissingExtraError
+from manyheads.errors import ConfigError, MissingExtraError, refuse_nan
 from manyheads.evaluation.language_model import bits_per, evaluate_text
-from manyheads.evaluation.likelihood import Likelihood, refuse_nan
+from manyheads.evaluation.likelihood import Likelihood
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.evaluation.reading import Reading
 from manyheads.files.guarded import check_no_link
