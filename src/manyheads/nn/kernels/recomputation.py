@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.nn.chunking import chunk_slices
+from manyheads.nn.kernels.derivatives import first_derivative_only
 
 __all__ = ["Replay", "Sums", "apply_uncompiled", "autocast_as_now", "recomputed"]
 
@@ -80,7 +81,7 @@ class _Recomputed(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors, count = ctx.saved_tensors, ctx.num_inputs
         needed = ctx.needs_input_grad[4:]

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.nn.chunking import chunk_slices, in_chunks
+from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.recomputation import Replay, Sums, apply_uncompiled, autocast_as_now
 
 __all__ = ["Sublayer", "through_sublayers"]
@@ -155,7 +156,7 @@ class _Coupling(torch.autograd.Function):
         return streams
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         job: _Job = ctx.job
         target, tape = job.target, job.tape
