@@ -184,7 +184,9 @@ def _facts(kind: str, manifest: Mapping[str, Any], minutes: float, steps: int, g
 def _table(plan: Plan, facts: Facts, given: Mapping[str, Any], machine: str) -> str:
     """A line about the data and the machine, and one for each choice."""
     what = f"{facts.num_samples:,} pairs, " if facts.kind == "pairs" else ""
-    limit = f"{facts.minutes:g} minutes" if facts.minutes else f"{facts.steps:,} steps"
+    limit = (
+        f"{facts.minutes:g} minute{'' if facts.minutes == 1 else 's'}" if facts.minutes else f"{facts.steps:,} steps"
+    )
     head = (
         f"plan for {what}{facts.tokens:,} training tokens and {limit}: about {plan.num_steps:,} steps,"
         f" {plan.num_epochs:.1f} passes"

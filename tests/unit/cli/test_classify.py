@@ -197,7 +197,7 @@ def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: py
     train = ("train", "--preset", "classifier-debug", "--run-dir", new, "--data.path", data)
     cases: list[tuple[tuple[Any, ...], str]] = [
         ((*prepare, "--tsv", place / "train.tsv", "--valid-count", 0, "--test-tsv", files["unknown"]), "label 'metal'"),
-        ((*prepare, "--tsv", place / "train.tsv"), "There is no validation data"),
+        ((*prepare, "--tsv", place / "train.tsv"), "of the training data; or --valid-tsv; or --valid-count 0 to train"),
         ((*prepare, "--valid-count", 3), "There are no training texts"),
         (
             (*prepare, "--texts", files["one"], "--labels", files["two"], "--valid-count", 0),

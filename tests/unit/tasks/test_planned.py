@@ -154,6 +154,7 @@ def test_a_plan_becomes_the_settings(read: Callable[..., tuple[Any, list[Planned
     assert (config.run_dir, config.training.max_minutes, config.optimiser.name) == ("runs/pairs", 20.0, "muon")
     assert "plan for 50 pairs" in made.table
     assert "passes over the data; more passes need more" in made.table
+    assert "tokens and 1 minute: about" in read("pairs", "--minutes", "1")[1][0].table
     config, [made] = read("text", "--minutes", "3")
     assert isinstance(config, TextConfig)
     assert (config.model.architecture, config.training.max_minutes, config.data.lanes) == ("transformer-xl", 3.0, 3)

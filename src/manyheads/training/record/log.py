@@ -191,8 +191,10 @@ class PlainReporter:
 
     def done(self, result: TrainResult) -> None:
         best = f"; best: {result.best()}" if result.best() is not None else ""
+        reason = {"steps": "steps done", "minutes": "time is up", "patience": "no improvement", "signal": "stopped"}
         self._line(
-            f"ended at step {result.step} by {result.stopped_by} after {format_seconds(result.elapsed_seconds)}{best}"
+            f"ended at step {result.step} after {format_seconds(result.elapsed_seconds)}"
+            f" ({reason[result.stopped_by]}){best}"
         )
 
     def _silent_seconds(self) -> float:
