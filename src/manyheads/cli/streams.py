@@ -31,8 +31,8 @@ def set_up_streams() -> None:
 class _Messages(io.FileIO):
     """Standard error.
 
-    Text that the system does not accept, because the disk is full or the reader of a pipe has closed it, is dropped, and
-    the work continues.
+    Text that the system does not accept, because the disk is full or the reader of a pipe has closed it, is dropped,
+    and the work continues.
     """
 
     def write(self, content: Any) -> int:
