@@ -63,7 +63,8 @@ def run(options: HelpOptions) -> int:
             whole()
         return 0
     seen: set[str] = set()
-    for place, (label, show) in enumerate([("", whole), *_pages_of_other_tasks(name)]):
+    pages: list[tuple[str, Callable[[], object]]] = [("", whole), *_pages_of_other_tasks(name)]
+    for place, (label, show) in enumerate(pages):
         for heading, entries in _sections(_printed(show)):
             found = [entry for entry in entries if _contains(words, entry) and entry not in seen]
             if found:
