@@ -139,8 +139,12 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 
 def _field(place: tuple[Any, ...]) -> str:
-    """Return the path of a field. Names that clients invented are shown only if they are short and plain."""
-    parts = [str(part) for part in place[1:]] or ["body"]
+    """Return the path of a field.
+
+    Names that clients invented are shown only if they are short and plain. Pydantic's names for the types of a field,
+    such as `list[int]`, are left out.
+    """
+    parts = [str(part) for part in place[1:] if "[" not in str(part)] or ["body"]
     plain = [part if part.replace("_", "a").isalnum() and part.isascii() and len(part) <= _MOST_FIELD else "..."
              for part in parts]  # fmt: skip
     return ".".join(plain)

@@ -123,6 +123,8 @@ def test_greedy_copies_and_the_best_of_several(client: TestClient, generator: Ge
         ({"suffix": "x"}, 400, "suffix"),
         ({"logprobs": 99}, 422, "logprobs"),
         ({"stop": ["a"] * 5}, 422, "stop"),
+        *(({name: True}, 422, name) for name in ("n", "best_of", "logprobs", "max_tokens", "temperature", "top_k")),
+        ({"prompt": [True]}, 422, "prompt"),
         ({"best_of": 3, "stream": True}, 400, "best_of"),
         ({"prompt": [300]}, 422, None),
         ({"prompt": [[-1]]}, 422, "prompt"),
@@ -181,6 +183,7 @@ def test_libretranslate(client: TestClient, translator: Translator) -> None:
     [
         ('{"q": "a", "source": "en", "target": "fr"}', {}, 400),
         ('{"q": "a", "source": "en", "target": "de", "alternatives": 1000}', {}, 400),
+        ('{"q": "a", "source": "en", "target": "de", "alternatives": true}', {}, 400),
         ('{"q": "\\ud800", "source": "en", "target": "de"}', {}, 400),
         ("{", {}, 400),
         ("q=%ff&source=en&target=de", FORM, 400),
@@ -192,6 +195,7 @@ def test_refused_by_libretranslate(client: TestClient, content: str, headers: di
     answer = client.post("/translate", content=content, headers={"content-type": "application/json", **headers})
     assert answer.status_code == status, answer.text
     assert set(answer.json()) == {"error"}
+    assert "..." not in answer.json()["error"]
 
 
 @pytest.fixture(scope="module")
