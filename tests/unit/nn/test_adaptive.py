@@ -138,7 +138,7 @@ def test_an_id_outside_the_vocabulary_is_refused(kind: Any, stray: int) -> None:
         lambda: head.token_losses(torch.zeros(2, D, dtype=torch.float64), ids),
         lambda: head.loss(torch.zeros(2, D, dtype=torch.float64), ids, torch.ones(2, dtype=torch.bool)),
     ):
-        with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
+        with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
             refused()
 
 

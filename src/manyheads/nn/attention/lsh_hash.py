@@ -68,7 +68,8 @@ def hash_vectors(
         step = max(1, _ROTATED_NUMBERS // max(1, batch * heads * rounds * directions))
         for some in chunk_slices(length, step):
             rotated = torch.matmul(across, vectors[:, :, some].detach().to(precise).transpose(-1, -2))
-            rotated = rotated.unflatten(2, (rounds, directions))  # (batch, heads, rounds, directions, some)
+            # (batch, heads, rounds, directions, some)
+            rotated = rotated.view(batch, heads, rounds, directions, rotated.shape[3])
             first, below = 0, 1
             for factor in factors:
                 found = _farthest(rotated[:, :, :, first : first + factor // 2])

@@ -74,8 +74,8 @@ def through_sublayers(
             autograd, which stores the inputs of every operation and saves one forward pass.
 
     The gradients equal those of autograd up to rounding: random numbers, the state of autocast, the modes of the
-    modules (training or evaluation) and `kept` are replayed. Each sublayer is one operation for autograd, with the parameters as inputs, so
-    hooks on parameters run once and in the usual order.
+    modules (training or evaluation) and `kept` are replayed. Each sublayer is one operation for autograd, with the
+    parameters as inputs, so hooks on parameters run once and in the usual order.
 
     Cost: with `reversible`, memory for two streams and one sublayer, whatever the depth, and the time of one more
         forward pass in the backward pass.
