@@ -116,7 +116,7 @@ def naive_lsh_attention(
     qk: Tensor, value: Tensor, buckets: Tensor, chunk_len: int, lengths: list[int] | None = None, scale: float = 1.0
 ) -> Tensor:
     """Kitaev et al. 2020, sec. 2, one query and one round at a time: it sees the last `chunk_len` positions before it
-    that fell into its bucket; the rounds are combined by their normalisers (appendix A); itself only if it saw nothing.
+    that fell into its bucket; the rounds are combined by their normalisers (eq. 14); itself only if nothing was seen.
 
     Shape: qk (batch, heads, length, head_dim), value (batch, heads, length, value_dim), buckets (batch, heads, rounds,
         length).
