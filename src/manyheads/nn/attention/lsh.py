@@ -114,7 +114,7 @@ class LSHSelfAttention(nn.Module):
 
     torch.compile supports hashing with `fullgraph=False` only, because the computation depends on values. Give it
     `rotations` (of `draw`), since a seed's generator cannot be compiled.
-    Raises: ConfigError: head_dim is 0 and num_heads does not divide d_model.
+    Raises: ConfigError: num_heads is below 1, or head_dim is 0 and num_heads does not divide d_model.
     """
 
     def __init__(
