@@ -162,7 +162,7 @@ def test_mistakes(
         (["prepare", *pairs, "--valid-pair", "en", "es", line, line, *out], "no training pairs of this direction"),
         (["prepare", *pairs, "--valid-pair", "en", "de", line, line, *out], "no validation pairs of en > fr"),
         (["prepare", "--pair", "en", "en", *pairs[3:], "--valid-count", "1", *out], "both languages are en"),
-        (["prepare", "--pair", "english!", "de", *pairs[3:], "--valid-count", "1", *out], "give a language tag"),
+        (["prepare", "--pair", "english!", "de", *pairs[3:], "--valid-count", "1", *out], "this is not a language tag"),
         (["prepare", "--valid-pair", "en", "de", line, line, *out], "go with --pair"),
         (["prepare", *pairs, "--valid-count", "1", "--tokenizer", model_folder, *out], "has no tag for de, fr"),
         (
