@@ -60,6 +60,8 @@ PARTS = {
     "R12": Part("216 injections", _files("integration/test_nonfinite"), 6),
     "soak-training": Part("10,000 steps", _files("integration/test_soak", only="steps or slopes"), 10),
     "soak-translation": Part("25 minutes of translation", _files("integration/test_soak", only="translation"), 27),
+    "recipes": Part("every recipe on a small part of its data",
+                    _files("integration/test_recipes", "integration/test_ablation", "integration/test_copy_task"), 25),
     "mutants-files": Part("mechanisms of files and checkpoints, removed one by one",
                           _files("mutants/test_mutants", only="files- or checkpoint-"), 28),
     "mutants-models": Part("mechanisms of models, removed one by one",
@@ -74,14 +76,17 @@ PARTS = {
 def rest(parts: dict[str, Part]) -> Part:
     """Every slow test that is in no other part."""
     files = sorted({word for part in parts.values() for word in part.selection if word.endswith(".py")})
-    return Part("all other slow tests", ("tests", *(f"--ignore={name}" for name in files)), 30)
+    return Part("all other slow tests", ("tests", *(f"--ignore={name}" for name in files)), 20)
 
 
 def command_of(part: Part, file: Path, jobs: str) -> list[str]:
     """The command line of a part."""
     if part.selection == (FUZZ,):
         folder = [str(ROOT / ".fuzz"), "--found", str(ROOT / "tests" / "fuzz" / "found")]
-        return [sys.executable, "-m", "fuzz.campaign", *folder, "--minutes", "28", "--figures", str(file)]
+        return [
+            sys.executable, "-m", "fuzz.campaign", *folder, "--minutes", "28", "--processes", "1000",
+            "--figures", str(file),
+        ]  # fmt: skip
     return [sys.executable, "-m", "pytest", "-n", jobs, "-m", "slow", *part.selection, "--figures", str(file)]
 
 

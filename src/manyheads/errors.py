@@ -22,6 +22,7 @@ __all__ = [
     "ShapeError",
     "is_out_of_memory",
     "needing_extra",
+    "refuse_nan",
 ]
 
 
@@ -80,6 +81,15 @@ class RankLostError(ManyHeadsError):
 
 class MissingExtraError(ManyHeadsError):
     """An optional package is missing; the message gives the pip command."""
+
+
+def refuse_nan(is_nan: bool, model: str = "The model") -> None:
+    """Raises: NonFiniteError: a figure of a model is NaN. model: its name."""
+    if is_nan:
+        raise NonFiniteError(
+            f"{model} gave NaN log-probabilities for this text; its weights are damaged or overflow in this precision."
+            " Check the model, or use precision fp32."
+        )
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import yaml
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -37,7 +38,6 @@ from manyheads.files.verify import MANIFEST, verify_folder
 from manyheads.text.languages import LanguagePair
 
 __all__ = [
-    "EXAMPLES",
     "check_size",
     "load",
     "load_portable_state",
@@ -47,6 +47,7 @@ __all__ = [
     "read_languages",
     "save_pretrained",
     "usage_example",
+    "yaml_list",
 ]
 
 Composite = Seq2Seq | LanguageModel | SequenceClassifier | SpanParser
@@ -326,7 +327,7 @@ def check_size(config: ModelConfig, num_values: int, num_tensors: int, where: st
         )
 
 
-EXAMPLES: dict[str, str] = {
+_EXAMPLES: dict[str, str] = {
     "translation": """import manyheads
 translator = manyheads.Translator.from_pretrained(".")
 print(translator.translate(["..."]))""",
@@ -342,10 +343,21 @@ print(parser.parse(["She sleeps ."]))""",
 }
 
 
-def usage_example(task: str, languages: Sequence[LanguagePair]) -> str:
-    """Return Python code that uses a model of the current folder. languages: its directions; several have tags."""
-    chosen = f'from_pretrained(".").into("{languages[0][1]}")' if len(languages) > 1 else 'from_pretrained(".")'
-    return EXAMPLES[task].replace('from_pretrained(".")', chosen)
+def usage_example(task: str, languages: Sequence[LanguagePair] = (), *, into: str | None = None) -> str:
+    """Return Python code that uses a model of the current folder.
+
+    Args:
+        languages: its directions; several have tags.
+        into: the target language to choose; None: that of the first of several directions.
+    """
+    into = languages[0][1] if into is None and len(languages) > 1 else into
+    chosen = 'from_pretrained(".")' + (f'.into("{into}")' if into else "")
+    return _EXAMPLES[task].replace('from_pretrained(".")', chosen)
+
+
+def yaml_list(texts: Sequence[str]) -> str:
+    """Return texts as a list in one line of YAML, where the language `no` needs quotes: without them it is false."""
+    return yaml.safe_dump(list(texts), default_flow_style=True, width=math.inf).rstrip()
 
 
 def _card(
@@ -356,7 +368,7 @@ def _card(
     name = model.config.architecture
     task = ARCHITECTURES[name].task
     known = list(dict.fromkeys(one for pair in languages for one in pair))
-    header = f"language: [{', '.join(known)}]\n" if known else ""
+    header = f"language: {yaml_list(known)}\n" if known else ""
     directions = ", ".join(f"{source} to {target}" for source, target in languages)
     translates = f"It translates from {directions}.\n\n" if directions else ""
     if isinstance(model, SequenceClassifier):

@@ -128,7 +128,8 @@ def judge(run_dir: Path, config: TrainConfig, bleu: float) -> tuple[bool, str]:
     rate = f", {tokens / (60 * trained):,.0f} target tokens/s" if trained else ""
     made = f"{steps:,} step{'' if steps == 1 else 's'} in {trained or minutes:.3g} minutes{rate}"
     what = f"The model {'did not learn' if failed else 'has learned little so far'}: held-out BLEU is {bleu:.2f}."
-    why = f"Training made {made}, with precision {config.precision} and {threads} threads."
+    number = f"{threads} thread{'' if threads == 1 else 's'}"
+    why = f"Training made {made}, with precision {config.precision} and {number}."
     if steps < FEWEST_STEPS:
         remedy = (
             f"Below {FEWEST_STEPS} steps a model learns little. Run `manyheads doctor` to see which precision is faster"

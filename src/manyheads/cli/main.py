@@ -41,6 +41,7 @@ COMMANDS = {
     "push": "upload a model to the Hugging Face hub, with a card",
     "info": "show the contents of a model, a run or prepared data",
     "doctor": "check this machine: versions, devices, speed",
+    "help": "show a command's help page, or its options about a word",
     "completion": "print tab completion for bash, zsh or fish",
 }
 
@@ -54,7 +55,7 @@ _LIMIT = "--max-input-bytes"
 _MOST_LINES = 10
 _LONGEST_LINE = 2000
 
-_HELP = """usage: manyheads COMMAND [OPTIONS]     manyheads COMMAND --help
+_HELP = """usage: manyheads COMMAND [OPTIONS]     manyheads COMMAND --help     manyheads help COMMAND WORD
 
 Transformer, Transformer-XL and Reformer: train, evaluate, translate, inspect.
 
@@ -71,6 +72,7 @@ options:
 examples:
   manyheads train --preset demo
   echo "I am hungry." | manyheads translate runs/demo
+  manyheads help train dropout
 
 {exit_codes}"""
 
@@ -130,9 +132,9 @@ def _run_limited(arguments: list[str]) -> int:
 def _run(arguments: list[str]) -> int:
     name = arguments[0] if arguments else "--help"
     code = 0
-    if name in ("-h", "--help", "help"):
+    if name in ("-h", "--help"):
         print(_HELP.format(commands=_table(), exit_codes=EXIT_CODES))
-    elif name == "--version":
+    elif name in ("-V", "--version", "version"):
         say(f"manyheads {__version__}")
     elif name in COMMANDS:
         _check_working_folder(arguments)

@@ -31,7 +31,8 @@ def set_up_streams() -> None:
 class _Messages(io.FileIO):
     """Standard error.
 
-    Text that the system does not accept, for example on a full disk, is dropped, and the work continues.
+    Text that the system does not accept, because the disk is full or the reader of a pipe has closed it, is dropped,
+    and the work continues.
     """
 
     def write(self, content: Any) -> int:
@@ -40,8 +41,6 @@ class _Messages(io.FileIO):
         try:
             while left and (written := super().write(left)):
                 left = left[written:]
-        except BrokenPipeError:
-            raise
         except OSError:
             pass
         return len(content)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from manyheads.data.store import PairStore, TokenSide
 
-__all__ = ["cooccurrence_embeddings", "count_contexts", "count_neighbours", "neighbour_embeddings"]
+__all__ = ["cooccurrence_embeddings", "count_contexts", "count_ids", "count_neighbours", "neighbour_embeddings"]
 
 _MOST_CONTEXTS = 2048
 _MOST_COUNTS = 1 << 26
@@ -44,17 +44,30 @@ def cooccurrence_embeddings(pairs: PairStore, width: int) -> Tensor:
     return _vectors(_information(counts), occurrences, width)
 
 
-def neighbour_embeddings(ids: NDArray[np.integer[Any]], vocab_size: int, width: int) -> Tensor:
+def neighbour_embeddings(
+    ids: NDArray[np.integer[Any]], vocab_size: int, width: int, *, occurrences: NDArray[np.int64] | None = None
+) -> Tensor:
     """Return a vector of length 1 for every id that occurs in the first 16 million of a text, and zeros for the others.
+
+    Args: occurrences: `count_ids` of the whole text, if known.
 
     Shape: (vocab_size, width). Columns beyond the number of contexts are zero.
     Cost: some seconds on one core, and floats: 2,048 for each id, or 2^26 in all where these are fewer.
     """
     tokens = np.asarray(ids[:_MOST_TOKENS], np.int64)
-    occurrences = np.bincount(tokens, minlength=vocab_size)
+    if occurrences is None or len(tokens) < len(ids):
+        occurrences = count_ids(tokens, vocab_size)
     most = min(_MOST_CONTEXTS, _MOST_COUNTS // vocab_size) // 2  # of each side
     counts = count_neighbours(tokens, vocab_size, _most_frequent(occurrences, max(1, most)))
     return _vectors(torch.cat([_information(side) for side in counts], 1), occurrences, width)
+
+
+def count_ids(ids: NDArray[np.integer[Any]], vocab_size: int) -> NDArray[np.int64]:
+    """Return how often each id occurs, at a bounded cost of memory, also of a text that is mapped from a file."""
+    counts = np.zeros(vocab_size, np.int64)
+    for first in range(0, len(ids), _MOST_TOKENS):
+        counts += np.bincount(ids[first : first + _MOST_TOKENS], minlength=vocab_size)
+    return counts
 
 
 def count_contexts(pairs: PairStore, contexts: NDArray[np.int64], max_links: int = _MOST_LINKS) -> Tensor:

@@ -91,6 +91,8 @@ def preview(text: str) -> str:
 def csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, report: ReadReport) -> Pairs:
     """Return the pairs of two columns of a CSV file with a header; the delimiter is that of its first line.
 
+    A first line such as `sep=;`, which Excel reads, names the delimiter.
+
     Raises: DataError: no such column, a row without them, a quotation mark that is not closed, or carriage returns as
         line ends.
     """
@@ -115,7 +117,10 @@ def _csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, 
 
     source = lines()
     first = next(source, "").removeprefix("\ufeff")
+    above = 1  # lines of the header
     delimiter = max(",;\t|", key=first.count)
+    if named := re.fullmatch(r'"?sep=([^"\r\n])"?\r?\n', first):  # a first line for Excel, which names the delimiter
+        delimiter, first, above = named[1], next(source, ""), 2
     header = [name.strip() for name in next(csv.reader([first], delimiter=delimiter), [])]
     for key in keys:
         if key not in header:
@@ -126,14 +131,14 @@ def _csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, 
     places = [header.index(key) for key in keys]
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(source, delimiter=delimiter)
-    began = 2
+    began = above + 1
     for row in reader:
         if ended:  # the reader looked for more of this row; its text would be the rest of the file
             raise DataError(
                 f"{describe(path)}: the row that begins in line {began} has a quotation mark that is never closed;"
                 " close it, or double the mark if it belongs to the text."
             )
-        began = reader.line_num + 2
+        began = reader.line_num + above + 1
         if bad:
             bad = False
             yield None
@@ -141,7 +146,7 @@ def _csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, 
             yield "", ""
         elif max(places) >= len(row):
             raise DataError(
-                f"{describe(path)}: line {reader.line_num + 1} has {len(row)} columns; the first has {len(header)}."
+                f"{describe(path)}: line {reader.line_num + above} has {len(row)} columns; the first has {len(header)}."
             )
         else:
             texts = [row[place] for place in places]

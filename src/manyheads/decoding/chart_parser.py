@@ -73,6 +73,7 @@ class ChartParser(RunsEncoder[SpanParser]):
         """
         if isinstance(sentences, str):
             raise RequestError("parse takes a list of sentences; put one sentence into a list.")
+        check_texts(sentences, "sentence")
         split = [words_of(sentence) for sentence in sentences]
         self._check_lengths(split, first_number)
         found: list[Node | None] = [None] * len(split)

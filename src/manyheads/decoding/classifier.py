@@ -14,7 +14,7 @@ from manyheads.data.labelled_store import LabelledStore, eval_labelled
 from manyheads.decoding.model_runner import RunsEncoder
 from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.truncation import fit
-from manyheads.errors import RequestError
+from manyheads.errors import RequestError, refuse_nan
 
 __all__ = ["MAX_TOKENS", "Classifier", "Prediction"]
 
@@ -77,6 +77,7 @@ class Classifier(RunsEncoder[SequenceClassifier]):
             told: called after each batch with the number of finished texts.
 
         Raises: RequestError: a text is too long, or no string. DataError: a text contains half a surrogate pair.
+            NonFiniteError: the model gives NaN.
         """
         if max_tokens < 2:
             raise RequestError(f"max_tokens is {max_tokens}; it must be at least 2.")
@@ -99,6 +100,7 @@ class Classifier(RunsEncoder[SequenceClassifier]):
                 done += len(batch.sample_ids)
                 if told is not None:
                     told(done)
+        refuse_nan(bool(found.isnan().any()))
         return found
 
     def predict(self, texts: Sequence[str], *, too_long: Literal["fail", "truncate"] = "fail") -> list[Prediction]:

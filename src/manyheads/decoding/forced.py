@@ -141,13 +141,24 @@ class _Path:
         return sum(len(phrases[index]) for index in self.met) + self.progress
 
     def forced_tokens(self, phrases: Sequence[Phrase]) -> list[int]:
-        """The tokens that continue the current phrase or, if none has begun, begin a missing phrase."""
-        if self.progress:
-            return [phrases[self.current][self.progress]]
-        return [phrase[0] for index, phrase in enumerate(phrases) if index not in self.met]
+        """The tokens that continue the current phrase, or another one that begins with the same tokens; if no phrase
+        has begun, those that begin a missing phrase."""
+        run = self._run(phrases)
+        missing = (phrase for index, phrase in enumerate(phrases) if index not in self.met)
+        return [phrase[len(run)] for phrase in missing if len(phrase) > len(run) and phrase[: len(run)] == run]
+
+    def met_at_end(self, phrases: Sequence[Phrase]) -> frozenset[int]:
+        """The phrases that it contains if no token follows: the current one can begin with another one."""
+        run, met = self._run(phrases), self.met
+        while run:
+            run, met = _without_first(run, met, phrases)
+        return met
+
+    def _run(self, phrases: Sequence[Phrase]) -> Phrase:
+        return phrases[self.current][: self.progress] if self.progress else ()
 
     def with_token(self, token: int, total: float, log_prob: float, phrases: Sequence[Phrase]) -> _Path:
-        run = (*(phrases[self.current][: self.progress] if self.progress else ()), token)
+        run = (*self._run(phrases), token)
         met, current, progress = _matched(run, self.met, phrases)
         return _Path(total, (*self.ids, token), (*self.log_probs, log_prob), met, current, progress)
 
@@ -156,19 +167,30 @@ def _matched(run: Phrase, met: frozenset[int], phrases: Sequence[Phrase]) -> tup
     """Return the phrases that are met after the tokens since the last one, the phrase that they are in the middle of,
     and the number of its tokens.
 
-    The end of a phrase that is not completed can begin another one, or itself: `a a b` in `a a a b`.
+    The end of a phrase that is not completed can begin another one, or itself: `a a b` in `a a a b`. Of several phrases
+    with the same beginning the longest counts as begun, so that `a b a` contains both `a` and `a b`.
     """
     while run:
-        missing = [(index, phrase) for index, phrase in enumerate(phrases) if index not in met]
-        begun = next(((index, phrase) for index, phrase in missing if phrase[: len(run)] == run), None)
-        if begun is not None:
-            index, phrase = begun
-            return (met | {index}, 0, 0) if phrase == run else (met, index, len(run))
-        within = next(((index, phrase) for index, phrase in missing if run[: len(phrase)] == phrase), None)
-        if within is not None:
-            met |= {within[0]}
-        run = run[1 if within is None else len(within[1]) :]
+        missing = [(len(phrase), -index) for index, phrase in enumerate(phrases) if index not in met]
+        begun = [one for one in missing if phrases[-one[1]][: len(run)] == run]
+        if begun:
+            length, place = max(begun)
+            return (met | {-place}, 0, 0) if length == len(run) else (met, -place, len(run))
+        run, met = _without_first(run, met, phrases)
     return met, 0, 0
+
+
+def _without_first(run: Phrase, met: frozenset[int], phrases: Sequence[Phrase]) -> tuple[Phrase, frozenset[int]]:
+    """Take the longest missing phrase from the beginning of a run, or one token; return the rest, and what is met."""
+    found = [
+        (len(phrase), -index)
+        for index, phrase in enumerate(phrases)
+        if index not in met and run[: len(phrase)] == phrase
+    ]
+    if not found:
+        return run[1:], met
+    length, place = max(found)
+    return run[length:], met | {-place}
 
 
 @torch.no_grad()
@@ -283,4 +305,4 @@ def _result(
         return Hypothesis(list(path.ids), score, [*path.log_probs, eos], True), path.met
     path = max(cut, key=lambda one: (one.num_met(phrases), one.sum))
     score = float(problem.rules.score_cut(torch.tensor(path.sum), length))
-    return Hypothesis(list(path.ids), score, list(path.log_probs), False), path.met
+    return Hypothesis(list(path.ids), score, list(path.log_probs), False), path.met_at_end(phrases)

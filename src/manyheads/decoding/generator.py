@@ -22,6 +22,7 @@ from manyheads.decoding.language_folders import load_language_models
 from manyheads.decoding.model_runner import ModelRunner, RunsModel
 from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.settings import check_drawing
+from manyheads.decoding.text_ids import check_texts
 from manyheads.errors import RequestError
 from manyheads.text.vocabulary import Vocabulary
 
@@ -238,9 +239,7 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
         """
         if isinstance(prompts, str):
             raise RequestError("give a list of prompts, not one string.")
-        for place, prompt in enumerate(prompts):
-            if not isinstance(prompt, str):
-                raise RequestError(f"prompt {place + 1} is a {type(prompt).__name__}; prompts are strings.")
+        check_texts(prompts, "prompt")
         return [self._begun(ids) for ids in self.vocabulary.encode_batch(list(prompts))]
 
     def begin_ids(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:

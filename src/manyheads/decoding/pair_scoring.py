@@ -11,10 +11,10 @@ from manyheads.decoding.batching import Told, cut_batches, map_batches, padded
 from manyheads.decoding.hypothesis import Stop, check_stop
 from manyheads.decoding.model_runner import ModelRunner
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import encode_texts
+from manyheads.decoding.text_ids import check_texts, encode_texts
 from manyheads.decoding.translation import Scored
 from manyheads.decoding.truncation import fit, scored_limit
-from manyheads.errors import RequestError
+from manyheads.errors import RequestError, refuse_nan
 from manyheads.text.sides import TranslationTokenizer
 
 __all__ = ["score_ids", "score_pairs"]
@@ -38,11 +38,15 @@ def score_pairs(
 
     Raises: RequestError: see `Translator.score`.
     """
+    for texts, what in ((sources, "source"), (references, "reference")):
+        check_texts([texts] if isinstance(texts, str) else texts, what)
     _check_scorable(runner.model)
-    if isinstance(sources, str) or isinstance(references, str) or len(sources) != len(references):
+    if isinstance(sources, str) or isinstance(references, str):
         raise RequestError(
-            f"{len(sources)} sources but {len(references)} references; give two lists of equal length, or two strings."
+            "one of sources and references is a string, the other is not; give two lists or two strings."
         )
+    if len(sources) != len(references):
+        raise RequestError(f"{len(sources)} sources but {len(references)} references; give two lists of equal length.")
     reader, writer = tokenizer.source, tokenizer.target
     source_ids = [[*ids, reader.eos_id] for ids in encode_texts(sources, reader)]
     labels = [[*ids, writer.eos_id] for ids in encode_texts(references, writer)]
@@ -70,7 +74,7 @@ def score_ids(
 
     Args: sources, labels: ids of each pair, EOS last. max_tokens: of a batch, on either side.
 
-    Raises: RequestError: the model cannot score. SearchStopped: `stop` returned true.
+    Raises: NonFiniteError: the model gives NaN. RequestError: it cannot score. SearchStopped: `stop` returned true.
     """
     model, writer = _check_scorable(runner.model), tokenizer.target
     with runner.inference():
@@ -129,6 +133,8 @@ def _token_log_probs(
         target, target_lengths = padded([targets[place] for place in batch], pad_id, device)
         log_probs = model.log_probs(source, source_lengths, target[:, :-1])
         found = log_probs.gather(2, target[:, 1:, None])[:, :, 0].float().tolist()
-        return [row[: length - 1] for row, length in zip(found, target_lengths.tolist(), strict=True)]
+        rows = [row[: length - 1] for row, length in zip(found, target_lengths.tolist(), strict=True)]
+        refuse_nan(any(value != value for row in rows for value in row))
+        return rows
 
     return map_batches(score, cut_batches(lengths, budget), told)

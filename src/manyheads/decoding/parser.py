@@ -12,6 +12,7 @@ import torch
 from manyheads.decoding.chart_parser import ChartParser, holds_chart_parser
 from manyheads.decoding.device import Precision
 from manyheads.decoding.settings import DecodingOverrides
+from manyheads.decoding.text_ids import check_texts
 from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError
 from manyheads.text.bracketing import Restored
@@ -131,6 +132,7 @@ class Parser:
         """
         if isinstance(sentences, str):
             return self.parse([sentences], stop=stop, **overrides)[0]
+        check_texts(sentences, "sentence")
         if isinstance(self.model, ChartParser):
             if overrides:
                 raise RequestError(f"A chart parser does not search over text; leave out {', '.join(overrides)}.")

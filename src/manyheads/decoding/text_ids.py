@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from manyheads.errors import RequestError
 from manyheads.text.sides import Side
@@ -25,8 +25,12 @@ def encode_texts(texts: Sequence[str], side: Side) -> list[list[int]]:
     return side.encode_batch([" ".join(filter(None, _LINE_BREAKS.split(text))) for text in texts])
 
 
-def check_texts(texts: Sequence[str]) -> None:
-    """Raises: RequestError: a text is not a string."""
+def check_texts(texts: Sequence[str], what: str = "text") -> None:
+    """Raises: RequestError: it is no list, or a text is not a string. what: messages call a text so."""
+    # Any kind of sequence will do; a generator would be empty after this check, and a set has no order.
+    is_list = hasattr(texts, "__len__") and hasattr(texts, "__getitem__") and not isinstance(texts, bytes | Mapping)
+    if not is_list:
+        raise RequestError(f"a {type(texts).__name__} was given; give one {what}, a string, or a list of {what}s.")
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str):
-            raise RequestError(f"text {number} is a {type(text).__name__}; texts are strings.")
+            raise RequestError(f"{what} {number} is a {type(text).__name__}; {what}s are strings.")

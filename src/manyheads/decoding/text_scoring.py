@@ -12,7 +12,7 @@ from manyheads.decoding.device import inference
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.translation import Scored
-from manyheads.errors import RequestError
+from manyheads.errors import RequestError, refuse_nan
 
 __all__ = ["score_texts"]
 
@@ -39,7 +39,7 @@ def score_texts(
         first_number: number of the first text in messages.
 
     Returns: in the order of the texts; an empty text has no tokens, unless its end is scored.
-    Raises: RequestError: a text is longer than the model's positions.
+    Raises: RequestError: a text is longer than the model's positions. NonFiniteError: the model gives NaN.
     """
     vocabulary = generator.vocabulary
     encoded = vocabulary.encode_batch(list(texts))
@@ -77,4 +77,6 @@ def _losses(generator: Generator, rows: list[list[int]]) -> list[list[float]]:
             losses, state = model.token_losses(batch.to(generator.device), state)
             parts.append(losses.float().cpu())
     log_probs = -torch.cat(parts, dim=1)
-    return [row[:count].tolist() for row, count in zip(log_probs, lengths.tolist(), strict=True)]
+    found = [row[:count] for row, count in zip(log_probs, lengths.tolist(), strict=True)]
+    refuse_nan(any(bool(row.isnan().any()) for row in found))
+    return [row.tolist() for row in found]

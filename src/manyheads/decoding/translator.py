@@ -14,6 +14,7 @@ from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
 from manyheads.decoding.text_ids import check_texts
 from manyheads.decoding.translation import Scored, Translation, one_line
 from manyheads.decoding.translation_model import TranslationModel
+from manyheads.errors import RequestError
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 
 __all__ = ["Scored", "Translation", "Translator"]
@@ -151,8 +152,12 @@ class Translator(TranslationModel):
         One line gives one line: a line break in the model's output becomes a space. Options are checked before the
         first line is read.
 
-        Raises: as `translate`; texts are numbered over the whole stream.
+        Raises: as `translate`; texts are numbered over the whole stream. RequestError: the lines are one string.
         """
+        if isinstance(lines, str):
+            raise RequestError(
+                "translate_lines takes lines, such as a list or an open file; use translate for a string."
+            )
         return self._stream(iter(lines), lines_at_once, self.options(**overrides), stop)
 
     @overload

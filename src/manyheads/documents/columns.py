@@ -22,12 +22,16 @@ def read_csv(text: str, columns: Sequence[str], *, delimiter: str | None = None)
 
     Args:
         columns: names in the first line. Or numbers from 1; then the first line is a row like the others.
-        delimiter: the character between values. None: comma, semicolon, tab or |, whichever the first line has most.
+        delimiter: the character between values. None: comma, semicolon, tab or |, whichever the first line has most. A
+            line such as `sep=;` above it, which Excel reads, names the delimiter and is copied.
 
     Raises: ConfigError: no column is named, or there is no such column. DataError: a quoted value has no end.
     """
     start = int(text.startswith("\ufeff"))
     first_line = re.match(r"[^\r\n]*", text[start:])
+    if named := re.match(r'"?sep=([^"\r\n])"?(?:\r\n|\r|\n)', text[start:]):  # a first line for Excel, as it is
+        delimiter = named[1]
+        start += named.end()
     if delimiter is None:
         head = re.sub(r'"[^"]*"', "", first_line[0] if first_line else "")
         delimiter = max(",;\t|", key=head.count)

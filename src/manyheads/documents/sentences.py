@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from manyheads.documents.parts import PRIVATE, Part, Tag, Text
 from manyheads.documents.words import AFTER, BEFORE, LETTER, WIDE_SIGNS
 from manyheads.errors import needing_extra
+from manyheads.text.abbreviations import stands_before_number
 
 __all__ = [
     "MAX_KEPT",
@@ -194,6 +195,12 @@ def sentence_splitter(language: str) -> Callable[[str], Sequence[str]]:
     primary = language.replace("_", "-").split("-")[0].lower() or "en"
 
     def split(text: str) -> Sequence[str]:
-        return list(sentencex.segment(primary, text))
+        pieces: list[str] = []
+        for piece in sentencex.segment(primary, text):
+            if pieces and stands_before_number(pieces[-1], piece):
+                pieces[-1] += piece
+            else:
+                pieces.append(piece)
+        return pieces
 
     return split

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.data.token_store import TokenStore
-from manyheads.errors import NonFiniteError
+from manyheads.errors import NonFiniteError, refuse_nan
 from manyheads.evaluation.language_model import segments_of
 from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
 from manyheads.evaluation.reading import Reading
@@ -124,9 +124,11 @@ def evaluate_dynamically(
         divisors = {name: one + adaptation.epsilon for name, one in rms.items()}
         typical = math.fsum(float(one.mean()) for one in rms.values()) / len(rms)
         decays = {name: (adaptation.decay * one / max(typical, 1e-30)).clamp(max=1) for name, one in rms.items()}
-    sums, num_tokens = [], 0
+    sums: list[float] = []
+    num_tokens = 0
     try:
         for nll_sum, count in _segments(model, store, reading, vocabulary, device, told):
+            refuse_nan(math.isnan(nll_sum) and not sums)  # with the weights as they were trained
             if not math.isfinite(nll_sum):
                 raise NonFiniteError(
                     f"After {num_tokens:,} tokens of dynamic evaluation the loss is {nll_sum}; lower the learning rate,"

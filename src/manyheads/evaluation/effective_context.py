@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from manyheads.data.token_store import TokenStore
-from manyheads.errors import DataError
+from manyheads.errors import DataError, refuse_nan
 from manyheads.evaluation.likelihood import evaluation_mode
 
 __all__ = ["LEAST_GAIN", "Recl", "losses_by_context", "relative_lengths"]
@@ -56,6 +56,7 @@ def losses_by_context(
     attending: Any = None,
     device: torch.device | str = "cpu",
     told: Callable[[int], None] | None = None,
+    name: str = "The model",
 ) -> Tensor:
     """Return the loss in nats of some tokens, predicted from exactly c preceding tokens, for c = step, 2 step, ...
 
@@ -70,9 +71,10 @@ def losses_by_context(
         attending: the model's context settings; None: its own.
         device: the model's device.
         told: called after each batch with the number of tokens that were read.
+        name: of the model, for messages.
 
     Returns: (longest / step, places) in float64.
-    Raises: DataError: the text is not longer than the longest context.
+    Raises: DataError: the text is not longer than the longest context. NonFiniteError: a loss is NaN.
     """
     num_lengths, num_targets = longest // step, (len(store) - 1) // step
     if num_targets < num_lengths:
@@ -95,6 +97,7 @@ def losses_by_context(
             state = None if attending is None else model.start(len(windows), attending)
             losses = model.losses_at(tokens, (contexts * step - 1).to(device), targets, lengths, state).double().cpu()
             inside = predicted <= num_targets
+            refuse_nan(bool(losses[inside].isnan().any()), name)
             rows = (contexts - 1).expand_as(predicted)
             found[rows[inside], predicted[inside]] = losses[inside]
             if told is not None:

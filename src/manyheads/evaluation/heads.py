@@ -19,7 +19,7 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pruning import attention_layers, masks_without
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.batch import PairBatch, SegmentBatch
-from manyheads.errors import DataError
+from manyheads.errors import DataError, refuse_nan
 from manyheads.evaluation.likelihood import evaluation_mode
 from manyheads.nn.attention.head_masks import HeadMasks
 from manyheads.nn.attention.observing import observe
@@ -57,7 +57,7 @@ def head_importance(model: Model, batches: Batches, *, device: torch.device | st
 
     Paper: Michel et al. 2019, eq. 2: I_h = E_x |dL(x) / dxi_h|, where xi_h is the factor of head h, at 1. The loss
         L(x) of a sentence, or of a segment of a lane, is summed over its tokens here, and I_h is per token.
-    Raises: DataError: there is no token.
+    Raises: DataError: there is no token. NonFiniteError: the model gives NaN.
     """
     heads, num_tokens = all_heads(model.config), 0
     sums = dict.fromkeys(heads, 0.0)
@@ -75,6 +75,7 @@ def head_importance(model: Model, batches: Batches, *, device: torch.device | st
                 sums[head] += change
             num_tokens += batch.num_target_tokens()
     _check_tokens(num_tokens)
+    refuse_nan(any(map(math.isnan, sums.values())))
     return {head: total / num_tokens for head, total in sums.items()}
 
 
@@ -102,7 +103,7 @@ def nats_per_token(
 ) -> float:
     """Return the mean negative log-likelihood, with some heads masked.
 
-    Raises: DataError: there is no token.
+    Raises: DataError: there is no token. NonFiniteError: the model gives NaN.
     """
     masks = masks_without(model, removed) if removed else None
     sums: list[Tensor] = []
@@ -115,7 +116,9 @@ def nats_per_token(
             sums.append(output.nll_sum)  # read at the end, because each read waits for the GPU
             num_tokens += batch.num_target_tokens()
     _check_tokens(num_tokens)
-    return math.fsum(float(value) for value in sums) / num_tokens
+    nll_sum = math.fsum(float(value) for value in sums)
+    refuse_nan(math.isnan(nll_sum))
+    return nll_sum / num_tokens
 
 
 def head_ablations(

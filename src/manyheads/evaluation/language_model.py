@@ -17,7 +17,7 @@ from manyheads.data.partition import share
 from manyheads.data.segments import SegmentBatch, eval_segments
 from manyheads.data.store import TokenSide
 from manyheads.data.token_store import TokenStore
-from manyheads.errors import NonFiniteError
+from manyheads.errors import refuse_nan
 from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
 from manyheads.evaluation.reading import Reading
 from manyheads.text.vocabulary import Vocabulary
@@ -148,11 +148,7 @@ def token_losses(
             columns = torch.arange(batch.targets.shape[1])
             scored = (columns >= batch.num_context) & (columns < batch.lengths[:, None])
             values = losses.double().cpu()[scored]
-            if values.isnan().any():
-                raise NonFiniteError(
-                    "The model gave NaN log-probabilities for this text; its weights are damaged or overflow in this"
-                    " precision. Check the model, or use precision fp32."
-                )
+            refuse_nan(bool(values.isnan().any()))
             found[place.targets[scored].numpy()] = values.numpy()
             num_tokens += batch.num_target_tokens()
             if told is not None:

@@ -15,6 +15,7 @@ from manyheads.architectures.protocols import Output
 from manyheads.data.batch import PairBatch
 from manyheads.data.segments import SegmentBatch
 from manyheads.errors import DataError
+from manyheads.evaluation.perplexity import perplexity_of
 
 __all__ = ["Likelihood", "counted", "evaluate_likelihood", "evaluation_mode"]
 
@@ -41,10 +42,7 @@ class Likelihood:
     @property
     def perplexity(self) -> float:
         """exp of nats_per_token; infinite if that overflows."""
-        try:
-            return math.exp(self.nats_per_token)
-        except OverflowError:
-            return math.inf
+        return perplexity_of(self.nats_per_token)
 
 
 @torch.no_grad()

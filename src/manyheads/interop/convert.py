@@ -8,7 +8,7 @@ peer's two config files as peer.json, so that converting back loses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from safetensors.torch import save as serialized
 from torch import Tensor, nn
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import EXAMPLES, load, read_config, save_pretrained
+from manyheads.architectures.pretrained import load, read_config, save_pretrained, usage_example, yaml_list
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.config.files import to_json
@@ -124,7 +124,7 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
         tokenizer, settings = files.tokenizer, files.settings
         notes += files.notes
         kept["generation"] = files.generation
-        next_command = f"manyheads translate {output}" if tokenizer is not None else ""
+        next_command = _translation(output, tokenizer)
     if peer == TENSORFLOW_XL and from_pickle:
         corpus = read_corpus_files(find_beside(source, CACHE), model.config.vocab_size)
         tokenizer = corpus.vocabulary
@@ -136,7 +136,7 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
     if peer in peer_files.TRAINED_BY:
         sizes = model.config.source_vocab_size, model.config.target_vocab_size
         tokenizer = peer_files.read_tokenizer(peer, source, config["model"], sizes, notes)
-        next_command = f"manyheads translate {output}" if tokenizer is not None else ""
+        next_command = _translation(output, tokenizer)
     if tokenizer is None:
         does = "translates" if isinstance(model, Seq2Seq) else "reads and writes"
         notes.append(f"There was no tokenizer, so the model {does} ids, not text.")
@@ -150,7 +150,7 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
         output,
         tokenizer=tokenizer,
         generation=settings,
-        card=_card(model, peer, source.name),
+        card=_card(model, peer, source.name, _target_languages(tokenizer)),
         more={PEER_FILE: to_json(kept).encode("utf-8"), **more},
     )
     return Conversion(peer, _count(model), next_command, notes)
@@ -305,17 +305,32 @@ def _count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _card(model: Seq2Seq | LanguageModel, peer: str, name: str) -> str:
+def _target_languages(tokenizer: TranslationTokenizer | SymbolVocabulary | None) -> Sequence[str]:
+    """Return the languages that have a tag. A peer's folder does not record the languages of the sources."""
+    return () if tokenizer is None or isinstance(tokenizer, SymbolVocabulary) else tokenizer.target_languages
+
+
+def _translation(output: Path, tokenizer: TranslationTokenizer | None) -> str:
+    if tokenizer is None:
+        return ""
+    languages = _target_languages(tokenizer)
+    return f"manyheads translate {output}" + (f" --target-lang {languages[0]}" if languages else "")
+
+
+def _card(model: Seq2Seq | LanguageModel, peer: str, name: str, languages: Sequence[str]) -> str:
+    """Return README.md. languages: the target languages of a model that translates into several."""
     task = ARCHITECTURES[model.config.architecture].task
+    header = f"language: {yaml_list(languages)}\n" if languages else ""
+    into = f"It translates into {', '.join(languages)}. " if languages else ""
     return f"""---
-library_name: manyheads
+{header}library_name: manyheads
 tags: [{task}, {model.config.architecture}]
 ---
 # {name}, converted from {peer}
 
-{_count(model):,} parameters. Licence and origin are those of the model that was converted.
+{into}{_count(model):,} parameters. Licence and origin are those of the model that was converted.
 
 ```python
-{EXAMPLES[task]}
+{usage_example(task, into=languages[0] if languages else None)}
 ```
 """

@@ -38,10 +38,10 @@ class TextPooling(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "batch len width"], lengths: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch width"]:
-        """Return the vectors. lengths: number of real positions, at least 1; padding on the right."""
+        """Return the vectors. lengths: number of real positions; padding on the right. The mean of none is zeros."""
         if self.kind == "first":
             return self.dropout(hidden[:, 0])  # type: ignore[no-any-return]
         padding = torch.arange(hidden.shape[1], device=hidden.device) >= lengths[:, None]  # (batch, len)
         wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-        mean = wide.masked_fill(padding[:, :, None], 0.0).sum(1) / lengths[:, None]
+        mean = wide.masked_fill(padding[:, :, None], 0.0).sum(1) / lengths[:, None].clamp(min=1)
         return self.dropout(mean.to(hidden.dtype))  # type: ignore[no-any-return]

@@ -37,16 +37,18 @@ def sinusoidal_table(
         raise ConfigError(f"d_model is {d_model}; a position encoding needs at least 1 feature.")
     if layout not in ("interleaved", "halves"):
         raise ConfigError(f"layout is {layout!r}; it must be 'interleaved' or 'halves'.")
-    # Computed in float64: at position 10,000 a float32 product would be wrong in the fourth digit.
-    even = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device)
+    # Computed in float64: at position 10,000 a float32 product would be wrong in the fourth digit. MPS has no float64.
+    place = torch.device("cpu") if positions.device.type == "mps" else positions.device
+    even = torch.arange(0, d_model, 2, dtype=torch.float64, device=place)
     frequency = torch.exp(even * (-math.log(10_000.0) / d_model))
-    angle = positions.to(torch.float64)[:, None] * frequency
+    angle = positions.to(place).to(torch.float64)[:, None] * frequency
     sine, cosine = angle.sin(), angle.cos()[:, : d_model // 2]
     if layout == "halves":
-        return torch.cat([sine, cosine], dim=1).to(torch.float32)
-    table = sine.new_empty(positions.shape[0], d_model)
-    table[:, 0::2], table[:, 1::2] = sine, cosine
-    return table.to(torch.float32)
+        table = torch.cat([sine, cosine], dim=1)
+    else:
+        table = angle.new_empty(positions.shape[0], d_model)
+        table[:, 0::2], table[:, 1::2] = sine, cosine
+    return table.to(torch.float32).to(positions.device)
 
 
 def _last(first_position: int | Tensor) -> int:

@@ -16,8 +16,9 @@ from manyheads.errors import ConfigError, DataError, ManyHeadsError, RequestErro
 from manyheads.serving.api import deepl, libretranslate, openai, operations, page
 from manyheads.serving.api.direct import Direct
 from manyheads.serving.api.native import routes as native
-from manyheads.serving.guard import ApiKeys, Guard
-from manyheads.serving.refusals import Refusal, error_body
+from manyheads.serving.guard import Guard
+from manyheads.serving.keys import ApiKeys
+from manyheads.serving.refusals import Refusal, error_body, status_of
 from manyheads.serving.service import Service
 from manyheads.serving.settings import ServingSettings
 
@@ -99,7 +100,8 @@ def build_app(settings: ServingSettings, *, loads: bool = True) -> FastAPI:
 
 
 def _answer(request: Request, refusal: Refusal) -> JSONResponse:
-    return JSONResponse(error_body(request.url.path, refusal), refusal.status, refusal.headers())
+    path = request.url.path
+    return JSONResponse(error_body(path, refusal), status_of(path, refusal), refusal.headers())
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:

@@ -8,123 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-import json
 import logging
-import os
-import secrets
-import time
-from collections.abc import Iterator, MutableMapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from manyheads.errors import ConfigError
-from manyheads.files.guarded import read_stream
+from manyheads.serving.exchange import Exchange, ServerState, client_gone, run_until_gone
+from manyheads.serving.keys import ApiKeys
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.origins import Origins
-from manyheads.serving.refusals import Refusal, error_body
+from manyheads.serving.refusals import Refusal
 from manyheads.serving.settings import ServingSettings
 
-__all__ = ["ApiKeys", "Guard", "ServerState"]
+__all__ = ["Guard"]
 
 _log = logging.getLogger("manyheads.serving.access")
 
 MOST_HEADERS = 100
-MOST_KEYS = 10_000
 _MOST_BYTES_HELD = 1 << 26
-_MOST_KEY_BYTES = 1 << 20
 _OPEN_PATHS = ("/", "/healthz", "/readyz", "/health", "/docs", "/openapi.json")
 _OPEN_PREFIXES = ("/static/",)
+_HEALTH_PATHS = ("/healthz", "/readyz", "/health")
 _ANSWERED_WHILE_LOADING = (*_OPEN_PATHS, "/metrics", "/version")
 _KEY_IN_BODY = ("/translate", "/detect")
 _WITHOUT_KEY = ("/languages", "/frontend/settings")  # LibreTranslate's clients ask them without one
 _BODY_METHODS = ("POST", "PUT", "PATCH")
 _BODY_TYPES = ("application/json", "application/x-www-form-urlencoded")
-_SECURITY_HEADERS = [
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"x-frame-options", b"DENY"),
-]
-_PAGE_POLICY = (
-    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:;"
-    b" base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-
-
-class ApiKeys:
-    """The keys that clients may present; without keys every client is allowed.
-
-    Args: keys: each at least 8 characters.
-    """
-
-    def __init__(self, keys: list[str]) -> None:
-        self._keys = [key.encode() for key in keys]
-
-    @classmethod
-    def read(cls, path: str) -> ApiKeys:
-        """Read one key per line; empty lines and lines that begin with # are ignored.
-
-        A file of root may be readable by the group of another user's process.
-
-        Raises: ConfigError: the file cannot be read, other users can read it, or it holds no usable key.
-        """
-        seen: list[os.stat_result] = []
-        try:
-            content = read_stream(Path(path), _MOST_KEY_BYTES, seen.append)
-            if len(content) > _MOST_KEY_BYTES:
-                raise ConfigError(f"the key file {path} has more than {_MOST_KEY_BYTES:,} bytes; give fewer keys.")
-            text = content.decode("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise ConfigError(f"cannot read the key file {path}: {reason}.") from None
-        [status] = seen
-        if status.st_mode & _forbidden(status.st_uid):
-            raise ConfigError(
-                f"other users can read or write the key file {path} (mode {status.st_mode & 0o777:03o}); run chmod 600"
-                f" {path}. A secret of Kubernetes needs defaultMode 0440, and fsGroup in the pod."
-            )
-        keys = [line.strip() for line in text.split("\n") if line.strip() and not line.startswith("#")]
-        if not keys or len(keys) > MOST_KEYS or min(map(len, keys)) < 8:
-            raise ConfigError(
-                f"the key file {path} has {len(keys)} keys; give 1 to {MOST_KEYS:,} keys of at least 8 characters."
-            )
-        return cls(keys)
-
-    def __bool__(self) -> bool:
-        return bool(self._keys)
-
-    def allow(self, presented: str | None) -> bool:
-        """Return whether this key is one of them. The time does not depend on which key it is or how much matches."""
-        if not self._keys:
-            return True
-        given = (presented or "").encode("utf-8", "surrogatepass")
-        return max([hmac.compare_digest(given, key) for key in self._keys])
-
-    def in_headers(self, headers: MutableMapping[str, str]) -> str | None:
-        """Return the key of `Authorization: Bearer KEY` or `Authorization: DeepL-Auth-Key KEY`, or of `X-API-Key`."""
-        kind, _, key = headers.get("authorization", "").partition(" ")
-        if kind.lower() in ("bearer", "deepl-auth-key"):
-            return key.strip()
-        return headers.get("x-api-key")
-
-
-class ServerState:
-    """The state of the server that the guard reads.
-
-    Attributes:
-        is_ready: all models are loaded. is_draining: the server stops soon: `/readyz` says so.
-        is_closed: new requests are refused. num_requests: requests that hold a slot.
-    """
-
-    def __init__(self) -> None:
-        self.is_ready = False
-        self.is_draining = False
-        self.is_closed = False
-        self.num_requests = 0
 
 
 class Guard:
@@ -150,7 +61,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(scope, send, self._state)
+        exchange = Exchange(scope, send, self._state)
         try:
             headers = self._check_head(scope)
             exchange.more += self._origins.headers(headers)
@@ -162,7 +73,7 @@ class Guard:
             body = await self._read_body(scope, headers, receive)
             scope["manyheads.body"] = body
             with self._slot(scope):
-                await _run_until_gone(self._app, scope, body, receive, exchange.send)
+                await run_until_gone(self._app, scope, body, receive, exchange.send)
         except Refusal as refusal:
             if not exchange.status:
                 await exchange.refuse(refusal)
@@ -195,7 +106,7 @@ class Guard:
                 code="framing",
                 close=True,
             )
-        self._check_host(headers)
+        self._check_host(scope, headers)
         return headers
 
     def _check_key(self, scope: Scope, headers: dict[str, str]) -> None:
@@ -212,10 +123,15 @@ class Guard:
                 close=scope["method"] in _BODY_METHODS,
             )
 
-    def _check_host(self, headers: dict[str, str]) -> None:
-        """Protect against DNS rebinding and against requests that other sites make in a user's browser."""
+    def _check_host(self, scope: Scope, headers: dict[str, str]) -> None:
+        """Protect against DNS rebinding and against requests that other sites make in a user's browser.
+
+        Probes of Kubernetes name the address of the pod, which nobody knows beforehand; that the server is well is no
+        secret.
+        """
         host = headers.get("host", "")
-        if "*" not in self._hosts and _name(host) not in self._hosts:
+        is_probe = scope["path"] in _HEALTH_PATHS and scope["method"] in ("GET", "HEAD")
+        if not is_probe and "*" not in self._hosts and _name(host) not in self._hosts:
             raise self._rejected(
                 "host",
                 421,
@@ -299,7 +215,7 @@ class Guard:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise _gone()
+                        raise client_gone()
                     part = message.get("body", b"")
                     self._bytes_held += len(part)
                     body += part
@@ -342,108 +258,9 @@ class Guard:
         return Refusal(status, message, **more)
 
 
-class _Exchange:
-    """One request and its answer: adds headers to the answer, and writes a line to the log.
-
-    Attributes: more: headers of the answer to a page of another origin.
-    """
-
-    def __init__(self, scope: Scope, send: Send, state: ServerState) -> None:
-        self._scope, self._send, self._state = scope, send, state
-        self._arrived = time.monotonic()
-        self.status = 0
-        self.more: list[tuple[bytes, bytes]] = []
-        self.id = secrets.token_hex(8)
-        scope["manyheads.id"], scope["manyheads.arrived"] = self.id, self._arrived
-
-    async def send(self, message: Message) -> None:
-        """Send a message of the application, with more headers."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            own = dict(message.get("headers", []))
-            defaults = {b"content-security-policy": _PAGE_POLICY, b"cache-control": b"no-store"}
-            if self._state.is_draining:
-                defaults[b"connection"] = b"close"  # so that clients open their next connection elsewhere
-            always = [*_SECURITY_HEADERS, *self.more, (b"x-request-id", self.id.encode())]
-            missing = [(name, value) for name, value in defaults.items() if name not in own]
-            message = {**message, "headers": [*message.get("headers", []), *always, *missing]}
-        await self._send(message)
-
-    async def refuse(self, refusal: Refusal) -> None:
-        """Answer with an error."""
-        body = json.dumps(error_body(self._scope["path"], refusal)).encode()
-        headers = {"content-type": "application/json", "content-length": str(len(body)), **refusal.headers()}
-        await self.answer(refusal.status, [(name.encode(), value.encode()) for name, value in headers.items()], body)
-
-    async def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes = b"") -> None:
-        """Answer without the application."""
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": body})
-
-    def log(self, *, as_json: bool) -> None:
-        """Write one line: no texts, and of the path only what is known to be one of ours."""
-        milliseconds = round((time.monotonic() - self._arrived) * 1000, 1)
-        route = getattr(self._scope.get("route"), "path", "-")
-        status = self.status or 499
-        if as_json:
-            record = {"request": self.id, "method": self._scope["method"][:10], "path": route, "status": status,
-                      "milliseconds": milliseconds}  # fmt: skip
-            _log.info("%s", json.dumps(record))
-        else:
-            _log.info("%s %s %s %d %.1f ms", self.id, self._scope["method"][:10], route, status, milliseconds)
-
-
-async def _run_until_gone(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-    """Run the application with the complete body; cancel it when the client disconnects."""
-    gone = asyncio.Event()
-    task = asyncio.current_task()
-    assert task is not None
-    is_read = is_over = False
-
-    async def replay() -> Message:
-        nonlocal is_read
-        if not is_read:
-            is_read = True
-            return {"type": "http.request", "body": body, "more_body": False}
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone.set()
-        if not is_over:
-            task.cancel()
-
-    watching = asyncio.ensure_future(watch())
-    try:
-        await app(scope, replay, send)
-    except asyncio.CancelledError:
-        if not gone.is_set() or task.uncancel():
-            raise  # the server cancels the request
-        raise _gone() from None
-    finally:
-        is_over = True
-        watching.cancel()
-
-
-def _gone() -> Refusal:
-    return Refusal(499, "The client closed the connection.", code="gone", close=True)
-
-
 def _may_have_body(scope: Scope) -> bool:
     """Whether a body follows that was not read, so that the connection cannot be used again."""
     return any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
-
-
-def _forbidden(owner: int) -> int:
-    """Return the permissions that a key file of this owner must not give; none where there are no such permissions.
-
-    A secret that Kubernetes mounts belongs to root, and other users' processes can read it by their group alone.
-    """
-    if not hasattr(os, "geteuid"):  # Windows
-        return 0
-    return 0o037 if owner == 0 and os.geteuid() != 0 else 0o077
 
 
 def _name(host: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["PROTOCOLS", "Refusal", "error_body", "invalid", "refuse_unsupported", "too_long"]
+__all__ = ["PROTOCOLS", "Refusal", "error_body", "invalid", "refuse_unsupported", "status_of", "too_long"]
 
 PROTOCOLS = {
     "/v2/": "deepl",
@@ -99,6 +99,13 @@ def protocol_of(path: str) -> str:
         if path == beginning.rstrip("/") or path.startswith(beginning if beginning.endswith("/") else beginning + "/"):
             return protocol
     return "openai"
+
+
+def status_of(path: str, refusal: Refusal) -> int:
+    """Return the status with which clients of this path expect a refusal: those of LibreTranslate and DeepL know 400
+    for every request that cannot be served, and not 422.
+    """
+    return 400 if refusal.status == 422 and protocol_of(path) != "openai" else refusal.status
 
 
 def error_body(path: str, refusal: Refusal) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from manyheads.decoding.device import inference
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
-from manyheads.errors import NonFiniteError, RequestError
+from manyheads.errors import RequestError, refuse_nan
 from manyheads.serving.batches import Remaining
 from manyheads.serving.jobs import Done, Event
 
@@ -125,11 +125,7 @@ class TextBatch:
 def _chosen(table: Tensor, ids: list[int], num_top: int, vocab_size: int) -> ScoredIds:
     """Read log-probabilities out of a table. table: (len(ids), rows of the model), at least `vocab_size` of them."""
     log_probs = table.gather(1, torch.tensor(ids, device=table.device)[:, None])[:, 0].float().tolist()
-    if any(value != value for value in log_probs):
-        raise NonFiniteError(
-            "The model gave NaN log-probabilities; its weights are damaged or overflow in this precision. Check the"
-            " model, or use precision fp32."
-        )
+    refuse_nan(any(value != value for value in log_probs))
     if not num_top:
         return ScoredIds(log_probs, [])
     values, places = table[:, :vocab_size].float().topk(min(num_top, vocab_size))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from manyheads.text.abbreviations import stands_before_number
+
 __all__ = ["Sentence", "rejoin", "split"]
 
 # The end of a sentence: marks, closing quotes and brackets, then white space; or marks of scripts without spaces.
@@ -69,6 +71,8 @@ def _ends(line: str) -> list[int]:
         if not following or following[0].islower():
             continue
         if match.group() == ".":
+            if stands_before_number(line[max(0, match.end() - 40) : match.end()], following):
+                continue
             word = _LAST_WORD.search(line, max(0, match.end() - 40), match.end())
             known = word is not None and word.group(1).lower()
             if word is not None and (known in _ABBREVIATIONS or word.group(1).isdigit() or len(word.group(1)) == 1):

@@ -16,8 +16,9 @@ from starlette.requests import Request
 from manyheads.errors import NonFiniteError, is_out_of_memory
 from manyheads.serving.batches import CallBatch
 from manyheads.serving.engine import Engine
-from manyheads.serving.guard import ApiKeys, ServerState
+from manyheads.serving.exchange import ServerState
 from manyheads.serving.jobs import Done, Event, Failed, Job, QueueFull, Row
+from manyheads.serving.keys import ApiKeys
 from manyheads.serving.mailbox import Mailbox
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.refusals import Refusal, too_long

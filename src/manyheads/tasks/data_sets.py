@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from manyheads.data.labelled_settings import LabelledSettings
 from manyheads.data.settings import DataSettings, SegmentSettings, shares_of
@@ -15,7 +15,12 @@ from manyheads.errors import ConfigError
 __all__ = ["fewer_tokens", "known_sets", "open_sets"]
 
 Settings = TypeVar("Settings", DataSettings, SegmentSettings)
-Data = TypeVar("Data")
+Data = TypeVar("Data", bound="_HasDigest")
+
+
+class _HasDigest(Protocol):
+    @property
+    def digest(self) -> str: ...
 
 
 def open_sets(settings: Settings, open_one: Callable[[Settings], Any]) -> tuple[dict[str, Any], dict[str, float]]:
@@ -47,14 +52,21 @@ def open_sets(settings: Settings, open_one: Callable[[Settings], Any]) -> tuple[
 def known_sets(old: str, sets: Mapping[str, Data], open_folder: Callable[[str], Data]) -> dict[str, Data]:
     """Return the data sets of a run. If the run begins from a model, the model's data set comes first.
 
+    The same data under several names, such as a folder and its copy, is one data set, with its first name in the run.
+
     Args:
         old: `initial.data`.
         sets: of the run.
         open_folder: opens prepared data.
     """
+    names: dict[str, str] = {}
+    for name, data in sets.items():
+        names.setdefault(data.digest, name)
+    found = {name: sets[name] for name in names.values()}
     if not old or any(Path(old).resolve() == Path(name).resolve() for name in sets):
-        return dict(sets)
-    return {old: open_folder(old), **sets}
+        return found
+    opened = open_folder(old)
+    return found if opened.digest in names else {old: opened, **found}
 
 
 def fewer_tokens(data: DataSettings | LabelledSettings | SpanSettings) -> str:

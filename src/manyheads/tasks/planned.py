@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from manyheads.config.build import convert
+from manyheads.config.build import convert, resolve
 from manyheads.config.describe import show_value
 from manyheads.config.files import Source
 from manyheads.config.merge import from_dotted, to_dotted
@@ -28,6 +28,9 @@ __all__ = ["DEFAULT_MINUTES", "PlannedRun", "plan_layer"]
 DEFAULT_MINUTES = 20.0
 _KINDS = {"translation": "pairs", "language-modelling": "text"}
 _ARCHITECTURES = {"pairs": "transformer", "text": "transformer-xl"}
+_CONFIGS: dict[str, type[TrainConfig] | type[TextConfig]] = {"pairs": TrainConfig, "text": TextConfig}
+_RATES = tuple(10.0**power for power in range(1, 8))
+"""Of slow and fast machines, in tokens per second."""
 
 MeasureRate = Callable[[Any, int, int], tuple[float, str]]
 
@@ -58,18 +61,41 @@ def plan_layer(typed: Source, measure: MeasureRate | None = None) -> PlannedRun:
     minutes, steps = _limit_of(given)
     config = _reference(kind, manifest, typed)
     length, rows = (16, 128) if kind == "pairs" else (config.data.segment_len, config.data.lanes)
-    # A given number of steps does not depend on the machine.
-    rate, machine = (0.0, "") if steps else (measure or _measured)(config, length, rows)
-    facts = _facts(kind, manifest, minutes, steps, rate, given)
+    facts, machine = _facts(kind, manifest, minutes, steps, given), ""
+    if not steps:  # their number does not depend on the machine
+        _check_given(facts, folder, typed)
+        rate, machine = (measure or _measured)(config, length, rows)
+        facts = replace(facts, tokens_per_second=rate)
     plan = plan_run(facts)
+    return PlannedRun(_layer_of(plan, facts, folder, given), _table(plan, facts, given, machine))
+
+
+def _layer_of(plan: Plan, facts: Facts, folder: Path, given: Mapping[str, Any]) -> Source:
     values: dict[str, Any] = {
         **plan.settings(),
-        "model.architecture": _ARCHITECTURES[kind],
+        "model.architecture": _ARCHITECTURES[facts.kind],
         "run_dir": f"runs/{folder.resolve().name}",
     }
     chosen = {name: value for name, value in values.items() if name not in given}
-    layer = from_dotted((TrainConfig if kind == "pairs" else TextConfig,), chosen, "the plan")
-    return PlannedRun(layer, _table(plan, facts, given, machine))
+    return from_dotted((_CONFIGS[facts.kind],), chosen, "the plan")
+
+
+def _check_given(facts: Facts, folder: Path, typed: Source) -> None:
+    """Find a mistake in the given settings before the measurement, which takes seconds.
+
+    Raises: ConfigError: they are wrong whatever the rate is, and so the sizes that the plan chooses.
+    """
+    mistake: ConfigError | None = None
+    for rate in _RATES:
+        layer = _layer_of(plan_run(replace(facts, tokens_per_second=rate)), facts, folder, to_dotted(typed.values))
+        try:
+            resolve(_CONFIGS[facts.kind], [layer, typed])
+        except ConfigError as error:
+            mistake = error
+        else:
+            return
+    assert mistake is not None
+    raise mistake
 
 
 def _kind_of(folder: Path, manifest: Mapping[str, Any], given: Mapping[str, Any]) -> str:
@@ -129,9 +155,8 @@ def _measured(config: Any, length: int, rows: int) -> tuple[float, str]:
     return rate, f"{device}, {config.precision}"
 
 
-def _facts(
-    kind: str, manifest: Mapping[str, Any], minutes: float, steps: int, rate: float, given: Mapping[str, Any]
-) -> Facts:
+def _facts(kind: str, manifest: Mapping[str, Any], minutes: float, steps: int, given: Mapping[str, Any]) -> Facts:
+    """What the plan follows from, except for the rate."""
     counts = manifest["counts"]["train"]
     fixed = dict(given)
     layers = [f"model.{name}" for name in ("num_layers", "num_encoder_layers", "num_decoder_layers")]
@@ -142,7 +167,7 @@ def _facts(
                 raise ConfigError(f"{name} is {fixed[name]}; it must be at least 1.")
     if "model.memory_len" in fixed:
         fixed["model.memory_len"] = convert(int, fixed["model.memory_len"], "model.memory_len")
-    common: dict[str, Any] = {"minutes": minutes, "steps": steps, "tokens_per_second": rate, "given": fixed}
+    common: dict[str, Any] = {"minutes": minutes, "steps": steps, "tokens_per_second": 0.0, "given": fixed}
     if kind == "text":
         return Facts(kind="text", num_samples=max(1, counts["documents"]), tokens=counts["tokens"], **common)
     pairs = counts["pairs"]
@@ -159,7 +184,9 @@ def _facts(
 def _table(plan: Plan, facts: Facts, given: Mapping[str, Any], machine: str) -> str:
     """A line about the data and the machine, and one for each choice."""
     what = f"{facts.num_samples:,} pairs, " if facts.kind == "pairs" else ""
-    limit = f"{facts.minutes:g} minutes" if facts.minutes else f"{facts.steps:,} steps"
+    limit = (
+        f"{facts.minutes:g} minute{'' if facts.minutes == 1 else 's'}" if facts.minutes else f"{facts.steps:,} steps"
+    )
     head = (
         f"plan for {what}{facts.tokens:,} training tokens and {limit}: about {plan.num_steps:,} steps,"
         f" {plan.num_epochs:.1f} passes"

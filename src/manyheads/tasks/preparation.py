@@ -142,10 +142,11 @@ def check_holdout(options: PrepareOptions, files: Sequence[str], held_out: str, 
     if named and held_out in given:
         raise ConfigError(f"{held_out} takes the part from the training data; leave it out where {named[0]} is given.")
     if usual and not named and held_out not in given:
+        like_training = [name for name in files if name.replace("--valid-", "--") in given]
         raise ConfigError(
-            f"There is no validation data, which is needed to select the best model. Give {' or '.join(files)}; or"
-            f" {held_out} {usual} to hold back as much of the training data; or {held_out} 0 to train without"
-            " validation."
+            "There is no validation data, which is needed to select the best model. Give"
+            f" {held_out} {usual} to hold back as much of the training data; or"
+            f" {' and '.join(like_training) or ' or '.join(files)}; or {held_out} 0 to train without validation."
         )
 
 

@@ -113,7 +113,16 @@ def _loss(axes: Axes, records: list[Mapping[str, Any]]) -> None:
             markersize=4.5,
             label=f"validation  {valid[-1]:.3f}, best {valid[best]:.3f}",
         )
-        axes.plot(steps[best], valid[best], "o", color=COLOURS[1], markersize=10, markerfacecolor="none")
+        # A ring. The last step is at the edge of the axes, which must not cut it off.
+        axes.plot(
+            steps[best],
+            valid[best],
+            "o",
+            color=COLOURS[1],
+            markersize=10,
+            markerfacecolor="none",
+            clip_on=False,
+        )
     both = np.concatenate([smooth, valid])
     if len(both) > 5:
         # The first losses of a run are much larger than the rest; clip them so that the rest stays readable.
@@ -121,7 +130,8 @@ def _loss(axes: Axes, records: list[Mapping[str, Any]]) -> None:
         axes.set_ylim(low - 0.07 * (high - low) - 1e-3, high + 0.1 * (high - low) + 1e-3)
     style_axes(axes, title="Loss", x_label="step", y_label=unit)
     if len(both):
-        axes.legend(frameon=False, fontsize=9.5, labelcolor=INK, loc="upper right")
+        # In the upper right corner, unless curves go through it, as those of short runs do.
+        axes.legend(frameon=False, fontsize=9.5, labelcolor=INK, loc="best")
     else:
         axes.text(0.5, 0.5, "no figures yet", transform=axes.transAxes, ha="center", color=MUTED)
     _from_zero(axes)

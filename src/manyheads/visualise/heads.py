@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,9 @@ def _map(figure: Figure, axes: Axes, values: Any, labels: Mapping[tuple[int, int
 def pruning_figure(points: Sequence[Mapping[str, Any]], *, note: str = "") -> Figure:
     """Draw the score by the share of pruned heads, one curve for each order of pruning.
 
-    Args: points: `by`, `share` of heads that are pruned, and `bleu` or `perplexity`, of each. note: below the title.
+    Args:
+        points: `by`, `share` of heads that are pruned, and `bleu` or `perplexity`; an infinite one is left out.
+        note: below the title.
 
     Raises: ShapeError: there is no point. MissingExtraError: no matplotlib.
     """
@@ -84,11 +87,11 @@ def pruning_figure(points: Sequence[Mapping[str, Any]], *, note: str = "") -> Fi
     orders = list(dict.fromkeys(point["by"] for point in points))
     for number, by in enumerate(orders):
         own = sorted((point for point in points if point["by"] == by), key=lambda point: float(point["share"]))
-        shares, scores = [100 * point["share"] for point in own], [point[measure] for point in own]
+        shown = [(100 * point["share"], point[measure]) for point in own if math.isfinite(point[measure])]
         colour = COLOURS[number % len(COLOURS)]
         axes.plot(
-            shares,
-            scores,
+            [share for share, _ in shown],
+            [score for _, score in shown],
             color=colour,
             marker="o",
             markersize=4.5,
@@ -97,7 +100,7 @@ def pruning_figure(points: Sequence[Mapping[str, Any]], *, note: str = "") -> Fi
         )
         if len(orders) > 1:
             continue
-        for share, score in zip(shares, scores, strict=True):
+        for share, score in shown:
             axes.annotate(
                 f"{score:.1f}",
                 (share, score),
@@ -110,9 +113,10 @@ def pruning_figure(points: Sequence[Mapping[str, Any]], *, note: str = "") -> Fi
     style_axes(axes, x_label="heads pruned, in percent", y_label=name)
     plain_text([axes.set_title(note, loc="left", fontsize=9, color=MUTED)])
     axes.legend(frameon=False, fontsize=8.5)
-    highest = max(point[measure] for point in points)
+    finite = [point[measure] for point in points if math.isfinite(point[measure])] or [0.0]
+    highest = max(finite)
     if measure == "bleu":
         axes.set_ylim(bottom=0, top=1.12 * max(1.0, highest))
-    elif highest > 10 * min(point[measure] for point in points):
+    elif highest > 10 * min(finite):
         axes.set_yscale("log")
     return figure

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from manyheads.architectures.pretrained import load, read_languages, save_pretrained
 from manyheads.architectures.table import build_model
@@ -30,6 +31,13 @@ def test_languages_are_recorded(tmp_path: Path) -> None:
     record = describe_folder(folder)
     assert record["languages"] == ["en > de", "de > en"]
     assert "languages" not in record["config"]
+
+
+def test_norwegian_is_not_false(tmp_path: Path) -> None:
+    """YAML reads `no` without quotes as a truth value, and the hub would refuse the card."""
+    save_pretrained(build_model(CONFIG), tmp_path / "model", languages=[("en", "no")])
+    head = (tmp_path / "model" / "README.md").read_text("utf-8").split("---\n")[1]
+    assert yaml.safe_load(head)["language"] == ["en", "no"]
 
 
 def test_without_languages_the_folder_is_as_before(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import manyheads as package
 from manyheads.cli.main import main
-from manyheads.errors import ModelFileError, RequestError
+from manyheads.errors import ModelFileError, NonFiniteError, RequestError
 from manyheads.interop.exports import EXPORTS
 
 Cli = Callable[..., int]
@@ -65,6 +66,14 @@ def test_training_reports_accuracy_and_macro_f1(place: Path) -> None:
     assert "Its labels: animal, colour, fruit." in card
     assert "manyheads.Classifier.from_pretrained" in card
     assert not (place / "run/model/generation_config.json").exists()
+
+
+def test_a_model_that_gives_nan_gives_no_label(place: Path) -> None:
+    classifier = package.Classifier.from_pretrained(place / "run")
+    with torch.no_grad():
+        next(classifier.model.parameters()).fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="gave NaN log-probabilities"):
+        classifier("cat and dog")
 
 
 def test_evaluate(place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +197,7 @@ def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: py
     train = ("train", "--preset", "classifier-debug", "--run-dir", new, "--data.path", data)
     cases: list[tuple[tuple[Any, ...], str]] = [
         ((*prepare, "--tsv", place / "train.tsv", "--valid-count", 0, "--test-tsv", files["unknown"]), "label 'metal'"),
-        ((*prepare, "--tsv", place / "train.tsv"), "There is no validation data"),
+        ((*prepare, "--tsv", place / "train.tsv"), "of the training data; or --valid-tsv; or --valid-count 0 to train"),
         ((*prepare, "--valid-count", 3), "There are no training texts"),
         (
             (*prepare, "--texts", files["one"], "--labels", files["two"], "--valid-count", 0),

@@ -21,6 +21,7 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.decoding.naive import naive_marian_search
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.interop.convert import import_folder
 from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.sides import load_tokenizer
 
@@ -66,6 +67,14 @@ def expected_lines(folder: Path, lines: list[str]) -> list[str]:
         return target.decode(best.ids)
 
     return [translation(line) for line in lines]
+
+
+def test_the_card_names_all_languages_and_chooses_one(peer: Path, ours: Path, tmp_path: Path) -> None:
+    card = (ours / "README.md").read_text("utf-8")
+    assert card.startswith("---\nlanguage: [deu, fra]\n")
+    assert "It translates into deu, fra." in card
+    assert 'from_pretrained(".").into("deu")' in card
+    assert import_folder(peer, tmp_path / "again").next_command.endswith("again --target-lang deu")
 
 
 def test_translate_uses_the_peers_rules(

@@ -180,6 +180,30 @@ def test_a_language_model(
     assert manyheads("generate", output, "He ", "--max-new-tokens", "3") == 0
 
 
+def test_the_curve_of_a_very_bad_model(
+    manyheads: Program, language_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its perplexity is beyond the numbers that Python has, and JSON has no infinity."""
+    model = load(language_folder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 1e4
+    save_pretrained(model, tmp_path / "bad", tokenizer=ByteVocabulary())
+    (tmp_path / "text").write_text("he opened the door and went in. " * 20, encoding="utf-8")
+    curve = ("inspect", "pruning", tmp_path / "bad", "--text", tmp_path / "text", "--share", "0")
+    tables = []
+    for _ in range(2):  # the second time from the record
+        assert manyheads(*curve, "--by", "random", "--output", tmp_path / "curve.png") == 0
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1]
+    assert " inf\n" in tables[0]
+    assert "Infinity" not in (tmp_path / "curve.jsonl").read_text(encoding="utf-8")
+    assert manyheads(*curve, "--by", "random", "--output", tmp_path / "curve.png", "--json") == 0
+    [point] = json.loads(capsys.readouterr().out)
+    assert point["perplexity"] is None
+    assert point["nats_per_token"] > 710
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -204,6 +204,8 @@ def test_pictures(
         (("smoothing", "--kind", "others", "--vocab-size", "2", "--targets", "1"), "at least 3 tokens, not 2"),
         (("masks", "causl"), "Did you mean causal?"),
         (("masks", "--length", "4", "--lengths", "5"), "from 0 to --length 4"),
+        (("masks", "causal", "--memory", "6"), "--memory is for masks of the kind memory, but only causal is drawn"),
+        (("masks", "window", "blocks", "--lengths", "5"), "--lengths is for masks of the kind padding or target, but"),
         (("masks", "--length", "100000"), "from 1 to 512"),
         (("atention",), "Did you mean attention?"),
     ],

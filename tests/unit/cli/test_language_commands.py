@@ -289,6 +289,34 @@ def test_recl_compares_models(run: Path, manyheads: Cli, capsys: pytest.CaptureF
     assert json.loads(capsys.readouterr().out) == whole
 
 
+@pytest.fixture(scope="module")
+def damaged(run: Path) -> Path:
+    """The model with NaN in its weights."""
+    model = Generator.from_pretrained(run)
+    with torch.no_grad():
+        next(model.model.parameters()).fill_(math.nan)
+    model.save_pretrained(run.parent / "damaged")
+    return run.parent / "damaged"
+
+
+@pytest.mark.parametrize("more", [["--recl", "--beside", "RUN"], [], ["--dynamic", "sgd", "--dynamic-rate", "0.1"]])
+def test_a_model_that_gives_nan_is_not_judged(
+    run: Path, damaged: Path, more: list[str], manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No comparison with NaN is true, so its context would seem to help at every length."""
+    (tmp_path / "text").write_text("he opened the door and went in. " * 40, encoding="utf-8")
+    more = [str(run) if word == "RUN" else word for word in more]
+    steps = ["--recl-step", "20", "--recl-longest", "80"] if more[:1] == ["--recl"] else []
+    assert manyheads("evaluate", damaged, "--text", tmp_path / "text", *more, *steps) == 2
+    shown = capsys.readouterr()
+    assert "gave NaN log-probabilities for this text; its weights are damaged" in shown.err
+    assert (f"{damaged} gave" in shown.err) == bool(steps)
+    assert "learning rate" not in shown.err
+    assert shown.out == ""
+    assert manyheads("score", damaged, "--text", tmp_path / "text") == 2
+    assert "gave NaN log-probabilities" in capsys.readouterr().err
+
+
 def test_dynamic_evaluation_says_what_it_is(run: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run / "model"
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}

@@ -157,7 +157,10 @@ def test_mistakes(
         (["evaluate", model_folder, *files, "--target-lang", "fr"], "has no tags; leave --target-lang out"),
         (["prepare", *pairs[:4], *out], "--pair takes four values"),
         (["prepare", *pairs[:5], "--valid-count", "1", *out], "--pair names one direction, en > de"),
-        (["prepare", *pairs, *out], "There is no validation data"),
+        (
+            ["prepare", *pairs, *out],
+            "Give --valid-count 500 to hold back as much of the training data; or --valid-pair;",
+        ),
         (["prepare", *pairs, "--valid-count", "1", "--source-lang", "en", *out], "leave out --source-lang"),
         (["prepare", *pairs, "--valid-pair", "en", "es", line, line, *out], "no training pairs of this direction"),
         (["prepare", *pairs, "--valid-pair", "en", "de", line, line, *out], "no validation pairs of en > fr"),

@@ -57,8 +57,36 @@ def test_help_has_two_examples_and_imports_nothing_heavy(command: str) -> None:
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"manyheads {__version__}\n"
+    for name in ("--version", "-V", "version"):
+        assert main([name]) == 0
+        assert capsys.readouterr().out == f"manyheads {__version__}\n"
+
+
+def test_help_shows_the_options_about_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended("help", "train", "length_schedule") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("data [defaults preset xl-debug]:\n  --data.length_schedule [TEXT, ...]\n")
+    assert "--model.dropout" not in shown
+    assert ended("help", "translate", "Length-penalty", "fairseq") == 0
+    assert capsys.readouterr().out.count("\n  --") == 1
+    assert ended("help", "evaluate", "ext_len") == 0
+    assert "options [task text, ids, duplication]:\n  --ext-len N" in capsys.readouterr().out
+    assert ended("help", "inspect", "attention", "layer") == 0
+    assert "  --layer N" in capsys.readouterr().out
+    assert ended("help", "translate", "chocolate") == 2
+    assert capsys.readouterr().err == (
+        "manyheads: no option of translate is about 'chocolate'. All of them: manyheads translate --help\n"
+    )
+
+
+def test_help_of_a_command_is_its_page(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = []
+    for arguments in (("help", "average"), ("average", "--help"), ("help",), ("--help",)):
+        assert ended(*arguments) == 0
+        pages.append(capsys.readouterr().out)
+    assert pages[0] == pages[1] != pages[2] == pages[3]
+    assert ended("help", "tranlate") == 2
+    assert "no command 'tranlate'. Did you mean translate?" in capsys.readouterr().err
 
 
 def test_an_unknown_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

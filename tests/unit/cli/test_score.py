@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from manyheads.decoding.translation import Scored
 from manyheads.decoding.translator import Translator
@@ -43,6 +44,19 @@ def test_table(
         assert int(count) == len(scored.tokens)
         assert float(mean) == pytest.approx(scored.sum_log_prob / len(scored.tokens), abs=1e-4)
     assert rows[-2][1] == "1"  # an empty target is the end of the sentence alone
+
+
+def test_a_model_that_gives_nan_scores_nothing(
+    manyheads: Cli, model_folder: Path, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    translator = Translator.from_pretrained(model_folder, "cpu")
+    with torch.no_grad():
+        next(translator.model.parameters()).fill_(float("nan"))  # type: ignore[attr-defined]
+    translator.save_pretrained(tmp_path / "bad")
+    assert manyheads("score", tmp_path / "bad", *files) == 2
+    shown = capsys.readouterr()
+    assert "gave NaN log-probabilities for this text" in shown.err
+    assert shown.out == ""
 
 
 def test_progress_is_shown(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -122,6 +123,29 @@ def test_messages_that_cannot_be_written_fail_no_command(warm_program: list[str]
         failed = subprocess.run([*warm_program, "info", str(tmp_path / "missing")], stderr=full, check=False)
     assert (made.returncode, failed.returncode) == (0, 2)
     assert (tmp_path / "sample" / "sentences.en").exists()
+
+
+def test_messages_that_nobody_reads_stop_no_command(
+    warm_program: list[str], model_folder: Path, lines: Path, tmp_path: Path
+) -> None:
+    """As in `2>&1 | head`: the work that was begun is finished, and an error keeps its exit code."""
+    output = tmp_path / "output.txt"
+    output.write_text("an earlier result, so that there is a message before the first line\n")
+
+    def code_of(*arguments: str | Path) -> int:
+        reader, writer = os.pipe()
+        os.close(reader)
+        try:
+            return subprocess.run([*warm_program, *map(str, arguments)], stderr=writer, check=False).returncode
+        finally:
+            os.close(writer)
+
+    assert code_of("translate", model_folder, lines, "--output", output) == 0
+    assert "earlier" not in output.read_text()
+    assert code_of("translate", tmp_path / "nothing", lines) == 2
+    data = tmp_path / "data"
+    assert code_of("prepare", "--source", lines, "--target", lines, "--valid-count", "0", "-o", data) == 0
+    assert (data / "manifest.json").is_file()
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,9 @@ def test_csv(tmp_path: Path) -> None:
     assert report.line_breaks_replaced == 1
     semicolons = write(tmp_path, "b.csv", "en;de\na, b;c\n")
     assert list(csv_pairs(semicolons, KEYS, "fail", ReadReport())) == [("a, b", "c")]
+    for sep in ("sep=;\r\n", '\ufeff"sep=;"\n'):  # a line for Excel
+        named = write(tmp_path, "s.csv", f"{sep}en;de,at\na, b;c\n")
+        assert list(csv_pairs(named, ("en", "de,at"), "fail", ReadReport())) == [("a, b", "c")]
     unended = write(tmp_path, "c.csv", 'en,de\na,"b\nc"')
     assert list(csv_pairs(unended, KEYS, "fail", ReadReport())) == [("a", "b c")]
 
@@ -52,6 +55,8 @@ def test_csv(tmp_path: Path) -> None:
         ("a,b\n", "no column 'en'; its first line has: a, b"),
         ("", "no column 'en'"),
         ("x,en,de\n1,a\n", "line 2 has 2 col"),
+        ("sep=,\nx,en,de\n1,a\n", "line 3 has 2 col"),
+        ("sep=;", "no column 'en'; its first line has: none"),
         ('en,de\na,b\n"c\nd",e\nf,"g\nh,i\n', "begins in line 5 has a quotation mark that is never closed"),
         ("en,de\ra,b\r", "has a carriage return in a row"),
         ("en,de\na\rb,c\n", "has a carriage return in a row"),

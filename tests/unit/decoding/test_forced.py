@@ -84,6 +84,41 @@ def test_tokens_of_a_phrase_that_is_not_completed_can_begin_another(hash_model: 
     assert met == frozenset(range(len(phrases)))
 
 
+@pytest.mark.parametrize(
+    ("phrases", "preferred", "wanted"),
+    [
+        # 6 is not among the most probable tokens after 4, but more probable than 5.
+        ([(4, 5), (4, 6)], [{4: 9}, {3: 9, 7: 8, 8: 7, 6: 5, 5: 1}, {4: 9}, {5: 9}, {EOS: 9}], [4, 6, 4, 5]),
+        ([(4,), (4, 5)], [{4: 9}, {5: 9}, {4: 9}, {EOS: 9}], [4, 5, 4]),
+        ([(4, 5), (4,)], [{4: 9}, {5: 9}, {4: 9}, {EOS: 9}], [4, 5, 4]),
+    ],
+)
+def test_phrases_that_begin_alike(
+    hash_model: Any, phrases: Phrases, preferred: list[dict[int, float]], wanted: list[int]
+) -> None:
+    class Prefers(hash_model):  # type: ignore[misc]
+        """Gives tokens of each place more probability."""
+
+        place = 0
+
+        def step(self, tokens: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+            log_probs, state = super().step(tokens, state)
+            place, self.place = self.place, self.place + 1
+            for token, more in preferred[min(place, len(preferred) - 1)].items():
+                log_probs[:, token] += 10 * more
+            return log_probs.log_softmax(-1), state
+
+    [(found, met)] = forced_search(problem_of(Prefers(vocab_size=12), [[3, EOS]], 8, num_beams=1), [phrases])
+    assert found.ids == wanted
+    assert met == {0, 1}
+
+
+def test_a_phrase_that_begins_another_one_is_in_an_output_that_was_cut(hash_model: Any) -> None:
+    [(found, met)] = forced_search(problem_of(hash_model(), [[3, EOS]], 1), [[(4, 5), (4,)]])
+    assert found.ids == [4]
+    assert met == {1}
+
+
 def test_sentences_of_a_batch_do_not_change_one_another(hash_model: Any) -> None:
     sources = [[3, 4, EOS], [5, EOS], [6, 6, 6, EOS]]
     phrases: list[Phrases] = [[(4, 4)], [], [(3,), (5,)]]

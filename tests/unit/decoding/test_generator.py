@@ -177,6 +177,8 @@ def test_stopping_and_mistakes(generator: Generator) -> None:
         generator.generate("a", stop_asked=lambda: True)
     with pytest.raises(RequestError, match="prompt 2 is a int"):
         generator.generate(["a", 3])  # type: ignore[list-item]
+    with pytest.raises(RequestError, match="a int was given; give one prompt, a string, or a list of prompts"):
+        generator(5)  # type: ignore[call-overload]
     with pytest.raises(RequestError, match="banned_ids holds 256"):
         generator.generate("a", banned_ids=[256])
     with pytest.raises(ConfigError, match="temprature"):

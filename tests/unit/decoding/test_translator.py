@@ -148,6 +148,22 @@ def test_too_long(hash_model: Any, tokenizer: Tokenizer) -> None:
         translator.translate("a", max_new_tokens=6)
 
 
+@pytest.mark.parametrize("texts", [5, None, b"a dog", {"a": "dog"}, iter(["a dog"])])
+def test_what_is_no_list_of_texts_is_named(translator: Translator, texts: Any) -> None:
+    """A generator is empty after a first look at its texts."""
+    kind = type(texts).__name__
+    for call in (translator, translator.translate_nbest):
+        with pytest.raises(RequestError, match=f"^a {kind} was given; give one text, a string, or a list of texts"):
+            call(texts)
+    with pytest.raises(RequestError, match=f"^a {kind} was given; give one source, a string, or a list of sources"):
+        translator.score(texts, ["a"])
+
+
+def test_a_stream_of_lines_is_no_string(translator: Translator) -> None:
+    with pytest.raises(RequestError, match="translate_lines takes lines"):
+        translator.translate_lines("a dog")
+
+
 def test_wrong_types(translator: Translator) -> None:
     with pytest.raises(RequestError, match="text 2 is a int"):
         translator.translate(["a", 5])  # type: ignore[list-item]

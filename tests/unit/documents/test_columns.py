@@ -33,6 +33,11 @@ def test_a_value_is_quoted_if_it_must_be(translated: Translated) -> None:
     assert translated("a\tb\nx\ty\n", "tsv", lambda _: "p,q", ["b"]) == "a\tb\nx\tp,q\n"
 
 
+def test_a_line_for_excel_names_the_delimiter_and_stays(translated: Translated) -> None:
+    assert translated("\ufeffsep=;\r\na,c;b\r\nx;y\r\n", "csv", str.upper, ["b"]) == "\ufeffsep=;\r\na,c;b\r\nx;Y\r\n"
+    assert translated("sep=;\nx,z;y\n", "csv", str.upper, ["1"]) == "sep=;\nX,Z;y\n"
+
+
 def test_columns_by_number_have_no_header(texts: Texts) -> None:
     assert texts("a,b\nc,d\n", "csv", ["2"]) == ["b", "d"]
 

@@ -35,6 +35,24 @@ def test_sentences_with_the_space_between_them() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("language", "text", "expected"),
+    [
+        (
+            "de",
+            "Am 5. Jan. 2020 kam er. Siehe Bd. 3. Er ging.",
+            ["Am 5. Jan. 2020 kam er.", "Siehe Bd. 3.", "Er ging."],
+        ),
+        ("fr", "Le 5 janv. 2020 il vint. Voir vol. 5.", ["Le 5 janv. 2020 il vint.", "Voir vol. 5."]),
+        ("en", "See ch. 7 and Eq. 5. It was Jan. She left.", ["See ch. 7 and Eq. 5.", "It was Jan.", "She left."]),
+    ],
+)
+def test_abbreviations_before_numbers(language: str, text: str, expected: list[str]) -> None:
+    found = sentences_of([Text(text)], sentence_splitter(language))
+    assert found is not None
+    assert [one.text for one in found] == expected
+
+
 def test_tags_go_with_their_words() -> None:
     first, second = read(Text("I "), OPEN, Text("saw."), CLOSE, Text(" "), ALONE, Text("Use "), CODE, Text("."))
     assert first == Sentence("I saw.", (CODE,), ((2, OPEN), (6, CLOSE)))

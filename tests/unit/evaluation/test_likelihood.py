@@ -12,6 +12,7 @@ from manyheads.architectures.protocols import Output
 from manyheads.data.batch import PairBatch
 from manyheads.errors import DataError
 from manyheads.evaluation.likelihood import Likelihood, evaluate_likelihood
+from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
 
 
 class Uniform(nn.Module):
@@ -68,3 +69,10 @@ def test_stop() -> None:
 
 def test_overflow_is_infinite() -> None:
     assert Likelihood(1e6, 1).perplexity == math.inf
+
+
+@pytest.mark.parametrize(
+    ("nats", "shown"), [(2.0, "7.39"), (13.8, "984609.11"), (80.0, "5.54e+34"), (1e4, "inf"), (math.nan, "nan")]
+)
+def test_a_large_perplexity_is_a_power_of_ten(nats: float, shown: str) -> None:
+    assert show_perplexity(perplexity_of(nats)) == shown

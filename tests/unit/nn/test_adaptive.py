@@ -128,6 +128,26 @@ def test_cutoffs_that_do_not_rise(cutoffs: tuple[int, ...]) -> None:
         inspect.unwrap(Clusters.__init__)(object.__new__(Clusters), V, cutoffs, 8, 1)
 
 
+@pytest.mark.parametrize("stray", [-100, -1, V, V + 5])
+def test_an_id_outside_the_vocabulary_is_refused(kind: Any, stray: int) -> None:
+    """As by any table; no vector of zeros, and no loss that nobody wrote."""
+    ids, head = torch.tensor([3, stray]), head_of(kind)
+    embedding = AdaptiveEmbedding(V, D, cutoffs=kind["cutoffs"], d_embed=kind["d_embed"], div_value=kind["div_value"])
+    for refused in (
+        lambda: embedding(ids),
+        lambda: head.token_losses(torch.zeros(2, D, dtype=torch.float64), ids),
+        lambda: head.loss(torch.zeros(2, D, dtype=torch.float64), ids, torch.ones(2, dtype=torch.bool)),
+    ):
+        with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
+            refused()
+
+
+@pytest.mark.parametrize("div_value", [0, -2])
+def test_a_div_value_below_one(div_value: int) -> None:
+    with pytest.raises(ConfigError, match=f"div_value is {div_value}; it must be at least 1"):
+        AdaptiveEmbedding(V, D, cutoffs=(4, 10), d_embed=8, div_value=div_value)
+
+
 def test_what_it_cannot_do() -> None:
     with pytest.raises(ConfigError, match="no width"):
         inspect.unwrap(Clusters.__init__)(object.__new__(Clusters), V, (4, 10), 8, 4)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from manyheads.errors import RequestError
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.consistency import consistent_loss, plain_consistent_loss
@@ -90,6 +91,14 @@ def test_a_part_that_needs_no_gradient(frozen: int) -> None:
     wanted = reference(*parts[:2], targets, *parts[2:], 5.0, 0.1)
     for one, other in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(wanted, inputs), strict=True):
         torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
+
+
+def test_a_second_derivative_is_refused_and_not_taken_for_zero() -> None:
+    first, second, targets, weight, bias = tensors()
+    loss, _ = consistent_loss(first, second, targets, weight, bias, 5.0, 0.1, 7)
+    [grad] = torch.autograd.grad(loss, first, create_graph=True)
+    with pytest.raises(RequestError, match="cannot be differentiated again"):
+        (grad.square().sum() + weight.sum()).backward()
 
 
 def test_bfloat16_loses_no_more_than_the_plain_formula() -> None:

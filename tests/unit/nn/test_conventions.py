@@ -161,6 +161,21 @@ def test_a_bias_on_both_paths(path: str, bf16: bool) -> None:
     assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_bias_below_the_range_of_the_scores_does_not_forbid(path: str, dtype: torch.dtype) -> None:
+    """Only -inf does: the lowest number of float32 on a whole row would otherwise give NaN."""
+    layer = MultiHeadAttention(12, 3).eval().to(dtype)
+    x = torch.randn(2, 4, 12, dtype=dtype, requires_grad=True)
+    lowest = torch.zeros(4, 4).index_fill(0, torch.tensor([2]), torch.finfo(torch.float32).min)
+    out, _ = layer(x, mask=Bias(lowest))
+    out.float().sum().backward()
+    assert out.isfinite().all()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    plain, _ = layer(x.detach())
+    torch.testing.assert_close(out[:, [0, 1, 3]], plain[:, [0, 1, 3]], atol=0.02, rtol=0.02)
+
+
 def test_a_bias_is_not_dropped_in_silence() -> None:
     with pytest.raises(ShapeError, match="cannot add a Bias to its scores"):
         RelativeAttention(12, 3)(torch.randn(2, 4, 12), mask=Bias(torch.zeros(4, 4)))

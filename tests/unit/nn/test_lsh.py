@@ -20,6 +20,7 @@ from manyheads.nn.attention.multi_head import merge_heads, split_heads
 from manyheads.nn.attention.naive import naive_dot_product_attention, naive_lsh_attention
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.lsh import attend_pairs
+from manyheads.nn.reversible_sequence import ReversibleSequence
 
 B, H, D, E, CHUNK = 2, 2, 8, 6, 4
 FACTORS = (6,)
@@ -272,6 +273,59 @@ def test_steps_of_ragged_rows_and_reordered_caches() -> None:
         torch.testing.assert_close(out[row, :count], wanted[row, 2 : 2 + count])
     assert branch.lengths.tolist() == [12, 13, 15]
     assert all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(branch))
+
+
+def test_a_cache_that_is_reset_does_not_grow() -> None:
+    """Row 1 begins again and again, then both rows: as large as for one sequence, and the same outputs."""
+    module, x = attention(), torch.randn(2, 27, 12, dtype=torch.float64)
+    cache, sizes = module.start(2, seed=4), []
+    for turn in range(4):
+        out, cache = module.step(x[:, :9], cache, torch.tensor([9 if turn == 0 else 0, 9]))
+        torch.testing.assert_close(out[1], module(x[1:, :9], seed=4)[0])
+        cache = cache.reset(torch.tensor([False, True]))
+        assert int(cache.longest) == 9
+        sizes.append(cache.keys.shape[2])
+    assert sizes[1:] == [sizes[1]] * 3
+    cache = cache.reset(torch.tensor([True, True]))
+    assert cache.is_empty
+    torch.testing.assert_close(module.step(x, cache)[0], module(x, seed=4))
+
+
+@pytest.mark.parametrize("shape", [(0, 9, 12), (2, 0, 12), (0, 0, 12)])
+@pytest.mark.parametrize("kind", ["lsh", "exact", "local"])
+def test_no_rows_or_no_positions(kind: str, shape: tuple[int, ...]) -> None:
+    hashed, local = attention(num_hashes=0 if kind == "exact" else 3), LocalSelfAttention(12, 2, chunk_len=4).double()
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    out = local(x) if kind == "local" else hashed(x, seed=0)
+    assert out.shape == shape
+    out.sum().backward()
+
+
+@pytest.mark.parametrize("through", ["attention", "reversible"])
+def test_a_second_derivative_is_refused_and_not_taken_for_zero(through: str) -> None:
+    x = torch.randn(2, 9, 12, dtype=torch.float64, requires_grad=True)
+    module = attention()
+    if through == "attention":
+        out = module(x, seed=0)
+    else:
+        out, _ = ReversibleSequence([(torch.nn.Tanh(), torch.nn.Tanh())])(x, x)
+    [grad] = torch.autograd.grad(out.sum(), x, create_graph=True)
+    with pytest.raises(RequestError, match="cannot be differentiated again"):
+        (grad.square().sum() + x.sum()).backward()
+
+
+def test_a_module_in_float16() -> None:
+    """It is computed in float32, and gives back its own type."""
+    module = attention()
+    x = torch.randn(2, 27, 12, dtype=torch.float64)
+    buckets = module.buckets_of(x, seed=4)  # rounding may change a bucket
+    exact, given = module(x, buckets=buckets), x.half().requires_grad_()
+    out = module.half()(given, buckets=buckets)
+    assert out.dtype == torch.float16
+    out.sum().backward()
+    assert given.grad is not None
+    assert given.grad.dtype == torch.float16
+    torch.testing.assert_close(out.double(), exact, atol=0.02, rtol=0.02)
 
 
 def test_the_weights_that_are_asked_for_are_those_that_are_used() -> None:

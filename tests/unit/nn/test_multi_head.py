@@ -196,6 +196,13 @@ def test_mistakes_are_named() -> None:
         MultiHeadAttention(10, 3)
     with pytest.raises(ShapeError, match="width of 10 cannot be split into 3"):
         split_heads(torch.zeros(1, 1, 10), 3)
+    for heads in (0, -2):
+        with pytest.raises(ConfigError, match=f"num_heads {heads} must be at least 1"):
+            MultiHeadAttention(10, heads)
+        with pytest.raises(ShapeError, match=f"cannot be split into {heads} heads"):
+            split_heads(torch.zeros(1, 1, 10), heads)
+    with pytest.raises(ConfigError, match="head_dim -1 at least 0"):
+        MultiHeadAttention(10, 2, head_dim=-1)
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])

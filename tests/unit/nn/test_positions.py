@@ -11,6 +11,8 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions, sinusoidal_table
@@ -32,6 +34,42 @@ def test_the_papers_formula_for_any_width_and_position(d_model: int, position: i
     row = sinusoidal_table(torch.tensor([float(position)]), d_model, layout)
     assert row.dtype == torch.float32
     torch.testing.assert_close(row[0], torch.tensor(spelled_out(position, d_model, layout)), atol=1e-6, rtol=0.0)
+
+
+class OnMps(TorchFunctionMode):
+    """Tensors are on MPS, which has no float64, until they are moved to the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_cpu: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [*args, *(kwargs or {}).values()]
+        is_moved = any(one is other for one in given for other in self.on_cpu)
+        if func == Tensor.device.__get__:
+            return torch.device("cpu" if is_moved else "mps")
+        places = [one.type for one in given if isinstance(one, torch.device)]
+        is_moved = places == ["cpu"] if places else is_moved
+        assert is_moved or not any(one is torch.float64 for one in given), "MPS has no float64"
+        args, named = ([self._here(one) for one in some] for some in (args, (kwargs or {}).values()))
+        out = func(*args, **dict(zip(kwargs or (), named, strict=True)))
+        if isinstance(out, Tensor):
+            out = out.clone() if any(out is one for one in args) else out
+            self.on_cpu += [out] if is_moved else []
+        return out
+
+    def _here(self, one: Any) -> Any:
+        return torch.device("cpu") if isinstance(one, torch.device) else one
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+def test_a_device_without_float64(layout: Any) -> None:
+    wanted = sinusoidal_table(torch.arange(600.0), 6, layout)
+    with OnMps():
+        found = inspect.unwrap(sinusoidal_table)(torch.arange(600.0), 6, layout)
+        place = found.device
+    assert place.type == "mps"
+    assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "halves"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.errors import ConfigError, ShapeError
+from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.masks import Causal, KeyPadding, Mask, Window, dense_mask
 from manyheads.nn.attention.multi_head import merge_heads
 from manyheads.nn.attention.naive import naive_relative_attention
@@ -302,6 +302,25 @@ def test_mistakes_are_named() -> None:
         relative_attention(*given[:3], given[3][:, :4], *given[4:])
     with pytest.raises(ConfigError, match="at least 1"):
         RelativeAttention(12, 0, 4)
+
+
+def test_a_second_derivative_is_refused_and_not_taken_for_zero() -> None:
+    attention, x = RelativeAttention(12, 2), torch.randn(2, 5, 12, requires_grad=True)
+    [grad] = torch.autograd.grad(attention(x).sum(), x, create_graph=True)
+    with pytest.raises(RequestError, match="cannot be differentiated again"):
+        grad.square().sum().backward()
+
+
+@pytest.mark.parametrize("memory_len", [0, 3])
+@pytest.mark.parametrize("batch", [0, 2])
+def test_no_positions_or_no_rows(batch: int, memory_len: int) -> None:
+    attention = RelativeAttention(12, 2)
+    for q_len in (0, 2 - batch):
+        x, memory = torch.randn(batch, q_len, 12, requires_grad=True), torch.randn(batch, memory_len, 12)
+        out = attention(x, memory)
+        assert out.shape == x.shape
+        out.sum().backward()
+        assert attention(x.detach(), memory, need_weights=True)[1].shape == (batch, 2, q_len, memory_len + q_len)
 
 
 def both_ways(q_len: int, k_len: int) -> list[Any]:

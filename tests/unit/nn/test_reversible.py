@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from manyheads.nn.chunking import chunk_slices, in_chunks
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.feed_forward import FeedForward
+from manyheads.nn.kernels.recomputation import recomputed
 from manyheads.nn.kernels.reversible import through_sublayers
 
 
@@ -175,6 +177,46 @@ def test_backward_twice_and_streams_left_alone() -> None:
     second = torch.autograd.grad(a.sum() + b.sum(), [x1, x2, shared])
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     assert all(torch.equal(one, other) for one, other in zip(before, (a, b, x1, x2), strict=True))
+
+
+@pytest.mark.parametrize("reversible", [True, False])
+def test_a_mode_that_changes_before_the_backward_pass(reversible: bool) -> None:
+    """As when a model is validated in between: the gradients are those of the forward pass, as of autograd."""
+    model, found = build(chunk_len=3, reversible=reversible).double(), []
+    for changes in (False, True):
+        x1, x2, shared = (one.requires_grad_() for one in inputs())
+        torch.manual_seed(1)
+        a, b = model.train()(x1, x2, 0.7, (shared,))
+        model.sublayers[2:].train(not changes)  # and what is in another mode stays in it
+        found.append(torch.autograd.grad((a * b).sum(), [x1, x2, shared, *model.parameters()], allow_unused=True))
+        assert [one.dropout.training for one in model.sublayers] == [True] * 2 + [not changes] * 4
+    for mine, theirs in zip(*found, strict=True):
+        assert (mine is None and theirs is None) or torch.equal(mine, theirs)
+
+
+def test_recomputation_in_a_mode_that_changes_before_the_backward_pass() -> None:
+    module, found = nn.Sequential(nn.Linear(6, 6), Dropout(0.5)), []
+    for changes in (False, True):
+        x = torch.ones(2, 7, 6, requires_grad=True)
+        torch.manual_seed(1)
+        out = recomputed(module.train(), [x], [module], chunk_len=3)
+        module.train(not changes)
+        found.append(torch.autograd.grad(out.square().sum(), [x, *module.parameters()]))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("low", [True, False])
+def test_within_torchs_checkpoint(low: bool) -> None:
+    """It computes the forward pass once more, and gives out what was saved once."""
+    model, found = build(), []
+    for saves in (True, False):
+        x1, x2, shared = (one.requires_grad_() for one in inputs(torch.float32))
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            given = (x1, x2, 0.7, (shared,))
+            a, b = model(*given) if saves else checkpoint(model, *given, use_reentrant=False)
+        found.append(torch.autograd.grad((a * b).sum(), [x1, x2, shared]))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from manyheads.serving.guard import _run_until_gone
+from manyheads.serving.exchange import run_until_gone
 from manyheads.serving.refusals import Refusal
 
 
@@ -38,7 +38,7 @@ def test_the_application_is_cancelled() -> None:
         leaves = asyncio.Event()
         asyncio.get_running_loop().call_later(0.01, leaves.set)
         with pytest.raises(Refusal) as caught:
-            await _run_until_gone(application, {}, b"text", receiver(leaves), _send)
+            await run_until_gone(application, {}, b"text", receiver(leaves), _send)
         assert caught.value.status == 499
         await asyncio.sleep(0)  # the task goes on: it was not cancelled itself
 
@@ -51,7 +51,7 @@ def test_the_end_of_the_server_is_no_departure() -> None:
         await asyncio.sleep(60)
 
     async def end() -> None:
-        running = asyncio.ensure_future(_run_until_gone(application, {}, b"", receiver(asyncio.Event()), _send))
+        running = asyncio.ensure_future(run_until_gone(application, {}, b"", receiver(asyncio.Event()), _send))
         await asyncio.sleep(0.01)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -68,7 +68,7 @@ def test_a_departure_after_the_answer_changes_nothing() -> None:
             await asyncio.sleep(0)  # the watcher waits by now
             leaves.set()
 
-        await _run_until_gone(application, {}, b"", receiver(leaves), _send)
+        await run_until_gone(application, {}, b"", receiver(leaves), _send)
         await asyncio.sleep(0.01)
 
     asyncio.run(answer())

@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 from manyheads.errors import ConfigError
 from manyheads.serving.app import build_app
-from manyheads.serving.guard import ApiKeys, _forbidden
+from manyheads.serving.keys import ApiKeys, _forbidden
 from manyheads.serving.refusals import Refusal
 from manyheads.serving.settings import ServingSettings
 
@@ -180,7 +180,7 @@ def test_keys_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_secret_of_kubernetes_belongs_to_root(
     owner: int, user: int, mode: int, is_read: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manyheads.serving.guard.os.geteuid", lambda: user)
+    monkeypatch.setattr("manyheads.serving.keys.os.geteuid", lambda: user)
     assert (mode & _forbidden(owner) == 0) is is_read
 
 

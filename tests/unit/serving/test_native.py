@@ -179,6 +179,18 @@ def test_attention_weights(client: TestClient, kind: str) -> None:
     assert client.post("/v1/attention", json={"source": "I", "layer": 99}).status_code == 422
 
 
+def test_attention_of_the_models_own_translation_is_that_of_its_tokens(client: TestClient) -> None:
+    """Of a translation that was cut at its limit, there is no end."""
+    endings = set()
+    for text in ("I am hungry.", "Hello, how are you?", "The cat sees the dog.", "a", "Where is the station?"):
+        body = {"text": text, "split_sentences": False}
+        [sentence] = client.post("/v1/translate", json=body).json()["translations"][0]["sentences"]
+        tokens = sentence["candidates"][0]["tokens"]
+        assert client.post("/v1/attention", json={"source": text}).json()["query_tokens"] == tokens
+        endings.add(tokens[-1] == "</s>")
+    assert False in endings
+
+
 def test_line_breaks_in_a_pair_are_spaces_to_its_attention(client: TestClient) -> None:
     one, other = (
         client.post("/v1/attention", json={"source": "I am hungry.", "target": target}).json()

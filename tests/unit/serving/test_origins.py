@@ -56,8 +56,19 @@ def test_other_origins_may_not(client: TestClient) -> None:
 
 def test_names_of_hosts_are_compared_as_dns_does(client: TestClient) -> None:
     for host in ("testserver", "TESTSERVER:80", "models.example", "models.example:9"):
-        assert client.get("/healthz", headers={"host": host}).status_code == 200
-    assert client.get("/healthz", headers={"host": "other.example"}).status_code == 421
+        assert client.get("/languages", headers={"host": host}).status_code == 200
+    assert client.get("/languages", headers={"host": "other.example"}).status_code == 421
+
+
+def test_probes_may_name_any_host(client: TestClient) -> None:
+    """Kubernetes sends the address of the pod. Everything else is closed to names that DNS gave to this server."""
+    pod = {"host": "10.42.0.17:8000"}
+    for path in ("/healthz", "/readyz", "/health"):
+        assert client.get(path, headers=pod).status_code == client.head(path, headers=pod).status_code == 200
+        assert client.post(path, headers=pod).status_code == 421
+        assert client.get(path, headers={**pod, "origin": "http://evil.example"}).status_code == 403
+    for path in ("/", "/metrics", "/v1/models", "/healthz/", "/healthz/../v1/models", "/static/page.js"):
+        assert client.get(path, headers=pod).status_code == 421
 
 
 def test_libretranslate_says_without_a_key_what_it_can(client: TestClient) -> None:

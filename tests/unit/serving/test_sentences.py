@@ -31,6 +31,12 @@ from manyheads.serving.settings import ServingSettings
         ("J. S. Bach wrote it. Yes.", ["J. S. Bach wrote it.", "Yes."]),
         ("The U.S. Army was in Washington, D.C. The end.", ["The U.S. Army was in Washington, D.C. The end."]),
         ("He came at 5 p.m. She left.", ["He came at 5 p.m.", "She left."]),
+        ("It was on Jan. 5 that he came. Then No. 7 left.", ["It was on Jan. 5 that he came.", "Then No. 7 left."]),
+        ("Am 5. Dez. 2020. See Fig. 3 and Sec. 4. Yes.", ["Am 5. Dez. 2020.", "See Fig. 3 and Sec. 4.", "Yes."]),
+        (
+            "He came in Jan. She left long ago. 5 men saw it.",
+            ["He came in Jan.", "She left long ago.", "5 men saw it."],
+        ),
         ("", []),
         (" \n\t", []),
     ],

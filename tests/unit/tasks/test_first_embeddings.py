@@ -124,7 +124,12 @@ def test_a_resumed_run_does_not_compute_them_again(config: TrainConfig, monkeypa
 
 
 @pytest.mark.parametrize("kind", ["transformer-xl", "adaptive transformer-xl", "reformer"])
-def test_a_language_model_begins_with_them(tmp_path: Path, kind: str) -> None:
+def test_a_language_model_begins_with_them(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    count = np.bincount
+    monkeypatch.setattr(
+        np, "bincount", lambda ids, minlength=0: counted.append(len(ids)) or count(ids, None, minlength)
+    )
     base = reformer_debug() if kind == "reformer" else xl_debug()
     sizes: Any = {"cutoffs": (20, 60)} if kind.startswith("adaptive") else {}
     config = replace(base, model=replace(base.model, **sizes), initial=TokenInitialSettings(embeddings="cooccurrence"))
@@ -132,6 +137,7 @@ def test_a_language_model_begins_with_them(tmp_path: Path, kind: str) -> None:
     found: Any = assembly.model.body.embedding  # type: ignore[union-attr]
     table = (found.weight if kind == "reformer" else found.tables[0]).detach()
     text: Any = assembly.objective.data.train  # type: ignore[attr-defined]
+    assert counted.count(len(text)) == 1  # the frequencies serve for the embeddings and for the output
     learned = neighbour_embeddings(text.ids, text.vocab_size, table.shape[1])
     occurs = learned.any(1)
     assert 60 < occurs.sum() < len(table)

@@ -154,6 +154,7 @@ def test_a_plan_becomes_the_settings(read: Callable[..., tuple[Any, list[Planned
     assert (config.run_dir, config.training.max_minutes, config.optimiser.name) == ("runs/pairs", 20.0, "muon")
     assert "plan for 50 pairs" in made.table
     assert "passes over the data; more passes need more" in made.table
+    assert "tokens and 1 minute: about" in read("pairs", "--minutes", "1")[1][0].table
     config, [made] = read("text", "--minutes", "3")
     assert isinstance(config, TextConfig)
     assert (config.model.architecture, config.training.max_minutes, config.data.lanes) == ("transformer-xl", 3.0, 3)
@@ -212,6 +213,35 @@ def test_what_cannot_be_planned(
     with pytest.raises(ConfigError) as caught:
         read(data, *more)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "message"),
+    [
+        ("text", ("--data.lanes", "0"), "data.lanes is 0"),
+        ("pairs", ("--model.d_model", "-2"), "model.d_model is -2"),
+        ("pairs", ("--model.num_heads", "0"), "model.num_heads is 0"),
+        ("pairs", ("--model.num_heads", "7"), "num_heads"),
+        ("text", ("--model.dropout", "2"), "dropout is 2"),
+        ("pairs", ("--decoding.num_beams", "many"), "decoding.num_beams is 'many'"),
+    ],
+)
+def test_mistakes_are_told_before_the_measurement(
+    folders: Path, data: str, more: tuple[str, ...], message: str
+) -> None:
+    def measure(config: Any, length: int, rows: int) -> tuple[float, str]:
+        raise AssertionError("it takes seconds")
+
+    with pytest.raises(ConfigError) as caught:
+        read_arguments(["--data.path", str(folders / data), *more], plan=lambda typed: plan_layer(typed, measure).layer)
+    assert message in str(caught.value)
+
+
+def test_a_number_of_heads_that_fits_some_machines_is_measured(
+    read: Callable[..., tuple[Any, list[PlannedRun]]],
+) -> None:
+    config, _ = read("pairs", "--model.num_heads", "6", rate=1200.0)
+    assert (config.model.d_model, config.model.num_heads) == (192, 6)
 
 
 def test_the_same_command_goes_on_with_the_plan_of_the_run(

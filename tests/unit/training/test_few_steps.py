@@ -29,12 +29,18 @@ def warnings(config: RunConfig, seconds: list[float], num_tokens: int = 1000) ->
     return said
 
 
-def test_it_is_said_once_with_all_that_matters() -> None:
+def test_one_thread_is_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert " with 1 thread on cpu " in warnings(config(), [61.0])[0][1]
+
+
+def test_it_is_said_once_with_all_that_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     [(step, text)] = warnings(config(), [61.0, 50.0, 50.0, 50.0])
     assert step == 1
     assert "about 4 steps in 5 minutes" in text
     assert "In bf16 with" in text
-    assert f"{torch.get_num_threads()} threads on cpu a step takes 61 s, 16 target tokens/s" in text
+    assert "2 threads on cpu a step takes 61 s, 16 target tokens/s" in text
     for remedy in ("--precision", "--num-threads", "--data.max_tokens", "a smaller model", "--minutes"):
         assert remedy in text
 

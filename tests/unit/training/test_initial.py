@@ -153,6 +153,15 @@ def test_scores_before_and_after_of_old_and_new_data(world: World, begun: Callab
     assert train(config).compared == result.compared  # a finished run reports the same again
 
 
+def test_data_with_two_names_is_judged_once(world: World, begun: Callable[..., Any]) -> None:
+    for name in ("old", "new"):
+        shutil.copytree(world.folder / name, world.folder / f"{name}-copy")
+    initial = world.initial("transformer", data=str(world.folder / "old-copy"))
+    mix = (f"{world.folder / 'old'}=0.5", f"{world.folder / 'new'}=0.3", f"{world.folder / 'new-copy'}=0.2")
+    names = [name for name, _, _ in train(begun("transformer", "old", initial=initial, data={"mix": mix})).compared]
+    assert names == [f"{world.folder / 'old'} test", f"{world.folder / 'new'} test"]
+
+
 def test_scores_of_a_run_without_validation_that_was_made_longer(world: World, begun: Callable[..., Any]) -> None:
     """The data has a test set only; what it says after three steps is not what it says after six."""
     splits = {"train": sentences(60, WORDS), "test": sentences(5, WORDS[::-1])}

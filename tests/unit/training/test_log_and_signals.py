@@ -50,6 +50,7 @@ def test_plain_lines() -> None:
     reporter.message("careful", "warning")
     lines = stream.getvalue().split("\n")
     assert lines[0] == "validation at step 5 | nll 1.5000 | perplexity 4.48 | BLEU 12.35 | chrF 30.00 | best so far"
+    assert lines[1] == "  BLEU sig"
     assert lines[2] == "  source      a\\nb"
     assert lines[-2] == "warning: careful"
     assert [format_seconds(value) for value in (4.4, 59.6, 200, 7400)] == ["4s", "1:00", "3:20", "2:03:20"]
@@ -69,12 +70,12 @@ def test_the_last_line_names_the_best_as_users_know_it(
 ) -> None:
     stream = io.StringIO()
     result = TrainResult(
-        run_dir=tmp_path, step=2000, epoch=3, tokens=1, elapsed_seconds=200.0, stopped_by="max_steps",
+        run_dir=tmp_path, step=2000, epoch=3, tokens=1, elapsed_seconds=200.0, stopped_by="minutes",
         signal_number=None, checkpoint=None, model_dir=None, best_step=None if score is None else 1200,
         best_score=score, best_by=best_by,
     )  # fmt: skip
     PlainReporter(stream).done(result)
-    assert stream.getvalue() == f"ended at step 2000 by max_steps after 3:20{shown}\n"
+    assert stream.getvalue() == f"ended at step 2000 after 3:20 (time is up){shown}\n"
 
 
 def test_a_signal_sets_the_flag_and_handlers_come_back() -> None:

@@ -139,14 +139,17 @@ def test_a_validation_pair_that_does_not_fit_is_refused_before_the_first_step(sm
         assert not list(run.glob("checkpoints/*"))
 
 
+@pytest.mark.parametrize("bleu_sentences", [2, 0])
 @pytest.mark.parametrize(
     ("decoding", "model"),
     [({"banned_ids": (5000,)}, {}), ({"max_new_tokens": 40}, {"positions": "learned", "max_len": 20})],
 )
 def test_a_search_that_cannot_be_is_refused_before_the_first_step(
-    small: Make, decoding: dict[str, Any], model: dict[str, Any]
+    small: Make, decoding: dict[str, Any], model: dict[str, Any], bleu_sentences: int
 ) -> None:
-    config = small(decoding=decoding, model=model, validation={"bleu_sentences": 2}, training={"log_every": 1})
+    """Also where nothing is translated during training: the model is saved with these settings."""
+    validation = {"bleu_sentences": bleu_sentences}
+    config = small(decoding=decoding, model=model, validation=validation, training={"log_every": 1})
     with pytest.raises(RequestError):
         train(config)
     assert not (Path(config.run_dir) / "metrics.jsonl").exists()

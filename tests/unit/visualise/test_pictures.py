@@ -255,6 +255,17 @@ def test_a_score_of_zero_looks_like_zero() -> None:
     assert scores.get_ylim() == (0.0, 13.0)
 
 
+def test_the_legend_does_not_cover_the_curve_of_a_short_run() -> None:
+    records = [{"step": 20, "train_nll": 6.2}, {"step": 26, "train_nll": 4.7}, {"step": 26, "valid_nll": 4.8}]
+    figure = learning_curve_figure(records)
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    legend, (line, *_) = axes.get_legend(), axes.get_lines()
+    assert legend is not None
+    path = line.get_path().transformed(line.get_transform())
+    assert not path.intersects_bbox(legend.get_window_extent(), filled=False)
+
+
 def test_a_run_whose_name_begins_with_an_underscore_is_in_the_legend() -> None:
     runs = {name: [{"step": step, "valid_nll": 3.0 - step} for step in (1, 2)] for name in ("_first", "second")}
     legend = compared_curves_figure(runs).axes[0].get_legend()

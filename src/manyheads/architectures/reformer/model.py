@@ -178,5 +178,5 @@ class Reformer(nn.Module):
 
         chunk_len = self.config.ff_chunk_len or _JOINED
         if self.config.reversible:
-            return recomputed(join, (x1, x2), [*self.norm.parameters()], chunk_len)
+            return recomputed(join, (x1, x2), (self.norm, self.dropout), chunk_len)
         return torch.cat([join(x1[:, part], x2[:, part]) for part in chunk_slices(x1.shape[1], chunk_len)], dim=1)

@@ -93,7 +93,8 @@ PAGE = CommandPage(
     TrainOptions,
     "Train a model. Settings come from a preset, then from files, then from single options; later ones override "
     "earlier ones. Without a preset, a file or a model, sizes and schedule are planned for the data, the minutes and "
-    "this machine. To continue a stopped run, give the same command again.",
+    "this machine. To continue a stopped run, give the same command again. `manyheads help train WORD` shows the "
+    "settings about a word.",
     (
         "manyheads train --preset debug",
         "manyheads train --preset demo --minutes 2 --run-dir runs/short --model.dropout 0.2",

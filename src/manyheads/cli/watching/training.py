@@ -23,6 +23,7 @@ from rich.text import Text
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.printing import printable
 from manyheads.cli.watching.heartbeat import Heartbeat, Phase
+from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.training.record.log import PlainReporter, Stream, format_seconds
 from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
 
@@ -194,7 +195,7 @@ class LiveReporter:
         self._redraw()
 
     def validation(self, report: ValidationReport) -> None:
-        scores = f"  loss {report.loss:.4f}  perplexity {report.perplexity:.2f}"
+        scores = f"  loss {report.loss:.4f}  perplexity {show_perplexity(report.perplexity)}"
         scores += "".join(f"  {score}" for score in report.scores())
         best = ("  best so far", "green") if report.best else ("", "")
         self._print(Text.assemble("\n", (f"validation, step {report.step:,}", "bold cyan"), scores, best))

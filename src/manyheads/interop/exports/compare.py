@@ -89,7 +89,7 @@ def tokenizer_of(model: Path, name: str) -> TranslationTokenizer:
     if isinstance(tokenizer, ParsingTokenizer):
         raise ConfigError(
             f"{model} is a parser: its grammar (well_formed) restricts each step of the search, which the format {name}"
-            " cannot hold; use manyheads translate or serve."
+            " cannot hold; use manyheads translate, which writes trees."
         )
     return tokenizer
 

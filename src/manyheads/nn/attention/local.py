@@ -76,7 +76,7 @@ def local_attention(
 def _chunks(x: Tensor, padding: int, chunk_len: int) -> Tensor:
     """(batch, heads, length, width) -> (batch, heads, chunks, chunk_len, width)"""
     padded = F.pad(x, (0, 0, 0, padding))
-    return padded.reshape(*x.shape[:2], -1, chunk_len, x.shape[3])
+    return padded.reshape(*x.shape[:2], padded.shape[2] // chunk_len, chunk_len, x.shape[3])
 
 
 def _seen(chunks: Tensor, offsets: range) -> Tensor:

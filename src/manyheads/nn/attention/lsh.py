@@ -37,9 +37,10 @@ def lsh_attention(
 ) -> Float[Tensor, "batch heads length value_dim"]:
     """Return the weighted sum of the values that each query sees, with one softmax over all rounds.
 
-    Paper: Kitaev et al. 2020, sec. 2, eq. 2 to 6. The outputs of the rounds, weighted by their parts of the normaliser
-    (eq. 6), are one softmax over the pairs of all rounds. This softmax is what is computed, so the weights sum to 1.
-    Differs: a pair that meets in n rounds counts n times; with `settings.correct_duplicates` once, by N_ij of eq. 4.
+    Paper: Kitaev et al. 2020, sec. 2, eq. 2 to 6, and appendix A. The outputs of the rounds, weighted by their parts of
+    the normaliser, are one softmax over the pairs of all rounds. This softmax is what is computed, so the weights sum
+    to 1. Differs: a pair that meets in n rounds counts n times; with `settings.correct_duplicates` once, by N_ij of
+    appendix A.
     Args:
         qk: queries; normalised to unit length they are also the keys.
         buckets: the result of `hash_vectors`.

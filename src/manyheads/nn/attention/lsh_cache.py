@@ -29,7 +29,7 @@ class LSHCache(State):
         buckets + 1, chunk_len) int32: the k-th position of a bucket in slot k modulo chunk_len; the last bucket
         is for padding; caught (rows, heads, rounds, buckets + 1) int32: number of positions in a bucket; rotations
         (heads, head_dim, rounds, directions), without rounds for exact attention; lengths (rows,) int64; longest ()
-        int64 on the CPU.
+        int64 on the CPU: no row has more positions.
     """
 
     keys: Tensor
@@ -77,8 +77,10 @@ class LSHCache(State):
 
     def reset(self, rows: Bool[Tensor, " rows"]) -> LSHCache:
         """Forget the positions of the marked rows."""
-        caught = self.caught.masked_fill(rows[:, None, None, None], 0)
-        return replace(self, lengths=self.lengths.masked_fill(rows, 0), caught=caught)
+        caught, lengths = self.caught.masked_fill(rows[:, None, None, None], 0), self.lengths.masked_fill(rows, 0)
+        # Otherwise the buffers would grow with all positions that were ever written.
+        longest = lengths.max().cpu() if len(lengths) else self.longest
+        return replace(self, lengths=lengths, caught=caught, longest=longest)
 
     def filled(
         self, qk: Tensor, v: Tensor, buckets: Tensor | None, lengths: Tensor | None, settings: LSHSettings

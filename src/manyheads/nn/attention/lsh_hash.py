@@ -69,7 +69,7 @@ def hash_vectors(
         for some in chunk_slices(length, step):
             rotated = torch.matmul(across, vectors[:, :, some].detach().to(precise).transpose(-1, -2))
             # (batch, heads, rounds, directions, some)
-            rotated = rotated.view(batch, heads, rounds, directions, -1)
+            rotated = rotated.view(batch, heads, rounds, directions, rotated.shape[-1])
             first, below = 0, 1
             for factor in factors:
                 found = _farthest(rotated[:, :, :, first : first + factor // 2])

@@ -12,6 +12,7 @@ from torch import Tensor
 from manyheads.nn.attention.lsh_hash import sort_positions
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import zero_padding
+from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.shapes import Float, Int
 
@@ -132,14 +133,14 @@ def shared_qk_attention(
     positions = torch.arange(length, device=qk.device)
     step = max(1, _TILE_NUMBERS // max(1, batch * heads * length))
     parts = []
-    for first in range(0, length, step):
-        rows = positions[first : first + step]
+    for part in chunk_slices(length, step):
+        rows = positions[part]
         allowed = (rows[:, None] > positions if causal else rows[:, None] != positions)[None, None]
         if lengths is not None:
             allowed = allowed & (positions < lengths[:, None, None, None])
         alone = ~allowed.any(dim=-1, keepdim=True)
-        end = first + len(rows) if causal else length
-        scores = torch.matmul(qk[:, :, first : first + step], keys[..., :end])
+        end = part.stop if causal else length
+        scores = torch.matmul(qk[:, :, part], keys[..., :end])
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         allowed = (allowed | (alone & (rows[:, None] == positions)))[..., :end]
         scores = scores.masked_fill(~allowed, -torch.inf)

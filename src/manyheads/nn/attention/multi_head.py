@@ -36,9 +36,9 @@ def split_heads(
         >>> split_heads(torch.zeros(2, 10, 512), num_heads=8).shape
         torch.Size([2, 8, 10, 64])
 
-    Raises: ShapeError: the width is not divisible by num_heads.
+    Raises: ShapeError: the width is not divisible by num_heads, or num_heads is below 1.
     """
-    if x.shape[-1] % num_heads:
+    if num_heads < 1 or x.shape[-1] % num_heads:
         raise ShapeError(
             f"a width of {x.shape[-1]} cannot be split into {num_heads} heads; it must be divisible by them."
         )
@@ -57,8 +57,11 @@ def merge_heads(x: Float[Tensor, "*batch heads length head_dim"]) -> Float[Tenso
 def width_of_heads(d_model: int, num_heads: int, head_dim: int = 0) -> int:
     """Return head_dim; 0: d_model / num_heads.
 
-    Raises: ConfigError: head_dim is 0, and num_heads does not divide d_model.
+    Raises: ConfigError: num_heads is below 1 or head_dim below 0; or head_dim is 0, and num_heads does not divide
+        d_model.
     """
+    if num_heads < 1 or head_dim < 0:
+        raise ConfigError(f"num_heads {num_heads} must be at least 1, and head_dim {head_dim} at least 0.")
     if not head_dim and d_model % num_heads:
         raise ConfigError(
             f"d_model {d_model} is not divisible by num_heads {num_heads}; change one of them, or give head_dim."
@@ -116,7 +119,8 @@ class MultiHeadAttention(nn.Module):
         score: module or function (query, key) -> scores (batch, heads, q_len, k_len) that replaces the scaled dot
             product.
 
-    Raises: ConfigError: head_dim is None and num_heads does not divide d_model, or bias contains another name.
+    Raises: ConfigError: num_heads is below 1, head_dim is None and num_heads does not divide d_model, or bias contains
+        another name.
     """
 
     _own_scores: ClassVar[bool] = False

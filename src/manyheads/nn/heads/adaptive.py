@@ -31,18 +31,31 @@ class Clusters:
         d_embed: width of the shortlist's vectors.
         div_value: cluster i's vectors have width d_embed // div_value ** i.
 
-    Raises: ConfigError: cutoffs do not increase or are not below vocab_size, or a width is below 1.
+    Raises: ConfigError: cutoffs do not increase or are not below vocab_size, or div_value or a width is below 1.
     """
 
     def __init__(self, vocab_size: int, cutoffs: Sequence[int], d_embed: int, div_value: int) -> None:
         edges = [0, *cutoffs, vocab_size]
         if any(low >= high for low, high in pairwise(edges)):
             raise ConfigError(f"cutoffs {list(cutoffs)} must increase, and be between 0 and vocab_size {vocab_size}.")
+        if div_value < 1:
+            raise ConfigError(f"div_value is {div_value}; it must be at least 1, which gives all clusters one width.")
         self.ranges = list(pairwise(edges))
         self.widths = [d_embed // div_value**i for i in range(len(self.ranges))]
         if self.widths[-1] < 1:
             raise ConfigError(f"div_value {div_value} leaves no width for cluster {len(self.ranges) - 1} of {d_embed}.")
         self.sizes = [high - low for low, high in self.ranges]
+
+    def places_in(self, index: int, ids: Int[Tensor, " count"]) -> Int[Tensor, " members"]:
+        """Return the places of the ids of a cluster.
+
+        An id outside the vocabulary counts to the first or the last cluster, whose table then refuses it.
+        """
+        low, high = self.ranges[index]
+        inside = torch.ones_like(ids, dtype=torch.bool) if index == 0 else ids >= low
+        if index + 1 < len(self.ranges):
+            inside = inside & (ids < high)
+        return inside.nonzero().squeeze(1)
 
 
 def _projections(d_model: int, widths: Sequence[int], always: bool) -> nn.ParameterList | None:
@@ -89,8 +102,8 @@ class AdaptiveEmbedding(nn.Module):
             return self._project(0, F.embedding(ids, self.tables[0])) * self.scale
         flat = ids.flatten()
         out: Tensor | None = None
-        for index, (low, high) in enumerate(self.clusters.ranges):
-            rows = ((flat >= low) & (flat < high)).nonzero().squeeze(1)
+        for index, (low, _) in enumerate(self.clusters.ranges):
+            rows = self.clusters.places_in(index, flat)
             vectors = self._project(index, F.embedding(flat.index_select(0, rows) - low, self.tables[index]))
             if out is None:
                 out = vectors.new_zeros(len(flat), vectors.shape[-1])
@@ -211,8 +224,8 @@ class AdaptiveHead(nn.Module):
         first = _log_softmax(linear(self._project(0, hidden), *self._first()))
         shortlist = self.clusters.sizes[0]
         losses = torch.empty(len(targets), dtype=first.dtype, device=first.device)
-        for index, (low, high) in enumerate(self.clusters.ranges):
-            rows = ((targets >= low) & (targets < high)).nonzero().squeeze(1)
+        for index, (low, _) in enumerate(self.clusters.ranges):
+            rows = self.clusters.places_in(index, targets)
             within = targets.index_select(0, rows) - low
             chosen = first.index_select(0, rows)
             if index == 0:

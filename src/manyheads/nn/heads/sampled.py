@@ -18,8 +18,7 @@ class LogUniformCandidates:
     """Draws candidate ids, frequent ones more often: P(k) = log((k + 2) / (k + 1)) / log(V + 1).
 
     Paper: Jean et al. 2015, arXiv:1412.2007, sec. 3. Symbols: V = vocab_size. Ids must be ordered by decreasing
-        frequency,
-    as in a word vocabulary.
+        frequency, as in a word vocabulary.
     Args:
         vocab_size: number of tokens.
         num_draws: draws with replacement for one set of candidates; an id that is drawn twice is one candidate.

@@ -58,7 +58,7 @@ def masked_weights(
 ) -> Float[Tensor, "batch heads q_len k_len"]:
     """Return the softmax of scores + the mask's bias over the keys that the mask allows; see `masked_softmax`."""
     allowed, bias = dense_bias(mask, scores.shape[2], scores.shape[3], scores.device, first_query)
-    return masked_softmax(scores if bias is None else scores + bias.to(scores.dtype), allowed)
+    return masked_softmax(scores if bias is None else scores + _in_range(bias, scores.dtype), allowed)
 
 
 def dot_product_weights(
@@ -127,7 +127,7 @@ def _by_sdpa(
     allowed, bias = (None, None) if plain_causal else dense_bias(mask, q_len, k_len, query.device, first_query)
     given = allowed
     if allowed is not None and bias is not None:
-        given = bias.to(query.dtype).masked_fill(~allowed, -math.inf)
+        given = _in_range(bias, query.dtype).masked_fill(~allowed, -math.inf)
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=given, dropout_p=dropout_rate, is_causal=plain_causal, scale=scale
     )
@@ -148,7 +148,7 @@ def _by_sums(
     scores = (query.to(wide)[:, :, :, None] * _scale(query, scale) * key.to(wide)[:, :, None]).sum(-1)
     allowed, bias = dense_bias(mask, query.shape[2], key.shape[2], query.device, first_query)
     if bias is not None:
-        scores = scores + bias.to(wide)
+        scores = scores + _in_range(bias, wide)
     return weighted_by_sums(scores, value, allowed).to(query.dtype)
 
 
@@ -169,6 +169,11 @@ def _by_rounded_products(
     added = None if bias is None else Bias(F.pad(bias.expand(*bias.shape[:-1], k_len), (0, missing)))
     key, value = (F.pad(x, (0, 0, 0, missing)) for x in (key, value))
     return plain_attention(query, key, value, padded & added, scale=scale)
+
+
+def _in_range(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a bias in another dtype; a number below its range stays finite, because -inf would forbid the key."""
+    return bias.clamp(min=torch.finfo(dtype).min).to(dtype)
 
 
 def _scale(query: Tensor, scale: float | None) -> float:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.shapes import Bool, Float, Int
 
 __all__ = ["best_splits", "log_partition", "naive_best_tree", "naive_log_partition", "span_probabilities", "tree_spans"]
@@ -185,6 +186,7 @@ class _LogPartition(torch.autograd.Function):
         return value
 
     @staticmethod
+    @first_derivative_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         totals, left, right, lengths = ctx.saved_tensors
         parts = _Parts(totals, 0.0)

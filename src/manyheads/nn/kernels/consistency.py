@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.linear import linear, product, product_of_rows
 from manyheads.nn.kernels.loss import add_tiles, apply_loss, autocast_dtype, excluded_row, pad_rows, plain_loss
 from manyheads.nn.shapes import Float, Int
@@ -162,6 +163,7 @@ class _ConsistentLoss(torch.autograd.Function):
         return loss_sum, nll_sum
 
     @staticmethod
+    @first_derivative_only
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         first, second, grad_weight, grad_bias = ctx.saved_tensors
         hidden = [None if grad is None else grad * grad_loss.to(grad.dtype) for grad in (first, second)]

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.linear import linear, product, product_of_rows
 from manyheads.nn.shapes import Float, Int
 from manyheads.nn.smoothing import SmoothingKind, spread
@@ -74,7 +75,8 @@ def smoothed_loss(
         smoothing_kind: which tokens share s; see `nn.smoothing.spread`.
         pad_id: the token that has no share, unless smoothing_kind is `all`; it is no target.
 
-    Returns: (loss_sum, nll_sum), at least in float32; only loss_sum has a gradient.
+    Returns: (loss_sum, nll_sum), at least in float32; only loss_sum has a gradient, and that one has none itself:
+        second derivatives need `plain_loss`.
     Cost: memory for chunk_tokens x vocab_size logits and for the gradients of hidden, weight and bias.
     """
     compute = autocast_dtype(hidden)
@@ -247,6 +249,7 @@ class _SmoothedLoss(torch.autograd.Function):
         return loss_sum, nll_sum
 
     @staticmethod
+    @first_derivative_only
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
 

@@ -1,9 +1,9 @@
 """Hashed attention: pair by pair (the formula), and chunk by chunk in memory that is linear in the length.
 
 Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2, fig. 2: sort the positions by bucket, cut them into chunks, attend
-to the own chunk and its neighbours. The outputs of the rounds, weighted by their parts of the normaliser (eq. 6), are
-one softmax over the pairs of all rounds. So each round adds exp(score) x value and exp(score) to two sums, and the
-first sum is divided by the second at the end.
+to the own chunk and its neighbours. The outputs of the rounds, weighted by their parts of the normaliser (appendix A),
+are one softmax over the pairs of all rounds (eq. 6). So each round adds exp(score) x value and exp(score) to two sums,
+and the first sum is divided by the second at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from manyheads.nn.attention.lsh_hash import sort_positions
 from manyheads.nn.attention.lsh_pairs import pair_weights, visible_pairs
@@ -23,6 +22,7 @@ from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.lsh_chunks import SAFE_SCORE, Layout, SortedRows, ranks_of, sorted_groups
 from manyheads.nn.shapes import Float, Int
@@ -131,7 +131,7 @@ class _ChunkedAttention(torch.autograd.Function):
                 inputs = _Inputs.of(qk, v, settings, is_safe=None)
                 out, log_sums, alone = _forward(_groups(inputs, order, settings, lengths, rate, seed), inputs)
                 safe = torch.tensor(inputs.is_safe)
-        out = out.view(v.shape)
+        out = out.view(v.shape).to(v.dtype)  # float16 is computed in float32
         if keeps:
             ctx.save_for_backward(qk, v, out, log_sums, alone, order, lengths)
             ctx.settings, ctx.rate, ctx.seed, ctx.safe = settings, rate, seed, bool(safe)
@@ -141,7 +141,7 @@ class _ChunkedAttention(torch.autograd.Function):
         return out, *rest
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, grad_out: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         qk, v, out, log_sums, alone, order, lengths = ctx.saved_tensors
         with torch.autocast(qk.device.type, enabled=False):

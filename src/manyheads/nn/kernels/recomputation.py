@@ -10,9 +10,10 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyheads.nn.chunking import chunk_slices
+from manyheads.nn.kernels.derivatives import first_derivative_only
 
 __all__ = ["Replay", "Sums", "apply_uncompiled", "autocast_as_now", "recomputed"]
 
@@ -36,30 +37,38 @@ def _applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 
 
 def recomputed(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor], chunk_len: int
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], modules: Sequence[nn.Module], chunk_len: int
 ) -> Tensor:
     """Return function(*inputs), computed for chunk_len positions at a time, and again in the backward pass.
 
     Args:
         function: maps pieces of the inputs, (batch, some, width) each, to (batch, some, out_width), and treats all
-            positions alike. Random numbers and the state of autocast are replayed.
+            positions alike. Random numbers, the state of autocast and the modes of `modules` are replayed.
         inputs: (batch, length, width) each, of the same length.
-        parameters: all further tensors with gradients that the function reads.
+        modules: those that the function calls; it reads no other tensors with gradients than their parameters.
         chunk_len: positions at once; 0: all.
 
     Cost: memory for the inputs, and for the intermediate tensors of chunk_len positions; time of one more forward pass.
     """
-    return cast(Tensor, apply_uncompiled(_Recomputed, function, len(inputs), chunk_len, *inputs, *parameters))
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    return cast(Tensor, apply_uncompiled(_Recomputed, function, modules, len(inputs), chunk_len, *inputs, *parameters))
 
 
 class _Recomputed(torch.autograd.Function):
     """See `recomputed`."""
 
     @staticmethod
-    def forward(ctx: Any, function: Callable[..., Tensor], num_inputs: int, chunk_len: int, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        function: Callable[..., Tensor],
+        modules: Sequence[nn.Module],
+        num_inputs: int,
+        chunk_len: int,
+        *tensors: Tensor,
+    ) -> Tensor:
         inputs = tensors[:num_inputs]
         ctx.function, ctx.num_inputs, ctx.chunk_len = function, num_inputs, chunk_len
-        ctx.replay = Replay(inputs[0].device)
+        ctx.replay = Replay(inputs[0].device, *modules)
         ctx.save_for_backward(*tensors)
         out: Tensor | None = None
         with autocast_as_now(inputs[0].device.type):
@@ -72,10 +81,10 @@ class _Recomputed(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors, count = ctx.saved_tensors, ctx.num_inputs
-        needed = ctx.needs_input_grad[3:]
+        needed = ctx.needs_input_grad[4:]
         inputs, parameters = tensors[:count], [one for one in tensors[count:] if one.requires_grad]
         grads = [torch.empty_like(one) if wanted else None for one, wanted in zip(inputs, needed, strict=False)]
         sums = Sums(len(parameters))
@@ -96,7 +105,7 @@ class _Recomputed(torch.autograd.Function):
                 sums.add(found[len(asked) :])
         of_parameters = iter(sums.totals)
         others = [next(of_parameters) if one.requires_grad else None for one in tensors[count:]]
-        return None, None, None, *grads, *others
+        return *[None] * 4, *grads, *others
 
 
 class Sums:
@@ -127,15 +136,22 @@ def autocast_as_now(kind: str, like: tuple[bool, torch.dtype] | None = None) -> 
 
 
 class Replay(AbstractContextManager[None]):
-    """Restores, within the block, the random generators and autocast as they were when this object was created."""
+    """Restores, within the block, what a second call of the same modules depends on besides its arguments.
 
-    def __init__(self, device: torch.device) -> None:
+    These are the random generators, autocast, and the modules' modes (training or evaluation), as they were when this
+    object was created.
+
+    Args: device: of the computation; modules: those that are called, whose modes may change before the second call.
+    """
+
+    def __init__(self, device: torch.device, *modules: nn.Module) -> None:
         self._device = device
         self._autocast_state = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
         self._cpu_state = torch.get_rng_state()
         self._device_state = None
         if device.type != "cpu":
             self._device_state = torch.get_device_module(device).get_rng_state(device)
+        self._modes = [(one, one.training) for module in modules for one in module.modules()]
         self._open = ExitStack()
 
     def __enter__(self) -> None:
@@ -143,9 +159,17 @@ class Replay(AbstractContextManager[None]):
         devices = [] if self._device_state is None else [self._device]
         self._open.enter_context(torch.random.fork_rng(devices, device_type=kind if devices else "cuda"))
         self._open.enter_context(autocast_as_now(kind, self._autocast_state))
+        self._open.callback(_set_modes, [(one, one.training) for one, _ in self._modes])
+        _set_modes(self._modes)
         torch.set_rng_state(self._cpu_state)
         if self._device_state is not None:
             torch.get_device_module(self._device).set_rng_state(self._device_state, self._device)
 
     def __exit__(self, *error: Any) -> None:
         self._open.__exit__(*error)
+
+
+def _set_modes(modes: Sequence[tuple[nn.Module, bool]]) -> None:
+    for module, is_training in modes:
+        if module.training != is_training:
+            module.training = is_training

@@ -118,7 +118,7 @@ def relative_attention(
     """
     _check(query, key, positions, causal)
     q_len, k_len = query.shape[2], key.shape[2]
-    path = policy.relative_path(query, dropout_rate, causal)
+    path = policy.relative_path(query, dropout_rate, causal) if q_len else "products"
     if path == "sums":
         return _by_sums(query, key, value, positions, content_bias, position_bias, distance_bias, mask)
     if path in ("sdpa", "flex"):

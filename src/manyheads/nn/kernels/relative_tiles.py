@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.dropout import RowMasks
 from manyheads.nn.kernels.softmax import some_row_is_empty
 
@@ -122,7 +122,7 @@ class _RelativeAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         content_query, position_query, key, value, positions, weights, kept = ctx.saved_tensors
         content_dtype, position_dtype, distance_dtype = ctx.dtypes

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.nn.chunking import chunk_slices, in_chunks
+from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.recomputation import Replay, Sums, apply_uncompiled, autocast_as_now
 
 __all__ = ["Sublayer", "through_sublayers"]
@@ -72,9 +73,9 @@ def through_sublayers(
         reversible: store two streams for the backward pass, whatever the number of sublayers; False: the formula under
             autograd, which stores the inputs of every operation and saves one forward pass.
 
-    The gradients equal those of autograd up to rounding: random numbers, the state of autocast and `kept` are replayed,
-    in training and in evaluation mode. Each sublayer is one operation for autograd, with the parameters as inputs, so
-    hooks on parameters run once and in the usual order.
+    The gradients equal those of autograd up to rounding: random numbers, the state of autocast, the modes of the
+    modules (training or evaluation) and `kept` are replayed. Each sublayer is one operation for autograd, with the
+    parameters as inputs, so hooks on parameters run once and in the usual order.
 
     Cost: with `reversible`, memory for two streams and one sublayer, whatever the depth, and the time of one more
         forward pass in the backward pass.
@@ -147,7 +148,7 @@ class _Coupling(torch.autograd.Function):
         ctx.job = job
         streams = (x1, x2)
         target, shared = job.target, tensors[: job.num_shared]
-        job.replay = Replay(x1.device)
+        job.replay = Replay(x1.device, cast(nn.Module, job.sublayer))
         with autocast_as_now(x1.device.type):
             added, job.kept = _call(job.sublayer, streams[1 - target], job.context, shared, None)
         streams = _changed(streams, target, streams[target] + added)
@@ -155,16 +156,17 @@ class _Coupling(torch.autograd.Function):
         return streams
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         job: _Job = ctx.job
         target, tape = job.target, job.tape
+        saved = ctx.saved_tensors  # read once, because `torch.utils.checkpoint` allows no second access
         shared = tuple(
             one.detach().requires_grad_(needed)
-            for one, needed in zip(ctx.saved_tensors[: job.num_shared], ctx.needs_input_grad[3:], strict=False)
+            for one, needed in zip(saved[: job.num_shared], ctx.needs_input_grad[3:], strict=False)
         )
         if job.is_last:
-            x1, x2 = ctx.saved_tensors[job.num_shared :]
+            x1, x2 = saved[job.num_shared :]
             tape.streams, tape.ours = (x1.detach(), x2.detach()), (False, False)
         assert tape.streams is not None  # set by the backward pass of the next sublayer
         streams, ours = tape.streams, tape.ours

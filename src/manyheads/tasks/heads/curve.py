@@ -18,8 +18,10 @@ from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError
 from manyheads.evaluation.bleu import corpus_bleu
 from manyheads.evaluation.heads import nats_per_token
+from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
 from manyheads.files.commit import write_text
 from manyheads.files.guarded import open_regular, read_limited
+from manyheads.files.json_object import json_text
 from manyheads.tasks.heads.judging import num_removed, pruning_order
 from manyheads.tasks.heads.options import CurveOptions, Order
 from manyheads.tasks.heads.subject import HeldPairs, HeldSegments, Subject
@@ -47,7 +49,7 @@ class PruningCurve:
         lines = [f"by          pruned  share  parameters  {'BLEU' if measure == 'bleu' else measure:>10}"]
         lines += [
             f"{point['by']:<10}  {point['pruned']:>6}  {100 * point['share']:>4.0f}%  {point['parameters']:>10,}"
-            f"  {point[measure]:>10.2f}"
+            f"  {show_perplexity(point[measure]):>10}"
             for point in self.points
         ]
         return "\n".join(lines)
@@ -81,7 +83,7 @@ def pruning_curve(subject: Subject, options: CurveOptions, record: Path, show: P
                 point |= _score(subject, order[:count], judged, options)
                 known[by, count] = point
                 lines.append(point)
-                write_text(record, "".join(json.dumps(line) + "\n" for line in lines))
+                write_text(record, "".join(json_text(line) + "\n" for line in lines))
             found.append(known[by, count])
     return PruningCurve(judged.name, found)
 
@@ -93,7 +95,7 @@ def _score(
     parameters = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
     if isinstance(judged, HeldSegments):
         nats = nats_per_token(model, judged.batches, device=subject.device)
-        return {**parameters, "nats_per_token": nats, "perplexity": math.exp(nats)}
+        return {**parameters, "nats_per_token": nats, "perplexity": perplexity_of(nats)}
     assert isinstance(subject.reader, Translator)
     whole = subject.reader
     smaller = Translator(model, whole.tokenizer, whole.settings, whole.device)  # type: ignore[arg-type]
@@ -135,7 +137,8 @@ def _lines(record: Path) -> list[dict[str, Any]]:
         found = [None]
     if not all(isinstance(line, dict) and _KEYS.items() <= _types(line).items() for line in found):
         raise DataError(f"{record} is no record of a pruning curve; move it away, or name another by --record.")
-    return found
+    # JSON has no infinity, so the perplexity of a very bad model is stored as null.
+    return [line | {"perplexity": math.inf} if line.get("perplexity", 0) is None else line for line in found]
 
 
 def _types(line: dict[str, Any]) -> dict[str, type]:

@@ -3,7 +3,6 @@ most."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.language_model import bits_per, token_losses
 from manyheads.evaluation.paired import most_different, paired_losses
+from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
 from manyheads.evaluation.reading import Reading
 from manyheads.tasks.comparison import PAGE_EXAMPLES, Comparison, Example, letters
 from manyheads.tasks.held_out import own_data, run_file
@@ -107,7 +107,7 @@ def _report(
     bounds, unit = _parts(held, len(is_scored))
     scores = paired_losses(*_sums(judged, is_scored, bounds))
     nats = [one.value for one in scores]
-    figures = {"perplexity": [f"{math.exp(min(one, 700.0)):.3f}" for one in nats]}
+    figures = {"perplexity": [show_perplexity(perplexity_of(one), 3) for one in nats]}
     if vocabulary.is_text and is_scored.sum() >= len(held.store) - 1:
         figures["bits/byte"] = [f"{bits_per(one * int(is_scored.sum()), held.counts['bytes']):.4f}" for one in nats]
     tokens = int(is_scored.sum())

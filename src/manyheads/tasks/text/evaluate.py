@@ -14,9 +14,10 @@ from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process
-from manyheads.errors import ConfigError, MissingExtraError
+from manyheads.errors import ConfigError, MissingExtraError, refuse_nan
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.evaluation.likelihood import Likelihood
+from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.evaluation.reading import Reading
 from manyheads.files.guarded import check_no_link
 from manyheads.tasks.report import Report, TextReport, machine_lines, model_line, model_record
@@ -80,21 +81,22 @@ def _table(records: list[dict[str, Any]]) -> list[str]:
         per_byte = f"{record['bits_per_byte']:10.4f}" if "bits_per_byte" in record else f"{'-':>10}"
         lines.append(
             f"{record['reading']['memory_len']:>8,}  {record['nats_per_token']:10.4f}"
-            f"  {record['perplexity']:10.3f}  {per_byte}"
+            f"  {show_perplexity(record['perplexity'], 3):>10}  {per_byte}"
         )
     return lines
 
 
 def _figures(record: dict[str, Any]) -> list[str]:
+    kind = " (dynamic evaluation)" if "dynamic" in record else ""
     lines = [
-        f"perplexity = {record['perplexity']:.3f}{' (dynamic evaluation)' if 'dynamic' in record else ''}",
+        f"perplexity = {show_perplexity(record['perplexity'], 3)}{kind}",
         f"  {record['nats_per_token']:.4f} nats/token, {record['bits_per_token']:.4f} bits/token",
     ]
     if "counts" in record:
         return [
             *lines,
             f"  {record['bits_per_byte']:.4f} bits/byte, {record['bits_per_character']:.4f} bits/character",
-            f"  {record['perplexity_per_word']:.2f} perplexity of a word, ends of lines counted",
+            f"  {show_perplexity(record['perplexity_per_word'])} perplexity of a word, ends of lines counted",
         ]
     return [*lines, f"  {record['bits_per_byte']:.4f} bits/byte"] if "bits_per_byte" in record else lines
 
@@ -104,6 +106,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
 
     Returns: None on all ranks but the main one.
     Raises: DataError, ConfigError: there is no such text, or it was prepared with another vocabulary.
+        NonFiniteError: the model gives NaN.
     """
     if options.data == DUPLICATION:
         raise ConfigError(f"{options.model} is not a run on the {DUPLICATION}, so seed and length are unknown.")
@@ -147,7 +150,9 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
             )
         assert found is not None  # no `stop` is given
         parts = group.exchange([found.nll_sum, found.num_tokens])
-        scored.append((reading, Likelihood(math.fsum(nll for nll, _ in parts), sum(count for _, count in parts))))
+        whole = Likelihood(math.fsum(nll for nll, _ in parts), sum(count for _, count in parts))
+        refuse_nan(math.isnan(whole.nll_sum))
+        scored.append((reading, whole))
     group.close()
     if not group.is_main:
         return None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from manyheads.architectures.embeddings import embedding_tables
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.data.cooccurrence import neighbour_embeddings
+from manyheads.data.cooccurrence import count_ids, neighbour_embeddings
 from manyheads.data.mixing import MixedSegments, lanes_of, mixed_digest
 from manyheads.data.prepared_text import TextData, open_text
 from manyheads.data.progress import Progress
@@ -114,9 +114,10 @@ class LanguageObjective(PlainObjective):
             return ()
         rows = self.model_config.vocab_size
         ids = np.concatenate([one.train.ids for one in self.sets.values()]) if self.shares else self.data.train.ids
-        learn = partial(neighbour_embeddings, ids, rows)
+        occurrences = count_ids(ids, rows)
+        learn = partial(neighbour_embeddings, ids, rows, occurrences=occurrences)
         begin_embeddings(_token_tables(model), rows, learn, derive_seed(self.config.seed, "embeddings"), group)
-        model.head.begin_at(torch.from_numpy(np.bincount(ids, minlength=rows)).float())
+        model.head.begin_at(torch.from_numpy(occurrences).float())
         return ("embeddings begin as the neighbours of the tokens in the training text suggest",)
 
     def first_state(self, model: LanguageModel) -> Any:
@@ -187,8 +188,9 @@ def build_write(model: LanguageModel, data: TextData, config: TextConfig, device
     """
     changes: Any = {"max_new_tokens": config.validation.sample_tokens, "min_new_tokens": 0, "num_return_sequences": 1}
     generator = Generator(model, data.vocabulary, replace(config.generation, **changes), device, config.precision)
-    if config.validation.num_samples and data.vocabulary.is_text:  # its errors come now, not at the first validation
-        generator.steps(generator.encode_prompts([config.validation.prompt]), generator.options())
+    settings = generator.options()  # its errors come now, not at the first validation or when the model is used
+    if config.validation.num_samples and data.vocabulary.is_text:
+        generator.steps(generator.encode_prompts([config.validation.prompt]), settings)
     return lambda prompts, stop: generator.generate(prompts, stop_asked=stop)
 
 

@@ -13,6 +13,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError
 from manyheads.evaluation.effective_context import LEAST_GAIN, losses_by_context, relative_lengths
+from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.evaluation.reading import Reading
 from manyheads.tasks.report import TextReport
 from manyheads.tasks.text.held_out import HeldText, held_text
@@ -49,7 +50,7 @@ class ReclReport(TextReport):
             "context".rjust(9) + "".join(f"  {row['model']}" for row in self.results),
         ]
         for place, context in enumerate(contexts):
-            cells = (f"  {row['perplexity'][place]:{len(row['model'])}.3f}" for row in self.results)
+            cells = (f"  {show_perplexity(row['perplexity'][place], 3):>{len(row['model'])}}" for row in self.results)
             lines.append(f"{context:>9,}" + "".join(cells))
         return [
             *lines,
@@ -71,7 +72,7 @@ def evaluate_recl(options: EvaluateOptions, show: Progress) -> ReclReport:
     """Measure the loss of each model by context length, then compare all of them.
 
     Raises: ConfigError: the models have unlike vocabularies, or one cannot read so long a context. DataError: there is
-        no such text, or it is too short.
+        no such text, or it is too short. NonFiniteError: a model gives NaN.
     """
     refuse_ranks("evaluate --recl")
     names = (options.model, *options.beside)
@@ -82,7 +83,7 @@ def evaluate_recl(options: EvaluateOptions, show: Progress) -> ReclReport:
             raise ConfigError(f"{name} has another vocabulary than {names[0]}; RECL compares models of one vocabulary.")
     longest = _longest(options, dict(zip(names, generators, strict=True)), held)
     losses: list[Tensor] = []
-    for number, generator in enumerate(generators, 1):
+    for number, (name, generator) in enumerate(zip(names, generators, strict=True), 1):
         reading = Reading(segment_len=longest, memory_len=0, clamp_len=options.clamp_len, same_length=False)
         with inference(generator.device, generator.precision):
             found = losses_by_context(
@@ -93,6 +94,7 @@ def evaluate_recl(options: EvaluateOptions, show: Progress) -> ReclReport:
                 attending=reading.attending(generator.model.config),
                 device=generator.device,
                 told=telling(show, f"reading with model {number}", _num_tokens(options, held), 0),
+                name=name,
             )
         losses.append(found)
     records: list[dict[str, Any]] = [

@@ -15,6 +15,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import cut, fit, scored_limit, source_limit
 from manyheads.evaluation.likelihood import Likelihood, counted, evaluate_likelihood
+from manyheads.evaluation.perplexity import show_perplexity
 
 __all__ = ["likelihood_lines", "likelihood_of", "likelihood_record", "reference_batches"]
 
@@ -81,5 +82,5 @@ def likelihood_lines(likelihood: Likelihood) -> list[str]:
     nats, tokens = likelihood.nats_per_token, f"{likelihood.num_tokens:,}"
     return [
         f"likelihood = {nats:.4f} nats/token",
-        f"  perplexity {likelihood.perplexity:.2f}, {tokens} target tokens, end of sentence included",
+        f"  perplexity {show_perplexity(likelihood.perplexity)}, {tokens} target tokens, end of sentence included",
     ]

@@ -120,8 +120,10 @@ class TranslationObjective(PlainObjective):
         stop: StopFlag,
         translate: Translate | None = None,
     ) -> Validator:
-        if translate is None and self.config.validation.bleu_sentences:
-            translate = build_translate(model, data, self.config, device)
+        if translate is None:
+            # Also where nothing is translated its errors come now: the model is saved with these settings.
+            search = build_translate(model, data, self.config, device)
+            translate = search if self.config.validation.bleu_sentences else None
         return Validator(model, data, self.config, device, translate, stop)
 
     def lighter(self) -> str:

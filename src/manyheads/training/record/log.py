@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.files.faults import saving
 from manyheads.files.guarded import open_to_append
 from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
@@ -175,7 +176,8 @@ class PlainReporter:
         )
 
     def validation(self, report: ValidationReport) -> None:
-        scores = f"validation at step {report.step} | nll {report.loss:.4f} | perplexity {report.perplexity:.2f}"
+        perplexity = show_perplexity(report.perplexity)
+        scores = f"validation at step {report.step} | nll {report.loss:.4f} | perplexity {perplexity}"
         scores += "".join(f" | {score}" for score in report.scores())
         self._line(scores + (" | best so far" if report.best else ""))
         for signature in report.signatures():
@@ -189,8 +191,10 @@ class PlainReporter:
 
     def done(self, result: TrainResult) -> None:
         best = f"; best: {result.best()}" if result.best() is not None else ""
+        reason = {"steps": "steps done", "minutes": "time is up", "patience": "no improvement", "signal": "stopped"}
         self._line(
-            f"ended at step {result.step} by {result.stopped_by} after {format_seconds(result.elapsed_seconds)}{best}"
+            f"ended at step {result.step} after {format_seconds(result.elapsed_seconds)}"
+            f" ({reason[result.stopped_by]}){best}"
         )
 
     def _silent_seconds(self) -> float:

@@ -112,9 +112,9 @@ class ValidationReport:
         return [*shown, *([] if self.ill_formed is None else [f"ill-formed {self.ill_formed}"])]
 
     def signatures(self) -> list[str]:
-        """Return the signatures of the scores."""
-        found = (self.bleu_signature, self.chrf_signature, self.brackets_signature)
-        return [signature for signature in found if signature]
+        """Return the signatures of the scores, each after its score's name."""
+        found = (("BLEU", self.bleu_signature), ("chrF", self.chrf_signature), ("F1", self.brackets_signature))
+        return [f"{name} {signature}" for name, signature in found if signature]
 
     def merit(self, best_by: Literal["loss", "bleu", "f1"]) -> float:
         """Return the value that selects the best checkpoint: the loss, or a negated score; lower is better."""

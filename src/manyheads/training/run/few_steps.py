@@ -74,11 +74,12 @@ class FewSteps:
         minutes = f"{config.training.max_minutes:g} minute{'' if config.training.max_minutes == 1 else 's'}"
         data = getattr(config, "data", None)
         sizes = [name for name in ("max_tokens", "lanes", "segment_len") if hasattr(data, name)]
+        threads = torch.get_num_threads()
         smaller = " or ".join(f"--data.{name}" for name in sizes)
         return (
             f"This run will make about {num_steps:,} step{'' if num_steps == 1 else 's'} in {minutes}; below"
             f" {FEWEST_STEPS} a model learns little. In {config.precision} with"
-            f" {torch.get_num_threads()} threads on {self._device} a step takes {shown} s,"
+            f" {threads} thread{'' if threads == 1 else 's'} on {self._device} a step takes {shown} s,"
             f" {median(self._tokens) / seconds:,.0f} target tokens/s. Change what limits it: --precision"
             " (`manyheads doctor` measures which is faster), --num-threads, a lower"
             f" {smaller} or a smaller model, or more --minutes."

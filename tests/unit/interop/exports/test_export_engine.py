@@ -14,8 +14,9 @@ from export_models import LINES, write_transformer
 from manyheads.cli.main import main
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, MissingExtraError, ModelFileError, RequestError
-from manyheads.interop.exports import EXPORTS, Check, ExportOptions
+from manyheads.interop.exports import EXPORTS, Check, ExportOptions, compare
 from manyheads.interop.exports.engine import export_model, sample_sentences
+from manyheads.text.parsing_tokenizer import ParsingTokenizer
 
 MISSING = {"ctranslate2": "manyheads[ct2]", "transformers": "manyheads[hf]"}
 
@@ -240,3 +241,10 @@ class TestEngine:
         assert "manyheads: engine ctranslate2" in capfd.readouterr().err
         assert main([*command, "--engine", "ctranslate2", "--json"]) == 2
         assert "use --engine torch" in capfd.readouterr().err
+
+
+def test_a_parser_is_sent_to_the_command_that_writes_trees(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server answers with the text that the model writes."""
+    monkeypatch.setattr(compare, "load_tokenizer", lambda folder: object.__new__(ParsingTokenizer))
+    with pytest.raises(ConfigError, match=r"is a parser: .*; use manyheads translate, which writes trees\.$"):
+        compare.tokenizer_of(model, "onnx")

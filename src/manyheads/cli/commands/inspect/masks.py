@@ -7,6 +7,7 @@ from manyheads.cli.command_line.inspect_options import MASKS_PAGE as PAGE
 from manyheads.cli.command_line.inspect_options import MasksOptions, check_kinds, write_figure
 from manyheads.cli.printing import say
 from manyheads.config.checks import between, check
+from manyheads.config.options import given_options
 from manyheads.config.suggest import not_among
 from manyheads.errors import ConfigError
 from manyheads.files.json_object import json_text
@@ -15,6 +16,13 @@ __all__ = ["PAGE", "run"]
 
 _MOST_POSITIONS = 512
 _MOST_ROWS = 16
+_KINDS_OF_SIZES = {
+    "--lengths": ("padding", "target"),
+    **dict.fromkeys(("--left", "--right"), ("window",)),
+    "--memory": ("memory",),
+    **dict.fromkeys(("--block", "--before", "--after"), ("blocks",)),
+}
+"""The size of an option matters to these kinds only."""
 
 
 @command(PAGE, "inspect masks")
@@ -34,6 +42,7 @@ def run(options: MasksOptions) -> int:
     for kind in options.kinds:
         if kind not in MASK_KINDS:
             raise ConfigError(not_among("there is no mask", kind, MASK_KINDS))
+    _check_drawn(options)
     sizes = MaskSizes(
         length=options.length,
         lengths=lengths,
@@ -54,3 +63,14 @@ def run(options: MasksOptions) -> int:
         say("\n\n".join(mask_text(one) for one in examples))
     write_figure(figure, options.output, as_json=options.json)
     return 0
+
+
+def _check_drawn(options: MasksOptions) -> None:
+    """Raises: ConfigError: a size is given of kinds that are not drawn."""
+    for name in given_options(options):
+        kinds = _KINDS_OF_SIZES.get(name)
+        if kinds and options.kinds and not {*kinds} & {*options.kinds}:
+            raise ConfigError(
+                f"{name} is for masks of the kind {' or '.join(kinds)}, but only {', '.join(options.kinds)} is drawn;"
+                f" leave out {name}, or name that kind as well."
+            )

@@ -34,7 +34,7 @@ async def answer_attention(service: Service, request: Request, body: AttentionBo
     source = row.content[0]
     if body.target is None:
         [[best, *_]] = await service.run(request, model.begin(settings, [row]), [row], len(source))
-        target = [*best.ids, writer.eos_id]
+        target = [*best.ids, writer.eos_id] if best.ended else best.ids
     else:
         texts = [body.target]
         [ids] = await service.off_loop(lambda: encode_texts(texts, writer))

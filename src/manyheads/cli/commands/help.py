@@ -1,0 +1,116 @@
+"""`manyheads help [COMMAND [WORD ...]]`: a help page, or of a command's options only those about a word."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from manyheads.cli.command_line.command import command
+from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.main import COMMANDS, main, module_of
+from manyheads.cli.printing import say
+from manyheads.config.options import CommandPage, argument
+from manyheads.config.suggest import did_you_mean
+from manyheads.tasks.table import TASKS
+
+__all__ = ["PAGE", "HelpOptions", "run"]
+
+_OTHER_TASKS = ("xl-debug", "classifier-debug", "chart-debug")
+"""Presets whose settings `train --help` does not list."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HelpOptions:
+    """Options of `manyheads help`."""
+
+    command: str | None = argument("A command.", metavar="COMMAND", default_is="all commands are listed")
+    words: tuple[str, ...] = argument(
+        "Only options and settings whose names or descriptions contain this word (upper or lower case); with several "
+        "words all of them. Every task of the command is searched.",
+        (),
+        metavar="WORD ...",
+    )
+
+
+PAGE = CommandPage(
+    HelpOptions,
+    "Show the help page of a command, as --help does; or of its options and settings only those about a word.",
+    (
+        "manyheads help train dropout",
+        "manyheads help translate length penalty",
+    ),
+)
+
+
+@command(PAGE, "help")
+def run(options: HelpOptions) -> int:
+    """Returns: 0; 2 if there is no such command, or nothing about the words."""
+    if options.command is None:
+        return main(["--help"])
+    name, words = options.command, list(options.words)
+    if name not in COMMANDS:
+        say(f"manyheads: there is no command {name!r}.{did_you_mean(name, COMMANDS)}", file=sys.stderr)
+        return 2
+    kind = [words.pop(0)] if name == "inspect" and words and words[0] in module_of(name).KINDS else []
+    whole = partial(module_of(name).run, [*kind, "--help"])
+    if not words:
+        with contextlib.suppress(SystemExit):
+            whole()
+        return 0
+    seen: set[str] = set()
+    pages: list[tuple[str, Callable[[], object]]] = [("", whole), *_pages_of_other_tasks(name)]
+    for place, (label, show) in enumerate(pages):
+        for heading, entries in _sections(_printed(show)):
+            found = [entry for entry in entries if _contains(words, entry) and entry not in seen]
+            if found:
+                print(f"{chr(10) if seen else ''}{heading}{label if place else ''}:")
+                print("\n".join(found))
+                seen.update(found)
+    if not seen:
+        page = " ".join(["manyheads", name, *kind, "--help"])
+        say(f"manyheads: no option of {name} is about {' '.join(words)!r}. All of them: {page}", file=sys.stderr)
+    return 0 if seen else 2
+
+
+def _pages_of_other_tasks(name: str) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield a note for headings, and what prints the page."""
+    if name == "train":
+        for preset in _OTHER_TASKS:
+            yield "", partial(module_of(name).run, ["--preset", preset, "--help"])
+    for page in getattr(module_of(name), "PAGES", [])[1:]:
+        tasks = [task for task, one in TASKS.items() if getattr(one.module("options"), name.upper()) is page]
+        yield f" [task {', '.join(tasks)}]", partial(parse, page, ["--help"], name)
+
+
+def _printed(show: Callable[[], object]) -> list[str]:
+    page = io.StringIO()
+    with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
+        show()
+    return page.getvalue().split("\n")
+
+
+def _sections(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield heading and entries of each section with options.
+
+    An entry begins with two spaces; what it says is on the same line, or below with more spaces.
+    """
+    heading, entries = "", list[str]()
+    for line in [*lines, ":"]:
+        if line.startswith("   ") and entries:
+            entries[-1] += f"\n{line}"
+        elif line.startswith("  "):
+            entries.append(line)
+        elif line.endswith(":"):
+            if heading != "examples":
+                yield heading, entries
+            heading, entries = line[:-1], []
+
+
+def _contains(words: list[str], entry: str) -> bool:
+    text = re.sub(r"\s+", " ", entry).lower().replace("-", "_")
+    return all(word.lower().replace("-", "_") in text for word in words)
