@@ -21,9 +21,9 @@ def read_csv(text: str, columns: Sequence[str], *, delimiter: str | None = None)
     """Return the values of some columns, without the header line.
 
     Args:
-        columns: names in the first line; or numbers from 1, and then the first line is a row like the others.
-        delimiter: what separates values; None: the one of , ; tab | that is most frequent in the first line. A line
-            such as `sep=;` above it, which Excel reads, names the delimiter and is copied.
+        columns: names in the first line. Or numbers from 1; then the first line is a row like the others.
+        delimiter: the character between values. None: comma, semicolon, tab or |, whichever the first line has most. A
+            line such as `sep=;` above it, which Excel reads, names the delimiter and is copied.
 
     Raises: ConfigError: no column is named, or there is no such column. DataError: a quoted value has no end.
     """
@@ -41,7 +41,8 @@ def read_csv(text: str, columns: Sequence[str], *, delimiter: str | None = None)
     header = [_value(text, field) for field in rows[0]]
     if not columns:
         raise ConfigError(
-            f"name the columns to translate by --column, or give --format lines; the first line has: {_named(header)}."
+            f"name the columns to translate with --column, or give --format lines. The first line has these columns:"
+            f" {_named(header)}."
         )
     by_number = all(name.isdecimal() for name in columns) and not any(name in header for name in columns)
     chosen = [_column(name, header, by_number) for name in columns]
@@ -59,10 +60,12 @@ def _column(name: str, header: Sequence[str], by_number: bool) -> int:
     names = [one.strip() for one in header]
     if by_number:
         if not 1 <= int(name) <= len(header):
-            raise ConfigError(f"--column {name}: the first line has {len(header)} columns, counted from 1.")
+            raise ConfigError(
+                f"--column {name}: there is no such column; the first line has the columns 1 to {len(header)}."
+            )
         return int(name) - 1
     if name not in names:
-        raise ConfigError(f"--column {name}: there is no such column; the first line has: {_named(names)}.")
+        raise ConfigError(f"--column {name}: there is no such column; the first line has the columns {_named(names)}.")
     return names.index(name)
 
 
@@ -80,7 +83,7 @@ def _rows(text: str, start: int, delimiter: str) -> list[list[_Field]]:
         found = pattern.match(text, place)
         if found is None:
             line = text.count("\n", 0, place) + 1
-            raise DataError(f"line {line}: a quotation mark is not closed, or text follows after the closing one.")
+            raise DataError(f"line {line}: a quotation mark is not closed, or text follows the closing one.")
         rows[-1].append(found.span(1))
         place = found.end()
         if found[2] != delimiter:
@@ -103,13 +106,16 @@ def _build_csv(parts: Sequence[Part], *, delimiter: str, quoted: bool, like: str
 def read_jsonl(text: str, keys: Sequence[str]) -> Document:
     """Return the values of some keys of each line's object.
 
-    Args: keys: names; dots lead into nested objects (`translation.en`). A value may be a text or a list of texts.
+    Args: keys: names; `translation.en` is the key `en` in the object `translation`. A value is a text or a list of
+        texts.
 
     Raises: ConfigError: no key is named. DataError: a line is not a JSON object, lacks a key, or its value is no text
-        or holds half a surrogate pair.
+        or contains half a surrogate pair.
     """
     if not keys:
-        raise ConfigError("name the keys to translate by --column, for example --column text, or give --format lines.")
+        raise ConfigError(
+            "name the keys to translate with --column, for example --column text, or give --format lines."
+        )
     segments: list[Segment] = []
     ascii_only = text.isascii() and "\\u" in text
     start = int(text.startswith("\ufeff"))
@@ -122,8 +128,8 @@ def read_jsonl(text: str, keys: Sequence[str]) -> Document:
                     value.encode()
                 except UnicodeEncodeError as error:
                     raise DataError(
-                        f"line {number}: a text holds half a surrogate pair (U+{ord(value[error.start]):04X}), which is"
-                        " no character; repair the file."
+                        f"line {number}: a text contains half a surrogate pair (U+{ord(value[error.start]):04X}),"
+                        " which is not a character; repair the file."
                     ) from None
                 if value.strip():
                     build = partial(_build_json, ascii_only=ascii_only, like=value)
@@ -134,7 +140,7 @@ def read_jsonl(text: str, keys: Sequence[str]) -> Document:
 
 
 def _places(line: str, key: str, number: int) -> list[tuple[int, int]]:
-    """Return the places of the texts that a key leads to."""
+    """Return the places of the texts under a key."""
     try:
         low, high = _find(line, _skip(line, 0), key.split("."))
         if line[low] == '"':
@@ -160,7 +166,7 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 def _find(line: str, place: int, names: Sequence[str]) -> tuple[int, int]:
-    """Return the place of the value that names lead to, from the value at `place`."""
+    """Return the place of a nested value, by its names, below the value at `place`."""
     if not names:
         return place, _DECODER.raw_decode(line, place)[1]
     if line[place] != "{":

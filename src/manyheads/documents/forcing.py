@@ -16,7 +16,7 @@ __all__ = ["TermCounts", "force_terms"]
 
 @dataclass
 class TermCounts:
-    """wanted: terms that occurred in sources. met: those whose translation is in the output. forced: searches again."""
+    """wanted: terms in the sources. met: terms whose target is in the translation. forced: sentences searched again."""
 
     wanted: int = 0
     met: int = 0
@@ -36,7 +36,7 @@ def force_terms(
     counts: TermCounts,
     **overrides: Any,
 ) -> list[str]:
-    """Return the translations, those that lacked a term from a search that forces it.
+    """Return the translations. A translation that lacks a term is replaced by that of a search that forces the term.
 
     Args:
         sources: sentences; empty ones have no terms.

@@ -19,7 +19,7 @@ class _Format:
     """A format.
 
     Attributes:
-        suffixes: of files that are read in this format without being asked.
+        suffixes: of files that are read in this format by default.
         reader: `module.function` in this package, imported when a document is read.
         options: for the reader.
         has_columns: needs the names of columns.
@@ -51,7 +51,7 @@ FORMATS: dict[str, _Format] = {
 
 
 def format_of(path: str) -> str | None:
-    """Return the format of a file by its name; None if the name does not tell."""
+    """Return the format of a file by its name; None if no format has this ending."""
     suffix = PurePath(path).suffix.lower()
     return next((name for name, one in FORMATS.items() if suffix in one.suffixes), None)
 
@@ -84,7 +84,10 @@ def read_document(text: str, name: str, format_name: str, columns: Sequence[str]
     """
     chosen = FORMATS[format_name]
     if columns and not chosen.has_columns:
-        raise ConfigError(f"--column {columns[0]} is for csv, tsv and jsonl; {name} is read as {format_name}.")
+        raise ConfigError(
+            f"--column {columns[0]} is for csv, tsv and jsonl only, but {name} is read as {format_name}; leave it out,"
+            " or give another --format."
+        )
     try:
         return chosen.read(text, columns)
     except (ConfigError, DataError) as error:

@@ -1,7 +1,7 @@
 """HTML: the text of elements; tags, attributes, comments, scripts, styles and code are copied.
 
-A tree cannot be written out as the bytes that it was read from. So the file is cut into tags and text here, as the
-HTML standard's tokenizer does, and only text is replaced.
+A parsed tree cannot be written as the same bytes that were read. So this module divides the file into tags and text, as
+the tokenizer of the HTML standard does, and replaces only the text.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _segment(text: str, start: int, end: int, inline: Sequence[_Range], line_end
 
 
 def _pairs(tags: Sequence[_Range]) -> dict[int, int]:
-    """Return index of a tag -> number of its pair, for the tags whose other half is there."""
+    """Return index of a tag -> number of its pair, for tags that have both an opening and a closing tag."""
     opened: list[tuple[str, int]] = []
     waiting: Counter[str] = Counter()  # names in `opened`
     found: dict[int, int] = {}

@@ -1,9 +1,9 @@
 """Markdown: paragraphs, headings, list items and table cells are text; code, HTML, links' targets, math are not.
 
-markdown-it-py reads the blocks and the markup inside them. It does not record where inline markup stands, so its rules
-are wrapped here: what a rule consumes is the markup's place. The same parser checks each translation: it must have the
-same markup as its source and be one block of the same kind; otherwise special characters are escaped, and if that does
-not help, the paragraph keeps its source text.
+markdown-it-py reads the blocks and the markup inside them. It does not record the position of inline markup, so its
+rules are wrapped here: the characters that a rule consumes are the position. The same parser checks each translation.
+A translation must have the same markup as its source and be one block of the same kind. Otherwise its special
+characters are escaped. If that does not help, the paragraph keeps its source text.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def read_markdown(text: str) -> Document:
 
 
 class _Lines:
-    """The lines of a text, and where the content of a block stands in them."""
+    """The lines of a text, and the position of the content of a block in them."""
 
     def __init__(self, text: str, skipped: int) -> None:
         self.text = text
@@ -79,7 +79,7 @@ class _Lines:
         self._cell = (0, 0)  # line and end of the last table cell
 
     def places(self, content: str, first: int, last: int, *, is_cell: bool) -> list[int] | None:
-        """Return the place of each character of a content, and of its end; None if it does not stand there."""
+        """Return the place of each character of a content, and of its end; None if the lines lack the content."""
         found: list[int] = []
         number = first
         for line in content.split("\n"):
@@ -156,7 +156,7 @@ def _build(
     kind: str,
     env: dict[str, Any],
 ) -> str | None:
-    """Return the Markdown of a translation: with as few escapes as keep the structure."""
+    """Return the Markdown of a translation, with the fewest escapes that keep the structure."""
     for escape in (str, _escaped):
         built = lay_out(parts, partial(_in_cell, escape) if kind == "cell" else escape, source_lines, line_end)
         plain = _without_prefixes(built, line_end)

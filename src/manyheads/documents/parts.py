@@ -1,8 +1,8 @@
 """The parts of a document: segments, which are translated, and everything else, which is copied.
 
-A reader of a format (one file each) finds the segments and does nothing else. A segment is a stretch of the file's
-characters and the text and markup in it. `Document.with_translations` replaces these stretches; so everything outside
-of them stays as it is, byte for byte, whatever the format.
+The reader of a format (one file each) only finds the segments. A segment is a range of the file's characters, with the
+text and markup in it. `Document.with_translations` replaces these ranges. So everything outside them stays the same,
+byte for byte, whatever the format.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Segment:
 class Document:
     """A text and its segments, which are in order and do not overlap.
 
-    Args: left: number of stretches of text that the reader cannot handle and leaves as they are.
+    Args: left: number of ranges of text that the reader does not support and does not translate.
     """
 
     text: str
@@ -126,7 +126,7 @@ def plain(parts: Sequence[Part]) -> str:
 
 
 def line_end_of(text: str) -> str:
-    """Return what ends the first line of a text; a line feed if it has one line."""
+    """Return the line end of the first line of a text; a line feed if there is only one line."""
     found = LINE_END.search(text)
     return found[0] if found else "\n"
 
@@ -138,7 +138,7 @@ def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def tile(text: str, tags: Sequence[tuple[int, int, Tag | str]]) -> tuple[Part, ...]:
-    """Return the parts of a text in which some stretches, in order, are tags or stand for other characters."""
+    """Return the parts of a text; some ranges of it, in order, are tags or stand for other characters."""
     parts: list[Part] = []
     plain: list[str] = []
     done = 0
@@ -201,5 +201,5 @@ def _characters(part: Part, escape: Callable[[str], str]) -> str:
 
 
 def _begins_block(word: str) -> bool:
-    """Whether Markdown might read a line that begins with this word as something else than text."""
+    """Whether a line that begins with this word might be more than text to Markdown."""
     return not word or word[0] in "-+*#>=|:~`<[!$" or word.rstrip(".)").isdigit()

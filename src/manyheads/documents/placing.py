@@ -1,7 +1,7 @@
-"""Placing of markup in a translation, at the words that attention aligns with the marked source words.
+"""Placing of markup in a translation, at the words that attention aligns with the source words inside the markup.
 
 Each target token is aligned to the source token that it attends to most. Markup that enclosed source words encloses the
-target words aligned to them. Markup whose words have no counterpart goes to the end of the sentence, and is counted.
+target words aligned to them. If there are none, the markup goes to the end of the sentence and is counted.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _spans(sentence: Sentence) -> list[_Span]:
 
 
 def _centres(words: Sequence[tuple[int, int]], alignment: Sequence[AlignedToken]) -> list[list[float]]:
-    """Return for each target word the middles of the source tokens that its tokens are aligned to."""
+    """Return for each target word the centres of the source tokens to which its tokens are aligned."""
     return [[(s0 + s1) / 2 for t0, t1, s0, s1 in alignment if t0 < end and t1 > start] for start, end in words]
 
 

@@ -17,8 +17,8 @@ PARAGRAPH = re.compile(r"[^\r\n]*\S[^\r\n]*(?:(?:\r\n|\r|\n)[^\r\n]*\S[^\r\n]*)*
 def read_plain(text: str) -> Document:
     """Return the paragraphs of a text.
 
-    The lines of a paragraph are joined if they look wrapped: at every line end, the next word would not have fitted
-    into the paragraph's width. Otherwise each line is a segment by itself, as in a list or a poem.
+    The lines of a paragraph are joined if they look wrapped, that is, if at every line end the next word does not fit
+    into the width of the paragraph. Otherwise each line is a segment by itself, as in a list or a poem.
     """
     segments: list[Segment] = []
     for paragraph in PARAGRAPH.finditer(text):

@@ -52,9 +52,9 @@ class Sentence:
     """A sentence, or a clause of one that was too long.
 
     Args:
-        text: with a private character for each word that is kept: `chr(PRIVATE + index in kept)`.
+        text: has a private character in place of each word that is kept: `chr(PRIVATE + index in kept)`.
         kept: those words, of the whole segment.
-        marks: (place in the text, tag) of markup that takes no place, in order.
+        marks: (place in the text, tag) of markup, which has no characters in the text; in order.
         before: white space between the last sentence and this one.
     """
 
@@ -81,7 +81,7 @@ def with_letters(text: str) -> str:
 
 
 def protected(parts: Sequence[Part]) -> list[Part]:
-    """Return the parts with URLs, addresses, placeholders and identifiers as words that are kept."""
+    """Return the parts; URLs, addresses, placeholders and identifiers are now words that are kept."""
     found: list[Part] = []
     for part in parts:
         if isinstance(part, Tag):

@@ -21,10 +21,10 @@ DIALOGUE = re.compile(r"[-–—]\s*\S")
 
 
 def read_subtitles(text: str, *, entities: bool) -> Document:
-    """Return a segment for each cue; the lines of a cue are one text, except that lines with dashes are turns.
+    """Return a segment for each cue. The lines of a cue are one text; lines that begin with dashes are one text each.
 
-    Cues that one sentence goes through are one segment: a cue without markup that ends in no punctuation, and the next
-    one if it begins with a small letter.
+    If a sentence continues in the next cue, both cues are one segment. It does if the first cue has no markup and no
+    punctuation at its end, and the next one begins with a lower-case letter.
 
     Args: entities: `&amp;` and the like stand for characters, as in WebVTT.
     """
@@ -56,7 +56,7 @@ def _without_number(text: str, cue: _Cue) -> _Cue:
 
 
 def _words(text: str) -> list[str]:
-    """Return what stands between spaces and line ends; a no-break space stays within a word."""
+    """Return the words between spaces and line ends; a no-break space is part of a word."""
     return [word for word in re.split(r"[ \t\r\n]+", text) if word]
 
 
@@ -75,7 +75,7 @@ def _shown(text: str, cue: _Cue) -> str:
 
 
 def _goes_on(one: str, other: str) -> bool:
-    """Whether a sentence goes from one cue to the next."""
+    """Whether a sentence continues from one cue to the next."""
     is_plain = not any(TAG.search(cue) or DIALOGUE.match(cue) for cue in (one, other))
     return is_plain and (one[-1:].isalnum() or one[-1:] == ",") and other[:1].islower()
 
@@ -106,7 +106,7 @@ def _build_joined(
     line_end: str,
     entities: bool,
 ) -> str | None:
-    """Divide a translation among its cues, in proportion to their source, after punctuation where it is near.
+    """Divide a translation among its cues in proportion to their source, at nearby punctuation if there is some.
 
     Returns: None if there are fewer words than cues.
     """

@@ -25,9 +25,9 @@ class Term:
 
 
 class Terms:
-    """Terms, found as whole words whatever their case; of two that overlap the longer one counts.
+    """Terms, found as whole words in upper or lower case. If two terms overlap, the longer one counts.
 
-    A term of a script without spaces is found everywhere.
+    A term of a script without spaces is found at any place.
 
     Args: terms: none of their texts is empty.
     """
@@ -45,7 +45,7 @@ class Terms:
     def read(cls, path: str | Path) -> Terms:
         """Read a file of lines `source<TAB>target`; empty lines and lines that begin with # are left out.
 
-        Raises: DataError: the file cannot be read, or a line has not two columns, or a source has two targets.
+        Raises: DataError: the file cannot be read, a line does not have two columns, or a source has two targets.
         """
         terms: list[Term] = []
         targets: dict[str, str] = {}
@@ -56,14 +56,14 @@ class Terms:
             if len(columns) != 2 or not all(columns):
                 raise DataError(
                     f"{path}: line {number} has {len(columns)} column{'s' * (len(columns) != 1)}; a term is"
-                    " source<TAB>target, both with text."
+                    " source<TAB>target, and neither of them is empty."
                 )
             term = Term(*columns)
             known = targets.setdefault(term.source.casefold(), term.target)
             if known != term.target:
                 raise DataError(
-                    f"{path}: line {number}: {term.source!r} has the target {term.target!r} here, but {known!r} before;"
-                    " keep one of them."
+                    f"{path}: line {number} gives {term.source!r} the target {term.target!r}, but an earlier line gives"
+                    f" it {known!r}; keep one of the two lines."
                 )
             terms.append(term)
         if not terms:

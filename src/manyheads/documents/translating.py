@@ -30,8 +30,10 @@ MOST_EXAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A text that is translated once, even if it occurs several times. aligned: whether its words are aligned, for
-    markup."""
+    """A text that is translated once, even if it occurs several times.
+
+    aligned: its words are aligned with those of the translation, to place markup.
+    """
 
     text: str
     aligned: bool
@@ -124,7 +126,7 @@ _TOLD = {
 
 
 class DocumentTranslation:
-    """The sentences of a document, and the document that their translations make.
+    """The sentences of a document, and the translated document.
 
     Args:
         document: see `documents.formats.read_document`.
@@ -325,7 +327,7 @@ class UnitTranslator:
 
 
 def _stand_ins(translator: Translator) -> list[str]:
-    """Return the letters that the target's tokenizer gives back, in the case in which it does."""
+    """Return the letters that the target's tokenizer restores, in the case that it restores."""
     writer, reader = translator.tokenizer.target, translator.tokenizer.source
     found = []
     for letter in (*STAND_INS, *STAND_INS.lower()):
@@ -353,6 +355,6 @@ def _with_private(text: str, letters: Sequence[str]) -> str:
 
 
 def _ended_like(source: str, text: str) -> str:
-    """Return a translation without a full stop at its end, if its source ends in a word, like a heading."""
+    """Return a translation without a final full stop if the source ends in a word, as headings do."""
     is_stop = text.endswith(".") and not text.endswith("..")
     return text[:-1] if is_stop and source.rstrip()[-1:].isalnum() else text

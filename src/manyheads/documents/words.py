@@ -1,4 +1,4 @@
-"""Borders of words, also beside scripts that are written without spaces, such as Chinese, Japanese and Thai.
+"""Boundaries of words, also next to scripts that are written without spaces, such as Chinese, Japanese and Thai.
 
 `\\w` matches their letters too: `\\bURL` does not match in `访问URL`, and a word of such a script seldom stands
 between borders.

@@ -77,7 +77,7 @@ def normal_form(tree: Node, settings: ParsingSettings) -> Node:
         tree = Node(settings.root, children)
     kept = _kept(tree, settings, 1)
     if kept is None:
-        raise DataError("The tree holds no word, only traces.")
+        raise DataError("The tree has no words, only traces.")
     assert isinstance(kept, Node)
     return kept
 

@@ -49,8 +49,8 @@ class IdVocabulary(Vocabulary):
             raise DataError(f"the number of ids is {num_ids}; in the form {form!r} it must be from 1 to {most:,}.")
         if documents == "lines" or (documents == "fixed") != (document_len > 0) or document_len < 0:
             raise DataError(
-                f"documents is {documents!r} and document_len {document_len}; ids have no lines, and a length above 0"
-                " belongs to 'fixed' only."
+                f"documents is {documents!r} and document_len is {document_len}; documents of ids cannot be 'lines',"
+                " and document_len is above 0 if documents is 'fixed', and 0 otherwise."
             )
         if image_size and (document_len != CHANNELS * image_size**2 or (num_ids, form) != (256, "bytes")):
             raise DataError(
@@ -99,7 +99,7 @@ class IdVocabulary(Vocabulary):
         above = np.flatnonzero(ids >= self.num_ids)
         if len(above):
             raise DataError(
-                f"{name} holds {ids[above[0]]} as its id {above[0]:,}; ids of this vocabulary are 0 to"
+                f"{name} has the id {ids[above[0]]} at index {above[0]:,}; ids of this vocabulary are 0 to"
                 f" {self.num_ids - 1:,}."
             )
         return [int(index) for index in ids]

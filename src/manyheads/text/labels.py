@@ -30,6 +30,5 @@ def legible(tokens: Sequence[str]) -> list[str]:
 
 
 def _length(first: int) -> int:
-    """Return the number of bytes of a UTF-8 character that begins with this byte; 0 if no character of several bytes
-    begins with it."""
+    """Return the number of bytes of a UTF-8 character that begins with this byte; 0 if no multi-byte character does."""
     return 2 if 0xC2 <= first < 0xE0 else 3 if 0xE0 <= first < 0xF0 else 4 if 0xF0 <= first < 0xF5 else 0

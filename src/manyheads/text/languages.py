@@ -29,11 +29,13 @@ def language_tag(text: str, option: str = "") -> str:
 
     Args: option: for the message.
 
-    Raises: ConfigError: it has not the form of a tag (BCP 47, RFC 5646 sec. 2.1).
+    Raises: ConfigError: it does not have the form of a tag (BCP 47, RFC 5646 sec. 2.1).
     """
     lowered = text.replace("_", "-").lower()
     if not TAG.fullmatch(lowered):
-        raise ConfigError(f"{option} {text}: give a language tag of BCP 47, for example en, de or pt-BR.".strip())
+        raise ConfigError(
+            f"{option} {text}: this is not a language tag; give one of BCP 47, such as en, de or pt-BR.".strip()
+        )
     first, *rest = lowered.split("-")
     parts = [first]
     for number, part in enumerate(rest):
@@ -68,7 +70,7 @@ def guess_language(texts: Iterable[str]) -> str | None:
 
 
 def _passages(texts: Iterable[str]) -> Iterator[str]:
-    """Yield several texts at a time: of a longer passage, the guess is better."""
+    """Yield several texts joined: the guess is better for a longer passage."""
     passage = ""
     for text in texts:
         passage += text + "\n"
@@ -79,8 +81,7 @@ def _passages(texts: Iterable[str]) -> Iterator[str]:
 
 
 def warn_of_languages(given: tuple[str | None, str | None], guessed: tuple[str | None, str | None]) -> str | None:
-    """Return a warning if files seem to be exchanged, to have the same language, or to have another language than the
-    given one.
+    """Return a warning if files look exchanged, have the same language, or have another language than the given one.
 
     Args:
         given: languages of source and target that a person named.
@@ -88,7 +89,7 @@ def warn_of_languages(given: tuple[str | None, str | None], guessed: tuple[str |
     """
     source, target = guessed
     if source is not None and target is not None and source == target:
-        return f"Source and target both look like {source}; is one of the files the wrong one?"
+        return f"Source and target both look like {source}; is one of the files wrong?"
     pairs: Sequence[tuple[str, str | None, str | None]] = (
         ("source", given[0], guessed[0]),
         ("target", given[1], guessed[1]),

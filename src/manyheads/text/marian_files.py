@@ -101,14 +101,14 @@ def _refuse_more(more: Mapping[str, Any], texts: Mapping[str, str], where: str) 
         piece = one.get("content") if isinstance(one, dict) else one
         if piece and piece not in texts.values():
             known = ", ".join(texts.values())
-            raise DataError(f"{where} names the special piece {piece!r}; only {known} are known here.")
+            raise DataError(f"{where} names the special piece {piece!r}; only {known} are supported.")
         flags = ("lstrip", "rstrip", "single_word", "normalized")
         set_flags = [flag for flag in flags if isinstance(one, dict) and one.get(flag)]
         if set_flags:
-            raise DataError(f"{where}: {set_flags[0]} of the special piece {piece!r} is not known here.")
+            raise DataError(f"{where}: {set_flags[0]} of the special piece {piece!r} is not supported.")
     for name in ("sp_model_kwargs", "split_special_tokens"):
         if more.get(name):
-            raise DataError(f"{where}: {name} is {more[name]!r}, which is not known here.")
+            raise DataError(f"{where}: {name} is {more[name]!r}, which is not supported.")
 
 
 def own_part(files: Mapping[str, bytes], start_id: int) -> dict[str, Any]:

@@ -76,7 +76,9 @@ class ParsingTask:
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raises: ConfigError: the tokenizer has no pieces for brackets."""
         if not any(symbol.startswith("(") for symbol in tokenizer.symbols):
-            raise ConfigError("This tokenizer has no symbols for the brackets of trees; train one, or take a parser's.")
+            raise ConfigError(
+                "This tokenizer has no symbols for the brackets of trees; train a new one, or give that of a parser."
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Return the record for a folder."""
@@ -90,7 +92,7 @@ class ParsingTask:
         """
         name = content.get("name") if isinstance(content, dict) else None
         if name != "parsing":
-            raise DataError(f"{where} names the task {name!r}; this program knows `parsing`, and translation without.")
+            raise DataError(f"{where} names the task {name!r}; the only task that this file can name is `parsing`.")
         try:
             return cls(build(ParsingSettings, {key: content[key] for key in content if key != "name"}, where))
         except ConfigError as error:

@@ -140,7 +140,7 @@ def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any], 
         )
     if not kinds or not isinstance(part, dict):
         raise DataError(
-            f"{where} is not a tokenizer of manyheads: no model of type {', '.join(MODEL_TYPES.values())} in it."
+            f"{where} is not a tokenizer of manyheads: it has no model of type {', '.join(MODEL_TYPES.values())}."
         )
     kind = kinds[0]
     pieces, extra = _read_pieces(kind, part.get("vocab"), part.get("merges"), where)
@@ -148,7 +148,10 @@ def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any], 
     for index, piece in enumerate(heads):
         if index >= len(pieces) or pieces[index] != piece:
             found = repr(pieces[index]) if index < len(pieces) else "missing"
-            raise DataError(f"{where}: id {index} must be {piece}, but it is {found}; the file is damaged or not ours.")
+            raise DataError(
+                f"{where}: id {index} must be {piece}, but it is {found}; the file is damaged, or not a"
+                " tokenizer of manyheads."
+            )
     added = data.get("added_tokens")
     named = max(0, len(added) - 3) if isinstance(added, list) else 0
     named = min(named, len(pieces) - len(heads))
@@ -160,7 +163,7 @@ def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any], 
     expected = assemble(kind, False, pieces, extra, num_symbols, num_tags)
     odd = [key for key in sorted({*data, *expected}) if data.get(key) != expected.get(key)]
     raise DataError(
-        f"{where} was changed or damaged: unexpected content under {', '.join(odd)}. Train the tokenizer anew."
+        f"{where} was changed or damaged: unexpected content under {', '.join(odd)}. Train the tokenizer again."
     )
 
 
@@ -201,5 +204,5 @@ def _check_texts(pieces: list[str], where: str) -> None:
         "".join(pieces).encode("utf-8")
     except UnicodeEncodeError:
         raise DataError(
-            f"{where}: a piece of the vocabulary holds half a surrogate pair, which is not valid Unicode."
+            f"{where}: a piece of the vocabulary contains half a surrogate pair, which is not valid Unicode."
         ) from None

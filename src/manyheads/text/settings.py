@@ -120,20 +120,21 @@ class IdSettings:
         most = 256 ** ITEM_BYTES[self.form]
         if not 0 <= self.vocab_size <= most:
             raise ConfigError(
-                f"vocab_size is {self.vocab_size}; {self.form} hold ids of 1 to {most:,}, or give 0.",
+                f"vocab_size is {self.vocab_size}; with form {self.form} it must be from 1 to {most:,}, or 0 (the"
+                " largest id of the data plus one).",
                 fields=("vocab_size", "form"),
             )
         check(self, "", at_least(0), "document_len", "image_size")
         if self.document_len and self.documents == "files":
             raise ConfigError(
-                f"document_len is {self.document_len} and documents is 'files'; documents either have one length, or"
-                " are files; give one of the two.",
+                f"document_len is {self.document_len} and documents is 'files'; give only one of them: documents have"
+                " either equal lengths or a file each.",
                 fields=("document_len", "documents"),
             )
         if self.image_size and (self.form != "bytes" or self.document_len not in (0, 3 * self.image_size**2)):
             raise ConfigError(
-                f"image_size is {self.image_size}: pictures are documents of {3 * self.image_size**2} bytes; leave out"
-                " form and document_len.",
+                f"image_size is {self.image_size}: each image is a document of {3 * self.image_size**2} bytes; leave"
+                " out form and document_len.",
                 fields=("image_size", "form", "document_len"),
             )
 

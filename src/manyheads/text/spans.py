@@ -64,8 +64,8 @@ def tree_of(words: Sequence[str], tags: Sequence[str], spans: Iterable[Span], ro
     Args:
         words: in plain text, at least one.
         tags: of the words.
-        spans: no two of them overlap without one inside the other. At most MAX_DEPTH constituents are above a word;
-            further ones inside are left out.
+        spans: two of them are either disjoint or one is inside the other. If more than MAX_DEPTH constituents are
+            nested, the inner ones are left out.
         root: its label.
     """
     ordered = sorted(spans, key=lambda span: (span[0], -span[1]))

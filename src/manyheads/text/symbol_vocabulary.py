@@ -78,7 +78,7 @@ class SymbolVocabulary(Vocabulary):
         return cls(symbols, form=form, lines=lines, lowercase=lowercase, **given)  # type: ignore[arg-type]
 
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the symbols of each line, with `around` preceded by the symbol of a line.
+        """Return the symbols of each line, preceded by the symbol of a line if lines is `around`.
 
         Raises: DataError: something in a line has no symbol, and no symbol stands for unknown ones.
         """
@@ -151,7 +151,7 @@ class SymbolVocabulary(Vocabulary):
             ) from None
 
     def _joined(self, lines: list[str]) -> list[int]:
-        """Return the ids of the lines of a text; its last one has no line break behind it and may be empty."""
+        """Return the ids of the lines of a text. The last line has no line break after it and may be empty."""
         parts = self.encode_lines(lines)
         if not lines[-1]:
             parts[-1] = []
@@ -168,7 +168,7 @@ class SymbolVocabulary(Vocabulary):
         named = [_SPACES[self.form] if self.lines == "dropped" else self.line]
         named += [self.unknown] if self.unknown else []
         if not 0 < len(self._symbols) <= _MOST_SYMBOLS or len(self._ids) != len(self._symbols):
-            raise DataError(f"the symbols of a vocabulary must be 1 to {_MOST_SYMBOLS:,}, each there once.")
+            raise DataError(f"a vocabulary must have 1 to {_MOST_SYMBOLS:,} symbols, each once.")
         if missing := [symbol for symbol in named if symbol not in self._ids]:
             raise DataError(f"the vocabulary has no symbol {missing[0]!r}, which its text needs.")
         wrong = [symbol for symbol in self._symbols if not _fits(symbol, self.form)]

@@ -1,4 +1,4 @@
-"""Tags such as `>>de<<`, which tell a model of several languages into which one it translates.
+"""Tags such as `>>de<<`, which give a model of several languages the target language.
 
 Paper: Johnson et al. 2017, arXiv:1611.04558, sec. 3 (a token at the start of the source). The form is that of Marian's
 models (OPUS-MT). A tag is one piece of the tokenizer, and counts at the start of a source only.
@@ -58,7 +58,7 @@ def check_target(
     if wanted is None and not is_needed:
         return None
     if wanted is None:
-        raise ConfigError(f"{model} translates into several languages ({listed}); choose one by {option}.")
+        raise ConfigError(f"{model} translates into several languages ({listed}); choose one with {option}.")
     known = {one.replace("_", "-").lower(): one for one in languages}
     found = known.get(wanted.replace("_", "-").lower())
     if found is None:
@@ -68,11 +68,11 @@ def check_target(
 
 
 def refuse_untagged(texts: Sequence[str], languages: Sequence[str]) -> None:
-    """Raises: RequestError: a text that is not empty does not begin with a tag of these languages."""
+    """Raises: RequestError: a non-empty text does not begin with a tag of these languages."""
     for number, text in enumerate(texts, 1):
         if text.strip() and untagged(text)[1] not in languages:
             raise RequestError(
-                f"text {number} does not say into which language it is to be translated; choose one of"
-                f" {', '.join(languages)} by --target-lang (in Python: translator.into(language)), or begin the text"
+                f"text {number} has no target language; choose one of"
+                f" {', '.join(languages)} with --target-lang (in Python: translator.into(language)), or begin the text"
                 f" with a tag, such as {tag_of(languages[0])}."
             )

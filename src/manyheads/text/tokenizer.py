@@ -205,9 +205,10 @@ class Tokenizer(TokenizerFile):
     def _without_endless_words(self, text: str) -> str:
         """Replace words that are too long to be in the vocabulary.
 
-        Normalising millions of combining marks takes 60 times their size in memory.
+        Normalisation of millions of combining marks needs 60 times their size in memory.
 
-        NFC joins at most four characters into one, so a word above four times the longest piece is unknown.
+        NFC joins at most four characters into one. So a word that is more than four times as long as the longest piece
+        is unknown.
         """
         least = max(1000, 4 * max(map(len, self._pieces)) + 1)
         return re.sub(rf"(?:\S|[\x1c-\x1f]){{{least},}}", SPECIAL_PIECES[self.unk_id], text)

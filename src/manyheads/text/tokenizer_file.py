@@ -102,6 +102,6 @@ def check_encodable(texts: Sequence[str]) -> None:
             for position, char in enumerate(text):
                 if "\ud800" <= char <= "\udfff":
                     raise DataError(
-                        f"Text {number} holds half a surrogate pair (U+{ord(char):04X}) at character {position};"
+                        f"Text {number} contains half a surrogate pair (U+{ord(char):04X}) at character {position};"
                         " it is not valid Unicode text. Remove or replace that character."
                     ) from None

@@ -71,7 +71,7 @@ def parse_tree(text: str, where: str = "The text") -> Node:
     """
     trees = [tree for _, tree in read_trees([text], where)]
     if len(trees) != 1:
-        raise DataError(f"{where} holds {len(trees)} trees, not one: {_preview(text)}.")
+        raise DataError(f"{where} contains {len(trees)} trees, not one: {_preview(text)}.")
     return trees[0]
 
 
@@ -106,9 +106,10 @@ class _Reader:
         """Raises: DataError: a tree is not finished."""
         if self._open:
             hint = f" Line {self._suspect} looks like the beginning of another tree." if self._suspect else ""
+            many = len(self._open)
+            missing = f"{many} closing brackets are" if many > 1 else "a closing bracket is"
             raise DataError(
-                f"{self._name}: the tree that begins in line {self._began} is not closed: {len(self._open)} closing"
-                f" brackets are missing.{hint}"
+                f"{self._name}: the tree that begins in line {self._began} is not closed: {missing} missing.{hint}"
             )
 
     def _begin(self, number: int, line: str) -> None:
@@ -117,7 +118,7 @@ class _Reader:
         if self._open:
             above = self._open[-1]
             if above.word is not None:
-                raise self._wrong(number, line, f"a bracket holds the word {above.word!r} and another bracket")
+                raise self._wrong(number, line, f"a bracket contains the word {above.word!r} and another bracket")
             if above.label is None:
                 above.label = ""
                 if len(self._open) > 1:
@@ -131,16 +132,16 @@ class _Reader:
         if bracket.label is None:
             bracket.label = token
         elif bracket.children:
-            raise self._wrong(number, line, f"the word {token!r} has no bracket of its own")
+            raise self._wrong(number, line, f"the word {token!r} has no bracket of its own, (TAG word)")
         elif bracket.word is not None:
-            raise self._wrong(number, line, f"a bracket holds two words, {bracket.word!r} and {token!r}")
+            raise self._wrong(number, line, f"a bracket contains two words, {bracket.word!r} and {token!r}")
         else:
             bracket.word = token
 
     def _end_bracket(self, number: int, line: str) -> Node | None:
         """Close the innermost bracket. Returns: the tree, if this was its last bracket."""
         if not self._open:
-            raise self._wrong(number, line, "a bracket closes that was never opened")
+            raise self._wrong(number, line, "a closing bracket has no opening bracket")
         bracket = self._open.pop()
         if bracket.label is None or (bracket.word is None and not bracket.children):
             raise self._wrong(number, line, f"the bracket ({bracket.label or ''}) is empty")

@@ -130,8 +130,8 @@ def _check(words: list[str], documents: Documents) -> None:
     wanted = {UNKNOWN} | ({DOCUMENT_END} if documents == "files" else set())
     if len(words) > MAX_WORDS or len(set(words)) != len(words) or not wanted <= set(words[1:]):
         raise DataError(
-            f"The words of a vocabulary must be each there once, at most {MAX_WORDS:,} of them, the line break first,"
-            f" {' and '.join(sorted(wanted))} among the others."
+            f"A vocabulary has at most {MAX_WORDS:,} words, each once. The first is the line break, and the others"
+            f" include {' and '.join(sorted(wanted))}."
         )
     wrong = next((word for word in words if words_of(word) != [word] or "\n" in word), None)
     if wrong is not None:

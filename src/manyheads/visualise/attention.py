@@ -144,7 +144,7 @@ def view_figure(views: Sequence[AttentionView], name: str | None, layer: int | N
 def _panels(
     figure: Figure, num_heads: int, rows: int, columns: int, mean: bool, ratio: float
 ) -> list[tuple[str, Axes]]:
-    """Return axes for the mean and for each head, all in one grid, because a colour bar needs a single grid."""
+    """Return axes for the mean and for each head. All are in one grid, because a colour bar needs a single grid."""
     if not mean:
         grid = figure.add_gridspec(rows, columns)
         return [(str(h), figure.add_subplot(grid[h // columns, h % columns])) for h in range(num_heads)]

@@ -46,7 +46,7 @@ def buckets_figure(
     if tokens is not None and len(tokens) != length:
         raise ShapeError(f"{len(tokens)} tokens for buckets of {length} positions.")
     if not 0 <= head < heads:
-        raise ShapeError(f"head {head} of {heads}; they count from 0.")
+        raise ShapeError(f"there is no head {head}; the heads are 0 to {heads - 1}.")
     names = [str(place) for place in range(length)] if tokens is None else [shown_token(token) for token in tokens]
     figure = new_figure(float(np.clip(0.32 * length + 2, 7, 22)), 3.4 + 0.26 * heads * rounds + 0.5 * rounds, title)
     above, below = figure.subplots(2, 1, height_ratios=[heads * rounds + 1, 2 * rounds + 1])
@@ -96,7 +96,8 @@ def layer_buckets_figure(
     names = list(found)
     layer = len(names) if layer is None else layer
     if not 1 <= layer <= len(names):
-        raise RequestError(f"--layer {layer}: {len(names)} layers hash, which count from 1: {', '.join(names)}.")
+        listed = ", ".join(f"{number} ({name})" for number, name in enumerate(names, 1))
+        raise RequestError(f"--layer {layer}: there is no such layer; these layers hash: {listed}.")
     name = names[layer - 1]
     if not 1 <= head <= len(found[name]):
         raise RequestError(f"--head {head}: there are heads 1 to {len(found[name])}.")

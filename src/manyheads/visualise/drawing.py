@@ -35,7 +35,7 @@ def box_height(name: str, lines: Sequence[str], width: float) -> float:
 
 
 class Sheet:
-    """A diagram in the making: shapes are kept, and drawn when its extent is known. y grows upwards."""
+    """A diagram whose shapes are collected first and drawn when its size is known. y grows upwards."""
 
     def __init__(self) -> None:
         self._patches: list[tuple[float, float, float, float, str, float, bool]] = []

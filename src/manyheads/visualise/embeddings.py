@@ -45,7 +45,7 @@ class Point(Protocol):
 
 
 def embedding_map_figure(points: Sequence[Point], shares: tuple[float, float], *, title: str) -> Figure:
-    """Draw the points with their labels. A label without space is left out; the words that were asked for come first.
+    """Draw the points with their labels. A label that has no space is left out; requested words get theirs first.
 
     Args:
         points: in the order in which labels are placed within a kind.

@@ -131,7 +131,7 @@ def slant_long(texts: Any) -> None:
 
 
 def save_figure(figure: Figure, path: Path | str, kinds: Sequence[str] = ("png", "svg")) -> tuple[Path, ...]:
-    """Write `path`.png, `path`.svg ... (in place of one of these suffixes), each in one step.
+    """Write `path`.png, `path`.svg and so on, each in one step. If `path` has such a suffix, it is replaced.
 
     The same figure gives the same bytes.
 
@@ -159,13 +159,13 @@ def picture_paths(path: Path | str, kinds: Sequence[str] = ("png", "svg")) -> tu
 
 
 def save_by_name(figure: Figure, path: Path | str) -> Path:
-    """Write a figure in the format that the end of its name says. Returns and raises: as `save_figure`."""
+    """Write a figure in the format that the end of its name selects. Returns and raises: as `save_figure`."""
     return save_figure(figure, path, [Path(path).suffix[1:].lower()])[0]
 
 
 @contextmanager
 def _laid_out(figure: Figure) -> Iterator[None]:
-    """Lay the figure out once and keep this layout within the block, where every `savefig` would compute it again."""
+    """Compute the layout once and keep it inside the block; otherwise every `savefig` would compute it again."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         figure.draw_without_rendering()

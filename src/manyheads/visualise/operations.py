@@ -40,7 +40,7 @@ _OTHER = "#c5e6f2"
 
 
 def operations_figure(operations: Sequence[AttentionOperations], name: str) -> Figure:
-    """Draw one row for each kind of attention: the operations within the heads, and the projections around them.
+    """Draw one row for each kind of attention: the operations inside the heads, and the projections before and after.
 
     Args: name: of the model, for the title.
 

@@ -82,7 +82,7 @@ def positions_figure(
 
     Args:
         table: (length, d_model).
-        features: columns drawn as curves; default: four neighbours a sixth of the way up.
+        features: columns drawn as curves; default: four adjacent columns, from a sixth of the width on.
         place_name: name of the row axis.
 
     Raises: ShapeError: another rank, or a feature that the table does not have. MissingExtraError: no matplotlib.
@@ -95,7 +95,7 @@ def positions_figure(
         first = d_model // 6 // 2 * 2
         features = range(first, min(first + 4, d_model))
     if any(not 0 <= feature < d_model for feature in features):
-        raise ShapeError(f"features {list(features)} of a table with d_model {d_model}.")
+        raise ShapeError(f"features {list(features)}: the columns of the table are 0 to {d_model - 1}.")
     figure = new_figure(11.0, 6.0, title)
     above, below = figure.subplots(2, 1, height_ratios=[1.25, 1.0], sharex=True)
     limit = float(np.abs(array).max()) or 1.0

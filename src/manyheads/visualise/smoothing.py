@@ -25,8 +25,8 @@ def smoothing_figure(
     """Draw the losses of several smoothings, and the target distribution of the last one.
 
     Args:
-        shares: probability that tokens share, of each smoothing.
-        targets: right tokens of some places.
+        shares: for each smoothing, the probability that all tokens share.
+        targets: correct tokens at some positions.
 
     Raises: MissingExtraError: no matplotlib.
     """
@@ -75,7 +75,7 @@ def label_smoothing_figure(
         probabilities: (n,), probability that a model gives to the correct token.
         losses: name -> (n,), the loss at those probabilities.
         title: title of the targets.
-        pad_id: the token of padding: its column says so, and a row of zeros is a place without loss.
+        pad_id: the padding token. Its column is labelled, and a row of zeros is a position without loss.
 
     Raises: ShapeError: another rank or length. MissingExtraError: no matplotlib.
     """

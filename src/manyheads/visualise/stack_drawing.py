@@ -107,7 +107,7 @@ class StackDrawing:
         self.y += 0.1
 
     def _enter(self, block: Block) -> float:
-        """Draw the arrows into a sublayer from below: three of self-attention, as queries, keys and values."""
+        """Draw the arrows into a sublayer from below: three for self-attention (queries, keys and values)."""
         start, end = self.y, self.y + 2 * GAP
         if block.kind != "attention":
             self.sheet.arrow((self.centre, start), (self.centre, end))
@@ -178,7 +178,7 @@ class StackDrawing:
         self.y = fork + 0.2 * GAP
 
     def _reversible(self, block: Block, number: int) -> None:
-        """Draw how one stream gets f(LN(the other)); the first sublayer changes the left one, the next the right."""
+        """Draw how f(LN(one stream)) is added to the other: first to the left stream, then to the right, and so on."""
         left, right = self._stream_places()
         read, changed = (right, left) if number % 2 == 0 else (left, right)
         near, far = (self.x + STACK_WIDTH, self.x) if number % 2 == 0 else (self.x, self.x + STACK_WIDTH)

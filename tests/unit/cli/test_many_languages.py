@@ -113,7 +113,7 @@ def test_a_language_is_chosen(run: Path, manyheads: Cli, tmp_path: Path, capsys:
         assert manyheads("translate", run, tmp_path / "in.txt", "--target-lang", language) == 0
         assert capsys.readouterr().out == "".join(f"{line}\n" for line in expected)
     assert whole.into("de").into("fr").languages == (("en", "fr"),)
-    with pytest.raises(RequestError, match="text 1 does not say into which language"):
+    with pytest.raises(RequestError, match="text 1 has no target language"):
         whole.translate(["I see the cat 1"])
     with pytest.raises(ConfigError, match="translates into several languages"):
         whole.into(None)
@@ -148,10 +148,10 @@ def test_mistakes(
     pairs = pair_options(texts)
     files = ["--source", texts / "valid.fr.en", "--reference", texts / "valid.fr.fr"]
     cases: list[tuple[list[Any], str]] = [
-        (["translate", run, line], "translates into several languages (de, fr); choose one by --target-lang"),
+        (["translate", run, line], "translates into several languages (de, fr); choose one with --target-lang"),
         (["translate", run, line, "--target-lang", "es"], "--target-lang is es, but"),
         (["translate", model_folder, line, "--target-lang", "de"], "was trained for one pair of languages"),
-        (["evaluate", run, *files], "choose one by --target-lang"),
+        (["evaluate", run, *files], "choose one with --target-lang"),
         (["evaluate", run, "--target-lang", "es"], "--target-lang is es, but"),
         (["evaluate", model_folder, "--data", data], f"has translations into de, fr, for which {model_folder} has no"),
         (["evaluate", model_folder, *files, "--target-lang", "fr"], "has no tags; leave --target-lang out"),
@@ -165,7 +165,7 @@ def test_mistakes(
         (["prepare", *pairs, "--valid-pair", "en", "es", line, line, *out], "no training pairs of this direction"),
         (["prepare", *pairs, "--valid-pair", "en", "de", line, line, *out], "no validation pairs of en > fr"),
         (["prepare", "--pair", "en", "en", *pairs[3:], "--valid-count", "1", *out], "both languages are en"),
-        (["prepare", "--pair", "english!", "de", *pairs[3:], "--valid-count", "1", *out], "give a language tag"),
+        (["prepare", "--pair", "english!", "de", *pairs[3:], "--valid-count", "1", *out], "this is not a language tag"),
         (["prepare", "--valid-pair", "en", "de", line, line, *out], "go with --pair"),
         (["prepare", *pairs, "--valid-count", "1", "--tokenizer", model_folder, *out], "has no tag for de, fr"),
         (

@@ -128,7 +128,7 @@ def test_pairs_of_a_csv_file(manyheads: Cli, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--source-lang", "en"], "give --target-lang as well"),
-        (["--source-lang", "english", "--target-lang", "de"], "--source-lang english: give a language tag"),
+        (["--source-lang", "english", "--target-lang", "de"], "--source-lang english: this is not a language tag"),
         (["--source-lang", "en", "--target-lang", "EN"], "are both en; a translator has two languages"),
         (["--clean-rule", "shape=3"], "there is no rule 'shape'; the rules are empty, identical"),
         (["--clean-rule", "letters=2"], "give a number from 0 to 1, or off; the default is 0.4"),

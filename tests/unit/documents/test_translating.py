@@ -226,7 +226,7 @@ def test_terms_of_a_file(tmp_path: Any) -> None:
     with pytest.raises(DataError, match="line 1 has 1 column"):
         Terms.read(file)
     file.write_text("house\tHaus\nHouse\tHaus\nhouse\tHeim\n", encoding="utf-8")
-    with pytest.raises(DataError, match="line 3: 'house' has the target 'Heim' here, but 'Haus' before"):
+    with pytest.raises(DataError, match="line 3 gives 'house' the target 'Heim', but an earlier line gives it 'Haus'"):
         Terms.read(file)
     file.write_text("\n", encoding="utf-8")
     with pytest.raises(DataError, match="no terms"):

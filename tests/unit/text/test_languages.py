@@ -27,7 +27,9 @@ def test_tags(text: str, tag: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "e", "english", "en-", "en us", "12", "en-GB-US"])
 def test_what_is_no_tag(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--source-lang .*: give a language tag of BCP 47, for example en"):
+    with pytest.raises(
+        ConfigError, match=r"--source-lang .*: this is not a language tag; give one of BCP 47, such as en"
+    ):
         language_tag(text, "--source-lang")
 
 
@@ -48,5 +50,5 @@ def test_warnings() -> None:
     assert exchanged == "The files look exchanged: the source looks like de, the target like en."
     assert warn_of_languages(("en", "fr"), ("en", "de")) == "The target looks like de, not fr."
     same = warn_of_languages(("en", "de"), ("en", "en"))
-    assert same == "Source and target both look like en; is one of the files the wrong one?"
+    assert same == "Source and target both look like en; is one of the files wrong?"
     assert same_language("de-AT", "de")

@@ -69,7 +69,7 @@ def test_text_without_a_symbol_is_refused(settings: dict[str, Any], text: str, r
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"symbols": ["<eos>", "a", "a"]}, "each there once"),
+        ({"symbols": ["<eos>", "a", "a"]}, "symbols, each once"),
         ({"symbols": ["a"]}, "no symbol '<eos>'"),
         ({"symbols": ["<eos>", "a b"]}, "'a b' is not one of the form 'words'"),
         ({"unknown": "<unk>"}, "no symbol '<unk>'"),

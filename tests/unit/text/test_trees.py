@@ -41,8 +41,11 @@ def test_odd_characters_are_parts_of_words() -> None:
 @pytest.mark.parametrize(
     ("lines", "messages"),
     [
-        (["(S (A b))", "(S (A b)", "(S (A b))", "(S (C d))"], ["begins in line 2", "1 closing", "Line 3 looks like"]),
-        (["(S (A b)))"], ["f: line 1", "closes that was never opened", "'(S (A b)))'"]),
+        (
+            ["(S (A b))", "(S (A b)", "(S (A b))", "(S (C d))"],
+            ["begins in line 2", "a closing bracket is missing", "Line 3 looks like"],
+        ),
+        (["(S (A b)))"], ["f: line 1", "a closing bracket has no opening bracket", "'(S (A b)))'"]),
         (["(S (A b)", "  (NP ))"], ["line 2 (the tree begins in line 1)", "(NP) is empty"]),
         (["(S (A b) ())"], ["() is empty"]),
         (["(S (A b c))"], ["two words, 'b' and 'c'"]),

@@ -170,7 +170,7 @@ def test_metrics_file_with_a_cut_last_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 2 is not JSON"):
         read_metrics(path)
     path.write_text("3\n", encoding="utf-8")
-    with pytest.raises(DataError, match="line 1 is not a record"):
+    with pytest.raises(DataError, match="line 1 is not a JSON object but a "):
         read_metrics(path)
     with pytest.raises(DataError, match="cannot be read"):
         read_metrics(tmp_path / "none.jsonl")
