@@ -113,8 +113,8 @@ def _loss(axes: Axes, records: list[Mapping[str, Any]]) -> None:
             markersize=4.5,
             label=f"validation  {valid[-1]:.3f}, best {valid[best]:.3f}",
         )
-        ring = {"markersize": 10, "markerfacecolor": "none", "clip_on": False}  # the last step is at the axes' edge
-        axes.plot(steps[best], valid[best], "o", color=COLOURS[1], **ring)
+        ring, *_ = axes.plot(steps[best], valid[best], "o", color=COLOURS[1], markersize=10, markerfacecolor="none")
+        ring.set_clip_on(False)  # the last step is at the axes' edge
     both = np.concatenate([smooth, valid])
     if len(both) > 5:
         # The first losses of a run are much larger than the rest; clip them so that the rest stays readable.

@@ -103,7 +103,7 @@ def dot_product_attention(
     Raises: ShapeError: keys and values differ in number.
     Cost: O(q_len x k_len) time. Memory: O(q_len x k_len) with matrix products, O(q_len + k_len) with SDPA.
     """
-    if not torch.compiler.is_compiling():  # a graph for any length would depend on the comparison
+    if not policy.is_compiled():  # a graph for any length would depend on the comparison
         _check_lengths(key, value)
     path = policy.attention_path(query, key, value, dropout_rate)
     if path == "sums":
