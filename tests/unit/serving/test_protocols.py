@@ -138,6 +138,20 @@ def test_refused_completions(client: TestClient, body: dict[str, Any], status: i
     assert (answer.json()["error"]["param"] or "").startswith(param or "")
 
 
+def test_what_newcomers_send_first_is_answered_with_the_remedy(client: TestClient) -> None:
+    """A body without a header, as `curl -d` sends it; a chat; and GET."""
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    cases = [
+        (client.post("/v1/translate", content='{"text": "Hi."}', headers=form), 422, "Content-Type: application/json"),
+        (client.post("/v1/chat/completions", json={"messages": []}), 404, "use POST /v1/completions"),
+        (client.get("/v1/translate"), 405, "use POST"),
+        (client.get("/v2/nothing"), 404, "There is no such path"),
+    ]
+    for answer, status, said in cases:
+        assert answer.status_code == status
+        assert said in answer.text
+
+
 def test_models_and_tokens(client: TestClient) -> None:
     assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["en-de", "novel"]
     assert client.get("/v1/models/novel").json()["object"] == "model"
