@@ -16,7 +16,8 @@ from manyheads.data.batch import SpanBatch
 from manyheads.data.span_settings import MOST_WORDS
 from manyheads.data.span_store import SpanRow, SpanStore, eval_spans
 from manyheads.decoding.model_runner import RunsEncoder
-from manyheads.errors import DataError, RequestError
+from manyheads.decoding.text_ids import check_texts
+from manyheads.errors import DataError, RequestError, refuse_nan
 from manyheads.nn.kernels.chart import best_splits, tree_spans
 from manyheads.text.parsing import words_of
 from manyheads.text.settings import ParsingSettings
@@ -134,6 +135,7 @@ class ChartParser(RunsEncoder[SpanParser]):
                 found[place] = -sum(map(float, self.model.head.losses(states, moved.labels, moved.tags, moved.lengths)))
                 if told is not None:
                     told(place + 1)
+        refuse_nan(bool(found.isnan().any()))
         return found
 
     def _check_lengths(self, split: Sequence[Sequence[str]], first_number: int) -> None:
@@ -162,11 +164,17 @@ def holds_chart_parser(path: str | Path) -> bool:
 def parse_batches(
     model: SpanParser, batches: Iterator[SpanBatch], device: torch.device
 ) -> Iterator[tuple[SpanBatch, list[tuple[list[str], list[tuple[int, int, str]]]]]]:
-    """Yield each batch with the tags and the constituents that the model finds in each of its sentences."""
+    """Yield each batch with the tags and the constituents that the model finds in each of its sentences.
+
+    Raises: NonFiniteError: the model gives NaN.
+    """
     config = model.config
     for batch in batches:
         moved = batch.to(device)
         charts = model.charts(moved.pieces, moved.affixes, moved.lengths)
+        is_word = torch.arange(charts.scores.shape[1]) < batch.lengths[:, None]
+        is_span = (is_word[:, :, None] & is_word[:, None]).triu()  # other scores are undefined
+        refuse_nan(bool(charts.scores.cpu()[is_span].isnan().any()))
         labels, tags = charts.labels.cpu(), charts.tags.tolist()
         in_trees = tree_spans(best_splits(charts.scores.cpu()), batch.lengths)
         spans: list[list[tuple[int, int, str]]] = [[] for _ in tags]

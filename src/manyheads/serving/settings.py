@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_origin, get_type_hints
@@ -15,6 +16,7 @@ __all__ = ["ENVIRONMENT_PREFIX", "ServingSettings"]
 
 ENVIRONMENT_PREFIX = "MANYHEADS_"
 ENGINES = ("torch", "ctranslate2")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s*]+/?|null", re.IGNORECASE)
 _SECONDS = Range(0, 86_400, "above 0 and at most 86,400 seconds", excluded=0)
 _RANGES = {
     "max_requests": between(1, 100_000),
@@ -100,6 +102,19 @@ class ServingSettings:
     def __post_init__(self) -> None:
         for name, allowed in _RANGES.items():
             check(self, "", allowed, name)
+        for host in self.allowed_hosts:
+            if "/" in host or not host.strip() or (host.count(":") > 1 and "[" not in host):
+                raise ConfigError(
+                    f"allowed_hosts has {host!r}; give the name alone, such as models.example or [::1], or * for all.",
+                    fields=("allowed_hosts",),
+                )
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin.strip()):
+                raise ConfigError(
+                    f"allowed_origins has {origin!r}, which no browser sends; give each origin with its scheme and"
+                    " without a path, such as https://example.org.",
+                    fields=("allowed_origins",),
+                )
         if self.engine not in ENGINES:
             raise ConfigError(f"engine is {self.engine!r}; it must be one of {', '.join(ENGINES)}.", fields=("engine",))
 

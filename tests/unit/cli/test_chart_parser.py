@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import manyheads as package
 from manyheads.cli.main import main
 from manyheads.decoding.chart_parser import ChartParser
-from manyheads.errors import ModelFileError, RequestError
+from manyheads.errors import ModelFileError, NonFiniteError, RequestError
 from manyheads.text.trees import format_tree, leaves_of, parse_tree
 
 Cli = Callable[..., int]
@@ -137,6 +138,17 @@ def test_from_python(place: Path, tmp_path: Path) -> None:
         _ = parser.translator
     with pytest.raises(RequestError, match="list of sentences"):
         half.parse(SENTENCE)
+
+
+def test_a_model_that_gives_nan_gives_no_tree(place: Path) -> None:
+    parser = ChartParser.from_pretrained(place / "run")
+    with torch.no_grad():
+        for parameter in parser.model.parameters():
+            parameter.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="gave NaN log-probabilities"):
+        parser.parse([SENTENCE])
+    with pytest.raises(NonFiniteError, match="gave NaN log-probabilities"):
+        parser.log_probs([TREE])
 
 
 def test_scores_info_and_average(

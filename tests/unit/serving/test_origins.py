@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from manyheads.errors import ConfigError
 from manyheads.serving.app import build_app
 from manyheads.serving.settings import ServingSettings
 
@@ -52,6 +53,28 @@ def test_other_origins_may_not(client: TestClient) -> None:
         assert "access-control-allow-origin" not in answer.headers
     answer = client.options("/v1/translate", headers={"access-control-request-method": "POST"})
     assert answer.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"allowed_origins": ("example.org",)}, "allowed_origins has 'example.org', which no browser sends"),
+        ({"allowed_origins": (ORIGIN, "*")}, "allowed_origins has '\\*'"),
+        ({"allowed_origins": ("https://example.org/page",)}, "without a path"),
+        ({"allowed_hosts": ("https://models.example",)}, "allowed_hosts has 'https://models.example'; give the name"),
+        ({"allowed_hosts": ("",)}, "allowed_hosts has ''"),
+        ({"allowed_hosts": ("::1",)}, "such as models.example or"),
+    ],
+)
+def test_names_that_permit_nobody_are_refused(given: dict[str, tuple[str, ...]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ServingSettings(**given)  # type: ignore[arg-type]
+
+
+def test_other_forms_of_names_are_taken() -> None:
+    hosts = ("models.example:8000", "[::1]", "*")
+    origins = ("HTTPS://Example.ORG/", "http://localhost:3000", "moz-extension://1f2e", "null")
+    assert ServingSettings(allowed_hosts=hosts, allowed_origins=origins).allowed_hosts == hosts
 
 
 def test_names_of_hosts_are_compared_as_dns_does(client: TestClient) -> None:
