@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 from manyheads.data.line_source import GivenItems
 from manyheads.data.progress import Progress, telling
