@@ -2,7 +2,7 @@
 
 Language models: see `language_ensemble`.
 
-Paper: Sutskever et al. 2014, arXiv:1409.3215, sec. 3.7 and table 1, decode with ensembles; they name no formula. Here
+Paper: Sutskever et al. 2014, arXiv:1409.3215, sec. 3.6 and table 1, decode with ensembles; they name no formula. Here
 P(y_t) = 1/n sum over models of P_i(y_t), the arithmetic mean, as fairseq and Marian with equal weights.
 """
 

@@ -202,8 +202,7 @@ class Searchable(Protocol):
         """Append `tokens` (rows, new_len) to every row; the very first token is BOS.
 
         Returns: log-probabilities of the token after the last one, (rows, vocab_size) in float32, and the new state.
-            The given
-            state is consumed: clone it first to branch. The caller may modify the log-probabilities.
+            The given state is consumed: clone it first to branch. The caller may modify the log-probabilities.
         """
 
 

@@ -37,7 +37,10 @@ def describe_folder(path: Path, *, verify: bool = False) -> dict[str, Any]:
     if (path / "manifest.json").is_file() and (path / "train").is_dir():
         return _data(path, verify)
     if not path.exists():
-        raise ModelFileError(f"there is no folder {path}.")
+        from manyheads.tasks.presets import PRESETS
+
+        shown = f"; to see a preset's settings: manyheads train --preset {path} --print-config" * (str(path) in PRESETS)
+        raise ModelFileError(f"there is no folder {path}{shown}.")
     raise ModelFileError(
         f"{path} is not a run folder (it has no config.yaml), a model folder (no config.json) or prepared data."
     )

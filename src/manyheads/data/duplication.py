@@ -1,6 +1,6 @@
 """The duplication task: 0w0w with random symbols w. Only attention to the first half can predict the second half.
 
-Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 5.1. Differs: every step has new sequences, and validation and test
+Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2.1. Differs: every step has new sequences, and validation and test
 sequences come from separate random streams.
 """
 

@@ -30,10 +30,10 @@ PAUSE_SECONDS = 0.1
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # First bytes -> kind of the file, and how to convert it. UTF-32 before UTF-16, because their first bytes are the same.
 ENCODINGS = {
-    b"\xff\xfe\0\0": ("begins with the byte order mark of UTF-32", "convert it: iconv -f UTF-32 -t UTF-8"),
-    b"\0\0\xfe\xff": ("begins with the byte order mark of UTF-32", "convert it: iconv -f UTF-32 -t UTF-8"),
-    b"\xff\xfe": ("begins with the byte order mark of UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
-    b"\xfe\xff": ("begins with the byte order mark of UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
+    b"\xff\xfe\0\0": ("begins with the byte order mark of UTF-32", "convert it: iconv -f UTF-32 -t UTF-8 FILE > NEW"),
+    b"\0\0\xfe\xff": ("begins with the byte order mark of UTF-32", "convert it: iconv -f UTF-32 -t UTF-8 FILE > NEW"),
+    b"\xff\xfe": ("begins with the byte order mark of UTF-16", "convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW"),
+    b"\xfe\xff": ("begins with the byte order mark of UTF-16", "convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW"),
 }
 PACKED = {
     b"\xfd7zXZ\0": ("is an xz file", "unpack it: xz -dc"),
@@ -109,7 +109,7 @@ def _refuse_other_kinds(raw: bytes, name: str) -> None:
     if len(raw) >= 8 and any(set(half) == {0} and 0 not in other for half, other in ((odd, even), (even, odd))):
         raise DataError(
             f"{name} looks like UTF-16 without a byte order mark: every second byte of its first line is NUL;"
-            " convert it: iconv -f UTF-16LE (or UTF-16BE) -t UTF-8."
+            " convert it: iconv -f UTF-16LE (or UTF-16BE) -t UTF-8 FILE > NEW."
         )
 
 
@@ -130,8 +130,8 @@ def _bad_utf8_message(name: str, number: int, start: int, error: UnicodeDecodeEr
     bad = error.object[error.start]
     return (
         f"{name}: line {number} is not UTF-8: byte 0x{bad:02x} at byte offset {start + error.start} ({error.reason})."
-        " Convert the file (for example: iconv -f WINDOWS-1252 -t UTF-8); commands with --on-bad-utf8 can replace such"
-        " bytes."
+        " Save the file as UTF-8 (Excel: CSV UTF-8), or convert it (for example: iconv -f WINDOWS-1252 -t UTF-8 FILE >"
+        " NEW); commands with --on-bad-utf8 can replace such bytes."
     )
 
 

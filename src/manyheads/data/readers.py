@@ -60,7 +60,10 @@ class PairFiles:
         if str(self.source) == "-" and str(self.target) == "-":
             raise ConfigError("Source and target cannot both be standard input; use --tsv - or --jsonl -.")
         if self.pairs is not None and not self._form:
-            raise ConfigError(f"{describe(self.pairs)}: the name of a file of pairs ends in {', '.join(FORMS)}.")
+            tables = (".xlsx", ".xls", ".ods")
+            remedy = " Save the table as CSV UTF-8." if str(self.pairs).lower().endswith(tables) else ""
+            ends = f"the name of a file of pairs ends in {', '.join(FORMS)}.{remedy}"
+            raise ConfigError(f"{describe(self.pairs)}: {ends}")
 
     @property
     def _path(self) -> str | Path:

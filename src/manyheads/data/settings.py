@@ -118,7 +118,7 @@ class SegmentSettings:
 
     Args:
         path: a folder written by `manyheads prepare --task lm`, or `embedded:crime-and-punishment`, or
-            `duplication-task` (Kitaev et al. 2020, sec. 5.1), whose sequences have segment_len tokens.
+            `duplication-task` (Kitaev et al. 2020, sec. 2.1), whose sequences have segment_len tokens.
         lanes: number of positions in the text that are read at once: the rows of a batch, over all micro-batches and
             ranks.
         segment_len: number of tokens of each lane per optimiser step.

@@ -47,7 +47,10 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
         device = torch.device(name)
     except (RuntimeError, TypeError):
         raise RequestError(f"device {name!r} is unknown; use auto, cpu, cuda, cuda:0 ... or mps.") from None
-    count = {"cuda": torch.cuda.device_count(), "mps": int(has_mps)}.get(device.type, 1)
+    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(has_mps)}.get(device.type)
+    if count is None:  # another kind of accelerator, or none at all, such as torch's `meta`
+        accelerator = torch.accelerator.current_accelerator()
+        count = torch.accelerator.device_count() if accelerator and accelerator.type == device.type else 0
     if (device.index or 0) >= count:
         raise RequestError(f"device {name} was requested, but this machine has {count} such devices; use auto or cpu.")
     return device

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyheads.data.line_source import Source
 from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, ManyHeadsError
 from manyheads.files.guarded import open_regular, read_limited
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = ["is_sharded", "model_identity", "run_lines"]
 
 T = TypeVar("T")
 Work = Callable[[int, list[T]], Iterable[str]]
+_ABOUT = "about.json"
 _MOST_BYTES = 16 << 20
 
 
@@ -83,18 +84,47 @@ def _run_in_group(
     if "-" in source.files:
         raise ConfigError(f"{process.world} ranks cannot share standard input; give a file.")
     folder, group = _folder(str(output)), start(process)
-    with group.guarding():
+    with group.guarding(), _for_this_command(folder, str(output)) if group.is_main else nullcontext():
         count = _work_on_own_blocks(group, folder, source, work, identity)
         if group.is_main:
-            from manyheads.files.faults import saving
+            from manyheads.files.commit import remove_folder
 
             for number in range(count):
                 with open_regular(_block(folder, number)) as file:
                     write(file.read().decode("utf-8").split("\n")[:-1])
-            with saving(folder, 0):
-                shutil.rmtree(folder)
+            remove_folder(folder)
         group.close()
     return group.is_main
+
+
+@contextmanager
+def _for_this_command(folder: Path, output: str) -> Iterator[None]:
+    """Keep other commands out of the folder of the blocks. Raises: ConfigError: another command works in it."""
+    from manyheads.files.commit import make_folder, remove_folder, remove_stale
+    from manyheads.files.faults import saving
+    from manyheads.files.locks import locked
+
+    def in_use(owner: str) -> ConfigError:
+        return ConfigError(
+            f"process {owner} writes {output} at the moment (its blocks are in {folder}); wait for it, or choose"
+            " another output."
+        )
+
+    with saving(folder, 0):
+        make_folder(folder)
+    remove_stale(folder.absolute().parent, folder.name)
+    with locked(folder / ".lock", in_use):
+        try:
+            yield
+        except BaseException:
+            if not (folder / _ABOUT).exists() and not _has_blocks(folder):  # nothing to continue from
+                with suppress(ManyHeadsError):
+                    remove_folder(folder)
+            raise
+
+
+def _has_blocks(folder: Path) -> bool:
+    return any(path.name.isdecimal() for path in folder.glob("*"))
 
 
 def _work_on_own_blocks(
@@ -132,7 +162,11 @@ def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
     from manyheads.files.commit import make_folder, write_text
 
     text = json.dumps(identity, sort_keys=True, default=str, indent=1) + "\n"
-    about = folder / "about.json"
+    about = folder / _ABOUT
+    if not about.is_file() and _has_blocks(folder):
+        raise ConfigError(
+            f"{folder} holds blocks, but not of what command: there is no {about.name} in it. Remove the folder."
+        )
     if about.is_file() and read_limited(about, _MOST_BYTES) != text.encode():
         raise ConfigError(
             f"{folder} holds blocks of another command, model or input (see {about}); give that command to finish it,"

@@ -65,8 +65,10 @@ def decode(data: bytes, name: str) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
+        usual = "UTF-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "WINDOWS-1252"
         raise DataError(
-            f"{name}: line {line}, byte {error.start}, is not UTF-8; convert the file: iconv -f latin1 -t UTF-8."
+            f"{name}: line {line}, byte {error.start}, is not UTF-8; convert the file:"
+            f" iconv -f {usual} -t UTF-8 FILE > NEW."
         ) from None
 
 

@@ -44,7 +44,7 @@ def evaluate_duplication(
 ) -> Duplicated | None:
     """Predict each token from the correct tokens before it (teacher forcing); targets after the context are scored.
 
-    Paper: Kitaev et al. 2020, sec. 5.1, table 2.
+    Paper: Kitaev et al. 2020, sec. 2.1, table 2.
     Args:
         model: put into evaluation mode during the call.
         batches: of `data.duplication.held_out`.

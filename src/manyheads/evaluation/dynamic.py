@@ -131,8 +131,8 @@ def evaluate_dynamically(
             refuse_nan(math.isnan(nll_sum) and not sums)  # with the weights as they were trained
             if not math.isfinite(nll_sum):
                 raise NonFiniteError(
-                    f"After {num_tokens:,} tokens of dynamic evaluation the loss is {nll_sum}; lower the learning rate,"
-                    f" which is {adaptation.learning_rate:g}."
+                    f"After {num_tokens:,} tokens of dynamic evaluation the loss is {nll_sum}; lower the learning rate"
+                    f" (--dynamic-rate), which is {adaptation.learning_rate:g}."
                 )
             sums.append(nll_sum)
             num_tokens += count

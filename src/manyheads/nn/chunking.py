@@ -33,7 +33,7 @@ def in_chunks(
 ) -> Float[Tensor, "batch length out_width"]:
     """Compute function(x) for chunk_len positions at a time; the function must treat positions alike.
 
-    Paper: Kitaev et al. 2020, sec. 3 ("Chunking").
+    Paper: Kitaev et al. 2020, sec. 3 ("Chunking"), eq. 10.
     Args:
         function: (batch, some, width) -> (batch, some, out_width).
         x: the whole sequence.

@@ -12,7 +12,7 @@ __all__ = ["Dropout"]
 class Dropout(nn.Module):
     """`dropout` in training mode, identity in evaluation.
 
-    Args: rate: fraction of numbers set to zero, in [0, 1).
+    Args: rate: fraction of numbers set to zero, from 0 to 1.
     """
 
     def __init__(self, rate: float) -> None:

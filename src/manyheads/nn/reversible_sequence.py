@@ -22,7 +22,7 @@ class ReversibleSequence(nn.Module):
         >>> y1.shape, y2.shape
         (torch.Size([2, 5, 16]), torch.Size([2, 5, 16]))
 
-    Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 3, eq. 9: y1 = x1 + F(x2), y2 = x2 + G(y1).
+    Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 3, eq. 7: y1 = x1 + F(x2), y2 = x2 + G(y1).
     Args:
         layers: pairs of modules that map a stream to one of the same shape; of a tuple the first element is used.
         reversible: False: ordinary backpropagation, for comparison.

@@ -119,7 +119,13 @@ async def _unusable(request: Request, error: Exception) -> JSONResponse:
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    texts = {404: "There is no such path here.", 405: "This path does not accept this method."}
+    allowed = (error.headers or {}).get("Allow")
+    texts = {
+        404: "There is no such path here; GET /docs lists the paths.",
+        405: f"This path does not accept this method{f'; use {allowed}' if allowed else ''}.",
+    }
+    if error.status_code == 404 and request.url.path.endswith("/chat/completions"):
+        texts[404] = "The models here continue a text and do not chat; use POST /v1/completions."
     refusal = Refusal(error.status_code, texts.get(error.status_code, "The request is invalid."), code="http")
     answer = _answer(request, refusal)
     answer.headers.update(error.headers or {})
@@ -132,6 +138,10 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     mistakes = error.errors()
     if any(one["type"] == "json_invalid" for one in mistakes):
         return _answer(request, Refusal(400, "The body is not valid JSON.", code="json"))
+    kind = request.headers.get("content-type", "")
+    if tuple(mistakes[0]["loc"]) == ("body",) and "json" not in kind:  # as curl -d sends it without a header
+        told = "The body is not marked as JSON; send it with the header Content-Type: application/json."
+        return _answer(request, Refusal(422, told, code="invalid", field="body"))
     lines = [f"{_field(one['loc'])}: {_wanted(one)}" for one in mistakes[:_MOST_MISTAKES]]
     if len(mistakes) > _MOST_MISTAKES:
         lines.append(f"and {len(mistakes) - _MOST_MISTAKES} more")
@@ -139,8 +149,12 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 
 def _field(place: tuple[Any, ...]) -> str:
-    """Return the path of a field. Names that clients invented are shown only if they are short and plain."""
-    parts = [str(part) for part in place[1:]] or ["body"]
+    """Return the path of a field.
+
+    Names that clients invented are shown only if they are short and plain. Pydantic's names for the types of a field,
+    such as `list[int]`, are left out.
+    """
+    parts = [str(part) for part in place[1:] if "[" not in str(part)] or ["body"]
     plain = [part if part.replace("_", "a").isalnum() and part.isascii() and len(part) <= _MOST_FIELD else "..."
              for part in parts]  # fmt: skip
     return ".".join(plain)

@@ -13,7 +13,8 @@ __all__ = ["Sentence", "rejoin", "split"]
 _END = re.compile(r"""(?:[.!?…‽؟।]+["'”’»)\]]*(?=\s))|(?:[。！？]+["'”’」』）]*)""")
 _INITIALS = re.compile(r"[A-Z](?:\.[A-Z])+")  # of U.S. and D.C., which rarely end a sentence
 _LAST_WORD = re.compile(r"([^\W\d_]+(?:\.[^\W\d_]+)*|\d+)\.$")
-# Words whose full stop does not end a sentence. A number and a full stop is an ordinal in many languages.
+_YEAR_DIGITS = 4
+# Words whose full stop does not end a sentence. A number and a full stop is an ordinal in many languages, not a year.
 _ABBREVIATIONS = frozenset(
     """mr mrs ms dr prof st mt sr jr no vs etc e.g i.e cf fig vol pp approx dept inc ltd co
     hr fr nr bzw z.b d.h u.a usw ca evtl ggf inkl str tel abb bd jh m mme mlle sra srta""".split()  # noqa: SIM905
@@ -75,7 +76,8 @@ def _ends(line: str) -> list[int]:
                 continue
             word = _LAST_WORD.search(line, max(0, match.end() - 40), match.end())
             known = word is not None and word.group(1).lower()
-            if word is not None and (known in _ABBREVIATIONS or word.group(1).isdigit() or len(word.group(1)) == 1):
+            is_ordinal = word is not None and word.group(1).isdigit() and len(word.group(1)) < _YEAR_DIGITS
+            if word is not None and (known in _ABBREVIATIONS or is_ordinal or len(word.group(1)) == 1):
                 continue
             if word is not None and _INITIALS.fullmatch(word.group(1)):
                 continue

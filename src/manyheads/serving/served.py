@@ -258,7 +258,8 @@ def load_models(settings: ServingSettings, stop: Callable[[], bool] = lambda: Fa
 
 
 def _pairs(folder: Path, translator: Translator, settings: ServingSettings) -> tuple[tuple[str, str], ...]:
-    """Return the language pairs that the model's config or tokenizer records, else those of the server's settings.
+    """Return the language pairs that the model's config or tokenizer records, else those of the server's settings, of
+    which the target is not needed for a model whose tokenizer has tags of target languages.
 
     The target that the tokenizer of an OPUS-MT model names can be a group, such as `roa`; then its codes are the
     targets, because without one the model chooses the language.
@@ -272,9 +273,8 @@ def _pairs(folder: Path, translator: Translator, settings: ServingSettings) -> t
         codes = translator.tokenizer.target_languages
         is_group = bool(codes) and plain_tag(target) not in map(plain_tag, codes)
         return tuple((source, code) for code in codes) if is_group else ((source, target),)
-    if settings.source_lang and settings.target_lang:
-        return ((settings.source_lang, settings.target_lang),)
-    return ()
+    targets = (settings.target_lang,) if settings.target_lang else translator.tokenizer.target_languages
+    return tuple((settings.source_lang, one) for one in targets) if settings.source_lang else ()
 
 
 def find_model(models: dict[str, ServedModel], name: str | None, kind: type[M]) -> M:

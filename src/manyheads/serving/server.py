@@ -144,10 +144,18 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except (OSError, OverflowError) as error:
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except OSError:
+            bound.close()
+            raise
+    except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
+        if isinstance(
+            error, UnicodeError
+        ):  # a part of the name is empty or too long; Python tells how it encodes names
+            reason = "this is no name of a host"
         raise ConfigError(
             f"cannot listen on {host}, port {port}: {reason}; choose another address with --host and --port."
         ) from None

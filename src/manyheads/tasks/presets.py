@@ -272,7 +272,7 @@ def reformer_demo(precision: str = "bf16") -> TextConfig:
 
 
 def duplication() -> TextConfig:
-    """The duplication task of Kitaev et al. 2020, sec. 5.1, at length 256: one layer, d_model 256, four hashes."""
+    """The duplication task of Kitaev et al. 2020, sec. 2.1, at length 256: one layer, d_model 256, four hashes."""
     return TextConfig(
         run_dir="runs/duplication",
         precision="fp32",

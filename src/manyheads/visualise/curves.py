@@ -54,7 +54,7 @@ def each_metrics(path: Path | str) -> Iterator[dict[str, Any]]:
                 break
             raise DataError(f"{path}, line {number} is not JSON: {error}.") from error
         if not isinstance(record, dict):
-            raise DataError(f"{path}, line {number} is not a JSON object but a {type(record).__name__}.")
+            raise DataError(f"{path}, line {number} is not a record but {type(record).__name__}.")
         yield record
 
 
@@ -113,16 +113,8 @@ def _loss(axes: Axes, records: list[Mapping[str, Any]]) -> None:
             markersize=4.5,
             label=f"validation  {valid[-1]:.3f}, best {valid[best]:.3f}",
         )
-        # A ring. The last step is at the edge of the axes, which must not cut it off.
-        axes.plot(
-            steps[best],
-            valid[best],
-            "o",
-            color=COLOURS[1],
-            markersize=10,
-            markerfacecolor="none",
-            clip_on=False,
-        )
+        ring, *_ = axes.plot(steps[best], valid[best], "o", color=COLOURS[1], markersize=10, markerfacecolor="none")
+        ring.set_clip_on(False)  # the last step is at the axes' edge
     both = np.concatenate([smooth, valid])
     if len(both) > 5:
         # The first losses of a run are much larger than the rest; clip them so that the rest stays readable.
@@ -172,7 +164,7 @@ def _rate(axes: Axes, records: list[Mapping[str, Any]]) -> None:
 
 
 def _from_zero(axes: Axes) -> None:
-    """Start the axis at step 0, with integer labels only."""
+    """Start the axis at step 0 and use whole steps only."""
     axes.set_xlim(left=0)
     axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
 
@@ -198,7 +190,7 @@ def compared_curves_figure(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> F
     panels = [("valid_nll", "Validation loss", "nats a token")]
     panels += [(key, name, "") for key, name in _SCORES if any(len(series(r, key)[0]) for r in runs.values())]
     if not any(len(series(records, "valid_nll")[0]) for records in runs.values()):
-        raise ConfigError("None of these runs has been validated yet, so there is no curve to draw.")
+        raise ConfigError("None of these runs has a validation yet, so there is no curve to draw.")
     figure = new_figure(6.5 * len(panels), 4.8)
     for place, (key, title, unit) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), place + 1)

@@ -183,6 +183,10 @@ def test_pictures(
         (("attention", "MODEL", "--text", "a", "--output", "x.gif"), "must end in .png, .svg, .pdf, .html"),
         (("attention", "MODEL", "--text", "a", "--output", "x.png", "--layer", "9"), "has layers 1 to 2"),
         (("attention", "MODEL", "--text", "a", "--output", "x.png", "--view", "self"), "shows encoder, decoder, cross"),
+        (
+            ("attention", "MODEL", "--text", "a", "--view", "cross", "--layer", "2"),
+            "--view and --layer: this is for pic",
+        ),
         (("attention", "MODEL", "--text", "a", "--memory", "2"), "has no memory"),
         (("attention", "MODEL", "--text", "a", "--max-cells", "0"), "from 1 to 4,096"),
         (("attention", "MODEL", "--text", ""), "no text"),

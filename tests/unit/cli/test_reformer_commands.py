@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load
@@ -66,6 +67,18 @@ def test_hash_rounds_give_a_table(run: Path, manyheads: Cli, capsys: pytest.Capt
     ):
         assert manyheads("evaluate", run, *wrong) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_model_that_gives_nan_is_not_judged(
+    run: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator = Generator.from_pretrained(run, "cpu")
+    with torch.no_grad():
+        next(generator.model.parameters()).fill_(float("nan"))
+    generator.save_pretrained(tmp_path / "bad")
+    (tmp_path / "text").write_text("he opened the door and went in. " * 9)
+    assert manyheads("evaluate", tmp_path / "bad", "--text", tmp_path / "text", "--num-hashes", "1") == 2
+    assert "gave NaN log-probabilities for this text" in capsys.readouterr().err
 
 
 def test_progress_is_shown(run: Path, manyheads: Cli, told: Callable[[], dict[str, list[str]]]) -> None:

@@ -6,16 +6,18 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.lines.running import run_lines
 from manyheads.cli.main import main
 from manyheads.data.line_source import GivenItems, blocks_of
 from manyheads.data.lines import ReadReport
+from manyheads.distributed import sharded_lines
 from manyheads.errors import ConfigError
 
 WORDS = ("a", "house", "is", "here", "now")
@@ -55,6 +57,64 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     assert worked == [0, 2, 4]
     assert output.read_text(encoding="utf-8") == "0:a\n0:b\n2:c\n2:d\n4:e\n"
     assert {path.name for path in tmp_path.iterdir()} == {"in.txt", "out.txt"}
+
+
+def test_two_commands_cannot_write_one_output(tmp_path: Path) -> None:
+    """The second is refused at once; otherwise each would delete blocks of the other, and leave some behind."""
+    source, output = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("a\nb\nc\n", encoding="utf-8")
+    refusals = []
+
+    def run(work: Callable[[int, list[str]], list[str]]) -> bool:
+        items, lines = GivenItems("abc", 1, [str(source)], ReadReport()), LineWriter(str(output))
+        with lines:
+            return sharded_lines.run_lines(items, work, lines.write, output=str(output), identity={}, resumable=True)
+
+    def echo(first: int, block: list[str]) -> list[str]:
+        return block
+
+    def echo_twice(first: int, block: list[str]) -> list[str]:
+        if first == 1:
+            with pytest.raises(ConfigError) as refused:
+                run(echo)
+            refusals.append(str(refused.value))
+        return block
+
+    assert run(echo_twice)
+    assert refusals == [
+        f"process {os.getpid()} writes {output} at the moment (its blocks are in {output}.shards); wait for it, or"
+        " choose another output."
+    ]
+    assert output.read_text(encoding="utf-8") == "a\nb\nc\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"in.txt", "out.txt"}
+
+
+def test_blocks_of_an_unknown_command_are_not_used(tmp_path: Path) -> None:
+    output = tmp_path / "out.txt"
+    blocks = tmp_path / "out.txt.shards"
+    blocks.mkdir()
+    (blocks / "00000001").write_text("of something else\n", encoding="utf-8")
+    items = GivenItems("abc", 1, [], ReadReport())
+    with pytest.raises(ConfigError, match=r"out.txt.shards holds blocks, but not of what command.*Remove the folder"):
+        run_lines(items, lambda first, block: block, output=str(output), identity={})
+    assert (blocks / "00000001").exists()
+    assert not output.exists()
+
+
+def test_a_command_that_begins_nothing_leaves_no_folder(tmp_path: Path) -> None:
+    class Unreadable(GivenItems[str]):
+        files = property(lambda self: [object()], lambda self, files: None)
+
+    with pytest.raises(TypeError):
+        sharded_lines.run_lines(
+            Unreadable("abc", 1, [], ReadReport()),
+            lambda first, block: block,
+            lambda lines: None,
+            output=str(tmp_path / "out.txt"),
+            identity={},
+            resumable=True,
+        )
+    assert not list(tmp_path.iterdir())
 
 
 def test_ranks_cannot_share_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

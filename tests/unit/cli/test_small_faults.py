@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from manyheads.cli.lines.output import LineWriter
-from manyheads.errors import SaveError
+from manyheads.cli.records import describe_folder
+from manyheads.errors import ModelFileError, SaveError
 from manyheads.tasks.preparation import smaller_than_asked
 
 Cli = Callable[..., int]
@@ -177,3 +178,8 @@ def test_a_port_that_cannot_be_is_no_other_one(manyheads: Cli, port: str, capsys
     """Sockets of Python take 99999 for 34463."""
     assert manyheads("serve", "x", "--port", port) == 2
     assert f"--port is {port}; it must be from 0 to 65,535" in capsys.readouterr().err
+
+
+def test_info_of_a_preset_names_the_command_that_shows_it() -> None:
+    with pytest.raises(ModelFileError, match=r"no folder xl-demo; .*manyheads train --preset xl-demo --print-config\."):
+        describe_folder(Path("xl-demo"))

@@ -156,7 +156,12 @@ def test_what_is_refused(
 def test_files_that_cannot_be_read(
     manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for content, message in ((b"a\n\xff", "line 2, byte 2, is not UTF-8"), (b"\x1f\x8b..", "is packed")):
+    subtitles = "1\n".encode("utf-16")
+    for content, message in (
+        (b"a\n\xff", "byte 2, is not UTF-8; convert the file: iconv -f WINDOWS-1252 -t UTF-8 FILE"),
+        (subtitles, "iconv -f UTF-16 -t"),
+        (b"\x1f\x8b..", "is packed"),
+    ):
         (tmp_path / "a.md").write_bytes(content)
         assert manyheads("translate", model_folder, tmp_path / "a.md") == 2
         assert message in capsys.readouterr().err

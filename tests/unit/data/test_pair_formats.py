@@ -164,6 +164,8 @@ def test_pairs_by_the_ending_of_a_name(tmp_path: Path) -> None:
     for name in ("a.txt", "a", "a.parquet.gz", "-"):
         with pytest.raises(ConfigError, match=r"ends in \.csv"):
             PairFiles(pairs=name)
+    with pytest.raises(ConfigError, match=r"parquet\. Save the table as CSV UTF-8\.$"):
+        PairFiles(pairs="Words.XLSX")
     with pytest.raises(ConfigError, match="given: tsv and pairs"):
         PairFiles(pairs="a.csv", tsv="a.tsv")
     nested = write(tmp_path, "b.jsonl", '{"translation": {"en": "a", "de": "b"}}\n')

@@ -71,7 +71,9 @@ def test_any_lines_come_back(tmp_path_factory: pytest.TempPathFactory, texts: li
 
 
 def test_bad_utf8_names_file_line_and_byte(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"text\.txt: line 2 is not UTF-8: byte 0xfc at byte offset 5 .*iconv"):
+    with pytest.raises(
+        DataError, match=r"text\.txt: line 2 is not UTF-8: byte 0xfc at byte offset 5 .*iconv .* FILE > NEW\)"
+    ):
         lines_of(tmp_path, b"abc\nf\xfcr\n")
     with pytest.raises(DataError, match="byte offset 8 "):
         lines_of(tmp_path, b"\xef\xbb\xbfabc\nf\xfcr\n"[0:7] + b"f\xfcr\n")

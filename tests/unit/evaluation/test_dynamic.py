@@ -108,7 +108,7 @@ def test_statistics_are_of_the_gradients_of_means(model: Any) -> None:
 def test_a_loss_that_is_not_finite_ends_it_and_restores_the_weights(model: Any) -> None:
     before = copy.deepcopy(model.state_dict())
     rule = Adaptation(kind="sgd", learning_rate=math.inf, decay=0.0)
-    with pytest.raises(NonFiniteError, match="lower the learning rate"):
+    with pytest.raises(NonFiniteError, match=r"lower the learning rate \(--dynamic-rate\), which is inf"):
         evaluate_dynamically(model, store_of(ids(1, 40)[0]), READING, ByteVocabulary(), rule)
     assert all(torch.equal(one, model.state_dict()[name]) for name, one in before.items())
 

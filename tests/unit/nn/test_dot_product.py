@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from manyheads.errors import ShapeError
+from manyheads.nn import DotProductAttention
 from manyheads.nn.attention.masks import Bias, Causal, Lengths, Mask, dense_bias, dense_mask
 from manyheads.nn.attention.naive import naive_dot_product_attention
 from manyheads.nn.kernels import attention, policy
@@ -184,3 +186,12 @@ def test_part_of_a_cache_in_bf16_is_asked_over_a_round_length(
     with torch.enable_grad():
         dot_product_attention(q.clone().requires_grad_(), *parts)
     assert lengths[4:] == [k_len] * 4
+
+
+@pytest.mark.unhooked
+def test_keys_and_values_of_other_numbers_are_refused() -> None:
+    """SDPA on CPUs would compute something, from memory behind the shorter of the two."""
+    q, v = torch.randn(2, 1, 5, 8), torch.randn(2, 1, 7, 8)
+    for call in (lambda: dot_product_attention(q, q, v), lambda: DotProductAttention()(q[:, 0], q[:, 0], v[:, 0])):
+        with pytest.raises(ShapeError, match="5 keys and 7 values"):
+            call()

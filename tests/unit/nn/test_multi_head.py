@@ -321,3 +321,15 @@ def test_a_wrong_width_or_a_tensor_as_mask_is_named() -> None:
             forward(attention, torch.randn(1, 3, 8), torch.randn(1, 3, 6), mask=wrong)
         with pytest.raises(ShapeError, match="from_allowed"):
             Causal() & wrong  # type: ignore[operator]
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_each_key_needs_one_value(need_weights: bool) -> None:
+    """SDPA on CPUs would compute something, from memory behind the shorter of the two."""
+    attention, short, long = MultiHeadAttention(16, 4), torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    for key, value, said in ((short, long, "5 keys and 7 values"), (long, short, "7 keys and 5 values")):
+        with pytest.raises(ShapeError, match=said):
+            attention(short, key, value, need_weights=need_weights)
+        with pytest.raises(ShapeError, match=said):
+            attention(short[0], key[0], value[0], need_weights=need_weights)

@@ -179,10 +179,10 @@ def test_backward_twice_and_streams_left_alone() -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, (a, b, x1, x2), strict=True))
 
 
-@pytest.mark.parametrize("reversible", [True, False])
-def test_a_mode_that_changes_before_the_backward_pass(reversible: bool) -> None:
+@pytest.mark.parametrize("restores", [True, False])
+def test_a_mode_that_changes_before_the_backward_pass(restores: bool) -> None:
     """As when a model is validated in between: the gradients are those of the forward pass, as of autograd."""
-    model, found = build(chunk_len=3, reversible=reversible).double(), []
+    model, found = build(chunk_len=3, reversible=restores).double(), []
     for changes in (False, True):
         x1, x2, shared = (one.requires_grad_() for one in inputs())
         torch.manual_seed(1)

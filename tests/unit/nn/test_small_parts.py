@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from manyheads.errors import ConfigError
+from manyheads.nn import RelativeMultiHeadAttention, TorchMultiheadAttention
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.feed_forward import FeedForward
@@ -157,6 +158,17 @@ def test_dropout_is_replayed_by_the_seed_and_off_in_evaluation() -> None:
     pairs = (dropout(torch.ones(400, 400), 0.5) != 0).float()
     assert (pairs[:, 1:] * pairs[:, :-1]).mean().item() == pytest.approx(0.25, abs=0.01)
     assert (pairs[1:] * pairs[:-1]).mean().item() == pytest.approx(0.25, abs=0.01)
+
+
+def test_everything_is_dropped_at_rate_one_and_other_rates_are_refused() -> None:
+    """Also where attention draws the masks of its weights itself, which torch's module at rate 1 makes zeros."""
+    assert not Dropout(1.0)(torch.ones(300, 300)).any()
+    x = torch.randn(300, 2, 8)
+    assert not TorchMultiheadAttention(8, 2, dropout=1.0)(x, x, x)[1].any()
+    assert not RelativeMultiHeadAttention(8, 2, dropout=1.0)(x).any()
+    for rate in (-0.5, 1.5, float("nan")):
+        with pytest.raises(ConfigError, match=f"dropout rate is {rate}; it must be from 0 to 1"):
+            Dropout(rate)(torch.ones(3, 4))
 
 
 def test_the_stream_follows_autocast() -> None:

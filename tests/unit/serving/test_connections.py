@@ -21,7 +21,7 @@ import pytest
 from serving_sockets import answer_of, connect, is_healthy, read_all, request, running
 
 from manyheads.decoding.attending import open_model
-from manyheads.errors import ManyHeadsError
+from manyheads.errors import ConfigError, ManyHeadsError
 from manyheads.serving import served
 from manyheads.serving import service as service_module
 from manyheads.serving.app import build_app
@@ -332,3 +332,12 @@ def test_the_program_listens_before_it_loads(settings: ServingSettings, monkeypa
     assert not thread.is_alive()
     assert found
     assert found[0].startswith(b"HTTP/1.1 503")
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [("a..b", "this is no name of a host"), ("x" * 70, "this is no name"), ("203.0.113.7", "Cannot assign")],
+)
+def test_an_address_that_cannot_be_used_is_named(host: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"^cannot listen on {host}, port 0: {reason}"):
+        bind(host, 0)

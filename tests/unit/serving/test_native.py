@@ -254,6 +254,14 @@ def test_memory_of_a_model_without_one_is_refused_before_a_stream_begins(
         ("score", {"source": ["a"], "target": []}, 422, "target"),
         ("score", {"text": ["a" * 20_000]}, 422, "text"),
         ("attention", {"source": " "}, 422, "source"),
+        # In Python, true is the integer 1.
+        ("translate", {"text": "a", "num_return_sequences": True}, 422, "num_return_sequences"),
+        ("translate", {"text": "a", "top_log_probs": True}, 422, "top_log_probs"),
+        ("translate", {"text": "a", "forced_prefix_ids": [True]}, 422, "forced_prefix_ids"),
+        ("translate", {"text": "a", "length_penalty": True}, 422, "length_penalty"),
+        ("generate", {"prompt": "a", "seed": True}, 422, "seed"),
+        ("generate", {"prompt_ids": [True]}, 422, "prompt_ids"),
+        ("attention", {"source": "a", "layer": False}, 422, "layer"),
     ],
 )
 def test_what_cannot_be_served_is_refused(

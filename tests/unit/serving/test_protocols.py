@@ -123,6 +123,8 @@ def test_greedy_copies_and_the_best_of_several(client: TestClient, generator: Ge
         ({"suffix": "x"}, 400, "suffix"),
         ({"logprobs": 99}, 422, "logprobs"),
         ({"stop": ["a"] * 5}, 422, "stop"),
+        *(({name: True}, 422, name) for name in ("n", "best_of", "logprobs", "max_tokens", "temperature", "top_k")),
+        ({"prompt": [True]}, 422, "prompt"),
         ({"best_of": 3, "stream": True}, 400, "best_of"),
         ({"prompt": [300]}, 422, None),
         ({"prompt": [[-1]]}, 422, "prompt"),
@@ -134,6 +136,20 @@ def test_refused_completions(client: TestClient, body: dict[str, Any], status: i
     answer = client.post("/v1/completions", json={"prompt": "a", **body})
     assert answer.status_code == status, answer.text
     assert (answer.json()["error"]["param"] or "").startswith(param or "")
+
+
+def test_what_newcomers_send_first_is_answered_with_the_remedy(client: TestClient) -> None:
+    """A body without a header, as `curl -d` sends it; a chat; and GET."""
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    cases = [
+        (client.post("/v1/translate", content='{"text": "Hi."}', headers=form), 422, "Content-Type: application/json"),
+        (client.post("/v1/chat/completions", json={"messages": []}), 404, "use POST /v1/completions"),
+        (client.get("/v1/translate"), 405, "use POST"),
+        (client.get("/v2/nothing"), 404, "There is no such path"),
+    ]
+    for answer, status, said in cases:
+        assert answer.status_code == status
+        assert said in answer.text
 
 
 def test_models_and_tokens(client: TestClient) -> None:
@@ -181,6 +197,7 @@ def test_libretranslate(client: TestClient, translator: Translator) -> None:
     [
         ('{"q": "a", "source": "en", "target": "fr"}', {}, 400),
         ('{"q": "a", "source": "en", "target": "de", "alternatives": 1000}', {}, 400),
+        ('{"q": "a", "source": "en", "target": "de", "alternatives": true}', {}, 400),
         ('{"q": "\\ud800", "source": "en", "target": "de"}', {}, 400),
         ("{", {}, 400),
         ("q=%ff&source=en&target=de", FORM, 400),
@@ -192,6 +209,7 @@ def test_refused_by_libretranslate(client: TestClient, content: str, headers: di
     answer = client.post("/translate", content=content, headers={"content-type": "application/json", **headers})
     assert answer.status_code == status, answer.text
     assert set(answer.json()) == {"error"}
+    assert "..." not in answer.json()["error"]
 
 
 @pytest.fixture(scope="module")

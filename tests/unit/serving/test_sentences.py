@@ -32,7 +32,8 @@ from manyheads.serving.settings import ServingSettings
         ("The U.S. Army was in Washington, D.C. The end.", ["The U.S. Army was in Washington, D.C. The end."]),
         ("He came at 5 p.m. She left.", ["He came at 5 p.m.", "She left."]),
         ("It was on Jan. 5 that he came. Then No. 7 left.", ["It was on Jan. 5 that he came.", "Then No. 7 left."]),
-        ("Am 5. Dez. 2020. See Fig. 3 and Sec. 4. Yes.", ["Am 5. Dez. 2020.", "See Fig. 3 and Sec. 4.", "Yes."]),
+        ("Am 5. Dez. kam er. See Fig. 3 and Sec. 4 now.", ["Am 5. Dez. kam er.", "See Fig. 3 and Sec. 4 now."]),
+        ("It was in 2020. The 100. Tag. Er ging.", ["It was in 2020.", "The 100. Tag.", "Er ging."]),
         (
             "He came in Jan. She left long ago. 5 men saw it.",
             ["He came in Jan.", "She left long ago.", "5 men saw it."],
@@ -108,3 +109,21 @@ def test_a_group_of_languages_is_no_target(
     tokenizer = SimpleNamespace(describe=lambda: described, target_languages=codes)
     pairs = _pairs(tmp_path, cast(Any, SimpleNamespace(tokenizer=tokenizer)), ServingSettings())
     assert pairs == tuple(("en", one) for one in expected)
+
+
+@pytest.mark.parametrize(
+    ("given_languages", "expected"),
+    [
+        ({"source_lang": "en"}, (("en", "de"), ("en", "fr"))),
+        ({"source_lang": "en", "target_lang": "fr"}, (("en", "fr"),)),
+        ({"target_lang": "fr"}, ()),
+    ],
+)
+def test_the_targets_of_a_model_with_tags_are_known(
+    given_languages: dict[str, str], expected: tuple[tuple[str, str], ...], tmp_path: Path
+) -> None:
+    """As of a converted model, whose folder does not record the languages of its sources."""
+    (tmp_path / "config.json").write_text("{}")
+    tokenizer = SimpleNamespace(describe=lambda: {}, target_languages=("de", "fr"))
+    settings = ServingSettings(**given_languages)  # type: ignore[arg-type]
+    assert _pairs(tmp_path, cast(Any, SimpleNamespace(tokenizer=tokenizer)), settings) == expected

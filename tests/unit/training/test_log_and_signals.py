@@ -42,7 +42,7 @@ def test_metrics_are_cut_back_to_what_a_checkpoint_knows(tmp_path: Path) -> None
 def test_plain_lines() -> None:
     stream = io.StringIO()
     reporter = PlainReporter(stream)
-    sample = Sample(source="a\nb", text="t", reference="r")
+    sample = Sample(source="a\nb", text="\x00 \u00a0é\x1b[1m", reference="r")
     reporter.validation(
         ValidationReport(step=5, loss=1.5, bleu=12.345, chrf=30.0, bleu_signature="sig", best=True,
                          samples=(sample,))
@@ -52,6 +52,7 @@ def test_plain_lines() -> None:
     assert lines[0] == "validation at step 5 | nll 1.5000 | perplexity 4.48 | BLEU 12.35 | chrF 30.00 | best so far"
     assert lines[1] == "  BLEU sig"
     assert lines[2] == "  source      a\\nb"
+    assert lines[4] == "  translation \\x00 \u00a0é\\x1b[1m"
     assert lines[-2] == "warning: careful"
     assert [format_seconds(value) for value in (4.4, 59.6, 200, 7400)] == ["4s", "1:00", "3:20", "2:03:20"]
 

@@ -358,8 +358,11 @@ def test_the_time_of_a_validation_counts_after_a_resume(small: Make, monkeypatch
     config = small(training={"max_steps": 0, "max_minutes": 1.0}, validation={"every_steps": 3})
     result = train(config)
     assert (result.stopped_by, result.step, result.elapsed_seconds) == ("minutes", 3, 100.0)
-    again = train(config)
+    reporter = Recording()
+    again = train(config, reporter=reporter)
     assert (again.stopped_by, again.step) == ("minutes", 3)
+    [told] = [text for text in reporter.of("message") if "nothing is left" in text]
+    assert told.startswith("nothing is left to train, because training.max_minutes is 1. A higher --training.max_min")
 
 
 def test_minutes_end_a_run(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:

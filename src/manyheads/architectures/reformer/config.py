@@ -111,8 +111,8 @@ class ReformerConfig(_Sizes):
         chunks_before: with `chunk`, number of visible chunks before the query's own.
         chunks_after: with `chunk`, number of visible chunks after it.
         within_bucket: with `chunk`, attend only within the query's own bucket.
-        correct_duplicates: a key that a query reaches in n rounds counts once (N_ij of appendix A); otherwise n times,
-            as in `transformers` and reformer-pytorch.
+        correct_duplicates: a key that a query reaches in n rounds counts once (N_ij of eq. 13); otherwise n times, as
+            in `transformers` and reformer-pytorch.
         look_across_rounds: with `chunk`, a round's first chunk attends to the last chunk of the round before.
         wrap: with `chunk`, the very first chunk attends to the last one.
         local_chunk_len: tokens per chunk of the layer kind `local`.
@@ -273,7 +273,7 @@ class ReformerConfig(_Sizes):
     def with_hash_rounds(self, rounds: HashRounds) -> Self:
         """Return the config with another number of hash rounds; no parameter depends on it.
 
-        Paper: Kitaev et al. 2020, sec. 5.1, table 2.
+        Paper: Kitaev et al. 2020, sec. 2.1, table 2.
         Args: rounds: of every hashed layer; if no layer hashes, of every exact layer. `full`: hashed layers become
             exact, with shared queries and keys.
 

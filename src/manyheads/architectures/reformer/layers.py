@@ -1,7 +1,7 @@
 """The two sublayers of a Reformer's layer: F, attention of one kind or another, and G, feed-forward.
 
-Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 3, eq. 9: y1 = x1 + F(x2), y2 = x2 + G(y1), with norm and dropout
-inside F and G.
+Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 3, eq. 7 and 9: y1 = x1 + F(x2), y2 = x2 + G(y1), with norm and
+dropout inside F and G.
 """
 
 from __future__ import annotations

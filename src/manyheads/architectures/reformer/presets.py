@@ -27,7 +27,7 @@ PRESETS: dict[str, ReformerConfig] = {
     ),
     # 16,384 bytes of context on a CPU; used for speed comparisons.
     "small": ReformerConfig(d_model=256, num_heads=4, d_ff=1024, num_layers=4, max_len=16_384, dropout=0.0),
-    # enwik8 at 65,536 bytes: 12 layers, 1.19 bits per byte after 20K steps, 1.05 tuned (sec. 5.3).
+    # enwik8 at 65,536 bytes: 12 layers, 1.19 bits per byte after 20K steps, 1.05 tuned (sec. 5, the last paragraph).
     # Kinds of layers, chunks, hashes and axes follow trax, with the widths that it gives for more memory.
     "enwik8": ReformerConfig(
         d_model=1024,

@@ -21,8 +21,13 @@ __all__ = ["AbsoluteLayer", "RelativeLayer"]
 
 
 class RelativeLayer(nn.Module):
-    """Attention by content and distance over memory and segment, then feed-forward. Dai et al. 2019, sec. 3.3, eq. for
-    a single layer. Shape: (lanes, len, d_model) in and out. Args: index: number of the layer, from 0.
+    """Attention by content and distance over memory and segment, then feed-forward.
+
+    Paper: Dai et al. 2019, the summary at the end of sec. 3.3. Symbols: h = x, m = memory, in which nothing has a
+        gradient; keys and values are those of m followed by h, queries those of h.
+    Args: index: number of the layer, from 0.
+
+    Shape: (lanes, len, d_model) in and out.
     """
 
     def __init__(self, config: TransformerXLConfig, index: int = 0) -> None:

@@ -35,6 +35,9 @@ class TransformerXL(nn.Module):
 
     The head that turns hidden states into words is not part of it (see `architectures.language_model`).
 
+    `hidden_states` is the model of the paper. Two other ways compute the same for generation: `plan` and `compute`,
+    with stored keys and values; and `_read_again`, for models with absolute positions that were trained without memory.
+
     Args: config: sizes and choices; the vocabulary size must be set.
     Raises: ConfigError: the vocabulary size is missing.
     """

@@ -62,8 +62,8 @@ def run(options: HelpOptions) -> int:
         with contextlib.suppress(SystemExit):
             whole()
         return 0
-    seen: set[str] = set()
     pages: list[tuple[str, Callable[[], object]]] = [("", whole), *_pages_of_other_tasks(name)]
+    seen: set[str] = set()
     for place, (label, show) in enumerate(pages):
         for heading, entries in _sections(_printed(show)):
             found = [entry for entry in entries if _contains(words, entry) and entry not in seen]

@@ -64,7 +64,7 @@ class DotProductAttention(nn.Module):
         Args: mask: the keys that each query may attend to; None: all. need_weights: also return the weights before
             dropout, (batch, q_len, k_len). Inputs and results either all have a batch axis, or none.
 
-        Raises: ShapeError: the query has neither two nor three axes.
+        Raises: ShapeError: the query has neither two nor three axes; keys and values differ in number.
         """
         q, k, v = (one_head(x) for x in (query, key, value))
         rate = self.dropout_rate if self.training else 0.0

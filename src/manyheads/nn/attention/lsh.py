@@ -38,9 +38,9 @@ def lsh_attention(
     """Return the weighted sum of the values that each query sees, with one softmax over all rounds.
 
     Paper: Kitaev et al. 2020, sec. 2, eq. 2 to 6, and appendix A. The outputs of the rounds, weighted by their parts of
-    the normaliser, are one softmax over the pairs of all rounds. This softmax is what is computed, so the weights sum
-    to 1. Differs: a pair that meets in n rounds counts n times; with `settings.correct_duplicates` once, by N_ij of
-    appendix A.
+    the normaliser (eq. 14), are one softmax over the pairs of all rounds (eq. 12). This softmax is what is computed, so
+    the weights sum to 1. Differs: a pair that meets in n rounds counts n times; with `settings.correct_duplicates`
+    once, by N_ij of eq. 13.
     Args:
         qk: queries; normalised to unit length they are also the keys.
         buckets: the result of `hash_vectors`.
@@ -114,7 +114,7 @@ class LSHSelfAttention(nn.Module):
 
     torch.compile supports hashing with `fullgraph=False` only, because the computation depends on values. Give it
     `rotations` (of `draw`), since a seed's generator cannot be compiled.
-    Raises: ConfigError: head_dim is 0 and num_heads does not divide d_model.
+    Raises: ConfigError: num_heads is below 1, or head_dim is 0 and num_heads does not divide d_model.
     """
 
     def __init__(

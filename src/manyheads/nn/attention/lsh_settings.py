@@ -42,7 +42,7 @@ class LSHSettings:
             all positions in its chunk and the neighbouring chunks, as in trax and `transformers`. The chunk boundaries
             depend on how many later positions are in lower buckets, so a causal model cannot generate with it.
         within_bucket: with "chunk", a query sees only positions of its bucket in the same round.
-        correct_duplicates: a pair that meets in several rounds counts once (N_ij of appendix A), not once per round.
+        correct_duplicates: a pair that meets in several rounds counts once (N_ij of eq. 13), not once per round.
         look_across_rounds: with "chunk", the last chunk of a round is a neighbour of the first chunk of the next round.
         wrap: with "chunk", the first and the last chunk are neighbours.
         exact_len: with "bucket", positions below it attend to all positions before them; with "chunk", sequences up to

@@ -191,8 +191,8 @@ class MultiHeadAttention(nn.Module):
         Returns: the output (batch, q_len, d_model); the state with the new positions, or None without a state; and with
             `need_weights` the weights (batch, heads, q_len, k_len). Output and weights have no batch axis if the query
             has none.
-        Raises: ShapeError: the query has neither two nor three axes; a width is not the one of the projections; the
-            mask is a tensor.
+        Raises: ShapeError: the query has neither two nor three axes; a width is not the one of the projections; keys
+            and values differ in number; the mask is a tensor.
         """
         if query.dim() == 2:
             key, value = (None if x is None else x[None] for x in (key, value))
@@ -312,6 +312,11 @@ class MultiHeadAttention(nn.Module):
                     f"the {name} has shape {tuple(x.shape)}, so its width is {x.shape[-1]}, but this attention was made"
                     f" for a width of {linear.in_features}; change the input, or make it with {name}_dim={x.shape[-1]}."
                 )
+        if value is not None and value.shape[-2] != key.shape[-2]:
+            raise ShapeError(
+                f"the key has shape {tuple(key.shape)} and the value {tuple(value.shape)}: {key.shape[-2]} keys and"
+                f" {value.shape[-2]} values; each key needs one value."
+            )
 
     def _attend_openly(
         self,

@@ -117,7 +117,7 @@ def naive_lsh_attention(
 ) -> Tensor:
     """Kitaev et al. 2020, sec. 2, one query and one round at a time: it sees the last `chunk_len` positions before it
     that fell into its bucket, and itself only if there is none; the rounds are combined by their normalisers
-    (appendix A).
+    (eq. 14).
 
     Shape: qk (batch, heads, length, head_dim), value (batch, heads, length, value_dim), buckets (batch, heads, rounds,
         length).

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from manyheads.errors import ShapeError
 from manyheads.nn.attention.masks import Bias, Causal, Dense, Mask, dense_bias
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.dropout import dropout
@@ -99,8 +100,11 @@ def dot_product_attention(
         first_query: position of the first query among the keys (the number of cached keys).
 
     Returns: zeros for a query that may not attend to any key.
+    Raises: ShapeError: keys and values differ in number.
     Cost: O(q_len x k_len) time. Memory: O(q_len x k_len) with matrix products, O(q_len + k_len) with SDPA.
     """
+    if not policy.is_compiled():  # a graph for any length would depend on the comparison
+        _check_lengths(key, value)
     path = policy.attention_path(query, key, value, dropout_rate)
     if path == "sums":
         return _by_sums(query, key, value, mask, scale, first_query)
@@ -109,6 +113,15 @@ def dot_product_attention(
     if path == "products" or not query.shape[2] * key.shape[2]:
         return plain_attention(query, key, value, mask, dropout_rate, scale, first_query)
     return _by_sdpa(query, key, value, mask, dropout_rate, scale, first_query)
+
+
+def _check_lengths(key: Tensor, value: Tensor) -> None:
+    """Refuse what SDPA on CPUs computes without an error, from memory behind the shorter tensor (torch 2.13)."""
+    if key.shape[2] != value.shape[2]:
+        raise ShapeError(
+            f"there are {key.shape[2]} keys and {value.shape[2]} values (shapes {tuple(key.shape)} and"
+            f" {tuple(value.shape)}); each key needs one value."
+        )
 
 
 def _by_sdpa(

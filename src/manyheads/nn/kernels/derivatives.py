@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import RequestError
+from manyheads.nn.kernels import policy
 
 __all__ = ["first_derivative_only"]
 
@@ -26,7 +27,7 @@ def first_derivative_only(backward: Callable[..., tuple[Tensor | None, ...]]) ->
     def computed(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
             found = backward(ctx, *grads)
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # no `create_graph=True`
+        if policy.is_compiled() or not torch.is_grad_enabled():  # no `create_graph=True`
             return found
         return tuple(None if one is None else _refusing(one) for one in found)
 

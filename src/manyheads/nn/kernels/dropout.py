@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from manyheads.errors import ConfigError
 from manyheads.nn.kernels import policy
 
 __all__ = ["RowMasks", "dropout", "numbered_rows", "scaled_mask"]
@@ -24,7 +25,9 @@ _row_range: tuple[int, int, int] | None = None
 
 
 def dropout(x: Tensor, rate: float, *, shared: bool = False) -> Tensor:
-    """Zero each element with probability `rate` and divide the others by 1 - rate; return x itself at rate 0.
+    """Zero each element with probability `rate` and divide the others by 1 - rate.
+
+    At rate 0 return x itself, at rate 1 zeros.
 
     Args:
         x: any shape; the first axis counts the rows of a batch unless `shared`.
@@ -33,6 +36,7 @@ def dropout(x: Tensor, rate: float, *, shared: bool = False) -> Tensor:
     The random numbers come from torch's generator of the device, so `torch.manual_seed` replays them. On a CPU `rate`
     is rounded to the nearest 1/65536, and the divisor uses the rounded rate, so the expectation is exactly x. There the
     mask of a row depends on the generator and the row's number, not on the number of rows: see `numbered_rows`.
+    Raises: ConfigError: rate is not from 0 to 1; on other devices and in compiled code torch's ValueError.
     """
     if not rate:
         return x
@@ -105,6 +109,10 @@ class RowMasks:
 
 def _mask_of(x: Tensor, levels: Tensor, rate: float) -> Tensor:
     """Return `scaled_mask` of x from random levels, the lowest of which are dropped. levels: int16, shaped like x."""
+    if not 0 <= rate <= 1:
+        raise ConfigError(f"the dropout rate is {rate}; it must be from 0 to 1.")
+    if rate == 1:
+        return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     dropped = min(round(rate * _LEVELS), _LEVELS - 1)
     least, factor = dropped - _LEVELS // 2, _LEVELS / (_LEVELS - dropped)
     mask = torch.empty(x.shape, dtype=x.dtype, device=x.device)

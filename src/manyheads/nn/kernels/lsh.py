@@ -1,8 +1,8 @@
 """Hashed attention: pair by pair (the formula), and chunk by chunk in memory that is linear in the length.
 
 Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2, fig. 2: sort the positions by bucket, cut them into chunks, attend
-to the own chunk and its neighbours. The outputs of the rounds, weighted by their parts of the normaliser (appendix A),
-are one softmax over the pairs of all rounds (eq. 6). So each round adds exp(score) x value and exp(score) to two sums,
+to the own chunk and its neighbours. The outputs of the rounds, weighted by their parts of the normaliser (eq. 14), are
+one softmax over the pairs of all rounds (eq. 12). So each round adds exp(score) x value and exp(score) to two sums,
 and the first sum is divided by the second at the end.
 """
 

@@ -14,7 +14,7 @@ from manyheads.data.progress import Progress, telling
 from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, refuse_nan
 from manyheads.evaluation.hashes import with_hashes
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.tasks.report import TextReport
@@ -118,6 +118,7 @@ def _judge(options: EvaluateOptions, model: LanguageModel, generator: Generator,
         told=tell(held.num_read(reading)),
     )
     assert found is not None  # no `stop` is given
+    refuse_nan(math.isnan(found.nll_sum))
     cell = {
         "nats_per_token": found.nats_per_token,
         "bits_per_token": found.nats_per_token / math.log(2),

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import time
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -203,8 +204,20 @@ class PlainReporter:
     def _line(self, text: str) -> None:
         self._last_line = self._clock()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S ") if self._timestamps else ""
-        self._stream.write(stamp + text.replace("\n", "\\n") + "\n")
+        self._stream.write(stamp + _one_line(text) + "\n")
         self._stream.flush()
+
+
+def _one_line(text: str) -> str:
+    """Return a text without line ends and control characters, which `grep` would take for a binary file.
+
+    A model that has learned little generates them.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or unicodedata.category(char) == "Zs" else ascii(char)[1:-1] for char in text
+    )
 
 
 class Reporters:

@@ -164,6 +164,8 @@ class Trainer:
         self._clock = RunClock(self._config.training, counters.elapsed_seconds)
         self._recorder = Recorder(self._assembly, self._folder, self._metrics, self._reporter, self._clock)
         self._reporter.start(self._describe_start())
+        if counters.step and (reason := self._stop_reason()) not in (None, "signal"):
+            self._reporter.message(_already_ended(reason, self._config))
         self._comparison = Comparison(self._assembly, self._folder, self._reporter, self._stop)
         if self._config.initial.model:
             with self._as_judged():
@@ -348,6 +350,18 @@ class Trainer:
         )
         self._reporter.done(result)
         return result
+
+
+def _already_ended(reason: StopReason | None, config: RunConfig) -> str:
+    """Return what to tell about a resumed run that has reached its end."""
+    name, limit = {
+        "steps": ("training.max_steps", config.training.max_steps),
+        "minutes": ("training.max_minutes", config.training.max_minutes),
+    }.get(reason or "", ("validation.patience", config.validation.patience))
+    return (
+        f"nothing is left to train, because {name} is {limit:g}. A higher --{name} continues this run, --resume none"
+        " begins it again"
+    )
 
 
 def _sizes(step: int, batches: Sequence[Batch]) -> str:

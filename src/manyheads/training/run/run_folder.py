@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,11 @@ import torch
 from manyheads.checkpoint.retain import list_checkpoints
 from manyheads.config.files import to_json, to_yaml
 from manyheads.errors import ConfigError
-from manyheads.files.commit import is_other_process, make_folder, sync, write_text
+from manyheads.files.commit import make_folder, sync, write_text
 from manyheads.files.faults import saving
-from manyheads.files.guarded import RefusedFileError, check_no_link, check_writable_file, open_in_place
+from manyheads.files.guarded import RefusedFileError, check_no_link, check_writable_file
+from manyheads.files.locks import locked
 from manyheads.training.settings import RunConfig
-
-try:
-    import fcntl
-except ImportError:  # Windows: the process id is the only lock
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["RunFolder", "environment"]
 
@@ -101,23 +97,14 @@ class RunFolder:
 
         Raises: ConfigError: another process has the lock. SaveError: the lock file cannot be written.
         """
-        with saving(self.lock, 16):
-            handle = open_in_place(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            owner = os.read(handle, 32).decode(errors="replace").strip()
-            if not _take(handle, owner):
-                raise ConfigError(
-                    f"The run folder {self.path} is in use by process {owner or 'unknown'}; choose another run_dir,"
-                    " or end that process first."
-                )
-            with saving(self.lock, 16):
-                os.ftruncate(handle, 0)
-                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        with locked(self.lock, self._in_use):
             yield
-            with suppress(OSError):  # the open file is the lock; the number is for messages
-                os.ftruncate(handle, 0)
-        finally:
-            os.close(handle)
+
+    def _in_use(self, owner: str) -> ConfigError:
+        return ConfigError(
+            f"The run folder {self.path} is in use by process {owner}; choose another run_dir, or end that process"
+            " first."
+        )
 
     def describe(self, config: RunConfig) -> None:
         """Write config.yaml and environment.json."""
@@ -165,19 +152,6 @@ class RunFolder:
         Raises: SaveError: a file could not be moved.
         """
         return self.set_aside() if any(self.path.glob("previous-*.partial")) else None
-
-
-def _take(handle: int, owner: str) -> bool:
-    if fcntl is not None:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass  # a file system without locks: use the process id
-        else:
-            return True
-    return not owner.isdecimal() or not is_other_process(int(owner))
 
 
 def environment() -> dict[str, Any]:

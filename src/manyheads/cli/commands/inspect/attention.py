@@ -10,6 +10,7 @@ from manyheads.cli.command_line.inspect_options import PICTURES, AttentionOption
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say
 from manyheads.config.checks import between, check
+from manyheads.config.options import refuse_given
 from manyheads.errors import RequestError
 
 __all__ = ["PAGE", "run"]
@@ -24,6 +25,12 @@ def run(options: AttentionOptions) -> int:
     set_up_machine()
     check_kinds(options.output, (*PICTURES, "html"))
     check(options, "--", between(1, _MOST_CELLS), "max_cells")
+    if all(name.lower().endswith(".html") for name in options.output):
+        refuse_given(
+            {"--view": options.view is not None, "--layer": options.layer is not None},
+            f"{{}}: this is for pictures, but {' and '.join(options.output)} shows all; name a .png, .svg or .pdf by"
+            " --output, or leave it out.",
+        )
     from manyheads.decoding.attending import text_views, translation_views
     from manyheads.decoding.generator import Generator
     from manyheads.visualise.attention import view_figure
