@@ -122,7 +122,7 @@ NOT_RUN: dict[str, str] = {
     "docs/heads.md:10": "it needs a trained model, and minutes",
     "docs/serving.md:12": "it serves until it is stopped",
     "docs/serving.md:19": "it serves until it is stopped",
-    "docs/serving.md:62": "it needs the package openai and a running server",
+    "docs/serving.md:63": "it needs the package openai and a running server",
     "docs/sources/reformer.md:139": "it needs the reader's model",
     "docs/sources/transformer-xl.md:145": "it needs the published models, gigabytes",
 }
