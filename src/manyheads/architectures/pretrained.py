@@ -136,12 +136,13 @@ def save_pretrained(
     more: Mapping[str, bytes] | None = None,
     task: str | None = None,
     languages: Sequence[LanguagePair] = (),
+    replace: bool = True,
 ) -> None:
     """Write a model folder atomically.
 
     Args:
         model: the composite.
-        path: the folder; an existing one is replaced.
+        path: the folder.
         tokenizer: saved with the weights, so that the folder can process text.
         generation: decoding settings, a dataclass.
         card: README.md; None writes a short one.
@@ -149,9 +150,10 @@ def save_pretrained(
         more: further files, name -> content.
         task: what the model was trained for, a name in `tasks.table.TASKS`; None: it is not recorded.
         languages: source and target language of each direction that it translates, as in BCP 47, if known.
+        replace: replace an existing folder.
 
-    Raises: SaveError: it could not be written, or some of its weights were rounded for decoding; an older folder is
-        unchanged.
+    Raises: SaveError: it could not be written, it exists and is not to be replaced, or some of its weights were rounded
+        for decoding; an older folder is unchanged.
     """
     tensors = weights or _unrounded_state(model, path)
 
@@ -167,7 +169,7 @@ def save_pretrained(
         if generation is not None:
             (folder / GENERATION).write_text(to_json(generation), encoding="utf-8")
 
-    write_folder(Path(path), write, needed_bytes=needed_bytes({"model": tensors}))
+    write_folder(Path(path), write, needed_bytes=needed_bytes({"model": tensors}), replace=replace)
 
 
 def _unrounded_state(model: nn.Module, path: str | Path) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from types import ModuleType
 
 from manyheads import __version__
 from manyheads.cli.printing import say
+from manyheads.cli.stopping import StoppedBySystem, stoppable
 from manyheads.cli.streams import abandon_output, set_up_streams
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ManyHeadsError, RequestError, SaveError, is_out_of_memory
@@ -85,7 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    return guarded(lambda: _run_limited(arguments), debug=debug)
+    try:
+        with stoppable():
+            return guarded(lambda: _run_limited(arguments), debug=debug)
+    except StoppedBySystem as stopped:
+        return _fail(f"manyheads: {stopped}", 128 + stopped.number, debug)
 
 
 def guarded(command: Callable[[], int], *, debug: bool = False) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def write_data(final: Path, write: Callable[[Path], dict[str, Any]], *, replace:
         SaveError: the folder could not be written; nothing is left behind, and an older folder is as it was.
     """
     remove_stale(final.absolute().parent, final.name)
-    if not replace and final.exists():
+    if not replace and os.path.lexists(final):
         raise DataError(f"{final} exists already; choose another folder, remove it, or ask for it to be replaced.")
     manifest: dict[str, Any] = {}
 
@@ -49,7 +50,7 @@ def write_data(final: Path, write: Callable[[Path], dict[str, Any]], *, replace:
         manifest.update(write(folder))
         write_manifest(folder, manifest)
 
-    write_folder(final, fill, manifest=False)
+    write_folder(final, fill, manifest=False, replace=replace)
     return manifest
 
 

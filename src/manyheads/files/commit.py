@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from manyheads.errors import SaveError
 from manyheads.files.faults import check_free_space, saving
 from manyheads.files.verify import MANIFEST, list_files, list_folders, make_manifest
 
@@ -36,7 +37,14 @@ _RENAME_EXCHANGE = 2
 _TEMPORARY = re.compile(r"(.+?)(\.old)?\.tmp-(\d+)")
 
 
-def write_folder(final: Path, write: Callable[[Path], None], *, manifest: bool = True, needed_bytes: int = 0) -> None:
+def write_folder(
+    final: Path,
+    write: Callable[[Path], None],
+    *,
+    manifest: bool = True,
+    needed_bytes: int = 0,
+    replace: bool = True,
+) -> None:
     """Create (or replace) the folder `final` in one step.
 
     Args:
@@ -44,13 +52,18 @@ def write_folder(final: Path, write: Callable[[Path], None], *, manifest: bool =
         write: writes the files into the folder that it is given.
         manifest: add a manifest, see `files.verify`; False: `write` writes its own `manifest.json`.
         needed_bytes: an estimate, compared with the free space before anything is written.
+        replace: replace a folder of that name, also one that another process has written in the meantime.
 
-    Raises: SaveError: the disk is full, read-only or failing; nothing is left behind, an older `final` is unchanged.
+    What a killed process left of the same folder is deleted.
+
+    Raises: SaveError: the disk is full, read-only or failing, or `final` exists and is not to be replaced; nothing is
+        left behind, an older `final` is unchanged.
     """
     temporary = _aside(final)
     with saving(final, needed_bytes):
         check_free_space(final.parent, needed_bytes)
         make_folder(final.parent)
+        remove_stale(final.absolute().parent, final.name)
         _discard(temporary)
         try:
             temporary.mkdir()
@@ -65,6 +78,11 @@ def write_folder(final: Path, write: Callable[[Path], None], *, manifest: bool =
             sync(temporary)
             if not os.path.lexists(final):  # a broken link is replaced too
                 temporary.rename(final)
+            elif not replace:
+                raise SaveError(
+                    f"{final} was created by another command in the meantime, so it is not replaced; choose another"
+                    " folder."
+                )
             elif not swap(temporary, final):
                 _exchange(temporary, final)
             sync(final.parent)

@@ -18,6 +18,7 @@ from manyheads.files.guarded import RefusedFileError, open_regular, read_limited
 __all__ = [
     "FORMAT_VERSION",
     "MANIFEST",
+    "READ",
     "file_sha256",
     "is_intact",
     "list_files",
@@ -25,13 +26,14 @@ __all__ = [
     "make_manifest",
     "read_manifest",
     "render_manifest",
+    "unlisted_files",
     "verify_folder",
 ]
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 _MOST_MANIFEST_BYTES = 16 << 20
-_READ = (".safetensors", ".json", ".spm", ".md")
+READ = (".safetensors", ".json", ".spm", ".md")
 
 
 def file_sha256(path: Path) -> str:
@@ -101,7 +103,7 @@ def verify_folder(folder: Path, *, strict: bool = True) -> None:
             if name not in present:
                 raise CheckpointError(f"{folder} is damaged: {name} is missing.")
             _verify_file(folder, name, entry, strict)
-        extra = sorted(name for name in present - files.keys() if strict or name.endswith(_READ))
+        extra = sorted(name for name in present - files.keys() if strict or name.endswith(READ))
         if extra:
             raise CheckpointError(
                 f"{folder} is damaged: {extra[0]} is not in its manifest; remove it or the whole folder."
@@ -110,6 +112,15 @@ def verify_folder(folder: Path, *, strict: bool = True) -> None:
         if not folder.is_dir():
             raise CheckpointError(f"{folder} does not exist (any more).") from error
         raise CheckpointError(f"{folder} cannot be read: {error.strerror or error} ({error.filename}).") from error
+
+
+def unlisted_files(folder: Path) -> list[str]:
+    """Return the files of a folder that its manifest does not list, which a replacement would delete.
+
+    Raises: CheckpointError: it has no manifest, or a damaged one. OSError: a folder cannot be listed.
+    """
+    known = read_manifest(folder)
+    return [name for name in list_files(folder) if name not in known]
 
 
 def is_intact(folder: Path) -> bool:

@@ -88,13 +88,16 @@ def guess_peer(folder: Path) -> str:
     raise ModelFileError(f"{folder / 'config.json'} has {kind}; models of these can be converted: {known}.")
 
 
-def import_folder(source: Path, output: Path, *, peer: str | None = None, from_pickle: bool = False) -> Conversion:
-    """Read a peer's folder and write ours; an existing output folder is replaced.
+def import_folder(
+    source: Path, output: Path, *, peer: str | None = None, from_pickle: bool = False, replace: bool = True
+) -> Conversion:
+    """Read a peer's folder and write ours.
 
     Args:
         peer: the peer that wrote it; None: use its config.json.
         from_pickle: if there is no model.safetensors, read the tensors from a pickle with an allow-list in a separate
             process.
+        replace: replace an existing output folder.
 
     Raises: ModelFileError, ConfigError, DataError: files are missing, damaged, or need unsupported features.
         MissingExtraError: the tokenizer needs a package. SaveError: our folder could not be written.
@@ -152,12 +155,13 @@ def import_folder(source: Path, output: Path, *, peer: str | None = None, from_p
         generation=settings,
         card=_card(model, peer, source.name, _target_languages(tokenizer)),
         more={PEER_FILE: to_json(kept).encode("utf-8"), **more},
+        replace=replace,
     )
     return Conversion(peer, _count(model), next_command, notes)
 
 
-def export_folder(source: Path, output: Path, peer: str) -> Conversion:
-    """Read one of our folders and write a peer's; an existing output folder is replaced.
+def export_folder(source: Path, output: Path, peer: str, *, replace: bool = True) -> Conversion:
+    """Read one of our folders and write a peer's. replace: replace an existing output folder.
 
     Raises: as `write_peer`. SaveError: the folder could not be written.
     """
@@ -167,6 +171,7 @@ def export_folder(source: Path, output: Path, peer: str) -> Conversion:
         output,
         lambda folder: done.append(write_peer(source, folder, peer)),
         needed_bytes=weights.stat().st_size if weights.is_file() else 0,
+        replace=replace,
     )
     return done[0]
 

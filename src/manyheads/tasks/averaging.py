@@ -42,17 +42,24 @@ Its weights are the mean of {kind} weights at steps {steps}.
 
 
 def average_run(
-    folder: Path, output: Path, *, last: int = 0, steps: Sequence[int] = (), kind: Literal["model", "ema"] = "model"
+    folder: Path,
+    output: Path,
+    *,
+    last: int = 0,
+    steps: Sequence[int] = (),
+    kind: Literal["model", "ema"] = "model",
+    replace: bool = True,
 ) -> list[int]:
     """Write a model folder with averaged weights; config, tokenizer and decoding settings are the run's own.
 
     Paper: Vaswani et al. 2017, sec. 6.1.
     Args:
         folder: of the run.
-        output: the model folder; an existing one is replaced.
+        output: the model folder.
         last: number of newest checkpoints to average.
         steps: steps of the checkpoints, instead of `last`.
         kind: the trained weights, or their running averages.
+        replace: replace an existing output.
 
     Returns: the steps of the checkpoints.
     Raises: CheckpointError, ModelFileError: the folder is no run, or lacks what is needed. ConfigError: neither or both
@@ -93,5 +100,6 @@ def average_run(
         ),
         task=task_of_folder(str(folder)),
         languages=languages,
+        replace=replace,
     )
     return averaged

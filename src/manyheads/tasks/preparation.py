@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,6 +12,7 @@ from manyheads.config.build import build
 from manyheads.config.options import given_options, names_of, option
 from manyheads.data.lines import OnBadUtf8
 from manyheads.errors import ConfigError, DataError
+from manyheads.files.spared import check_spares_folders
 from manyheads.tasks.table import TASKS
 
 if TYPE_CHECKING:
@@ -153,19 +155,31 @@ def check_holdout(options: PrepareOptions, files: Sequence[str], held_out: str, 
 def check_output(output: Path, replace: bool) -> None:
     """Check the output folder early, so that the command does not fail at its end. Only prepared data is replaced.
 
-    Raises: DataError: the folder exists. ConfigError: it is to be replaced, but is something else.
+    Raises: DataError: the folder exists. ConfigError: it is to be replaced, but is something else, or holds other
+        files too.
     """
-    if not output.exists():
+    check_spares_folders(output, is_folder=True)
+    if not os.path.lexists(output):
         return
     if not replace:
         raise DataError(f"{output} exists already; choose another folder, or give --replace.")
     from manyheads.data.manifest import read_manifest
-    from manyheads.data.preparing import FORMAT, FORMAT_VERSION
+    from manyheads.data.preparing import FORMAT, FORMAT_VERSION, SPLITS
+    from manyheads.files.verify import MANIFEST
 
     try:
-        read_manifest(output, kind=FORMAT, version=FORMAT_VERSION)
+        manifest = read_manifest(output, kind=FORMAT, version=FORMAT_VERSION)
+        present = {path.name for path in output.iterdir() if path.name[0] != "."}
     except DataError as error:
         raise ConfigError(f"{output} holds no prepared data, so --replace leaves it alone: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be listed, so --replace leaves it alone: {error.strerror}.") from None
+    others = sorted(present - {MANIFEST, *SPLITS, *manifest["files"]})
+    if others:
+        raise ConfigError(
+            f"{output} also holds {others[0]}, which is not of the data and which --replace would delete; move it, or"
+            " choose another folder."
+        )
 
 
 def count_lines(counts: Mapping[str, int]) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from manyheads.cli.watching.interruptible import StoppedBySignalError
 from manyheads.data.holdout import Rest
 from manyheads.data.prepared import PreparedData
 from manyheads.data.preparing_pairs import PairList
@@ -231,6 +232,39 @@ def _wait(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         with suppress(BrokenPipeError):
             stream.close()
     return found
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_what_a_signal_leaves_is_told(
+    manyheads: Cli,
+    files: dict[str, Path],
+    tmp_path: Path,
+    replace: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It may come before the folder is complete, or when the system still writes it to the disk."""
+    output = tmp_path / "data"
+    arguments = ["prepare", "--tsv", files["tsv"], "--valid-count", "0", *SMALL, "--output", output]
+    if replace:
+        assert manyheads(*arguments) == 0
+        arguments.append("--replace")
+
+    def early(work: Callable[..., object], show: object, abandon: object) -> object:
+        raise StoppedBySignalError(signal.SIGTERM)
+
+    def late(work: Callable[..., object], show: object, abandon: object) -> object:
+        work(show)
+        raise StoppedBySignalError(signal.SIGTERM)
+
+    told = []
+    for interruptible in (early, late):
+        monkeypatch.setattr("manyheads.cli.commands.prepare.interruptible", interruptible)
+        capsys.readouterr()
+        assert manyheads(*arguments) == 143
+        told.append(capsys.readouterr().err.splitlines()[-1])
+    before = f"{output} is unchanged" if replace else f"nothing is left in {output}"
+    assert told == [f"manyheads: stopped; {before}.", f"manyheads: stopped; {output} was complete already."]
 
 
 def test_pairs_held_back() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from manyheads import __version__
 from manyheads.cli import main as program
 from manyheads.cli.command_line import pages
 from manyheads.cli.main import COMMANDS, guarded, main
+from manyheads.cli.stopping import stoppable
 from manyheads.errors import DataError
 
 HEAVY = ("rich", "shtab", "torch", "numpy", "pydantic", "tokenizers", "matplotlib", "sacrebleu", "huggingface_hub")
@@ -179,3 +181,30 @@ def test_whoever_reads_the_help_page_may_leave(option: str) -> None:
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_stopped_leaves_nothing_half_written(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The signal comes while a file is written."""
+    before = signal.signal(number, signal.SIG_DFL)
+    monkeypatch.setattr(os, "fsync", lambda handle: os.kill(os.getpid(), number))
+    try:
+        assert main(["sample-data", str(tmp_path / "sample"), "--pairs", "5"]) == 128 + number
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+    assert capsys.readouterr().err == f"manyheads: stopped by {number.name}\n"
+    assert not list(tmp_path.rglob("*.tmp-*"))
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    """As by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stoppable():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

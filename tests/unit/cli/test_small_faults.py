@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -183,3 +184,53 @@ def test_a_port_that_cannot_be_is_no_other_one(manyheads: Cli, port: str, capsys
 def test_info_of_a_preset_names_the_command_that_shows_it() -> None:
     with pytest.raises(ModelFileError, match=r"no folder xl-demo; .*manyheads train --preset xl-demo --print-config\."):
         describe_folder(Path("xl-demo"))
+
+
+def test_no_output_destroys_a_model(
+    manyheads: Cli, model_folder: Path, lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of these commands succeeded, and the model could not be loaded after it."""
+    before = sorted(model_folder.rglob("*"))
+    inside = model_folder / "new"
+    tsv = tmp_path / "pairs.tsv"
+    tsv.write_text("a\tb\n" * 3)
+    for arguments in (
+        ("translate", model_folder, lines, "-o", model_folder / "config.json"),
+        ("translate", model_folder, lines, "-o", model_folder / "new.md"),
+        ("translate", model_folder, lines, "--format", "text", "-o", model_folder / "new.txt"),
+        ("evaluate", model_folder, "--source", lines, "--reference", lines, "-o", model_folder / "tokenizer.json"),
+        ("export", model_folder, "--to", "ctranslate2", "-o", inside),
+        ("prune", model_folder, "--heads", "encoder.0.self:0", "-o", inside),
+        ("prepare", "--tsv", tsv, "--valid-count", "0", "-o", inside),
+        ("train", "--preset", "debug", "--run-dir", inside),
+        ("train", "--preset", "debug", "--run-dir", model_folder),
+    ):
+        assert manyheads(*arguments) == 2, arguments
+        assert "choose another place" in capsys.readouterr().err, arguments
+    assert sorted(model_folder.rglob("*")) == before
+
+
+def test_terms_are_an_input(manyheads: Cli, model_folder: Path, lines: Path, tmp_path: Path) -> None:
+    terms = tmp_path / "terms.tsv"
+    terms.write_text("hungry\thungrig\n")
+    assert manyheads("translate", model_folder, lines, "--terms", terms, "-o", terms) == 2
+    assert terms.read_text() == "hungry\thungrig\n"
+
+
+def test_replacing_deletes_no_other_files(
+    manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tsv, data, model = tmp_path / "pairs.tsv", tmp_path / "data", tmp_path / "model"
+    tsv.write_text("".join(f"{word}\t{word}\n" for word in ("one", "two", "three")))
+    prepare = ("prepare", "--tsv", tsv, "--valid-count", "0", "-o", data)
+    assert manyheads(*prepare) == 0
+    shutil.copytree(model_folder, model)
+    prune = ("prune", model_folder, "--heads", "encoder.0.self:0", "-o", model)
+    for folder, arguments in ((data, prepare), (model, prune)):
+        (folder / "mine").mkdir()
+        (folder / "mine" / "notes.txt").touch()
+        capsys.readouterr()
+        assert manyheads(*arguments, "--replace") == 2
+        assert f"{folder} also holds mine" in capsys.readouterr().err
+        shutil.rmtree(folder / "mine")
+        assert manyheads(*arguments, "--replace") == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from manyheads.errors import SaveError
 from manyheads.files import commit
 from manyheads.files.commit import make_folder, remove_folder, remove_stale, write_folder, write_output, write_text
 from manyheads.files.verify import MANIFEST, verify_folder
@@ -154,6 +155,34 @@ def test_stale_folders_of_dead_processes_go_and_of_living_ones_stay(tmp_path: Pa
         (tmp_path / name / "file").touch()
     assert set(remove_stale(tmp_path)) == {dead, own}
     assert set(names(tmp_path)) == {living, "notes.tmp-x"}
+
+
+def test_what_a_killed_process_left_of_a_folder_goes_with_its_next_write(tmp_path: Path) -> None:
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    (tmp_path / f"folder.tmp-{int(dead.stdout)}").mkdir()
+    (tmp_path / f"other.tmp-{int(dead.stdout)}").mkdir()
+    write_folder(tmp_path / "folder", fill)
+    assert names(tmp_path) == ["folder", f"other.tmp-{int(dead.stdout)}"]
+
+
+def test_a_folder_that_appeared_in_the_meantime_is_kept(tmp_path: Path) -> None:
+    """As when the same command runs twice: the slower one does not replace what the other has written."""
+    final = tmp_path / "folder"
+
+    def fill_slowly(folder: Path) -> None:
+        final.mkdir()
+        (final / "first").touch()
+        fill(folder)
+
+    with pytest.raises(
+        SaveError, match=r"folder was created by another command in the meantime, so it is not replaced"
+    ):
+        write_folder(final, fill_slowly, replace=False)
+    assert names(tmp_path) == ["folder"]
+    assert names(final) == ["first"]
+    shutil.rmtree(final)
+    write_folder(final, fill, replace=False)
+    verify_folder(final)
 
 
 def test_removal_frees_the_name_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

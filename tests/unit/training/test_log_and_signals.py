@@ -110,6 +110,19 @@ def test_the_second_signal_ends_the_process_at_once(number: signal.Signals, code
     assert done.stderr == ""
 
 
+def test_a_closed_terminal_sets_the_flag_unless_it_is_ignored() -> None:
+    for before, expected in ((signal.SIG_DFL, signal.SIGHUP), (signal.SIG_IGN, None)):
+        kept = signal.signal(signal.SIGHUP, before)
+        try:
+            with catch_signals(StopFlag()) as flag:
+                os.kill(os.getpid(), signal.SIGHUP if expected else 0)
+                assert flag.signal_number == expected
+                assert expected or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGHUP) is before
+        finally:
+            signal.signal(signal.SIGHUP, kept)
+
+
 def test_the_second_signal_says_what_is_saved(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert "nothing is saved yet" in folder.last_words()

@@ -49,7 +49,9 @@ def run(options: AverageOptions) -> int:
     check_model_output(output, options.replace)
     from manyheads.tasks.averaging import average_run
 
-    steps = average_run(folder, output, last=options.last, steps=options.steps, kind=options.weights)
+    steps = average_run(
+        folder, output, last=options.last, steps=options.steps, kind=options.weights, replace=options.replace
+    )
     which = f"{len(steps)} checkpoints (steps" if len(steps) > 1 else "1 checkpoint (step"
     say(f"averaged {which} {', '.join(map(str, steps))}) of {folder} into {output}")
     with suppress(ConfigError):  # a run without its config.yaml

@@ -77,10 +77,12 @@ def run(options: ConvertOptions) -> int:
     from manyheads.interop.convert import export_folder, import_folder
 
     if options.to is not None:
-        done = export_folder(source, output, options.to)
+        done = export_folder(source, output, options.to, replace=options.replace)
         way = f"to {done.peer}"
     else:
-        done = import_folder(source, output, peer=options.origin, from_pickle=options.from_pickle)
+        done = import_folder(
+            source, output, peer=options.origin, from_pickle=options.from_pickle, replace=options.replace
+        )
         way = f"from {done.peer}"
     for note in done.notes:
         say(f"manyheads: {note}", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +28,14 @@ def run(arguments: Sequence[str]) -> int:
         output = output.resolve()
     check_output(output, options.replace)
     prepare = partial(task.module("prepare").preparation(options), output, replace=options.replace)
-    stopped_message = f"manyheads: stopped; nothing is left in {output}."
+    before = _identity(output)
+
+    def tell_stopped() -> None:
+        found = _identity(output)
+        left = f"nothing is left in {output}" if found is None else f"{output} is unchanged"
+        if found not in (None, before):  # stopped while the system wrote it to the disk
+            left = f"{output} was complete already"
+        say(f"manyheads: stopped; {left}.", file=sys.stderr, flush=True)
 
     def abandon() -> None:
         from rich.console import Console
@@ -35,20 +43,28 @@ def run(arguments: Sequence[str]) -> int:
         from manyheads.files.commit import remove_stale
 
         Console(stderr=True).show_cursor()  # the bars have hidden it
-        say(stopped_message, file=sys.stderr, flush=True)
+        tell_stopped()
         remove_stale(output.absolute().parent, output.name)
 
     try:
         with showing_phases() as show:
             manifest = interruptible(lambda progress: prepare(progress=progress), show, abandon)
     except StoppedBySignalError as stopped:
-        say(stopped_message, file=sys.stderr)
+        tell_stopped()
         return 128 + stopped.number
     say(task.module("prepare").summary(output, manifest))
     tokenizer = getattr(getattr(options, "vocabulary", None), "tokenizer", None)
     if tokenizer is not None and TASKS.get(str(task_of_folder(tokenizer))) is task and _is_model(Path(tokenizer)):
         say(f"or begin from that model (5 minutes): manyheads train --init {tokenizer} --data.path {output}")
     return 0
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What changes if the folder is replaced; None: there is none."""
+    with suppress(OSError):
+        status = folder.stat()
+        return status.st_dev, status.st_ino
+    return None
 
 
 def _is_model(folder: Path) -> bool:

@@ -39,5 +39,5 @@ def run(options: PruneOptions) -> int:
     if options.share is not None:
         with showing_if_long() as show:
             removed = tuple(least_important(options.model, options.share, options.by, options.text, show))
-    say(prune_folder(options.model, removed, output).describe())
+    say(prune_folder(options.model, removed, output, replace=options.replace).describe())
     return 0

@@ -25,7 +25,7 @@ __all__ = ["PAGE", "run"]
 def run(options: TranslateOptions) -> int:
     """Translate lines or a document. Returns: the exit code."""
     set_up_machine()
-    check_files(options.output, options.input)
+    check_files(options.output, options.input, options.document.terms)
     if _is_chart_parser(options.model):
         return _parse_by_chart(options)
     document = open_document(options.document, options.input, options.output)

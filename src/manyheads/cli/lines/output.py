@@ -13,7 +13,8 @@ from typing import IO, Self
 
 from manyheads.cli.printing import say
 from manyheads.data.lines import describe
-from manyheads.errors import ConfigError, DataError, SaveError
+from manyheads.errors import CheckpointError, ConfigError, DataError, SaveError
+from manyheads.files.spared import check_spares_folders
 
 __all__ = ["LineWriter", "check_files", "check_model_output"]
 
@@ -114,10 +115,12 @@ def _refuse_same_file(output: str, *inputs: str | None) -> None:
 def check_files(output: str, *inputs: str | None) -> None:
     """Check the names of files before a model is loaded.
 
-    Raises: ConfigError: the output is one of the inputs, or it cannot be written. DataError: an input
-        cannot be read.
+    Raises: ConfigError: the output is one of the inputs, a file of a model or of prepared data, or it cannot be
+        written. DataError: an input cannot be read.
     """
     _refuse_same_file(output, *inputs)
+    if output != "-":
+        check_spares_folders(Path(output))
     for path in inputs:
         if path is not None and path != "-":
             try:
@@ -135,11 +138,23 @@ def check_files(output: str, *inputs: str | None) -> None:
 def check_model_output(output: Path, replace: bool) -> None:
     """Refuse to replace a folder that holds something else.
 
-    Raises: ConfigError: the folder exists, and is no model folder or was not to be replaced.
+    Raises: ConfigError: the folder exists, and is no model folder, was not to be replaced, or holds other files too.
     """
-    if not output.exists():
+    check_spares_folders(output, is_folder=True)
+    if not os.path.lexists(output):
         return
     is_model = (output / "config.json").is_file() and (output / "model.safetensors").is_file()
     if not replace or not is_model:
         hint = "or give --replace" if is_model else "it is no model folder, so it is not replaced"
         raise ConfigError(f"{output} exists already; choose another folder, {hint}.")
+    from manyheads.files.verify import MANIFEST, unlisted_files
+
+    try:
+        others = unlisted_files(output) if (output / MANIFEST).exists() else []
+    except (CheckpointError, OSError):
+        others = []  # the model is damaged, and is to be replaced for that
+    if others:
+        raise ConfigError(
+            f"{output} also holds {others[0]}, which is not of the model and which --replace would delete; move it, or"
+            " choose another folder."
+        )

@@ -27,7 +27,7 @@ class StoppedBySignalError(Exception):
 
 
 def interruptible(work: Callable[[Progress], T], show: Progress, abandon: Callable[[], None]) -> T:
-    """Do work that SIGINT and SIGTERM can stop even while it waits in a library or for a pipe.
+    """Do work that SIGINT, SIGTERM and SIGHUP can stop even while it waits in a library or for a pipe.
 
     The work runs in a thread of its own. After a signal its next call of the progress function raises
     StoppedBySignalError, so that it cleans up by itself; if no call comes within a few seconds, `abandon` cleans up
@@ -79,7 +79,9 @@ def interruptible(work: Callable[[Progress], T], show: Progress, abandon: Callab
 
 
 def _signals() -> tuple[signal.Signals, ...]:
-    """Only the main thread may handle signals."""
+    """Only the main thread may handle signals. SIGHUP stays ignored where it is ignored, as by nohup."""
     if threading.current_thread() is not threading.main_thread():
         return ()
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # Windows has none
+        return signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     return signal.SIGINT, signal.SIGTERM

@@ -12,6 +12,7 @@ from typing import Any
 from manyheads.architectures.pretrained import read_config
 from manyheads.errors import ConfigError, MissingExtraError, ModelFileError
 from manyheads.files.commit import write_folder
+from manyheads.files.spared import check_spares_folders
 from manyheads.files.verify import list_files
 from manyheads.interop.exports import EXPORTS, Check, ExportOptions, NotComparedError
 
@@ -47,6 +48,7 @@ def export_model(model: Path, output: Path, options: ExportOptions, *, check: bo
     """
     if os.path.lexists(output):
         raise ConfigError(f"{output} exists already; give another folder for --output.")
+    check_spares_folders(output, is_folder=True)
     config = read_config(model)
     module = importlib.import_module(EXPORTS[options.to].module)
     done: dict[str, Any] = {"notes": [], "check": None, "not_checked": "" if check else "--no-check was given"}
@@ -63,7 +65,8 @@ def export_model(model: Path, output: Path, options: ExportOptions, *, check: bo
         _refuse_deviation(done["check"], options.to)
 
     weights = model / "model.safetensors"
-    write_folder(output, write, needed_bytes=weights.stat().st_size if weights.is_file() else 0)
+    size = weights.stat().st_size if weights.is_file() else 0
+    write_folder(output, write, needed_bytes=size, replace=False)
     num_bytes = sum((output / name).stat().st_size for name in list_files(output))
     return Exported(num_bytes=num_bytes, **done)
 

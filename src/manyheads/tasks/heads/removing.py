@@ -65,13 +65,14 @@ def least_important(name: str, share: float, by: Order, text: HeadTextOptions, s
     return [str(head) for head in order[:count]]
 
 
-def prune_folder(name: str, removed: Sequence[str], output: Path) -> PrunedFolder:
+def prune_folder(name: str, removed: Sequence[str], output: Path, *, replace: bool = True) -> PrunedFolder:
     """Write a model folder without these heads; tokenizer, settings, task and languages are the model's own.
 
     Args:
         name: of a model folder, a run folder, or a model on the hub.
         removed: names of heads (see `head_names.parse_heads`).
-        output: the model folder; an existing one is replaced.
+        output: the model folder.
+        replace: replace an existing output.
 
     Raises: RequestError: a head does not exist, none is named, or heads of this architecture cannot be removed.
         ModelFileError: the model cannot be read.
@@ -90,5 +91,6 @@ def prune_folder(name: str, removed: Sequence[str], output: Path) -> PrunedFolde
         generation=read_settings(source, DecodingSettings if translates else GenerationSettings),
         task=task_of_folder(str(source)),
         languages=read_languages(source),
+        replace=replace,
     )
     return PrunedFolder(output, smaller, sum(parameter.numel() for parameter in model.parameters()))

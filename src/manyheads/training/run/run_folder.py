@@ -20,6 +20,7 @@ from manyheads.files.commit import make_folder, sync, write_text
 from manyheads.files.faults import saving
 from manyheads.files.guarded import RefusedFileError, check_no_link, check_writable_file
 from manyheads.files.locks import locked
+from manyheads.files.spared import check_spares_folders
 from manyheads.training.settings import RunConfig
 
 __all__ = ["RunFolder", "environment"]
@@ -81,8 +82,11 @@ class RunFolder:
     def create(self) -> None:
         """Create the folder.
 
-        Raises: SaveError: it cannot be created. ConfigError: its name is a file's; see `check`.
+        Raises: SaveError: it cannot be created. ConfigError: its name is a file's, or it would be in the folder of a
+            model; see `check`.
         """
+        check_spares_folders(self.checkpoints, is_folder=True)
+        check_spares_folders(self.environment)
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"run_dir is {self.path}, which is a file; a run needs a folder. Choose another run_dir.")
         with saving(self.path, 0):

@@ -1,4 +1,4 @@
-"""Handling of SIGINT and SIGTERM: they set a flag, and the loops end with a complete checkpoint.
+"""Handling of SIGINT, SIGTERM and SIGHUP: they set a flag, and the loops end with a complete checkpoint.
 
 With several ranks a signal to one is enough: the group passes it on.
 """
@@ -67,7 +67,9 @@ class SharedStopFlag(StopFlag):
 
 @contextmanager
 def catch_signals(flag: StopFlag, *, grace: float = 0.0, last_words: Callable[[], str] = str) -> Iterator[StopFlag]:
-    """Inside the block the first SIGINT or SIGTERM sets the flag, the second ends the process at once.
+    """Inside the block the first SIGINT, SIGTERM or SIGHUP sets the flag, the second ends the process at once.
+
+    SIGHUP, which a closed terminal sends, stays ignored where it is ignored, as by nohup.
 
     Args:
         grace: seconds in which a second signal counts as the first, because a launcher forwards a signal that the
@@ -93,7 +95,10 @@ def catch_signals(flag: StopFlag, *, grace: float = 0.0, last_words: Callable[[]
     if threading.current_thread() is not threading.main_thread():
         yield flag
         return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # Windows has none
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield flag
     finally:
