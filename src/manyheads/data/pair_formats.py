@@ -7,6 +7,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +90,10 @@ def preview(text: str) -> str:
 
 
 def csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, report: ReadReport) -> Pairs:
-    """Return the pairs of two columns of a CSV file with a header; the delimiter is that of its first line.
+    """Return the pairs of two columns of a CSV file; the delimiter is that of its first line.
 
-    A first line such as `sep=;`, which Excel reads, names the delimiter.
+    The columns are named as in its header. Numbers, from 1, name the columns of a file without a header. A line such as
+    `sep=;` above, which Excel reads, names the delimiter.
 
     Raises: DataError: no such column, a row without them, a quotation mark that is not closed, or carriage returns as
         line ends.
@@ -118,20 +120,25 @@ def _csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, 
     source = lines()
     first = next(source, "").removeprefix("\ufeff")
     above = 1  # lines of the header
-    delimiter = max(",;\t|", key=first.count)
+    delimiter = max(",;\t|", key=re.sub(r'"[^"]*"', "", first).count)
     if named := re.fullmatch(r'"?sep=([^"\r\n])"?\r?\n', first):  # a first line for Excel, which names the delimiter
         delimiter, first, above = named[1], next(source, ""), 2
     header = [name.strip() for name in next(csv.reader([first], delimiter=delimiter), [])]
+    by_number = all(re.fullmatch("[1-9][0-9]{0,5}", key) and key not in header for key in keys)
+    if by_number:
+        source, above = chain([first] if first else [], source), above - 1
     for key in keys:
-        if key not in header:
+        if key not in header and not by_number:
             raise DataError(
                 f"{describe(path)} has no column {key!r}; its first line has:"
-                f" {', '.join(header[:MOST_NAMED]) or 'none'}. {NAME_THEM}"
+                f" {', '.join(header[:MOST_NAMED]) or 'none'}. {NAME_THEM} Numbers, from 1, name the columns of a file"
+                " without a header."
             )
-    places = [header.index(key) for key in keys]
+    places = [int(key) - 1 if by_number else header.index(key) for key in keys]
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(source, delimiter=delimiter)
     began = above + 1
+    needed = f"column {max(places) + 1} was asked for" if by_number else f"the first has {len(header)}"
     for row in reader:
         if ended:  # the reader looked for more of this row; its text would be the rest of the file
             raise DataError(
@@ -145,9 +152,7 @@ def _csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, 
         elif not row:
             yield "", ""
         elif max(places) >= len(row):
-            raise DataError(
-                f"{describe(path)}: line {reader.line_num + above} has {len(row)} columns; the first has {len(header)}."
-            )
+            raise DataError(f"{describe(path)}: line {reader.line_num + above} has {len(row)} columns; {needed}.")
         else:
             texts = [row[place] for place in places]
             report.line_breaks_replaced += any("\n" in text for text in texts)

@@ -116,3 +116,20 @@ def test_mistakes(manyheads: Cli, run_folder: Path, tmp_path: Path, capsys: pyte
     shutil.rmtree(run_folder / "model")
     assert manyheads("average", run_folder, "--steps", "10", "--output", tmp_path / "out") == 2
     assert "no model yet" in capsys.readouterr().err
+
+
+def test_the_next_command_reads_a_text_as_the_run_does(
+    manyheads: Cli, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = "seed: 1\ndata:\n  path: data/x\n"
+    for reading, options in (
+        ("", ""),
+        (
+            "reading: {segment_len: 32, memory_len: 16, ext_len: 0, clamp_len: null, lanes: 1, same_length: true,"
+            " documents: joined, max_tokens: 2000}",
+            " --segment-len 32 --memory-len 16 --lanes 1 --same-length yes",
+        ),
+    ):
+        (run_folder / "config.yaml").write_text(config + reading)
+        assert manyheads("average", run_folder, "--last", "1", "-o", tmp_path / "a", "--replace") == 0
+        assert capsys.readouterr().out.endswith(f"\nnext: manyheads evaluate {tmp_path / 'a'} --data data/x{options}\n")

@@ -78,6 +78,7 @@ def test_completion_scripts_are_sound(shell: str, tmp_path: Path) -> None:
         (["evaluate", "--memory"], ["--memory-len"]),
         (["inspect", "sh"], ["shapes"]),
         (["completion", "b"], ["bash"]),
+        (["help", "tra"], ["train", "translate"]),
         (["info", "--v"], ["--verify"]),
         (["info", "runs/"], []),
     ],

@@ -45,6 +45,11 @@ def test_csv(tmp_path: Path) -> None:
     for sep in ("sep=;\r\n", '\ufeff"sep=;"\n'):  # a line for Excel
         named = write(tmp_path, "s.csv", f"{sep}en;de,at\na, b;c\n")
         assert list(csv_pairs(named, ("en", "de,at"), "fail", ReadReport())) == [("a, b", "c")]
+    for sep in ("", "\ufeff", "sep=;\n"):
+        bare = write(tmp_path, "n.csv", f'{sep}"a, ""b"", f, g";d;"e\nh"\n2;1;3\n')
+        assert list(csv_pairs(bare, ("1", "3"), "fail", ReadReport())) == [('a, "b", f, g', "e h"), ("2", "3")]
+    numbered = write(tmp_path, "o.csv", "1,2\na,b\n")
+    assert list(csv_pairs(numbered, ("2", "1"), "fail", ReadReport())) == [("b", "a")]
     unended = write(tmp_path, "c.csv", 'en,de\na,"b\nc"')
     assert list(csv_pairs(unended, KEYS, "fail", ReadReport())) == [("a", "b c")]
 
@@ -55,6 +60,7 @@ def test_csv(tmp_path: Path) -> None:
         ("a,b\n", "no column 'en'; its first line has: a, b"),
         ("", "no column 'en'"),
         ("x,en,de\n1,a\n", "line 2 has 2 col"),
+        ("a,b\n", "Numbers, from 1, name the columns of a file without a header"),
         ("sep=,\nx,en,de\n1,a\n", "line 3 has 2 col"),
         ("sep=;", "no column 'en'; its first line has: none"),
         ('en,de\na,b\n"c\nd",e\nf,"g\nh,i\n', "begins in line 5 has a quotation mark that is never closed"),
@@ -65,6 +71,11 @@ def test_csv(tmp_path: Path) -> None:
 def test_csv_refusals(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         list(csv_pairs(write(tmp_path, "a.csv", text), KEYS, "fail", ReadReport()))
+
+
+def test_csv_numbers_beyond_a_row_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 2 has 2 columns; column 3 was asked for"):
+        list(csv_pairs(write(tmp_path, "a.csv", "a,b,c\nd,e\n"), ("1", "3"), "fail", ReadReport()))
 
 
 def test_csv_lines_that_are_not_utf8(tmp_path: Path) -> None:

@@ -41,3 +41,5 @@ def _add(
     for action in parser._actions:
         if "--preset" in action.option_strings:
             action.choices = list(PRESETS)
+        if name == "help" and action.dest == "command":
+            action.choices = list(COMMANDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +12,8 @@ from manyheads.cli.lines.output import check_model_output
 from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError
-from manyheads.tasks.held_out import own_data
+from manyheads.evaluation.reading import Reading
+from manyheads.tasks.held_out import own_data, run_section
 
 __all__ = ["PAGE", "AverageOptions", "run"]
 
@@ -56,5 +57,14 @@ def run(options: AverageOptions) -> int:
     say(f"averaged {which} {', '.join(map(str, steps))}) of {folder} into {output}")
     with suppress(ConfigError):  # a run without its config.yaml
         data, _ = own_data(str(folder))
-        say(f"next: manyheads evaluate {output} --data {data}")
+        say(f"next: manyheads evaluate {output} --data {data}{_as_read_by(folder)}")
     return 0
+
+
+def _as_read_by(run: Path) -> str:
+    """Return the options with which a model folder reads a text as the run's validation does."""
+    given = run_section(str(run), "reading")
+    usual = asdict(Reading()) | {"max_tokens": given.get("max_tokens")}  # all of the text, as for the run itself
+    changed = {name: value for name, value in given.items() if value != usual.get(name)}
+    shown = {name: ("no", "yes")[value] if isinstance(value, bool) else value for name, value in changed.items()}
+    return "".join(f" --{name.replace('_', '-')} {value}" for name, value in shown.items())

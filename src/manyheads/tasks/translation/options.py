@@ -71,7 +71,8 @@ class PrepareOptions(PairOptions):
     test_jsonl: str | None = option("Test pairs.", default=None, metavar="FILE")
     test_pairs: str | None = option("Test pairs.", default=None, metavar="FILE")
     source_key: str = option(
-        "Key or column of the source sentence in JSONL, CSV and Parquet files; a.b is nested.",
+        "Key or column of the source sentence in JSONL, CSV and Parquet files; a.b is nested. A number is a column of "
+        "a CSV file without a header.",
         default="source",
         metavar="KEY",
     )
