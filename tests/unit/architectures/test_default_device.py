@@ -17,10 +17,12 @@ from manyheads.architectures.reformer.classifier_config import PRESETS as CLASSI
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.presets import PRESETS as TRANSFORMER_PRESETS
 from manyheads.architectures.transformer_xl.presets import PRESETS as XL_PRESETS
+from manyheads.nn.kernels.topk import likeliest, top_k
 
 VOCAB = 20
 TOKENS = torch.randint(3, VOCAB, (2, 9), generator=torch.Generator().manual_seed(0))
 LENGTHS = torch.tensor([9, 4])
+ROWS = torch.tensor([[0], [1]])
 RATES = {"dropout": 0.3, "attention_dropout": 0.3}
 BOTH = {"source_vocab_size": VOCAB, "target_vocab_size": VOCAB}
 CONFIGS: dict[str, Any] = {
@@ -51,9 +53,6 @@ def computed(model: Any) -> list[Tensor]:
     return found
 
 
-ROWS = torch.tensor([[0], [1]])
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_nothing_is_created_on_the_default_device(name: str) -> None:
     model = build_model(CONFIGS[name])
@@ -61,4 +60,12 @@ def test_nothing_is_created_on_the_default_device(name: str) -> None:
     with torch.device("meta"):
         found = computed(model)
     assert len(found) == len(wanted)
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_the_best_of_many_on_another_default_device() -> None:
+    values = torch.rand(2, 40_007, generator=torch.Generator().manual_seed(0))
+    wanted = (*top_k(values, 3), likeliest(values))
+    with torch.device("meta"):
+        found = (*top_k(values, 3), likeliest(values))
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
