@@ -33,7 +33,7 @@ class ReformerEncoder(nn.Module):
         self, tokens: Int[Tensor, "batch len"], lengths: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch len width"]:
         """Return the states. Rows are padded on the right; states at padding are undefined."""
-        seed = int(torch.randint(1 << 62, ())) if self.training else None
+        seed = int(torch.randint(1 << 62, (), device="cpu")) if self.training else None
         state = self.reformer.start(len(tokens), projected=False, hash_seed=seed)
         hidden, _ = self.reformer(tokens, lengths, state)
         return hidden  # type: ignore[no-any-return]

@@ -61,4 +61,4 @@ class ReformerState(State):
 
 def seed_tensor(seed: int) -> Tensor:
     """Return a hash seed as a state stores it."""
-    return torch.tensor(seed, dtype=torch.int64)
+    return torch.tensor(seed, dtype=torch.int64, device="cpu")

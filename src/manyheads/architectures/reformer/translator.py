@@ -180,7 +180,7 @@ class ReformerTranslator(nn.Module):
         """Return the seed of a call's hashes; 0 without hashing, which does not use the generator."""
         if self.config.attention == "full":
             return 0
-        return int(torch.randint(1 << 62, ())) if self.training else self.config.hash_seed
+        return int(torch.randint(1 << 62, (), device="cpu")) if self.training else self.config.hash_seed
 
     def encode(
         self, source: Int[Tensor, "batch source_len"], source_lengths: Int[Tensor, " batch"]
@@ -225,7 +225,7 @@ class ReformerTranslator(nn.Module):
             past = layer.attention.start(rows, side, key)
             layers.append(DecoderLayerState(past, key.contiguous(), value.contiguous()))
         seen = source_mask(source_lengths, source.shape[1])
-        return DecoderState(tuple(layers), seen, torch.zeros((), dtype=torch.int64))
+        return DecoderState(tuple(layers), seen, torch.zeros((), dtype=torch.int64, device="cpu"))
 
     def step(
         self, tokens: Int[Tensor, "rows new_len"], state: DecoderState

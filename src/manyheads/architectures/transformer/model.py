@@ -164,7 +164,7 @@ class Transformer(nn.Module):
         """Return the state before the first target token: one row per sentence."""
         layers = self.decoder.start(self.encode(source, source_lengths))
         seen = source_mask(source_lengths, source.shape[1])
-        return DecoderState(layers=layers, source_seen=seen, length=torch.zeros((), dtype=torch.int64))
+        return DecoderState(layers=layers, source_seen=seen, length=torch.zeros((), dtype=torch.int64, device="cpu"))
 
     def step(
         self, tokens: Int[Tensor, "rows new_len"], state: DecoderState

@@ -188,7 +188,7 @@ class KeyValues:
         Args: heads: number of them in each layer.
         """
         buffers = tuple(like.new_zeros(lanes, count, columns, head_dim) for count in heads)
-        first, last = torch.zeros((), dtype=torch.int64), torch.tensor(columns)
+        first, last = (torch.tensor(count, dtype=torch.int64, device="cpu") for count in (0, columns))
         return cls(keys=buffers, values=buffers, first=first, last=last)
 
     @property

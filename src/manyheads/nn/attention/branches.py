@@ -83,7 +83,7 @@ class Branches:
         capacity = max(2 * (kept + count), 16 * seen.shape[1])
         grown = seen.new_zeros(*seen.shape[:2], capacity)
         grown[:, :, :kept] = seen.gather(2, order[:, None].expand(-1, seen.shape[1], -1))
-        return replace(self, seen=grown, slots=torch.tensor(kept)), order
+        return replace(self, seen=grown, slots=torch.tensor(kept, device="cpu")), order
 
 
 @register_state

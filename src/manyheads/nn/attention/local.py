@@ -64,7 +64,8 @@ def local_attention(
     scores = torch.matmul(query, _seen(key, offsets).transpose(-1, -2)) / math.sqrt(query.shape[-1])
     if slopes is not None:
         first = offsets.start * chunk_len
-        distances = slope_penalty(torch.arange(chunk_len), torch.arange(first, first + scores.shape[-1]), slopes)
+        positions = torch.arange(first, first + scores.shape[-1], device=slopes.device)
+        distances = slope_penalty(torch.arange(chunk_len, device=slopes.device), positions, slopes)
         scores = scores - distances[:, None].to(scores.dtype)
     weights = masked_softmax(scores, allowed)
     if weights_hook is not None:
@@ -136,7 +137,8 @@ def local_slopes(num_heads: int) -> Float[Tensor, " heads"]:
         n heads are 2^(-8 i / n), so with 4 heads the steepest is 1/4. A local layer has a short window, in which one
         head needs a steeper slope to select the position before its own.
     """
-    return 2.0 ** -torch.linspace(1, 7, num_heads) if num_heads > 1 else torch.tensor([0.5])
+    steepest_first = torch.linspace(1, 7, num_heads, device="cpu")
+    return 2.0**-steepest_first if num_heads > 1 else torch.tensor([0.5], device="cpu")
 
 
 def slope_penalty(

@@ -53,7 +53,7 @@ class LSHCache(State):
             caught=torch.zeros(rings.shape[:-1], dtype=torch.int32, device=like.device),
             rotations=rotations,
             lengths=torch.zeros(rows, dtype=torch.int64, device=like.device),
-            longest=torch.zeros((), dtype=torch.int64),
+            longest=torch.zeros((), dtype=torch.int64, device="cpu"),
         )
 
     @property

@@ -37,9 +37,8 @@ def rotations(
 
     Returns: standard normal numbers in float32; (heads, head_dim, rounds, sum of factors / 2).
     """
-    generator = torch.Generator().manual_seed(int(seed))
-    drawn = torch.randn(num_heads, head_dim, num_hashes, sum(factors) // 2, generator=generator, dtype=torch.float32)
-    return drawn.to(device)
+    generator, shape = torch.Generator().manual_seed(int(seed)), (num_heads, head_dim, num_hashes, sum(factors) // 2)
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(device or "cpu")
 
 
 def hash_vectors(

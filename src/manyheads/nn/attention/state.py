@@ -73,7 +73,7 @@ class KeyValueState(State):
         """Return a state without positions; device and dtype of `like`. value_dim: of a value; None: head_dim."""
         key = like.new_empty(rows, num_heads, 0, head_dim)
         value = key if value_dim in (None, head_dim) else like.new_empty(rows, num_heads, 0, value_dim)
-        return cls(key=key, value=value, length=torch.zeros((), dtype=torch.int64))
+        return cls(key=key, value=value, length=torch.zeros((), dtype=torch.int64, device="cpu"))
 
     @property
     def rows(self) -> int:

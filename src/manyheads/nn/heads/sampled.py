@@ -27,7 +27,7 @@ class LogUniformCandidates:
     def __init__(self, vocab_size: int, num_draws: int) -> None:
         if vocab_size < 2 or num_draws < 1:
             raise ConfigError(f"vocab_size {vocab_size} and num_draws {num_draws} must be at least 2 and 1.")
-        ranks = torch.arange(vocab_size, dtype=torch.float64)
+        ranks = torch.arange(vocab_size, dtype=torch.float64, device="cpu")
         self.probabilities = ((ranks + 2).log() - (ranks + 1).log()) / math.log(vocab_size + 1)
         # Probability of being among the candidates: 1 - (1 - p)^n, in a form that is precise for a small p.
         inclusion = -torch.expm1(num_draws * torch.log1p(-self.probabilities))
@@ -37,7 +37,8 @@ class LogUniformCandidates:
 
     def draw(self, generator: torch.Generator | None = None) -> Int[Tensor, " candidates"]:
         """Return distinct ids in increasing order, at most num_draws of them."""
-        uniform = torch.rand(self.num_draws, dtype=torch.float64, generator=generator) * self._cumulated[-1]
+        uniform = torch.rand(self.num_draws, dtype=torch.float64, generator=generator, device="cpu")
+        uniform = uniform * self._cumulated[-1]
         drawn = torch.searchsorted(self._cumulated, uniform, right=True).clamp_(max=len(self.probabilities) - 1)
         return torch.unique(drawn)  # type: ignore[no-any-return]
 

@@ -20,7 +20,7 @@ __all__ = ["RowMasks", "dropout", "numbered_rows", "scaled_mask"]
 
 _LEVELS = 1 << 16
 _FINAL = -0x61C8864680B583EB  # odd, from the golden ratio: the finaliser's multiplier
-_row_keys = torch.zeros(0, dtype=torch.int64)
+_row_keys = torch.zeros(0, dtype=torch.int64, device="cpu")
 _row_range: tuple[int, int, int] | None = None
 
 
@@ -94,7 +94,7 @@ class RowMasks:
         self._width = width
         self._drawn: Tensor | None = None
         if policy.shares_draws(device):
-            self._drawn = torch.empty((width + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
+            self._drawn = torch.empty((width + 3) // 4, dtype=torch.int64, device=device).random_(-(1 << 63), None)
             self._keys = _keys_of(rows)
 
     def of(self, like: Tensor, first: int) -> Tensor:

@@ -102,7 +102,7 @@ def chunked_attention(
     keeps = torch.is_grad_enabled() and (qk.requires_grad or v.requires_grad)
     if not keeps:
         qk, v = qk.detach(), v.detach()
-    seed = int(torch.randint(1 << 62, ())) if dropout_rate else 0
+    seed = int(torch.randint(1 << 62, (), device="cpu")) if dropout_rate else 0
     arguments = (qk, v, order, settings, lengths, dropout_rate, seed, keeps, known)
     out, *rest = _ChunkedAttention.apply(*arguments)  # type: ignore[no-untyped-call]
     return out, (out.detach(), *rest)
@@ -130,7 +130,7 @@ class _ChunkedAttention(torch.autograd.Function):
             with torch.autocast(qk.device.type, enabled=False):
                 inputs = _Inputs.of(qk, v, settings, is_safe=None)
                 out, log_sums, alone = _forward(_groups(inputs, order, settings, lengths, rate, seed), inputs)
-                safe = torch.tensor(inputs.is_safe)
+                safe = torch.tensor(inputs.is_safe, device="cpu")
         out = out.view(v.shape).to(v.dtype)  # float16 is computed in float32
         if keeps:
             ctx.save_for_backward(qk, v, out, log_sums, alone, order, lengths)

@@ -49,9 +49,11 @@ def _top_k_by_blocks(values: Tensor, count: int, added: Tensor | None) -> tuple[
         maxima += added[:, :, None]
     winners = maxima.flatten(1).topk(count, sorted=False).indices
     first = winners * _BLOCK + torch.div(winners, blocks, rounding_mode="floor") * (size - cut)
-    candidates = (first[:, :, None] + torch.arange(_BLOCK)).flatten(1)
+    place = values.device
+    candidates = (first[:, :, None] + torch.arange(_BLOCK, device=place)).flatten(1)
     if cut < size:
-        ends = (torch.arange(each)[:, None] * size + torch.arange(cut, size)).flatten()
+        rows, rest = torch.arange(each, device=place)[:, None], torch.arange(cut, size, device=place)
+        ends = (rows * size + rest).flatten()
         candidates = torch.cat([candidates, ends.expand(groups, -1)], 1)
     found = values.flatten(1).gather(1, candidates)
     if added is not None:
