@@ -210,6 +210,6 @@ def compared_curves_figure(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> F
                 )
         style_axes(axes, title=title, x_label="step", y_label=unit)
         axes.set_xlim(left=0)
-        legend = axes.legend(frameon=False, fontsize=9, labelcolor=INK, title="best", title_fontsize=9)
+        legend = axes.legend(frameon=False, fontsize=9, labelcolor=INK, title="best", loc="best", title_fontsize=9)
         plain_text(legend.get_texts())
     return figure

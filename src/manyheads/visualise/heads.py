@@ -112,7 +112,7 @@ def pruning_figure(points: Sequence[Mapping[str, Any]], *, note: str = "") -> Fi
             )
     style_axes(axes, x_label="heads pruned, in percent", y_label=name)
     plain_text([axes.set_title(note, loc="left", fontsize=9, color=MUTED)])
-    axes.legend(frameon=False, fontsize=8.5)
+    axes.legend(frameon=False, fontsize=8.5, loc="best")
     finite = [point[measure] for point in points if math.isfinite(point[measure])] or [0.0]
     highest = max(finite)
     if measure == "bleu":

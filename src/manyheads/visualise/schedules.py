@@ -43,5 +43,5 @@ def schedule_figure(curves: Mapping[str, Curve], *, title: str = "Learning rate"
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     if curves:
-        axes.legend(frameon=False, fontsize=9.5, labelcolor=INK)
+        axes.legend(frameon=False, fontsize=9.5, labelcolor=INK, loc="best")
     return figure

@@ -106,5 +106,5 @@ def label_smoothing_figure(
     style_axes(right, title="Loss by confidence", x_label="probability of the correct token", y_label="loss in nats")
     right.set_ylim(bottom=0)
     if losses:
-        right.legend(frameon=False, fontsize=9.5, labelcolor=INK)
+        right.legend(frameon=False, fontsize=9.5, labelcolor=INK, loc="best")
     return figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import manyheads.visualise
 from manyheads.errors import DataError, MissingExtraError, SaveError, ShapeError
 from manyheads.visualise.attention import MAX_LABELS, attention_figure
 from manyheads.visualise.buckets import buckets_figure
@@ -291,3 +293,15 @@ def test_a_long_title_stays_on_the_picture() -> None:
     assert "".join(title.split()).endswith("ondata/othertest")
     [drawn] = [text for text in figure.texts if text.get_text() == title]
     assert drawn.get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_every_legend_has_a_place() -> None:
+    """Without one, matplotlib warns on a slow machine that the best place was searched for a second."""
+    found = {
+        f"{path.name}: {ast.unparse(node)[:60]}"
+        for path in Path(manyheads.visualise.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "legend"
+        and "loc" not in {word.arg for word in node.keywords}
+    }  # fmt: skip
+    assert not found
