@@ -46,7 +46,7 @@ def bytes_of_text() -> list[Oddity]:
         bad_bytes(
             "bad UTF-8 in a line",
             b"one\ntw\xff\nthree\n",
-            "odd.en: line 2 is not UTF-8: byte 0xff at byte offset 6 (invalid start byte). Convert the file",
+            "odd.en: line 2 is not UTF-8: byte 0xff at byte offset 6 (invalid start byte). Save the file as UTF-8",
         ),
         bad_bytes(
             "a character cut off at the end",
@@ -63,7 +63,7 @@ def bytes_of_text() -> list[Oddity]:
         bad_bytes(
             "a file in Windows-1252 or Latin-1",
             "Grüße\naus\nKöln\n".encode("cp1252"),
-            "line 1 is not UTF-8: byte 0xfc at byte offset 2 (invalid start byte). Convert the file (for",
+            "line 1 is not UTF-8: byte 0xfc at byte offset 2 (invalid start byte). Save the file as UTF-8",
         ),
         taken("a byte order mark at the start: dropped", EN, DE, raw=b"\xef\xbb\xbf" + PLAIN),
         odd_line("a byte order mark in the middle: kept", "\ufeffThe cat."),

@@ -54,7 +54,7 @@ def each_metrics(path: Path | str) -> Iterator[dict[str, Any]]:
                 break
             raise DataError(f"{path}, line {number} is not JSON: {error}.") from error
         if not isinstance(record, dict):
-            raise DataError(f"{path}, line {number} is not a record but {type(record).__name__}.")
+            raise DataError(f"{path}, line {number} is not a JSON object but a {type(record).__name__}.")
         yield record
 
 

@@ -79,4 +79,4 @@ def test_only_runs_are_compared(
     assert manyheads("info", runs / "first", model_folder) == 2
     assert "is no run but model" in capsys.readouterr().err
     assert manyheads("info", runs / "new", "--curves", "a.png") == 2
-    assert "None of these runs has been validated yet" in capsys.readouterr().err
+    assert "None of these runs has a validation yet" in capsys.readouterr().err

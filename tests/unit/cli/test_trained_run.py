@@ -213,7 +213,7 @@ def test_the_demo_of_a_model_that_did_not_learn(
         assert "learn" not in shown.err
         return
     assert f"manyheads: {said}" in shown.err
-    for part in ("BLEU is 0.00", "made 20 steps in ", "target tokens/s", "precision fp32 and 1 threads", "doctor"):
+    for part in ("BLEU is 0.00", "made 20 steps in ", "target tokens/s", "precision fp32 and 1 thread.", "doctor"):
         assert part in shown.err, part
 
 

@@ -122,7 +122,7 @@ def test_a_page_of_our_own_differs_in_its_text_only(manyheads: Cli, model_folder
 
     before, after = parts(page), parts(output)
     assert after[0] == before[0]
-    assert len(before[1]) == 10
+    assert len(before[1]) == 11
     assert all(one != other for one, other in zip(before[1], after[1], strict=True))
 
 

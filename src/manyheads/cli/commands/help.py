@@ -68,8 +68,8 @@ def run(options: HelpOptions) -> int:
         for heading, entries in _sections(_printed(show)):
             found = [entry for entry in entries if _contains(words, entry) and entry not in seen]
             if found:
-                print(f"{chr(10) if seen else ''}{heading}{label if place else ''}:")
-                print("\n".join(found))
+                title = f"{heading}{label if place else ''}:"
+                say("\n".join([*([""] if seen else []), title, *found]))
                 seen.update(found)
     if not seen:
         page = " ".join(["manyheads", name, *kind, "--help"])
