@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from manyheads.cli.lines.conversation import converse
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.records import describe_folder
-from manyheads.errors import ModelFileError, SaveError
+from manyheads.errors import ConfigError, ModelFileError, SaveError
 from manyheads.tasks.preparation import smaller_than_asked
 
 Cli = Callable[..., int]
@@ -125,6 +126,28 @@ def test_messages_that_cannot_be_written_fail_no_command(warm_program: list[str]
         failed = subprocess.run([*warm_program, "info", str(tmp_path / "missing")], stderr=full, check=False)
     assert (made.returncode, failed.returncode) == (0, 2)
     assert (tmp_path / "sample" / "sentences.en").exists()
+
+
+def test_two_commands_do_not_write_one_file(tmp_path: Path) -> None:
+    """Their lines would be mixed."""
+    path = tmp_path / "out.txt"
+    with LineWriter(str(path)) as first:
+        first.write(["a line"])
+        with pytest.raises(ConfigError, match=r"another command writes .*out.txt at the moment"):
+            LineWriter(str(path)).write(["another line"])
+        first.write(["a second line"])
+        assert path.read_text() == "a line\na second line\n"
+    with LineWriter(str(path)) as later:
+        later.write(["new"])
+    assert path.read_text() == "new\n"
+
+
+def test_typed_bytes_of_another_encoding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in the locale C, in which Python passes them on as halves of surrogate pairs."""
+    typed = iter(["caf\udce9", ":quit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    converse("a sentence", lambda number, line: pytest.fail(line))
+    assert "what was typed is not in the terminal's encoding: it is not UTF-8." in capsys.readouterr().err
 
 
 def test_messages_that_nobody_reads_stop_no_command(

@@ -66,6 +66,7 @@ def converse(
             if not in_terminal:
                 say(prompt, end="", file=sys.stderr, flush=True)
             line = input(prompt if in_terminal else "")
+            line.encode("utf-8")  # in some locales bytes of another encoding become halves of surrogate pairs
             if line.strip() == ":quit":
                 return
             if line.startswith(":"):
@@ -78,8 +79,9 @@ def converse(
             return
         except KeyboardInterrupt:
             say(file=sys.stderr)
-        except UnicodeDecodeError as error:
-            say(f"manyheads: what was typed is not in the terminal's encoding: {error.reason}.", file=sys.stderr)
+        except UnicodeError as error:
+            reason = error.reason if isinstance(error, UnicodeDecodeError) else "it is not UTF-8"
+            say(f"manyheads: what was typed is not in the terminal's encoding: {reason}.", file=sys.stderr)
         except ManyHeadsError as error:
             say(f"manyheads: {error}", file=sys.stderr)
 

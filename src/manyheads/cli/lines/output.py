@@ -93,10 +93,22 @@ def _visible(text: str) -> str:
 
 
 def _open_file(path: Path) -> IO[bytes]:
-    """Open a file for writing. The content of an earlier file is lost, and a line on standard error says so."""
-    if path.is_file() and path.stat().st_size:
+    """Open a file for writing. The content of an earlier file is lost, and a line on standard error says so.
+
+    Raises: ConfigError: another command writes it at the moment.
+    """
+    if path.exists() and not path.is_file():
+        return path.open("wb")
+    from manyheads.files.locks import take
+
+    file = path.open("ab")  # emptied only when nobody else writes it
+    if not take(file.fileno()):
+        file.close()
+        raise ConfigError(f"another command writes {path} at the moment; wait for it, or choose another output.")
+    if os.fstat(file.fileno()).st_size:
         say(f"manyheads: {describe(str(path))} existed already and is replaced.", file=sys.stderr)
-    return path.open("wb")
+        file.truncate(0)
+    return file
 
 
 def _refuse_same_file(output: str, *inputs: str | None) -> None:
