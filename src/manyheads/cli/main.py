@@ -49,7 +49,7 @@ COMMANDS = {
 EXIT_CODES = (
     "exit codes: 0 success, 2 an error in the input or a full disk, 1 a bug of manyheads, 3 another process of the run "
     "was lost, 4 the model of `make demo` did not learn,"
-    " 130 and 143 stopped by Ctrl-C and SIGTERM"
+    " 129, 130 and 143 stopped by SIGHUP, Ctrl-C and SIGTERM"
 )
 
 _LIMIT = "--max-input-bytes"
