@@ -21,6 +21,11 @@ import pytest
 PROPERTY = "figure"
 
 
+def _program() -> str:
+    main = sys.modules["__main__"].__spec__
+    return f"python -m {main.name}" if main is not None and main.name.startswith("fuzz.") else "pytest"
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--figures", metavar="FILE", help="write the figures that tests state into this JSON file")
 
@@ -64,7 +69,7 @@ def add_figures(path: Path, figures: list[dict[str, Any]]) -> None:
     about = {
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
-        "command": " ".join(["pytest", *sys.argv[1:]]),
+        "command": " ".join([_program(), *sys.argv[1:]]),
         "machine": machine(),
         "python": platform.python_version(),
         "torch": torch.__version__,
