@@ -14,6 +14,7 @@ from typing import Any
 from manyheads.data.byte_lines import read_chunks
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe
 from manyheads.errors import DataError, needing_extra
+from manyheads.text.csv_delimiter import csv_delimiter
 
 __all__ = ["csv_pairs", "json_record", "mended", "nested_value", "parquet_pairs", "preview", "tmx_pairs"]
 
@@ -120,9 +121,9 @@ def _csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, 
     source = lines()
     first = next(source, "").removeprefix("\ufeff")
     above = 1  # lines of the header
-    delimiter = max(",;\t|", key=re.sub(r'"[^"]*"', "", first).count)
-    if named := re.fullmatch(r'"?sep=([^"\r\n])"?\r?\n', first):  # a first line for Excel, which names the delimiter
-        delimiter, first, above = named[1], next(source, ""), 2
+    delimiter, table = csv_delimiter(first)
+    if table:  # the line only names the delimiter
+        first, above = next(source, ""), 2
     header = [name.strip() for name in next(csv.reader([first], delimiter=delimiter), [])]
     by_number = all(re.fullmatch("[1-9][0-9]{0,5}", key) and key not in header for key in keys)
     if by_number:

@@ -9,6 +9,7 @@ from functools import partial
 
 from manyheads.documents.parts import Document, Part, Segment, Text, plain
 from manyheads.errors import ConfigError, DataError
+from manyheads.text.csv_delimiter import csv_delimiter
 
 __all__ = ["read_csv", "read_jsonl"]
 
@@ -28,13 +29,9 @@ def read_csv(text: str, columns: Sequence[str], *, delimiter: str | None = None)
     Raises: ConfigError: no column is named, or there is no such column. DataError: a quoted value has no end.
     """
     start = int(text.startswith("\ufeff"))
-    first_line = re.match(r"[^\r\n]*", text[start:])
-    if named := re.match(r'"?sep=([^"\r\n])"?(?:\r\n|\r|\n)', text[start:]):  # a first line for Excel, as it is
-        delimiter = named[1]
-        start += named.end()
-    if delimiter is None:
-        head = re.sub(r'"[^"]*"', "", first_line[0] if first_line else "")
-        delimiter = max(",;\t|", key=head.count)
+    found, table = csv_delimiter(text, start)
+    if delimiter is None or table > start:  # a line above the table names it
+        delimiter, start = found, table
     rows = _rows(text, start, delimiter)
     if not rows:
         return Document(text, ())
