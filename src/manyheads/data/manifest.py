@@ -41,7 +41,7 @@ def write_data(final: Path, write: Callable[[Path], dict[str, Any]], *, replace:
         DataError: `final` exists and `replace` is off.
         SaveError: the folder could not be written; nothing is left behind, and an older folder is as it was.
     """
-    remove_stale(final.absolute().parent, final.name)
+    remove_stale(final.absolute().parent, final.name)  # before the check, because it can bring an older folder back
     if not replace and os.path.lexists(final):
         raise DataError(f"{final} exists already; choose another folder, remove it, or ask for it to be replaced.")
     manifest: dict[str, Any] = {}

@@ -1,7 +1,8 @@
 """Placing of markup in a translation, at the words that attention aligns with the source words inside the markup.
 
 Each target token is aligned to the source token that it attends to most. Markup that enclosed source words encloses the
-target words aligned to them. If there are none, the markup goes to the end of the sentence and is counted.
+target words aligned to them. If no target word is aligned to them, the markup goes to the end of the sentence and is
+counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Outputs never change a folder whose manifest lists its files: a model, a checkpoint, prepared data.
 
-A folder with a file that its manifest does not list is refused as damaged when it is used, if the file is of a kind
-that is read from such a folder. So such an output is refused before the work begins.
+The reader of such a folder refuses a file that the manifest does not list, if it has the kind of a file that is read
+there. So an output that would damage a folder in this way is refused before the work begins.
 """
 
 from __future__ import annotations

@@ -152,9 +152,7 @@ def bind(host: str, port: int) -> socket.socket:
             raise
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        if isinstance(
-            error, UnicodeError
-        ):  # a part of the name is empty or too long; Python tells how it encodes names
+        if isinstance(error, UnicodeError):  # a part of the name is empty or too long
             reason = "this is no name of a host"
         raise ConfigError(
             f"cannot listen on {host}, port {port}: {reason}; choose another address with --host and --port."

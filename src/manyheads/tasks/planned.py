@@ -156,7 +156,7 @@ def _measured(config: Any, length: int, rows: int) -> tuple[float, str]:
 
 
 def _facts(kind: str, manifest: Mapping[str, Any], minutes: float, steps: int, given: Mapping[str, Any]) -> Facts:
-    """What the plan follows from, except for the rate."""
+    """Return what the plan depends on, without the rate, which is measured later."""
     counts = manifest["counts"]["train"]
     fixed = dict(given)
     layers = [f"model.{name}" for name in ("num_layers", "num_encoder_layers", "num_decoder_layers")]

@@ -60,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """What changes if the folder is replaced; None: there is none."""
+    """Return device and inode of a folder, which change if it is replaced; None if the folder does not exist."""
     with suppress(OSError):
         status = folder.stat()
         return status.st_dev, status.st_ino

@@ -116,8 +116,8 @@ def naive_lsh_attention(
     qk: Tensor, value: Tensor, buckets: Tensor, chunk_len: int, lengths: list[int] | None = None, scale: float = 1.0
 ) -> Tensor:
     """Kitaev et al. 2020, sec. 2, one query and one round at a time: it sees the last `chunk_len` positions before it
-    that fell into its bucket, and itself only if there is none; the rounds are combined by their normalisers
-    (eq. 14).
+    that fell into its bucket. It sees itself only if it sees no other position. The rounds are combined by their
+    normalisers (eq. 14).
 
     Shape: qk (batch, heads, length, head_dim), value (batch, heads, length, value_dim), buckets (batch, heads, rounds,
         length).
