@@ -11,7 +11,8 @@ tries every cell for six seconds; such results are kept apart.
 
 `plan`: 4,000 pairs of Tatoeba, 20,000 pairs of Multi30k and 200 kB of a novel, 3 and 10 minutes, two seeds: the plan,
 four rivals and the presets. The plan's mean must be within 1.5 BLEU (0.07 bits a byte) of the best rival's, and above
-every preset's. `adapt`: five minutes from the model and from scratch on 20,000 pairs of Multi30k.
+every preset's. `adapt`: five minutes from the model, also with new pieces, and from
+scratch, on 20,000 pairs of Multi30k.
 """
 
 from __future__ import annotations
@@ -149,6 +150,7 @@ def adapt_cells(model: str) -> Iterator[Cell]:
     for seed in SEEDS:
         yield Cell("adapted", "from the model", 5, seed, f"--init {model}", "BLEU")
         yield Cell("adapted", "from the model, with old data", 5, seed, f"--init {model} --mix", "BLEU")
+        yield Cell("adapted-more", "from the model, 2,000 new pieces", 5, seed, f"--init {model}", "BLEU")
         yield Cell("multi30k", "from scratch, plan", 5, seed, "", "BLEU")
         yield Cell("multi30k", "from scratch, preset demo", 5, seed, "--preset demo", "BLEU")
 
@@ -223,6 +225,9 @@ def main() -> None:
         "multi30k": lambda: prepare_multi30k(options.data, options.work),
         "novel": lambda: prepare_novel(options.data, options.work),
         "adapted": lambda: prepare_multi30k(options.data, options.work, "--tokenizer", model, name="adapted"),
+        "adapted-more": lambda: prepare_multi30k(
+            options.data, options.work, "--tokenizer", model, "--new-pieces", "2000", name="adapted-more"
+        ),
     }
     for number, cell in enumerate([] if options.report else todo, 1):
         if not (options.work / "data" / cell.data).is_dir():

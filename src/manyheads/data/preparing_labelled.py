@@ -18,6 +18,7 @@ from manyheads.data.preparing import CONTROL, given_splits, prepare
 from manyheads.data.preparing_sides import ENCODE_ROWS, REPORT_ROWS, SidesSource
 from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError, DataError
+from manyheads.text.growing import Growth
 from manyheads.text.learning import MAX_LEARNED_CHARS
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
@@ -35,7 +36,7 @@ def prepare_labelled(
     train: LabelledTexts,
     valid: LabelledTexts | None = None,
     test: LabelledTexts | None = None,
-    tokenizer: TokenizerSettings | Tokenizer,
+    tokenizer: TokenizerSettings | Tokenizer | Growth,
     num_held_back: int = 0,
     replace: bool = False,
     progress: Progress | None = None,
@@ -50,7 +51,8 @@ def prepare_labelled(
         train: the training texts.
         valid: the validation texts, if any.
         test: the test texts, if any.
-        tokenizer: settings for a tokenizer to train on the training texts, or an existing one.
+        tokenizer: settings for a tokenizer to train on the training texts, an existing one, or one that
+            learns more pieces from them.
         num_held_back: without validation texts: hold back so many training texts, chosen by a hash of the text. So the
             choice does not depend on their order, and equal texts stay together.
         replace, progress, key: see `preparing.prepare`.
@@ -73,7 +75,7 @@ class _LabelledSource(SidesSource):
     sides = SIDES
 
     def __init__(
-        self, splits: dict[str, LabelledTexts], tokenizer: TokenizerSettings | Tokenizer, num_held_back: int
+        self, splits: dict[str, LabelledTexts], tokenizer: TokenizerSettings | Tokenizer | Growth, num_held_back: int
     ) -> None:
         super().__init__(splits, tokenizer)
         self._num_held_back = num_held_back

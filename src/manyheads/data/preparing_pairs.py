@@ -16,6 +16,7 @@ from manyheads.data.preparing_sides import ENCODE_ROWS, REPORT_ROWS, SidesSource
 from manyheads.data.progress import Progress
 from manyheads.data.store import PairStore, write_pairs
 from manyheads.errors import DataError
+from manyheads.text.growing import Growth
 from manyheads.text.languages import LanguagePair
 from manyheads.text.learning import MAX_LEARNED_CHARS
 from manyheads.text.parsing import ParsingTask
@@ -62,7 +63,7 @@ def prepare_corpus(
     train: Pairs,
     valid: Pairs | None = None,
     test: Pairs | None = None,
-    tokenizer: TokenizerSettings | Tokenizer,
+    tokenizer: TokenizerSettings | Tokenizer | Growth,
     replace: bool = False,
     progress: Progress | None = None,
     key: str = "",
@@ -81,7 +82,8 @@ def prepare_corpus(
         train: the training pairs; each file is read once, so it can be a pipe.
         valid: the validation pairs, if any.
         test: the test pairs, if any.
-        tokenizer: settings for a tokenizer to train on both sides of the training pairs, or an existing tokenizer.
+        tokenizer: settings for a tokenizer to train on both sides of the training pairs, an existing tokenizer, or
+            one that learns more pieces from them.
         replace: replace an older folder of that name when this one is complete.
         progress: called with the phase, the amount done, and the total or 0.
         key: stored in the manifest, to recognise the folder.
@@ -107,7 +109,7 @@ class _PairSource(SidesSource):
     def __init__(
         self,
         splits: dict[str, Pairs],
-        tokenizer: TokenizerSettings | Tokenizer,
+        tokenizer: TokenizerSettings | Tokenizer | Growth,
         task: ParsingTask | None,
         cleaning: Callable[[], Mapping[str, Any]] | None,
         languages: Sequence[LanguagePair],
@@ -160,9 +162,13 @@ class _PairSource(SidesSource):
         """Return a tokenizer that is trained on both sides of the sample."""
         if self._task is not None:
             return self._task.learn_tokenizer(self.sample.kept, settings)
+        return Tokenizer.train(self.texts(), settings, languages=self._targets)
+
+    def texts(self) -> Iterable[str]:
+        """Return the sources without tags, and the targets."""
         is_tagged = bool(self._targets)
         pairs = ((untagged(source)[0] if is_tagged else source, target) for source, target in self.sample.kept)
-        return Tokenizer.train((text for pair in pairs for text in pair), settings, languages=self._targets)
+        return (text for pair in pairs for text in pair)
 
     def learn(self) -> Tokenizer:
         """See `Source.learn`."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from manyheads.data.preparing import Source
+from manyheads.text.growing import Growth
 from manyheads.text.learning import Thinned
-from manyheads.text.settings import TokenizerSettings
+from manyheads.text.settings import GrowthSettings, TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["ENCODE_ROWS", "REPORT_ROWS", "SidesSource", "text_path"]
@@ -28,7 +29,7 @@ class SidesSource(Source):
 
     Args:
         splits: the input of each split.
-        tokenizer: settings of the tokenizer to learn, or an existing tokenizer.
+        tokenizer: settings of the tokenizer to learn, an existing tokenizer, or one that learns more pieces.
 
     Attributes:
         sides: names of the two files.
@@ -38,8 +39,11 @@ class SidesSource(Source):
 
     sides: ClassVar[tuple[str, str]]
 
-    def __init__(self, splits: Mapping[str, Any], tokenizer: TokenizerSettings | Tokenizer) -> None:
-        self.settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else None
+    def __init__(self, splits: Mapping[str, Any], tokenizer: TokenizerSettings | Tokenizer | Growth) -> None:
+        if isinstance(tokenizer, Growth):
+            self.settings: TokenizerSettings | GrowthSettings | None = tokenizer.settings
+        else:
+            self.settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else None
         self.splits, self.tokenizer = splits, tokenizer
         self.counts: dict[str, dict[str, int]] = {}
         self.sample: Thinned[Any] = Thinned(MAX_TOKENIZER_ROWS)
@@ -50,15 +54,21 @@ class SidesSource(Source):
 
     def learn(self) -> Tokenizer:
         """See `Source.learn`."""
-        if isinstance(self.tokenizer, TokenizerSettings):
-            self.progress("train the tokenizer", 0, 1)
-            self.tokenizer = self.learned(self.tokenizer)
-            self.progress("train the tokenizer", 1, 1)
+        if isinstance(self.tokenizer, Tokenizer):
+            return self.tokenizer
+        self.progress("train the tokenizer", 0, 1)
+        chosen = self.tokenizer
+        self.tokenizer = chosen.learn(self.texts()) if isinstance(chosen, Growth) else self.learned(chosen)
+        self.progress("train the tokenizer", 1, 1)
         return self.tokenizer
+
+    def texts(self) -> Iterable[str]:
+        """Return the texts of the sample."""
+        return self.sample.kept
 
     def learned(self, settings: TokenizerSettings) -> Tokenizer:
         """Return a tokenizer that is trained on the sample."""
-        return Tokenizer.train(self.sample.kept, settings)
+        return Tokenizer.train(self.texts(), settings)
 
     def finish(self) -> list[str]:
         """See `Source.finish`."""

@@ -15,6 +15,7 @@ from manyheads.data.progress import Progress
 from manyheads.data.span_store import SpanRow, write_spans
 from manyheads.data.trees import TreeFile
 from manyheads.errors import ConfigError, DataError
+from manyheads.text.growing import Growth
 from manyheads.text.learning import MAX_LEARNED_CHARS
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
 from manyheads.text.spans import SpanTree, spans_of
@@ -34,7 +35,7 @@ def prepare_spans(
     train: TreeFile,
     valid: TreeFile | None = None,
     test: TreeFile | None = None,
-    tokenizer: TokenizerSettings | Tokenizer,
+    tokenizer: TokenizerSettings | Tokenizer | Growth,
     replace: bool = False,
     progress: Progress | None = None,
     key: str = "",
@@ -49,7 +50,8 @@ def prepare_spans(
         train: the training trees; their task says what is kept of all trees, and has a root.
         valid: the validation trees, if any.
         test: the test trees, if any.
-        tokenizer: settings for a tokenizer to train on the training sentences, or an existing one.
+        tokenizer: settings for a tokenizer to train on the training sentences, an existing one, or one that
+            learns more pieces from them.
         replace, progress, key: see `preparing.prepare`.
 
     Returns: the manifest.
@@ -70,7 +72,7 @@ class _SpanSource(SidesSource):
     sides = SIDES
 
     def __init__(
-        self, splits: dict[str, TreeFile], tokenizer: TokenizerSettings | Tokenizer, parts: ParsingSettings
+        self, splits: dict[str, TreeFile], tokenizer: TokenizerSettings | Tokenizer | Growth, parts: ParsingSettings
     ) -> None:
         super().__init__(splits, tokenizer)
         self._parts = parts

@@ -13,9 +13,10 @@ from manyheads.data.preparing import CONTROL, Holdout, given_splits, prepare
 from manyheads.data.preparing_tokens import BLOCK_BYTES, Part, Piece, TokenSource
 from manyheads.data.progress import Progress
 from manyheads.data.texts import Text
+from manyheads.text.growing import Growth
 from manyheads.text.learning import MAX_LEARNED_CHARS
 from manyheads.text.settings import VocabularySettings
-from manyheads.text.vocabularies import learn_vocabulary
+from manyheads.text.vocabularies import learn_vocabulary, sample_of
 from manyheads.text.vocabulary import Vocabulary
 
 __all__ = ["prepare_text"]
@@ -31,7 +32,7 @@ def prepare_text(
     train: Text,
     valid: Text | None = None,
     test: Text | None = None,
-    vocabulary: VocabularySettings | Vocabulary,
+    vocabulary: VocabularySettings | Vocabulary | Growth,
     holdout: Holdout | None = None,
     replace: bool = False,
     progress: Progress | None = None,
@@ -48,7 +49,8 @@ def prepare_text(
         train: the training text; each file is read once, so it can be a pipe.
         valid: the validation text, if any.
         test: the test text, if any.
-        vocabulary: settings for a vocabulary to learn from the training text, or an existing vocabulary.
+        vocabulary: settings for a vocabulary to learn from the training text, an existing vocabulary, or one that
+            learns more pieces from it.
         holdout: take validation and test text from the end of the training text.
         replace: replace an older folder of that name when this one is complete.
         progress: called with the phase, the number of bytes done, and the total or 0.
@@ -71,14 +73,17 @@ class _TextSource(TokenSource):
     def __init__(
         self,
         splits: dict[str, Text],
-        vocabulary: VocabularySettings | Vocabulary,
+        vocabulary: VocabularySettings | Vocabulary | Growth,
         holdout: Holdout | None,
         published_tokens: dict[str, int],
     ) -> None:
         super().__init__(splits, holdout)
         self._published_tokens = published_tokens
+        self._chosen = vocabulary
         if isinstance(vocabulary, Vocabulary):
             self.settings, self.vocabulary, level = None, vocabulary, vocabulary.kind
+        elif isinstance(vocabulary, Growth):
+            self.settings, level = vocabulary.settings, vocabulary.kind
         else:
             self.settings, level = vocabulary, vocabulary.level
         self._as_bytes = level == "bytes"
@@ -101,9 +106,11 @@ class _TextSource(TokenSource):
 
     def learn(self) -> Vocabulary:
         """See `Source.learn`."""
-        if self.settings is not None:
-            part = self.parts["train"]
-            self.vocabulary = learn_vocabulary(self._learned_lines(part), self.settings, num_files=len(part.ends()))
+        part, chosen = self.parts["train"], self._chosen
+        if isinstance(chosen, Growth):
+            self.vocabulary = chosen.learn(sample_of(self._learned_lines(part)))
+        elif isinstance(chosen, VocabularySettings):
+            self.vocabulary = learn_vocabulary(self._learned_lines(part), chosen, num_files=len(part.ends()))
         return self.vocabulary
 
     def _learned_lines(self, part: Part) -> Iterator[str]:

@@ -16,6 +16,8 @@ from manyheads.files.spared import check_spares_folders
 from manyheads.tasks.table import TASKS
 
 if TYPE_CHECKING:
+    from manyheads.text.growing import Growth
+
     Word = str
 else:
     Word = Literal[tuple(task.prepared_as for task in TASKS.values() if task.prepared_as)]
@@ -27,8 +29,8 @@ __all__ = [
     "check_output",
     "chosen_vocabulary",
     "count_lines",
-    "smaller_than_asked",
     "summary_of",
+    "vocabulary_lines",
 ]
 
 S = TypeVar("S")
@@ -97,6 +99,12 @@ class VocabularyOptions:
         default_is="8000; for words or ids of a language model no limit",
         aliases=("--tokenizer.vocab-size",),
     )
+    new_pieces: int | None = option(
+        "With --tokenizer: learn at most N more pieces from the training text. All ids of the tokenizer stay, so a"
+        " model that has it can be trained further (train --init).",
+        default=None,
+        metavar="N",
+    )
     lowercase: bool = option(
         "Convert text to lower case before tokenizing; output is then in lower case.",
         default=False,
@@ -106,8 +114,8 @@ class VocabularyOptions:
 
 def chosen_vocabulary(
     options: VocabularyOptions, settings: type[S], load: Callable[[Path], V], defaults: Mapping[str, Any] | None = None
-) -> S | V:
-    """The settings of the vocabulary to be made, or the vocabulary that `--tokenizer` names.
+) -> S | V | Growth:
+    """The settings of the vocabulary to be made, or the vocabulary that `--tokenizer` names, perhaps to learn more.
 
     Args:
         options: as they were given.
@@ -118,14 +126,27 @@ def chosen_vocabulary(
     Raises: ConfigError: a setting is out of range, or contradicts `--tokenizer`. DataError: the file cannot be read.
     """
     if options.tokenizer is None:
-        given = {item.name: getattr(options, item.name) for item in fields(options)}
+        if options.new_pieces is not None:
+            raise ConfigError(
+                f"--new-pieces {options.new_pieces} adds to the tokenizer of a model; name it with --tokenizer. The"
+                " size of a new tokenizer is --vocab-size."
+            )
+        given = {item.name: getattr(options, item.name) for item in fields(options) if item.name != "new_pieces"}
         chosen = {name: value for name, value in given.items() if value is not None and value is not False}
         return build(settings, {**(defaults or {}), **chosen}, "the tokenizer's options")
-    if others := [name for name in given_options(options) if name != "--tokenizer"]:
-        raise ConfigError(f"--tokenizer {options.tokenizer} is used as it is; leave out {', '.join(others)}.")
+    if others := [name for name in given_options(options) if name not in ("--tokenizer", "--new-pieces")]:
+        raise ConfigError(
+            f"--tokenizer {options.tokenizer} is used as it is; leave out {', '.join(others)}. (--new-pieces N adds"
+            " pieces to it.)"
+        )
     path = Path(options.tokenizer)
     inside = (path / "tokenizer.json", path / "model" / "tokenizer.json")
-    return load(next((file for file in inside if file.is_file()), path))
+    found = load(next((file for file in inside if file.is_file()), path))
+    if options.new_pieces is None:
+        return found
+    from manyheads.text.growing import Growth
+
+    return Growth(found, options.new_pieces)  # type: ignore[arg-type]
 
 
 def check_holdout(options: PrepareOptions, files: Sequence[str], held_out: str, usual: str = "") -> None:
@@ -187,13 +208,20 @@ def count_lines(counts: Mapping[str, int]) -> list[str]:
     return [f"  {counts[name]:>13,} {what}" for name, what in _COUNTS.items() if counts.get(name)]
 
 
-def smaller_than_asked(manifest: Mapping[str, Any]) -> list[str]:
-    """Return a line if the text gave a smaller vocabulary than requested; otherwise none."""
+def vocabulary_lines(manifest: Mapping[str, Any]) -> list[str]:
+    """Return lines about new pieces, and if the text gave fewer pieces than requested; otherwise none."""
     made = manifest["tokenizer"]
-    asked = (made["settings"] or {}).get("vocab_size") or 0
-    if made["vocab_size"] >= asked:
-        return []
-    return [f"            {asked:,} were requested, but the training text has no more that occur often enough"]
+    settings = made["settings"] or {}
+    old_size = settings.get("old_size", 0)
+    asked = old_size + settings["new_pieces"] if old_size else settings.get("vocab_size") or 0
+    lines = []
+    if old_size:
+        added = made["vocab_size"] - old_size
+        lines.append(f"            {added:,} new pieces, after the {old_size:,} of the tokenizer")
+    if made["vocab_size"] < asked:
+        few = f"{asked - old_size:,} were requested, but the training text has no more that occur often enough"
+        lines.append(f"            {few}")
+    return lines
 
 
 def summary_of(data: Any, splits: Iterable[str], preset: str = "", vocabulary: str = "") -> str:

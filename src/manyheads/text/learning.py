@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import tokenizers
@@ -15,7 +15,7 @@ from tokenizers import models, trainers
 
 from manyheads.text.pipeline import BYTE_PIECES, BYTE_SCORE, SPECIAL_PIECES, assemble, heads_of
 
-__all__ = ["MAX_LEARNED_CHARS", "SYMBOL_SCORE", "Thinned", "learn_pieces"]
+__all__ = ["MAX_LEARNED_CHARS", "MIN_FREQUENCY", "SYMBOL_SCORE", "Thinned", "learn_pieces", "rare_characters"]
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def learn_pieces(
     heads = [*heads_of(kind), *symbols]
     room = vocab_size - len(heads)
     known = set(symbols)
-    texts = _without_rare(texts, room // 2)
+    texts = _replace_rare(texts, room // 2)
     extra = [] if kind == "bpe" else [0.0] * len(heads)
     # Without added tokens: otherwise "</s>" in a text would be one word.
     blueprint = {**assemble(kind, lowercase, heads, extra), "added_tokens": []}
@@ -100,17 +100,25 @@ def _learn_words(words: Iterable[str], vocab_size: int, symbols: Sequence[str]) 
     return [*heads, *ranked[: vocab_size - len(heads)]], []
 
 
-def _without_rare(texts: list[str], most: int) -> list[str]:
-    """Replace every rare character with a space, because it gets no piece and no piece may contain it."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(text)
-    wanted = COVERAGE * counts.total()
+def rare_characters(counts: Mapping[str, int], most: int) -> set[str]:
+    """Return the characters that are too rare for a piece of their own.
+
+    Args: counts: of each character of a text. most: at most this number of characters gets a piece.
+    """
+    wanted = COVERAGE * sum(counts.values())
     covered, rare = 0, set()
     for rank, char in enumerate(sorted(counts, key=lambda char: (-counts[char], char))):
         if covered >= wanted or rank >= most:
             rare.add(char)
         covered += counts[char]
-    rare.discard(" ")
+    return rare
+
+
+def _replace_rare(texts: list[str], most: int) -> list[str]:
+    """Replace every rare character with a space, because it gets no piece and no piece may contain it."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    rare = rare_characters(counts, most) - {" "}
     table = {ord(char): " " for char in rare}
     return [text if rare.isdisjoint(text) else text.translate(table) for text in texts]

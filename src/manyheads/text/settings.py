@@ -8,7 +8,7 @@ from typing import Literal
 from manyheads.config.checks import MOST_UNITS, at_least, between, check
 from manyheads.errors import ConfigError
 
-__all__ = ["ITEM_BYTES", "IdSettings", "ParsingSettings", "TokenizerSettings", "VocabularySettings"]
+__all__ = ["ITEM_BYTES", "GrowthSettings", "IdSettings", "ParsingSettings", "TokenizerSettings", "VocabularySettings"]
 
 ITEM_BYTES: dict[str, int] = {"bytes": 1, "u16": 2}
 """Form of ids in a file -> bytes of one."""
@@ -40,6 +40,21 @@ class TokenizerSettings:
                 fields=("vocab_size", "kind"),
             )
         check(self, "tokenizer.", between(least, MOST_UNITS), "vocab_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthSettings:
+    """The record of a tokenizer that has learned more pieces.
+
+    Args:
+        tokenizer: digest of the tokenizer before.
+        old_size: number of its ids.
+        new_pieces: at most this number was to be added.
+    """
+
+    tokenizer: str
+    old_size: int
+    new_pieces: int
 
 
 @dataclass(frozen=True, kw_only=True)

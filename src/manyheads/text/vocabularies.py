@@ -21,7 +21,7 @@ from manyheads.text.tokenizer_file import parse_json, read_tokenizer_file
 from manyheads.text.vocabulary import FORMAT_VERSION, Documents, Vocabulary
 from manyheads.text.word_vocabulary import WordVocabulary
 
-__all__ = ["is_vocabulary", "learn_vocabulary", "load_vocabulary", "vocabulary_from_json"]
+__all__ = ["is_vocabulary", "learn_vocabulary", "load_vocabulary", "sample_of", "vocabulary_from_json"]
 
 DEFAULT_PIECES = 8000
 MAX_LEARNED_LINES = 2_000_000  # with more lines, every second line is used for training, then every fourth, ...
@@ -41,12 +41,17 @@ def learn_vocabulary(lines: Iterable[str], settings: VocabularySettings, *, num_
         return ByteVocabulary(settings.documents)
     if settings.level == "words":
         return WordVocabulary.learn(lines, settings, num_files=num_files)
+    own = TokenizerSettings(kind="bpe", vocab_size=settings.vocab_size or DEFAULT_PIECES, lowercase=settings.lowercase)
+    return PieceVocabulary(Tokenizer.train(sample_of(lines), own), settings.documents)
+
+
+def sample_of(lines: Iterable[str]) -> list[str]:
+    """Return the lines from which subwords are learned, long ones in parts; of very many lines a part."""
     sample: Thinned[str] = Thinned(MAX_LEARNED_LINES)
     for line in lines:
         for part, _ in in_parts(line, MAX_LEARNED_CHARS, through_words=True):
             sample.add(part)
-    own = TokenizerSettings(kind="bpe", vocab_size=settings.vocab_size or DEFAULT_PIECES, lowercase=settings.lowercase)
-    return PieceVocabulary(Tokenizer.train(sample.kept, own), settings.documents)
+    return sample.kept
 
 
 def is_vocabulary(content: Any) -> bool:

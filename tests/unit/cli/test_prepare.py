@@ -20,6 +20,7 @@ from manyheads.data.holdout import Rest
 from manyheads.data.prepared import PreparedData
 from manyheads.data.preparing_pairs import PairList
 from manyheads.errors import ConfigError, DataError
+from manyheads.text.tokenizer import Tokenizer
 
 Cli = Callable[..., int]
 SMALL = ["--vocab-size", "320"]
@@ -106,6 +107,8 @@ def test_tokenizer_options(
     capsys.readouterr()
     for options in (
         ["--tokenizer", model_folder, "--vocab-size", "99"],
+        ["--tokenizer", model_folder, "--new-pieces", "0"],
+        ["--new-pieces", "9"],
         ["--vocab-size", "9"],
         ["--vocab-size", "0"],
         ["--tokenizer", tmp_path],
@@ -113,6 +116,29 @@ def test_tokenizer_options(
         assert manyheads(*common, *options, "--output", tmp_path / "bad") == 2
         assert "tokenizer" in capsys.readouterr().err
         assert not (tmp_path / "bad").exists()
+
+
+def test_a_model_goes_on_with_new_pieces(
+    manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"The man waters {number} lemon trees.\tDer Mann gießt {number} Zitronenbäume." for number in range(60)]
+    (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    data, run = tmp_path / "data", tmp_path / "run"
+    common = ("prepare", "--tsv", tmp_path / "pairs.tsv", "--valid-count", "10", "--tokenizer", model_folder)
+    assert manyheads(*common, "--new-pieces", "8", "--output", data) == 0
+    old, new = Tokenizer.load(model_folder / "tokenizer.json"), PreparedData.open(data).tokenizer
+    assert new.pieces[: old.vocab_size] == old.pieces
+    assert new.vocab_size == old.vocab_size + 8
+    assert f"8 new pieces, after the {old.vocab_size:,} of the tokenizer" in capsys.readouterr().out
+    steps = ("--training.max_steps", "2", "--training.max_minutes", "0")
+    assert manyheads("train", "--init", model_folder, "--data.path", data, "--run-dir", run, *steps) == 0
+    told = capsys.readouterr()
+    assert "8 new ids" in told.out + told.err
+    assert "are the means of the pieces they replace" in told.out + told.err
+    (tmp_path / "in").write_text("The man waters trees.\n", encoding="utf-8")
+    assert manyheads("translate", run, tmp_path / "in", "--max-new-tokens", "5") == 0
+    assert manyheads(*common, "--new-pieces", "5000", "--output", tmp_path / "more") == 0
+    assert "5,000 were requested, but the training text has no more" in capsys.readouterr().out
 
 
 def test_mistakes_leave_nothing(

@@ -15,7 +15,7 @@ from manyheads.cli.lines.conversation import converse
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.records import describe_folder
 from manyheads.errors import ConfigError, ModelFileError, SaveError
-from manyheads.tasks.preparation import smaller_than_asked
+from manyheads.tasks.preparation import vocabulary_lines
 
 Cli = Callable[..., int]
 
@@ -114,8 +114,8 @@ def test_a_missing_matplotlib_is_told_before_the_work(
 def test_only_a_smaller_vocabulary_is_mentioned() -> None:
     for made, asked, is_told in ((300, 400, True), (400, 400, False), (300, 0, False)):
         manifest = {"tokenizer": {"vocab_size": made, "settings": {"vocab_size": asked}}}
-        assert bool(smaller_than_asked(manifest)) == is_told
-    assert smaller_than_asked({"tokenizer": {"vocab_size": 3, "settings": None}}) == []
+        assert bool(vocabulary_lines(manifest)) == is_told
+    assert vocabulary_lines({"tokenizer": {"vocab_size": 3, "settings": None}}) == []
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")

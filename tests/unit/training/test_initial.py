@@ -23,6 +23,8 @@ from manyheads.files.verify import file_sha256
 from manyheads.tasks.runs import assemble, dry_run, train
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.training.run.initial import _with_new_rows
+from manyheads.training.run.signals import StopFlag
 from manyheads.training.settings import TokenInitialSettings
 
 CPU = torch.device("cpu")
@@ -189,8 +191,23 @@ def test_new_ids_begin_as_the_mean_of_the_old_ones(world: World, begun: Callable
         assert torch.equal(state[name][:size], before[name])
         assert torch.allclose(state[name][size:], before[name].mean(0, keepdim=True).expand(2, *before[name].shape[1:]))
     assert any("2 new ids" in note for note in assembly.notes)
+    old_data = world.initial("transformer", data=str(world.folder / "old"))
+    judged = assemble(replace(config, model=model, initial=old_data), CPU, world.folder / "cache")
+    sets = judged.objective.judge_sets(judged.model, CPU, StopFlag())
+    assert [judge.data.tokenizer.vocab_size for judge in sets.values()] == [more, more]  # of outputs with new ids
     result = train(replace(config, model=model))
     assert result.step == 3
+
+
+def test_new_pieces_begin_as_the_mean_of_those_they_replace() -> None:
+    table = torch.arange(12.0).reshape(4, 3)
+    bias, square = torch.arange(4.0), torch.ones(3, 3)
+    own = {"table": torch.empty(6, 3), "bias": torch.empty(6), "square": torch.empty(3, 3)}
+    found = _with_new_rows({"table": table, "bias": bias, "square": square}, own, {2}, [[1, 3, 3], []])
+    assert torch.equal(found["table"][4], (table[1] + 2 * table[3]) / 3)
+    assert torch.equal(found["table"][5], table.mean(0))
+    assert found["bias"].tolist() == [0, 1, 2, 3, pytest.approx(7 / 3), 1.5]
+    assert found["square"] is square
 
 
 def test_other_ids_are_refused(world: World, begun: Callable[..., Any]) -> None:

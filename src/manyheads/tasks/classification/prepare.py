@@ -13,7 +13,7 @@ from manyheads.data.preparing import SPLITS
 from manyheads.data.preparing_labelled import prepare_labelled
 from manyheads.errors import ConfigError
 from manyheads.tasks.classification.options import PrepareOptions
-from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, smaller_than_asked, summary_of
+from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, summary_of, vocabulary_lines
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -59,7 +59,7 @@ def _files(options: PrepareOptions, split: str, given: dict[str, Any]) -> Labell
 def summary(folder: Path, manifest: dict[str, Any]) -> str:
     """See `tasks.table.Task`."""
     data = LabelledData.open(folder, verify=False)
-    lines = smaller_than_asked(manifest)
+    lines = vocabulary_lines(manifest)
     for split, counts in manifest["counts"].items():
         lines += ["", f"{split}: {counts['texts']:,} texts"]
         lines += count_lines({**counts, "lines": 0})

@@ -11,7 +11,7 @@ from manyheads.data.prepared_spans import SpanData
 from manyheads.data.preparing_spans import prepare_spans
 from manyheads.data.trees import TreeFile
 from manyheads.errors import ConfigError
-from manyheads.tasks.preparation import chosen_vocabulary, count_lines, smaller_than_asked, summary_of
+from manyheads.tasks.preparation import chosen_vocabulary, count_lines, summary_of, vocabulary_lines
 from manyheads.tasks.spans.options import PrepareOptions
 from manyheads.text.parsing import ParsingTask
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
@@ -44,7 +44,7 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
     """See `tasks.table.Task`."""
     data = SpanData.open(folder, verify=False)
     lines = [
-        *smaller_than_asked(manifest),
+        *vocabulary_lines(manifest),
         f"labels      {len(data.constituents)}, and {len(data.tags)} tags, under {data.root}",
     ]
     for split, counts in manifest["counts"].items():

@@ -16,7 +16,7 @@ from manyheads.data.preparing_text import prepare_text
 from manyheads.data.raw_files import IdSource, Pictures, RawFiles
 from manyheads.data.texts import TextFiles
 from manyheads.errors import ConfigError
-from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, smaller_than_asked, summary_of
+from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, summary_of, vocabulary_lines
 from manyheads.tasks.text.prepare_options import PrepareOptions
 from manyheads.text.settings import IdSettings, VocabularySettings
 from manyheads.text.symbol_vocabulary import SymbolVocabulary
@@ -92,7 +92,7 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
     """See `tasks.table.Task`."""
     data = TextData.open(folder, verify=False)
     vocabulary = data.vocabulary
-    lines = smaller_than_asked(manifest) if vocabulary.kind == "bpe" else []
+    lines = vocabulary_lines(manifest) if vocabulary.kind == "bpe" else []
     for split, counts in manifest["counts"].items():
         lines += ["", f"{split}: {counts['tokens']:,} tokens from {manifest['origin'][split]}", *count_lines(counts)]
         published = manifest["published_tokens"].get(split, counts["tokens"])

@@ -86,7 +86,7 @@ class PrepareOptions(preparation.PrepareOptions):
             refuse("--layout", f"with --format {self.format}: the files hold ids, not text")
         if self.is_of_ids:
             how = f"--format {self.format}" if self.format else "--layout images"
-            refuse("--level --min-count --tokenizer --lowercase --on-bad-utf8",
+            refuse("--level --min-count --tokenizer --new-pieces --lowercase --on-bad-utf8",
                    f"with {how}: the files hold ids, not text")  # fmt: skip
         elif layout is not None:
             refuse("--valid-corpus --test-corpus --valid-bytes --test-bytes",

@@ -108,6 +108,8 @@ class TranslationObjective(PlainObjective):
             split = chosen_split({"test": data.test, "valid": data.valid}, None)
             if split == "test":
                 data = replace(data, valid=data.test, valid_text=data.test_text)
+            if data.tokenizer.vocab_size < self.data.tokenizer.vocab_size:  # the old data of a model that has grown
+                data = replace(data, tokenizer=self.data.tokenizer)
             if split is not None:
                 found[f"{name} {split}"] = self._judge_on(data, model, device, stop)
         return found

@@ -19,7 +19,7 @@ from manyheads.data.readers import PairFiles
 from manyheads.data.tagged import ManyCleanings, TaggedPairs
 from manyheads.errors import ConfigError
 from manyheads.files.guarded import read_limited
-from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, smaller_than_asked, summary_of
+from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, summary_of, vocabulary_lines
 from manyheads.tasks.translation.directions import directions
 from manyheads.tasks.translation.options import PairOptions, PrepareOptions
 from manyheads.text.languages import LanguagePair, language_tag, warn_of_languages
@@ -160,7 +160,7 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
     """See `tasks.table.Task`."""
     data = PreparedData.open(folder, verify=False)
     cleaning = _cleaning(folder)
-    lines = smaller_than_asked(manifest) + _about_languages(manifest.get("languages", []), cleaning)
+    lines = vocabulary_lines(manifest) + _about_languages(manifest.get("languages", []), cleaning)
     for split, counts in manifest["counts"].items():
         num_lines, num_pairs = counts["lines"], counts["pairs"]
         lines += ["", f"{split}: {num_pairs:,} pairs kept of {num_lines:,} read"]

@@ -15,6 +15,7 @@ from manyheads.architectures.pretrained import load_portable_state, load_weights
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.verify import file_sha256
+from manyheads.text.growing import old_ids_of
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabularies import load_vocabulary
 from manyheads.text.vocabulary import Vocabulary
@@ -30,7 +31,7 @@ def begin_from(model: Any, settings: InitialSettings, tokenizer: Any) -> list[st
     """Give a new composite the weights of another model.
 
     Where the data's tokenizer has more ids than the model's and begins with them, a row for a new id is the mean of the
-    rows of the old ids (Hewitt 2021), so the new tokens begin as average ones.
+    rows of the ids that the old tokenizer has in its place, if they are known, otherwise of all old rows (Hewitt 2021).
 
     Args:
         model: of the run, with as many ids as the data.
@@ -49,21 +50,22 @@ def begin_from(model: Any, settings: InitialSettings, tokenizer: Any) -> list[st
             f"The weights of {settings.model} have changed: SHA-256 {digest[:12]}..., but initial.sha256 is"
             f" {settings.sha256[:12]}.... Give --init {settings.model} and --resume none to begin from the new ones."
         )
-    _check_ids(settings.model, folder, tokenizer)
+    replaced = old_ids_of(tokenizer, _check_ids(settings.model, folder, tokenizer))
     before, now = read_config(folder), model.config
     growths = {getattr(now, name) - getattr(before, name) for name in _VOCABULARIES if hasattr(now, name)}
-    grown = _with_new_rows(tensors, portable_state(model), growths - {0})
+    grown = _with_new_rows(tensors, portable_state(model), growths - {0}, replaced)
     load_portable_state(model, grown, where=f"the weights of {settings.model}")
     lines = [f"begins from {settings.model} (SHA-256 {digest[:12]}...), with a new optimiser"]
     names = [name for name, tensor in grown.items() if tensor is not tensors[name]]
     if names:
         more = max(growths)
-        lines.append(f"{more:,} new ids: their rows in {', '.join(names)} are the means of the old rows")
+        whose = "of the pieces they replace" if replaced and all(replaced) else "of the old rows"
+        lines.append(f"{more:,} new ids: their rows in {', '.join(names)} are the means {whose}")
     return lines
 
 
-def _check_ids(name: str, folder: Path, tokenizer: Any) -> None:
-    """Raises: ConfigError: an id of the model has another meaning in the data."""
+def _check_ids(name: str, folder: Path, tokenizer: Any) -> int:
+    """Returns: the number of ids of the model. Raises: ConfigError: one of them has another meaning in the data."""
     file = folder / "tokenizer.json"
     remedy = f"prepare the data with the model's ids: `manyheads prepare --tokenizer {name} ...`"
     if not file.is_file():
@@ -82,12 +84,13 @@ def _check_ids(name: str, folder: Path, tokenizer: Any) -> None:
         raise ConfigError(f"The tokenizer of {name} treats text in another way than the data's; {remedy}.")
     ids = list(range(old))
     if old == new and known.to_json() == tokenizer.to_json():
-        return
+        return old
     for index, (mine, other) in enumerate(zip(known.tokens(ids), tokenizer.tokens(ids), strict=True)):
         if mine != other:
             raise ConfigError(f"Id {index} is {mine!r} in {name}, but {other!r} in the data; {remedy}.")
     if old == new:
         raise ConfigError(f"The tokenizer of {name} divides text into its {old:,} ids in another way; {remedy}.")
+    return old
 
 
 def _special(tokenizer: Any) -> tuple[Any, ...]:
@@ -95,16 +98,24 @@ def _special(tokenizer: Any) -> tuple[Any, ...]:
 
 
 def _with_new_rows(
-    tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], growths: Collection[int]
+    tensors: Mapping[str, Tensor],
+    own: Mapping[str, Tensor],
+    growths: Collection[int],
+    replaced: Sequence[Sequence[int]],
 ) -> dict[str, Tensor]:
-    """Add mean rows to each tensor that has as many rows too few as there are new ids."""
+    """Add mean rows to each tensor that has as many rows too few as there are new ids.
+
+    Args: replaced: for each new id the old ids in its place; an empty list stands for all of them.
+    """
     found = dict(tensors)
     for name, tensor in tensors.items():
         wanted = own[name].shape if name in own else tensor.shape
         fits = tensor.dim() == len(wanted) and tensor.dim() > 0 and tensor.shape[1:] == wanted[1:]
         if fits and wanted[0] - tensor.shape[0] in growths:
-            mean = tensor.mean(0, keepdim=True)
-            found[name] = torch.cat([tensor, mean.expand(wanted[0] - tensor.shape[0], *wanted[1:])])
+            mean = tensor.mean(0)
+            added = replaced if len(replaced) == wanted[0] - tensor.shape[0] else [()] * (wanted[0] - tensor.shape[0])
+            rows = [tensor[list(ids)].mean(0) if ids else mean for ids in added]
+            found[name] = torch.cat([tensor, torch.stack(rows)])
     return found
 
 
