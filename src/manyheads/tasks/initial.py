@@ -29,6 +29,7 @@ __all__ = ["check_sizes", "default_layer", "model_layer"]
 
 _NOT_SIZES = ("dropout", "attention_dropout")
 _RATES = ("learning_rate", "muon_learning_rate")
+_OF_RATES = 0.75
 _RECORDS = ("format_version", "task", "languages")
 
 
@@ -89,7 +90,7 @@ def default_layer(model: Mapping[str, Any], name: str, *, keeps_preset: bool) ->
 
     Args:
         model: its config.
-        name: as for `model_layer`; the optimiser of its run is used, if there is one, at half its rates.
+        name: as for `model_layer`; the optimiser of its run is used, if there is one, at three quarters of its rates.
         keeps_preset: a preset determines batches and length, so only optimiser and schedule are replaced.
     """
     config: RunConfig
@@ -105,7 +106,7 @@ def default_layer(model: Mapping[str, Any], name: str, *, keeps_preset: bool) ->
         config = xl_demo()
     values = to_plain(config)
     del values["model"], values["initial"]
-    values["optimiser"] = _half_rates(name) or {**values["optimiser"], "name": "adamw", "learning_rate": 5e-4}
+    values["optimiser"] = _lower_rates(name) or {**values["optimiser"], "name": "adamw", "learning_rate": 5e-4}
     values["schedule"] = {"kind": "linear", "warmup_steps": 50, "min_ratio": 0.0}
     if keeps_preset:
         values = {name: values[name] for name in ("optimiser", "schedule")}
@@ -121,15 +122,15 @@ def default_layer(model: Mapping[str, Any], name: str, *, keeps_preset: bool) ->
     return Source(values, "the defaults for training a model further")
 
 
-def _half_rates(name: str) -> dict[str, Any]:
-    """Return the optimiser settings of the run that trained the model, with half its learning rates.
+def _lower_rates(name: str) -> dict[str, Any]:
+    """Return the optimiser settings of the run that trained the model, with three quarters of its learning rates.
 
     The result is empty if there is no such run, or if its schedule was `noam`.
     """
     optimiser = _of_run(name, "optimiser")
     if _of_run(name, "schedule").get("kind") == "noam":  # its rate is a factor of another formula
         return {}
-    rates = {key: value / 2 for key, value in optimiser.items() if key in _RATES and isinstance(value, float | int)}
+    rates = {key: _OF_RATES * value for key, value in optimiser.items() if key in _RATES and isinstance(value, float | int)}
     return {**optimiser, **rates}
 
 

@@ -74,6 +74,31 @@ def test_text_is_held_back_and_levels_chosen(
     assert words[0] == words[1]
 
 
+def test_a_vocabulary_learns_more_pieces(
+    manyheads: Cli, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["prepare", "--task", "lm", "--valid-bytes", "100", "--corpus"]
+    assert manyheads(*common, corpus, "--level", "bpe", "--vocab-size", "300", "-o", tmp_path / "old") == 0
+    (tmp_path / "more").write_text("Die Katze sieht den Hund.\n" * 60, encoding="utf-8")
+    more = ["--tokenizer", tmp_path / "old", "--new-pieces", "12"]
+    assert manyheads(*common, tmp_path / "more", *more, "-o", tmp_path / "new") == 0
+    old, new = (TextData.open(tmp_path / name).vocabulary for name in ("old", "new"))
+    assert new.vocab_size == old.vocab_size + 12
+    assert new.tokens(range(old.vocab_size)) == old.tokens(range(old.vocab_size))
+    assert f"12 new pieces, after the {old.vocab_size} of the tokenizer" in capsys.readouterr().out
+    sizes = [f"--model.{name}=8" for name in ("d_model", "d_ff", "memory_len")]
+    steps = ["--training.max_steps", "1", "--training.max_minutes", "0", "--data.lanes", "1", "--data.segment_len", "8"]
+    small = ["--preset", "xl-debug", *sizes, "--model.num_heads=2", "--model.head_dim=4", *steps]
+    assert manyheads("train", *small, "--data.path", tmp_path / "old", "--run-dir", tmp_path / "first") == 0
+    begin = ["train", "--init", tmp_path / "first", *steps, "--data.path", tmp_path / "new"]
+    assert manyheads(*begin, "--run-dir", tmp_path / "second") == 0
+    told = capsys.readouterr()
+    assert "12 new ids" in told.out + told.err
+    assert manyheads(*common, corpus, "-o", tmp_path / "bytes") == 0
+    assert manyheads(*common, corpus, "--tokenizer", tmp_path / "bytes", "--new-pieces", "1", "-o", tmp_path / "x") == 2
+    assert "a vocabulary of bytes cannot grow" in capsys.readouterr().err
+
+
 def test_layouts(manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for split in ("train", "valid", "test"):
         (tmp_path / f"wiki.{split}.tokens").write_bytes(b" \n = The <unk> = \n")

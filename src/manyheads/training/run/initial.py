@@ -111,10 +111,11 @@ def _with_new_rows(
     for name, tensor in tensors.items():
         wanted = own[name].shape if name in own else tensor.shape
         fits = tensor.dim() == len(wanted) and tensor.dim() > 0 and tensor.shape[1:] == wanted[1:]
-        if fits and wanted[0] - tensor.shape[0] in growths:
+        count = wanted[0] - tensor.shape[0] if fits else 0
+        if count in growths:
             mean = tensor.mean(0)
-            added = replaced if len(replaced) == wanted[0] - tensor.shape[0] else [()] * (wanted[0] - tensor.shape[0])
-            rows = [tensor[list(ids)].mean(0) if ids else mean for ids in added]
+            ids_of = replaced if len(replaced) == count else [[]] * count
+            rows = [tensor[list(ids)].mean(0) if ids else mean for ids in ids_of]
             found[name] = torch.cat([tensor, torch.stack(rows)])
     return found
 
