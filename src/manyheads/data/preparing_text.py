@@ -83,7 +83,7 @@ class _TextSource(TokenSource):
         if isinstance(vocabulary, Vocabulary):
             self.settings, self.vocabulary, level = None, vocabulary, vocabulary.kind
         elif isinstance(vocabulary, Growth):
-            self.settings, level = vocabulary.settings, vocabulary.kind
+            self.settings, level = vocabulary.settings, "bpe"
         else:
             self.settings, level = vocabulary, vocabulary.level
         self._as_bytes = level == "bytes"

@@ -81,10 +81,11 @@ class Growth:
 
     def learn(self, texts: Iterable[str]) -> Any:
         """Return the larger tokenizer or vocabulary. texts: see `grow`."""
-        if isinstance(self.tokenizer, PieceVocabulary):
-            inner = grow(self.tokenizer.tokenizer, texts, self.new_pieces)
-            return PieceVocabulary(inner, self.tokenizer.documents)
-        return grow(self.tokenizer, texts, self.new_pieces)
+        known = self.tokenizer
+        if isinstance(known, PieceVocabulary):
+            return PieceVocabulary(grow(known.tokenizer, texts, self.new_pieces), known.documents)
+        assert isinstance(known, Tokenizer)  # since __post_init__
+        return grow(known, texts, self.new_pieces)
 
 
 def grow(tokenizer: Tokenizer, texts: Iterable[str], new_pieces: int) -> Tokenizer:
