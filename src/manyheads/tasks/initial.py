@@ -130,10 +130,9 @@ def _lower_rates(name: str) -> dict[str, Any]:
     optimiser = _of_run(name, "optimiser")
     if _of_run(name, "schedule").get("kind") == "noam":  # its rate is a factor of another formula
         return {}
-    rates = {
-        key: _OF_RATES * value for key, value in optimiser.items() if key in _RATES and isinstance(value, float | int)
-    }
-    return {**optimiser, **rates}
+    given = {key: value for key, value in optimiser.items() if key in _RATES and isinstance(value, float | int)}
+    # Rounded, because config.yaml shows the rates to users.
+    return {**optimiser, **{key: float(f"{_OF_RATES * value:.6g}") for key, value in given.items()}}
 
 
 def _of_run(name: str, section: str) -> dict[str, Any]:

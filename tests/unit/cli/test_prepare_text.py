@@ -87,7 +87,7 @@ def test_a_vocabulary_learns_more_pieces(
     assert new.tokens(range(old.vocab_size)) == old.tokens(range(old.vocab_size))
     assert f"12 new pieces, after the {old.vocab_size} of the tokenizer" in capsys.readouterr().out
     sizes = [f"--model.{name}=8" for name in ("d_model", "d_ff", "memory_len")]
-    steps = ["--training.max_steps", "1", "--training.max_minutes", "0", "--data.lanes", "1", "--data.segment_len", "8"]
+    steps = ["--training.max_steps", "1", "--training.max_minutes", "0", "--data.lanes", "2", "--data.segment_len", "8"]
     small = ["--preset", "xl-debug", *sizes, "--model.num_heads=2", "--model.head_dim=4", *steps]
     assert manyheads("train", *small, "--data.path", tmp_path / "old", "--run-dir", tmp_path / "first") == 0
     begin = ["train", "--init", tmp_path / "first", *steps, "--data.path", tmp_path / "new"]

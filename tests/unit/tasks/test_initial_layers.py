@@ -52,7 +52,7 @@ def test_sizes_and_digest_come_from_the_model(models: Path) -> None:
     assert isinstance(read(models, "text"), TextConfig)
 
 
-def test_the_optimiser_of_the_run_goes_on_at_half_its_rates(models: Path, tmp_path: Path) -> None:
+def test_the_optimiser_of_the_run_goes_on_at_three_quarters_of_its_rates(models: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(models / "pairs", run / "model")
     optimiser = {"name": "muon", "learning_rate": 0.006, "muon_learning_rate": 0.02, "beta2": 0.97}
@@ -62,7 +62,7 @@ def test_the_optimiser_of_the_run_goes_on_at_half_its_rates(models: Path, tmp_pa
         config = read(place.parent, place.name)
         assert isinstance(config, TrainConfig)
         found = config.optimiser
-        assert (found.name, found.learning_rate, found.muon_learning_rate, found.beta2) == ("muon", 0.003, 0.01, 0.97)
+        assert (found.name, found.learning_rate, found.muon_learning_rate, found.beta2) == ("muon", 0.0045, 0.015, 0.97)
         assert config.decoding.length_penalty == 1.3
         assert config.schedule.kind == "linear"
     (run / "config.yaml").write_text(json.dumps({**values, "schedule": {"kind": "noam"}}))
