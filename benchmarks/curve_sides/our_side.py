@@ -27,7 +27,7 @@ from manyheads.data.prepared_text import TextData  # noqa: E402
 from manyheads.decoding.translator import Translator  # noqa: E402
 from manyheads.evaluation.language_model import evaluate_text  # noqa: E402
 from manyheads.evaluation.likelihood import evaluation_mode  # noqa: E402
-from manyheads.tasks.presets import PRESETS  # noqa: E402
+from manyheads.tasks.presets import PRESETS, SIZED_BY_PRECISION  # noqa: E402
 from manyheads.tasks.runs import assemble  # noqa: E402
 from manyheads.training.optim.schedule import learning_rate  # noqa: E402
 from manyheads.training.run.device import computing, settled  # noqa: E402
@@ -45,7 +45,8 @@ SMALL: dict[str, dict[str, Any]] = {
 def config_of(task: Task) -> Any:
     """The preset for the task's data, precision, minutes and length."""
     what = task.facts["what"]
-    config: Any = PRESETS[PRESET_OF[what]](task.sized_for)
+    preset = PRESET_OF[what]
+    config: Any = PRESETS[preset](*([task.sized_for] if preset in SIZED_BY_PRECISION else []))
     model = replace(config.model, **SMALL[what]) if task.small else config.model
     data = replace(config.data, path=task.facts["prepared"])
     if what == "long":

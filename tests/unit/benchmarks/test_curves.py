@@ -131,6 +131,33 @@ def test_a_peer_reads_the_whole_held_out_text(side_module: Import, tmp_path: Pat
     assert found["test"]["own"]["nats"] == pytest.approx(nats, rel=1e-5)
 
 
+OUR_CONFIGS = """
+import json, sys
+from pathlib import Path
+from looks import Task
+from our_side import config_of
+
+for what in ("translation", "language", "long"):
+    folder = Path(sys.argv[1]) / what
+    folder.mkdir()
+    (folder / "facts.json").write_text(json.dumps({"what": what, "prepared": f"{folder}/prepared"}))
+    shape = {"length": 64, "lanes": 2} if what == "long" else {}
+    config = config_of(Task(data=folder, out=folder, minutes=7, small=True, **shape))
+    assert (config.data.path, config.model.d_model) == (f"{folder}/prepared", 32)
+    assert config.training.max_minutes == 7
+    if what == "long":
+        assert (config.model.max_len, config.data.segment_len, config.data.lanes) == (64, 64, 2)
+"""
+
+
+def test_our_side_has_the_preset_of_each_comparison(curves: ModuleType, tmp_path: Path) -> None:
+    """In a process of its own, because the script sets up the machine."""
+    command = [sys.executable, "-c", OUR_CONFIGS, str(tmp_path)]
+    subprocess.run(
+        command, check=True, cwd=Path(curves.__file__ or "").parent / "curve_sides", env=curves.environment(True)
+    )
+
+
 def run_of(curves: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["curves.py", *arguments])
     code: int = curves.main()
