@@ -11,8 +11,8 @@ tries every cell for six seconds; such results are kept apart.
 
 `plan`: 4,000 pairs of Tatoeba, 20,000 pairs of Multi30k and 200 kB of a novel, 3 and 10 minutes, two seeds: the plan,
 four rivals and the presets. The plan's mean must be within 1.5 BLEU (0.07 bits a byte) of the best rival's, and above
-every preset's. `adapt`: five minutes from the model, also with new pieces, and from
-scratch, on 20,000 pairs of Multi30k.
+every preset's. `adapt`: five minutes from the model, also with new pieces, and from scratch, on 20,000 pairs of
+Multi30k.
 """
 
 from __future__ import annotations

@@ -107,8 +107,7 @@ def grow(tokenizer: Tokenizer, texts: Iterable[str], new_pieces: int) -> Tokeniz
     if not words:
         raise DataError("There is no text to learn new pieces from: every line is empty.")
     if kind == "word":
-        unknown = [word for word in words if word not in set(pieces)]
-        ranked = sorted(unknown, key=lambda word: (-words[word], word))
+        ranked = sorted(words.keys() - set(pieces), key=lambda word: (-words[word], word))
         return Tokenizer(kind, lowercase, pieces + ranked[:new_pieces], [])
     pieces = pieces + _new_characters(words, set(pieces), new_pieces)
     with_characters = Tokenizer(kind, lowercase, pieces, merges)
@@ -191,10 +190,14 @@ def old_ids_of(tokenizer: Any, old_size: int) -> list[list[int]]:
     They are the two halves of its merge, divided further where a half is new, or the bytes of a character. The list of
     an id is empty if they are not known (a word).
 
-    Args: tokenizer: one that has grown, or a vocabulary of a language model.
+    Args:
+        tokenizer: of any kind, or a vocabulary of a language model.
+        old_size: number of ids before it grew; as many as now: the list is empty.
     """
     inner = tokenizer.tokenizer if isinstance(tokenizer, PieceVocabulary) else tokenizer
     new = range(old_size, tokenizer.vocab_size)
+    if not new:
+        return []
     if type(inner) is not Tokenizer or inner.kind != "bpe":
         return [[] for _ in new]
     _, _, pieces, merges, *_ = take_apart(json.loads(inner.to_json()), "The tokenizer")
