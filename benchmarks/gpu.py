@@ -516,8 +516,7 @@ def _xl(options: Options) -> dict[str, Any]:
         loss = lambda: model(data.tokens, data.targets)  # noqa: E731
         return _training("SDPA decoder", model, loss, options, tokens, flops, ours=False)
 
-    paths = ["sdpa", "tiles", "products"] + (["flex"] if options.device == "cuda" else [])
-    makers = {f"ours by {path}": ours(path) for path in paths}
+    makers = {f"ours by {path}": ours(path) for path in ("sdpa", "tiles", "products")}
     return _compare({**makers, "SDPA decoder without memory": decoder}, options)
 
 

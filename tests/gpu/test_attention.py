@@ -28,8 +28,6 @@ from manyheads.nn.kernels.relative import relative_attention, relative_weights
 B, H, Q, K, D = 2, 2, 6, 9, 8
 CHUNK = 4
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
-
 
 @dataclass(frozen=True)
 class Case:
@@ -40,14 +38,12 @@ class Case:
         fast: those tensors -> what users get.
         plain: the formula in the same type; its error in bfloat16 is the measure of the fast one's.
         exact: the loop, in float64 on the CPU.
-        has_gradients: on this kind of device.
     """
 
     inputs: list[tuple[int, ...]]
     fast: Callable[..., Tensor]
     plain: Callable[..., Tensor]
     exact: Callable[..., Tensor]
-    has_gradients: Callable[[torch.device], bool] = lambda device: True
 
 
 def _mask(name: str, device: torch.device) -> Mask | None:
@@ -107,7 +103,7 @@ def _relative(mask: str, path: Any, causal: bool = True) -> Case:
         )
 
     shapes = [(B, H, Q, D), (B, H, K, D), (B, H, K, D), (H, distances, D), (H, D), (H, D), (H, distances)]
-    return Case(shapes, fast, plain, exact, lambda device: path != "flex" or device.type == "cuda")
+    return Case(shapes, fast, plain, exact)
 
 
 def _hashed(num_hashes: int) -> Case:
@@ -153,11 +149,10 @@ CASES: dict[str, Case] = {
     **{f"additive, {mask}": _additive(mask) for mask in MASKS},
     **{
         f"relative by {path}, {mask}": _relative(mask, path)
-        for path in ("tiles", "products", "sdpa", "flex")
+        for path in ("tiles", "products", "sdpa")
         for mask in ("none", "lengths", "empty")
     },
     "relative both ways by sdpa": _relative("lengths", "sdpa", causal=False),
-    "relative both ways by flex": _relative("lengths", "flex", causal=False),
     "hashed, one round": _hashed(1),
     "hashed, three rounds": _hashed(3),
     "local": _local(),
@@ -189,7 +184,7 @@ def _results(attend: Callable[..., Tensor], given: list[Tensor], factor: Tensor 
 
 def test_forward_and_gradients_in_float32(case: Case, device: torch.device) -> None:
     given = _given(case, torch.float32)
-    factor = torch.randn(case.exact(*given).shape) if case.has_gradients(device) else None
+    factor = torch.randn(case.exact(*given).shape)
     wanted = _results(case.exact, [x.double() for x in given], factor)
     found = _results(case.fast, [x.to(device) for x in given], factor)
     for one, true in zip(found, wanted, strict=True):
@@ -200,7 +195,7 @@ def test_forward_and_gradients_in_float32(case: Case, device: torch.device) -> N
 @pytest.mark.thinned(2)
 def test_bfloat16_within_twice_the_error_of_the_formula(case: Case, device: torch.device) -> None:
     given = _given(case, torch.bfloat16)
-    factor = torch.randn(case.exact(*given).shape) if case.has_gradients(device) else None
+    factor = torch.randn(case.exact(*given).shape)
     wanted = _results(case.exact, [x.double() for x in given], factor)
     there = [x.to(device) for x in given]
     rough, found = _results(case.plain, there, factor), _results(case.fast, there, factor)

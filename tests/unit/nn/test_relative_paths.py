@@ -1,6 +1,6 @@
-"""The implementations of relative attention for GPUs, as far as a CPU runs them, against the loop in float64.
+"""The implementation of relative attention for GPUs, run on a CPU, against the loop in float64.
 
-A CPU runs SDPA with an additive mask, gradients included, and FlexAttention forward. `tests/gpu` does the rest.
+It is SDPA with an additive mask. `tests/gpu` runs it on a GPU.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from manyheads.nn.kernels.relative import relative_attention, relative_weights
 B, H, D, E = 3, 2, 4, 5
 MakeMask = Callable[[int, int, int], Mask | None]
 SIZES = [(5, 5), (3, 8), (1, 4), (1, 1)]
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
 
 
 def inputs(q_len: int, k_len: int, learned: bool, causal: bool, dtype: torch.dtype = torch.float32) -> list[Any]:
@@ -47,21 +45,20 @@ def slow(given: list[Any], mask: Mask | None, causal: bool) -> Tensor:
     )
 
 
-def by(path: Any, given: list[Any], mask: Mask | None, causal: bool, rate: float = 0.0) -> Tensor:
-    with policy.using_relative_path(path):
+def by_sdpa(given: list[Any], mask: Mask | None, causal: bool, rate: float = 0.0) -> Tensor:
+    with policy.using_relative_path("sdpa"):
         return relative_attention(*given, mask, rate, causal)
 
 
 @pytest.mark.thinned(3)
-@pytest.mark.parametrize("path", ["sdpa", "flex"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize(("q_len", "k_len"), SIZES)
-def test_against_the_loop(make_mask: MakeMask, q_len: int, k_len: int, learned: bool, causal: bool, path: str) -> None:
+def test_against_the_loop(make_mask: MakeMask, q_len: int, k_len: int, learned: bool, causal: bool) -> None:
     given = inputs(q_len, k_len, learned, causal)
     mask = make_mask(B, q_len, k_len)
     with torch.no_grad():
-        found = by(path, given, mask, causal)
+        found = by_sdpa(given, mask, causal)
     torch.testing.assert_close(found.double(), slow(given, mask, causal), atol=1e-5, rtol=1e-5)
 
 
@@ -87,7 +84,7 @@ def test_gradients_of_sdpa_against_the_loop(
         return [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)]
 
     exact = grads(lambda leaves: slow(leaves, mask, causal), torch.float64)
-    found = grads(lambda leaves: by("sdpa", leaves, mask, causal), torch.float32)
+    found = grads(lambda leaves: by_sdpa(leaves, mask, causal), torch.float32)
     for one, wanted in zip(found, exact, strict=True):
         assert one.isfinite().all()
         torch.testing.assert_close(one.double(), wanted, atol=1e-5, rtol=1e-5)
@@ -96,48 +93,44 @@ def test_gradients_of_sdpa_against_the_loop(
 @pytest.mark.parametrize("learned", [False, True])
 def test_gradcheck_of_sdpa_in_float64(learned: bool) -> None:
     given = [x if x is None else x.double().requires_grad_() for x in inputs(3, 5, learned, True)]
-    assert torch.autograd.gradcheck(lambda *xs: by("sdpa", list(xs), None, True), given)
+    assert torch.autograd.gradcheck(lambda *xs: by_sdpa(list(xs), None, True), given)
 
 
-@pytest.mark.parametrize("path", ["sdpa", "flex"])
-def test_bf16_within_twice_the_plain_error(make_mask: MakeMask, path: str) -> None:
+def test_bf16_within_twice_the_plain_error(make_mask: MakeMask) -> None:
     given = inputs(6, 9, False, True, torch.bfloat16)
     mask = make_mask(B, 6, 9)
     exact = slow(given, mask, True)
     plain = torch.matmul(relative_weights(*given[:2], *given[3:], mask), given[2])
     with torch.no_grad():
-        found = by(path, given, mask, True)
+        found = by_sdpa(given, mask, True)
     assert found.dtype == torch.bfloat16
     error = (plain.double() - exact).abs().max().item()
     assert (found.double() - exact).abs().max().item() <= 2 * error + 1e-9
 
 
-@pytest.mark.parametrize("path", ["sdpa", "flex"])
-def test_dropout_is_on_the_weights(path: str) -> None:
-    """FlexAttention has none, so SDPA takes its place."""
+def test_dropout_is_on_the_weights() -> None:
     given = inputs(5, 5, False, True)
     given[2] = torch.eye(5).expand(B, H, 5, 5)
     weights = relative_weights(*given[:2], *given[3:])
-    dropped = by(path, given, None, True, rate=0.5)
+    dropped = by_sdpa(given, None, True, rate=0.5)
     kept = dropped != 0
     assert 0.2 < kept[weights > 0].float().mean() < 0.8
     torch.testing.assert_close(dropped[kept], weights[kept] * 2, atol=1e-5, rtol=1e-5)
 
 
 def test_which_path_is_taken_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA takes SDPA in any case; what CPUs do is as it was."""
+    """CUDA takes SDPA in any case."""
     cpu = torch.zeros(1, 1, 1, 1)
 
     class OnCUDA:
         device = torch.device("cuda")
         shape = cpu.shape
 
-    for rate in (0.0, 0.1):
-        for causal in (True, False):
-            assert policy.relative_path(OnCUDA(), rate, causal) == "sdpa"  # type: ignore[arg-type]
-    assert policy.relative_path(cpu, 0.1, True) == "tiles"
-    assert policy.relative_path(cpu, 0.1, False) == "products"
+    for causal in (True, False):
+        assert policy.relative_path(OnCUDA(), causal) == "sdpa"  # type: ignore[arg-type]
+    assert policy.relative_path(cpu, True) == "tiles"
+    assert policy.relative_path(cpu, False) == "products"
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert policy.relative_path(cpu, 0.1, True) == "products"
+    assert policy.relative_path(cpu, True) == "products"
     with policy.compiling_a_step():
-        assert policy.relative_path(cpu, 0.0, True) == "sums"
+        assert policy.relative_path(cpu, True) == "sums"

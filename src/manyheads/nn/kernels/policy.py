@@ -46,7 +46,6 @@ __all__ = [
     "products_gain",
     "quantises",
     "relative_path",
-    "runs_flex_eagerly",
     "sdpa_zeroes_empty_rows",
     "searches_blocks",
     "shares_draws",
@@ -59,7 +58,7 @@ __all__ = [
 ]
 
 AttentionPath = Literal["products", "rounded products", "sums", "sdpa"]
-RelativePath = Literal["products", "tiles", "sums", "sdpa", "flex"]
+RelativePath = Literal["products", "tiles", "sums", "sdpa"]
 
 _compiles = False
 
@@ -318,21 +317,20 @@ def adds_masks(scores: Tensor, blocked: Tensor) -> bool:
 _RELATIVE_SCORES = 1 << 19
 
 
-# The implementation on CUDA. "sdpa" is a default and was not measured: it needs no compiler, supports dropout, and its
-# gradients are the oldest in torch. `benchmarks/gpu.py` measures all; `using_relative_path` selects another one.
+# The implementation on CUDA: the fastest one there (EXPERIMENTS.md, 2026-11-26), without a compiler and with dropout.
+# `benchmarks/gpu.py` measures all; `using_relative_path` selects another one.
 _RELATIVE_ON_CUDA: RelativePath = "sdpa"
 _relative_path: RelativePath | None = None
 
 
-def relative_path(query: Tensor, dropout_rate: float, causal: bool) -> RelativePath:
+def relative_path(query: Tensor, causal: bool) -> RelativePath:
     """Return the implementation of attention with relative positions for these queries.
 
     "sums" and "tiles" are for CPUs. "products" is the formula under autograd, which a compiler fuses. "sdpa" passes the
-    scores of the distances to torch's fused kernel as an additive mask. "flex" is FlexAttention, which reads them by
-    distance; it has no dropout, and on a CPU no gradients.
+    scores of the distances to torch's fused kernel as an additive mask.
     """
     if _relative_path is not None:
-        return "sdpa" if _relative_path == "flex" and dropout_rate else _relative_path
+        return _relative_path
     if query.device.type == "cuda":
         return _RELATIVE_ON_CUDA
     if compiles_a_step() and query.shape[2] == 1 and query.device.type == "cpu":
@@ -341,16 +339,11 @@ def relative_path(query: Tensor, dropout_rate: float, causal: bool) -> RelativeP
     return "products" if torch.compiler.is_compiling() or not causal else "tiles"
 
 
-def runs_flex_eagerly(query: Tensor) -> bool:
-    """Return whether FlexAttention is not compiled separately: on a CPU, for tests, or within a compiled function."""
-    return query.device.type == "cpu" or torch.compiler.is_compiling()
-
-
 @contextmanager
 def using_relative_path(path: RelativePath) -> Iterator[None]:
     """Use this implementation of relative attention within the block, to measure or test it.
 
-    "flex" is used only without dropout. Not safe for several threads.
+    Not safe for several threads.
     """
     global _relative_path
     before, _relative_path = _relative_path, path

@@ -12,9 +12,6 @@ selects.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -118,16 +115,14 @@ def relative_attention(
     """
     _check(query, key, positions, causal)
     q_len, k_len = query.shape[2], key.shape[2]
-    path = policy.relative_path(query, dropout_rate, causal) if q_len else "products"
+    path = policy.relative_path(query, causal) if q_len else "products"
     if path == "sums":
         return _by_sums(query, key, value, positions, content_bias, position_bias, distance_bias, mask)
-    if path in ("sdpa", "flex"):
+    if path == "sdpa":
         by_distance = _scores_of_distances(query, positions, position_bias, distance_bias)
         content_query = query + content_bias[:, None].to(query.dtype)
         allowed = dense_mask(Causal() & mask if causal else mask, q_len, k_len, query.device, k_len - q_len)
-        if path == "sdpa":
-            return _by_sdpa(content_query, key, value, by_distance, allowed, dropout_rate, causal)
-        return _by_flex(content_query, key, value, by_distance, allowed)
+        return _by_sdpa(content_query, key, value, by_distance, allowed, dropout_rate, causal)
     if path == "products":
         weights = relative_weights(query, key, positions, content_bias, position_bias, distance_bias, mask, causal)
         return torch.matmul(dropout(weights, dropout_rate), value)
@@ -221,35 +216,3 @@ def _by_sdpa(
         content_query, key, value, attn_mask=scores.to(content_query.dtype), dropout_p=dropout_rate
     )
     return out if some is None else out.masked_fill(~some, 0.0)
-
-
-def _by_flex(content_query: Tensor, key: Tensor, value: Tensor, by_distance: Tensor, allowed: Tensor | None) -> Tensor:
-    """Use FlexAttention, which reads the score of each distance in place, without shift or copy; for CUDA.
-
-    It has no dropout, and on a CPU no gradients. Args: see `_by_sdpa`.
-    """
-    q_len, num_distances = content_query.shape[2], by_distance.shape[-1]
-    some = None
-    if allowed is not None:
-        some = allowed.any(dim=-1, keepdim=True)
-        shown = (allowed | ~some).expand(*content_query.shape[:2], q_len, key.shape[2])
-
-    def score_mod(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, of_key: Tensor) -> Tensor:
-        # In causal attention keys after the query have no distance; any number is read for them, and then hidden.
-        column = (of_key + (q_len - 1 - query)).clamp(max=num_distances - 1)
-        score = score + by_distance[batch, head, query, column]
-        return score if some is None else torch.where(shown[batch, head, query, of_key], score, -math.inf)
-
-    out = _flex_attention(policy.runs_flex_eagerly(content_query))(content_query, key, value, score_mod=score_mod)
-    assert isinstance(out, Tensor)
-    return out if some is None else out.masked_fill(~some, 0.0)
-
-
-@cache
-def _flex_attention(eager: bool) -> Callable[..., Any]:
-    """Return torch's FlexAttention. eager: not compiled; it then stores all scores."""
-    from torch.nn.attention.flex_attention import flex_attention  # this import takes a quarter of a second
-
-    if eager:
-        return flex_attention
-    return torch.compile(flex_attention)
