@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor import config as inductor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyheads.architectures.reformer import presets as reformers
@@ -82,8 +83,12 @@ def test_training_in_bfloat16_lowers_the_loss(name: str, device: torch.device) -
 @pytest.mark.slow  # other tests compile on a CPU; on a GPU it runs with the others
 @pytest.mark.unhooked
 @pytest.mark.parametrize("name", MODELS)
-def test_a_compiled_training_step_equals_the_eager_one(name: str, device: torch.device) -> None:
+def test_a_compiled_training_step_equals_the_eager_one(
+    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, batch = MODELS[name]().train().to(device), make_batch(name).to(device)
+    # Otherwise Inductor draws other numbers than eager mode from the same seed: other rotations, so other buckets.
+    monkeypatch.setattr(inductor, "fallback_random", True)
     wanted = gradients(model, batch)
     torch._dynamo.reset()
     backend = "inductor" if device.type == "cuda" else "aot_eager"

@@ -5,6 +5,7 @@ declared and not recognised by inspection.
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -155,3 +156,12 @@ def test_only_the_policy_asks_about_processors_compilers_and_sizes() -> None:
 def test_the_files_that_are_tested_first_are_there() -> None:
     tests = Path(__file__).resolve().parents[1]
     assert [name for name in LONGEST_FIRST if not (tests / name).is_file()] == []
+
+
+def test_the_settings_of_the_gpu_tests_know_their_markers() -> None:
+    """They are run with settings of their own, in which an unknown marker is an error."""
+    folder = Path(__file__).resolve().parents[1] / "gpu"
+    settings = (folder / "pytest.ini").read_text()
+    known = {"parametrize", "skip", *re.findall(r"^    (\w+)(?:\(\w+\))?: ", settings, re.MULTILINE)}
+    used = {name for file in folder.glob("*.py") for name in re.findall(r"mark\.(\w+)", file.read_text())}
+    assert used - known == set()

@@ -382,7 +382,7 @@ def test_requests_that_cannot_be_served() -> None:
         attention()(x)
     with pytest.raises(RequestError, match="a seed"):
         attention().start(1)
-    with pytest.raises(RequestError, match="can be cached"):
+    with pytest.raises(RequestError, match="visible 'chunk', so its outputs depend on later tokens"):
         attention(visible="chunk").start(1, seed=0)
     with pytest.raises(ConfigError, match="not divisible"):
         LSHSelfAttention(10, 3, settings=LSHSettings(), max_len=8)

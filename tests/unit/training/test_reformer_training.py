@@ -232,6 +232,7 @@ def test_memory_grows_with_length_as_it_is_counted(monkeypatch: pytest.MonkeyPat
     [
         ({"validation": {"prompt": "He " * 200}}, RequestError),
         ({"generation": {"memory_len": 8}}, RequestError),
+        ({"model": {"layers": ("lsh",), "visible": "chunk"}}, RequestError),
         ({"reading": {"max_tokens": 1}}, DataError),
     ],
 )

@@ -330,7 +330,11 @@ class LSHSelfAttention(nn.Module):
             later tokens, so that nothing can be kept.
         """
         if self.settings.visible != "bucket" and not (self.settings.causal and num_hashes == 0):
-            raise RequestError("only causal attention with visible 'bucket' can be cached.")
+            raise RequestError(
+                f"this hashed attention has visible {self.settings.visible!r}"
+                f"{'' if self.settings.causal else ' and is not causal'}, so its outputs depend on later tokens and"
+                " cannot be cached for generation; use causal attention with visible 'bucket'."
+            )
         weight = self.qk_proj.weight
         if (self.settings.num_hashes if num_hashes is None else num_hashes) or rotations is not None:
             rotations = self._rotations(rotations, seed, num_hashes)

@@ -24,7 +24,7 @@ from manyheads.data.settings import SegmentSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.distributed.group import Group
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.language_model import bits_per, evaluate_text, segments_of
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.seeding import derive_seed
@@ -184,13 +184,18 @@ def begin_hashing(config: TextConfig, model: LanguageModel, lanes: int, seed: in
 def build_write(model: LanguageModel, data: TextData, config: TextConfig, device: torch.device) -> Translate:
     """The search that `generate` uses, over the model as it is at the time of each call.
 
-    Raises: RequestError: the model cannot do what `generation` asks for, or the prompt of the samples is too long.
+    Raises: RequestError: the model cannot do what `generation` asks for, the prompt of the samples is too long, or
+        samples are wanted of a model that cannot generate token by token.
     """
     changes: Any = {"max_new_tokens": config.validation.sample_tokens, "min_new_tokens": 0, "num_return_sequences": 1}
     generator = Generator(model, data.vocabulary, replace(config.generation, **changes), device, config.precision)
     settings = generator.options()  # its errors come now, not at the first validation or when the model is used
     if config.validation.num_samples and data.vocabulary.is_text:
         generator.steps(generator.encode_prompts([config.validation.prompt]), settings)
+        try:
+            model.start(1)
+        except RequestError as error:
+            raise RequestError(f"{error} To train without samples, set validation.num_samples to 0.") from None
     return lambda prompts, stop: generator.generate(prompts, stop_asked=stop)
 
 
