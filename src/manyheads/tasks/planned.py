@@ -61,7 +61,7 @@ def plan_layer(typed: Source, measure: MeasureRate | None = None) -> PlannedRun:
     minutes, steps = _limit_of(given)
     config = _reference(kind, manifest, typed)
     length, rows = (16, 128) if kind == "pairs" else (config.data.segment_len, config.data.lanes)
-    facts, machine = _facts(kind, manifest, minutes, steps, given), ""
+    facts, machine = replace(_facts(kind, manifest, minutes, steps, given), has_merges=_has_merges(folder)), ""
     if not steps:  # their number does not depend on the machine
         _check_given(facts, folder, typed)
         rate, machine = (measure or _measured)(config, length, rows)
@@ -117,6 +117,12 @@ def _kind_of(folder: Path, manifest: Mapping[str, Any], given: Mapping[str, Any]
     return kind
 
 
+def _has_merges(folder: Path) -> bool:
+    """Whether the tokenizer is BPE, so that `data.bpe_dropout` can be used."""
+    model = json_or_empty(folder / "tokenizer.json", MAX_FILE_BYTES).get("model")
+    return isinstance(model, dict) and model.get("type") == "BPE"
+
+
 def _limit_of(given: Mapping[str, Any]) -> tuple[float, int]:
     """Return the minutes and steps of the run: the given ones, or the default minutes."""
     steps = convert(int, given.get("training.max_steps", 0), "training.max_steps")
@@ -165,6 +171,8 @@ def _facts(kind: str, manifest: Mapping[str, Any], minutes: float, steps: int, g
             fixed[name] = convert(int, fixed[name], name)
             if fixed[name] < 1:
                 raise ConfigError(f"{name} is {fixed[name]}; it must be at least 1.")
+    if "data.bpe_dropout" in fixed:
+        fixed["data.bpe_dropout"] = convert(float, fixed["data.bpe_dropout"], "data.bpe_dropout")
     if "model.memory_len" in fixed:
         fixed["model.memory_len"] = convert(int, fixed["model.memory_len"], "model.memory_len")
     common: dict[str, Any] = {"minutes": minutes, "steps": steps, "tokens_per_second": 0.0, "given": fixed}

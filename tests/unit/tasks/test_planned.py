@@ -47,6 +47,27 @@ def test_more_passes_over_the_data_give_more_dropout() -> None:
     assert found == [0.0, 0.1, 0.2, 0.3]
 
 
+def test_many_passes_are_segmented_anew_and_need_less_dropout() -> None:
+    names = ("data.bpe_dropout", "model.dropout")
+    for tokens, given, found in (
+        (90_000, {}, [None, 0.2]),
+        (70_000, {}, [0.1, 0.1]),
+        (30_000, {}, [0.1, 0.2]),
+        (15_000, {}, [0.1, 0.3]),
+        (40_000, {"data.bpe_dropout": 0.0}, [None, 0.3]),
+        (90_000, {"data.bpe_dropout": 0.05}, [None, 0.1]),
+    ):
+        made, values = plan(tokens=tokens, steps=800, has_merges=True, given=given)
+        assert [values.get(name) for name in names] == found, made.num_epochs
+    assert plan(tokens=40_000, steps=800)[1].get("data.bpe_dropout") is None  # no merges
+    assert plan(kind="text", tokens=4000, steps=800)[1].get("data.bpe_dropout") is None
+
+
+def test_little_data_gets_a_narrow_model() -> None:
+    found = [plan(tokens=tokens, steps=800)[1]["model.d_model"] for tokens in (99_000, 100_000)]
+    assert found == [128, 192]
+
+
 def test_the_plan_states_steps_and_passes() -> None:
     made, values = plan(tokens_per_second=8000.0)
     assert made.num_steps == pytest.approx(600 * 0.85 * 8000 / 2048, rel=0.01)
@@ -123,6 +144,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [(f"a b c {number}", f"x y {number} z w") for number in range(50)]
     splits: dict[str, Any] = {"train": PairList("t", lines), "valid": PairList("v", lines[:3])}
     prepare_corpus(folder / "pairs", **splits, tokenizer=TokenizerSettings(kind="word", vocab_size=40))
+    prepare_corpus(folder / "bpe", **splits, tokenizer=TokenizerSettings(vocab_size=300))
     blocks = [TextBlock("t", b"one two three. " * 300), TextBlock("v", b"four five. " * 9)]
     prepare_text(folder / "text", train=blocks[0], valid=blocks[1], vocabulary=VocabularySettings(level="bytes"))
     (folder / "ids.bin").write_bytes(bytes(range(250)) * 4)
@@ -158,6 +180,16 @@ def test_a_plan_becomes_the_settings(read: Callable[..., tuple[Any, list[Planned
     config, [made] = read("text", "--minutes", "3")
     assert isinstance(config, TextConfig)
     assert (config.model.architecture, config.training.max_minutes, config.data.lanes) == ("transformer-xl", 3.0, 3)
+
+
+def test_merges_are_left_out_if_the_tokenizer_has_some(read: Callable[..., tuple[Any, list[PlannedRun]]]) -> None:
+    config, [made] = read("bpe")
+    assert config.data.bpe_dropout == 0.1
+    assert "each with other pieces" in made.table
+    assert read("pairs")[0].data.bpe_dropout == 0.0
+    assert read("bpe", "--data.bpe_dropout", "0.2")[0].data.bpe_dropout == 0.2
+    with pytest.raises(ConfigError, match=r"data\.bpe_dropout"):
+        read("bpe", "--data.bpe_dropout", "much")
 
 
 def test_the_command_line_wins(read: Callable[..., tuple[Any, list[PlannedRun]]]) -> None:
@@ -240,7 +272,7 @@ def test_mistakes_are_told_before_the_measurement(
 def test_a_number_of_heads_that_fits_some_machines_is_measured(
     read: Callable[..., tuple[Any, list[PlannedRun]]],
 ) -> None:
-    config, _ = read("pairs", "--model.num_heads", "6", rate=1200.0)
+    config, _ = read("text", "--model.num_heads", "6", rate=1200.0)
     assert (config.model.d_model, config.model.num_heads) == (192, 6)
 
 

@@ -30,6 +30,17 @@ _COST_EXPONENT = 1.8
 _SHORT_RUN = 4000
 """A run with fewer steps takes the choices of the demo, and does not gain from averages of the weights."""
 
+_MANY_PASSES = 20
+"""From so many passes over sentence pairs on, each pass segments words differently (BPE dropout)."""
+
+_DROPOUT: dict[str, tuple[tuple[tuple[float, float], ...], float]] = {
+    "pairs": (((4, 0.0), (10, 0.1), (20, 0.2)), 0.3),
+    "pairs, segmented anew": (((45, 0.1), (100, 0.2)), 0.3),
+    # After five passes over a novel, dropout 0.1 still cost a language model 0.09 bits a byte.
+    "text": (((8, 0.0), (20, 0.1), (40, 0.2)), 0.3),
+}
+"""The dropout below so many passes, and that of more passes."""
+
 _STEP_TOKENS = 2048
 _SEGMENT_LEN = 128
 _LENGTH_MULTIPLE = 16
@@ -51,7 +62,7 @@ _WIDTHS: dict[str, tuple[_Width, ...]] = {
         _Width(512, 6, 15_000, 10_000_000),
         _Width(384, 4, 4_000, 2_000_000),
         _Width(256, 3, 1_500, 150_000),
-        _Width(192, 2, 250, 0),
+        _Width(192, 2, 250, 100_000),
         _Width(128, 2, 0, 0),
     ),
     "text": (
@@ -73,6 +84,7 @@ class Facts:
         num_samples: training pairs; of a text, its documents or 1.
         tokens: training tokens; of pairs, those of the larger side, special tokens included.
         longest_source, longest_target: tokens of the longest sentences, special tokens included; 0 for a text.
+        has_merges: the tokenizer of pairs is BPE, whose merges can be left out at random.
         minutes: limit of the run; 0 if it is limited by steps.
         steps: number of steps, if that is the limit.
         tokens_per_second: of training steps with the reference model on this machine; not used if `steps` is given.
@@ -84,6 +96,7 @@ class Facts:
     tokens: int
     longest_source: int = 0
     longest_target: int = 0
+    has_merges: bool = False
     minutes: float = 0.0
     steps: int = 0
     tokens_per_second: float
@@ -227,9 +240,9 @@ def _text(facts: Facts, step_tokens: int) -> list[Choice]:
 
 def _learning(facts: Facts, steps: int, epochs: float) -> list[Choice]:
     rounded = f"about {epochs:.1f} passes over the data"
-    # After five passes over a novel, dropout 0.1 still cost a language model 0.09 bits a byte.
-    bounds = ((4, 0.0), (10, 0.1), (20, 0.2)) if facts.kind == "pairs" else ((8, 0.0), (20, 0.1), (40, 0.2))
-    dropout = _first_below(epochs, bounds, 0.3)
+    bpe_dropout = 0.1 if facts.has_merges and epochs >= _MANY_PASSES else 0.0
+    is_segmented_anew = facts.kind == "pairs" and facts.given.get("data.bpe_dropout", bpe_dropout) > 0
+    dropout = _first_below(epochs, *_DROPOUT["pairs, segmented anew" if is_segmented_anew else facts.kind])
     is_short = steps < 600
     adam, muon = (0.01, 0.03) if is_short and facts.kind == "pairs" else (0.006, 0.02)
     if facts.kind == "text":
@@ -240,7 +253,9 @@ def _learning(facts: Facts, steps: int, epochs: float) -> list[Choice]:
     ]
     every = max(10, _round(steps / _validations(facts)))
     limit = [Choice("training.max_minutes", facts.minutes, "the time to be used"), Choice("training.max_steps", 0)]
+    anew = Choice("data.bpe_dropout", bpe_dropout, f"{rounded}, each with other pieces, need less dropout")
     return [
+        *([anew] if bpe_dropout else []),
         Choice("model.dropout", dropout, f"{rounded}; more passes need more"),
         Choice("optimiser.name", "muon", "learns more in a short run than Adam"),
         Choice("optimiser.learning_rate", adam, f"for {'few' if is_short else 'many'} steps"),
