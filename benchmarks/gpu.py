@@ -477,7 +477,7 @@ def _segments(batch: int, length: int, vocab_size: int, options: Options) -> Seg
 def _xl(options: Options) -> dict[str, Any]:
     """The base model for enwik8 with a full memory, by each implementation of relative attention."""
     preset = xls.PRESETS["debug"] if options.tiny else xls.PRESETS["enwik8-base"]
-    # FlexAttention has no dropout; all sides go without it, so that they compute the same.
+    # The decoder has no dropout, so no side has.
     config = replace(preset, vocab_size=32 if options.tiny else 204, dropout=0.0, attention_dropout=0.0)
     batch, length = (2, config.memory_len) if options.tiny else (22, 512)
     data = _segments(batch, length, config.vocab_size, options)

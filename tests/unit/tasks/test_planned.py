@@ -64,8 +64,9 @@ def test_many_passes_are_segmented_anew_and_need_less_dropout() -> None:
 
 
 def test_little_data_gets_a_narrow_model() -> None:
-    found = [plan(tokens=tokens, steps=800)[1]["model.d_model"] for tokens in (99_000, 100_000)]
-    assert found == [128, 192]
+    for kind, least in (("pairs", 100_000), ("text", 500_000)):
+        found = [plan(kind=kind, tokens=tokens, steps=800)[1]["model.d_model"] for tokens in (least - 1, least)]
+        assert found == [128, 192]
 
 
 def test_the_plan_states_steps_and_passes() -> None:
@@ -147,6 +148,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare_corpus(folder / "bpe", **splits, tokenizer=TokenizerSettings(vocab_size=300))
     blocks = [TextBlock("t", b"one two three. " * 300), TextBlock("v", b"four five. " * 9)]
     prepare_text(folder / "text", train=blocks[0], valid=blocks[1], vocabulary=VocabularySettings(level="bytes"))
+    long = TextBlock("t", b"one two three. " * 40_000)
+    prepare_text(folder / "long", train=long, valid=blocks[1], vocabulary=VocabularySettings(level="bytes"))
     (folder / "ids.bin").write_bytes(bytes(range(250)) * 4)
     ids = RawFiles(paths=[folder / "ids.bin"], form="bytes")
     prepare_ids(folder / "ids", train=ids, settings=IdSettings(form="bytes"))
@@ -272,7 +275,7 @@ def test_mistakes_are_told_before_the_measurement(
 def test_a_number_of_heads_that_fits_some_machines_is_measured(
     read: Callable[..., tuple[Any, list[PlannedRun]]],
 ) -> None:
-    config, _ = read("text", "--model.num_heads", "6", rate=1200.0)
+    config, _ = read("long", "--model.num_heads", "6")
     assert (config.model.d_model, config.model.num_heads) == (192, 6)
 
 
