@@ -128,6 +128,7 @@ ASKING = {
     "manyheads.nn.kernels.consistency": "autocast",
     "manyheads.nn.kernels.loss": "autocast",
     "manyheads.nn.kernels.recomputation": "autocast, and the random generators of GPUs",
+    "manyheads.nn.kernels.precision": "measures larger products on a GPU",
     "manyheads.nn.precision": "autocast",
     "manyheads.training.run.arithmetic": "records the device's name",
     "manyheads.training.run.device": "chooses the device",
