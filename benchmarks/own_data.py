@@ -156,18 +156,18 @@ def adapt_cells(model: str) -> Iterator[Cell]:
 
 
 def measure(cell: Cell, work: Path, old: str) -> dict[str, Any]:
-    """Train and evaluate one cell."""
+    """Train and evaluate one cell. The record names files below WORK without it, so that it can be published."""
     run, data = str(work / "runs" / cell.key), str(work / "data" / cell.data)
     extra = cell.extra.split()
     if "--mix" in extra:
         extra = [*extra[:-1], "--data.mix", f"{old}=0.2", f"{data}=0.8"]
     common = ["--run-dir", run, "--minutes", f"{cell.minutes:g}", "--seed", str(cell.seed), "--quiet"]
     manyheads("train", "--data.path", data, *common, *extra)
-    report = json.loads(manyheads("evaluate", run, "--data", data, "--json"))
+    report = json.loads(manyheads("evaluate", run, "--data", data, "--json").replace(f"{work}/", ""))
     record = {"cell": cell.key, "data": cell.data, "name": cell.name, "minutes": cell.minutes, "seed": cell.seed}
     comparison = Path(run) / "comparison.json"
     if comparison.is_file():
-        record["comparison"] = json.loads(comparison.read_text(encoding="utf-8"))
+        record["comparison"] = json.loads(comparison.read_text(encoding="utf-8").replace(f"{work}/", ""))
     return {**record, "score": _score(report, cell.score), "report": report}
 
 
