@@ -61,7 +61,7 @@ def plan_layer(typed: Source, measure: MeasureRate | None = None) -> PlannedRun:
     minutes, steps = _limit_of(given)
     config = _reference(kind, manifest, typed)
     length, rows = (16, 128) if kind == "pairs" else (config.data.segment_len, config.data.lanes)
-    facts, machine = replace(_facts(kind, manifest, minutes, steps, given), has_merges=_has_merges(folder)), ""
+    facts, machine = _facts(kind, folder, manifest, minutes, steps, given), ""
     if not steps:  # their number does not depend on the machine
         _check_given(facts, folder, typed)
         rate, machine = (measure or _measured)(config, length, rows)
@@ -161,7 +161,9 @@ def _measured(config: Any, length: int, rows: int) -> tuple[float, str]:
     return rate, f"{device}, {config.precision}"
 
 
-def _facts(kind: str, manifest: Mapping[str, Any], minutes: float, steps: int, given: Mapping[str, Any]) -> Facts:
+def _facts(
+    kind: str, folder: Path, manifest: Mapping[str, Any], minutes: float, steps: int, given: Mapping[str, Any]
+) -> Facts:
     """Return what the plan depends on, without the rate, which is measured later."""
     counts = manifest["counts"]["train"]
     fixed = dict(given)
@@ -185,6 +187,7 @@ def _facts(kind: str, manifest: Mapping[str, Any], minutes: float, steps: int, g
         tokens=max(counts["source_tokens"] + pairs, counts["target_tokens"] + 2 * pairs),
         longest_source=counts["source_longest"] + 1,
         longest_target=counts["target_longest"] + 2,
+        has_merges=_has_merges(folder),
         **common,
     )
 

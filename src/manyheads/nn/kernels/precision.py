@@ -30,7 +30,7 @@ time."""
 MAX_SECONDS = 0.1
 _ROUNDS = 2  # timed products of each size
 _FIRST_SIZE, _LAST_SIZE = (64, 256), (2048, 8192)  # rows, and features of input and output, on a CPU
-# On a GPU. Smaller products take no longer than their launch, so their rates do not differ between precisions.
+# On a GPU, where the time of small products is that of their launch.
 _GPU_SIZE = (4096, 4096)
 
 
@@ -87,7 +87,7 @@ def measure_precision(device: torch.device) -> PrecisionMeasurement:
 
 @cache
 def _measure(device: torch.device) -> PrecisionMeasurement:
-    """Return the best rates at the largest size for which the time suffices; use the remaining time to repeat."""
+    """Return the best rates at one size, on a CPU the largest for which there is time; use the remaining time to repeat."""
     started = time.perf_counter()
     rows, width = _FIRST_SIZE if device.type == "cpu" else _GPU_SIZE
     fp32 = bf16 = float("inf")
