@@ -87,7 +87,7 @@ def measure_precision(device: torch.device) -> PrecisionMeasurement:
 
 @cache
 def _measure(device: torch.device) -> PrecisionMeasurement:
-    """Return the best rates at one size, on a CPU the largest for which there is time; use the remaining time to repeat."""
+    """Return the best rates at one size, on a CPU the largest for which there is time; repeat while time is left."""
     started = time.perf_counter()
     rows, width = _FIRST_SIZE if device.type == "cpu" else _GPU_SIZE
     fp32 = bf16 = float("inf")
