@@ -203,11 +203,18 @@ def test_new_pieces_begin_as_the_mean_of_those_they_replace() -> None:
     table = torch.arange(12.0).reshape(4, 3)
     bias, square = torch.arange(4.0), torch.ones(3, 3)
     own = {"table": torch.empty(6, 3), "bias": torch.empty(6), "square": torch.empty(3, 3)}
-    found = _with_new_rows({"table": table, "bias": bias, "square": square}, own, {2}, [[1, 3, 3], []])
+    found = _with_new_rows({"table": table, "bias": bias, "square": square}, own, {2}, [[1, 3, 3], []], 4)
     assert torch.equal(found["table"][4], (table[1] + 2 * table[3]) / 3)
     assert torch.equal(found["table"][5], table.mean(0))
     assert found["bias"].tolist() == [0, 1, 2, 3, pytest.approx(7 / 3), 1.5]
     assert found["square"] is square
+
+
+def test_new_pieces_in_the_last_cluster_begin_as_the_mean_of_those_of_it_that_they_replace() -> None:
+    """An adaptive softmax has a table of ids 6 to 9."""
+    table = torch.arange(12.0).reshape(4, 3)
+    found = _with_new_rows({"tables.1": table}, {"tables.1": torch.empty(6, 3)}, {2}, [[2, 7, 9], [0, 1]], 10)
+    assert torch.equal(found["tables.1"][4:], torch.stack([(table[1] + table[3]) / 2, table.mean(0)]))
 
 
 def test_other_ids_are_refused(world: World, begun: Callable[..., Any]) -> None:

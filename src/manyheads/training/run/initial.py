@@ -50,10 +50,11 @@ def begin_from(model: Any, settings: InitialSettings, tokenizer: Any) -> list[st
             f"The weights of {settings.model} have changed: SHA-256 {digest[:12]}..., but initial.sha256 is"
             f" {settings.sha256[:12]}.... Give --init {settings.model} and --resume none to begin from the new ones."
         )
-    replaced = old_ids_of(tokenizer, _check_ids(settings.model, folder, tokenizer))
+    old_size = _check_ids(settings.model, folder, tokenizer)
+    replaced = old_ids_of(tokenizer, old_size)
     before, now = read_config(folder), model.config
     growths = {getattr(now, name) - getattr(before, name) for name in _VOCABULARIES if hasattr(now, name)}
-    grown = _with_new_rows(tensors, portable_state(model), growths - {0}, replaced)
+    grown = _with_new_rows(tensors, portable_state(model), growths - {0}, replaced, old_size)
     load_portable_state(model, grown, where=f"the weights of {settings.model}")
     lines = [f"begins from {settings.model} (SHA-256 {digest[:12]}...), with a new optimiser"]
     names = [name for name, tensor in grown.items() if tensor is not tensors[name]]
@@ -102,10 +103,12 @@ def _with_new_rows(
     own: Mapping[str, Tensor],
     growths: Collection[int],
     replaced: Sequence[Sequence[int]],
+    old_size: int,
 ) -> dict[str, Tensor]:
     """Add mean rows to each tensor that has as many rows too few as there are new ids.
 
-    Args: replaced: for each new id the old ids in its place; an empty list stands for all of them.
+    Args: replaced: for each new id the old ids in its place; an empty list stands for all of them. old_size: number of
+        old ids.
     """
     found = dict(tensors)
     for name, tensor in tensors.items():
@@ -114,8 +117,10 @@ def _with_new_rows(
         count = wanted[0] - tensor.shape[0] if fits else 0
         if count in growths:
             mean = tensor.mean(0)
-            ids_of = replaced if len(replaced) == count else [[]] * count
-            rows = [tensor[list(ids)].mean(0) if ids else mean for ids in ids_of]
+            first = old_size - tensor.shape[0]  # above 0 in the last cluster of an adaptive softmax
+            own_rows = [[one - first for one in ids if one >= first] for ids in replaced]
+            ids_of = own_rows if len(replaced) == count else [[]] * count
+            rows = [tensor[ids].mean(0) if ids else mean for ids in ids_of]
             found[name] = torch.cat([tensor, torch.stack(rows)])
     return found
 
