@@ -151,6 +151,18 @@ def test_an_earlier_run_is_not_set_aside_into_a_link(run: Path, kept: Path) -> N
     assert unharmed(kept)
 
 
+def test_files_of_the_user_stay_where_an_earlier_run_is_set_aside(run: Path) -> None:
+    own = ("notes.txt", "corpus", "data", "previous-0")
+    for name in ("corpus", "data", "checkpoints", "model"):
+        (run / name).mkdir()
+    for name in ("notes.txt", "previous-0", "metrics.jsonl", "config.yaml", "nonfinite-step-3.json"):
+        (run / name).write_text(KEPT, encoding="utf-8")
+    aside = RunFolder(run).set_aside()
+    moved = ["checkpoints", "config.yaml", "metrics.jsonl", "model", "nonfinite-step-3.json"]
+    assert sorted(path.name for path in aside.iterdir()) == moved
+    assert {path.name for path in run.iterdir()} == {*own, aside.name}
+
+
 def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not UTF-8"):
         RunFolder(tmp_path / "\udcff").check()

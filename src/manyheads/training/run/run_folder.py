@@ -25,8 +25,6 @@ from manyheads.training.settings import RunConfig
 
 __all__ = ["RunFolder", "environment"]
 
-_KEPT_ON_RESTART = (".lock", "data")
-
 
 class RunFolder:
     """Paths of a run.
@@ -49,6 +47,10 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.data = path / "data"
+        self._of_a_run = (
+            *(self.config, self.environment, self.train_log, self.metrics, self.timing, self.comparison),
+            *(self.samples, self.plots, self.tensorboard, self.checkpoints, self.model),
+        )
 
     def check(self) -> None:
         """Refuse a folder in which a run would write through a symbolic link, or to a pipe or a device.
@@ -129,7 +131,8 @@ class RunFolder:
     def set_aside(self) -> Path:
         """Move an earlier run's files into `previous-N`, so that they are not mixed with those of a new run.
 
-        A crash in between leaves `previous-N.partial`, which `finish_setting_aside` completes.
+        Prepared data stays, and so do files of the user, which no run writes. A crash in between leaves
+        `previous-N.partial`, which `finish_setting_aside` completes.
 
         Raises: SaveError: a file could not be moved.
         """
@@ -139,8 +142,8 @@ class RunFolder:
         partial = self.path / f"previous-{number}.partial"
         with saving(partial, 0):
             make_folder(partial)
-            for entry in sorted(self.path.iterdir()):
-                if entry.name not in _KEPT_ON_RESTART and not entry.name.startswith("previous-"):
+            for entry in (*self._of_a_run, *sorted(self.path.glob("nonfinite-step-*.json"))):
+                if os.path.lexists(entry):
                     entry.rename(partial / entry.name)
             for folder in (partial, self.path):
                 sync(folder)
