@@ -16,6 +16,7 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.data.batch import PairBatch
 from manyheads.errors import ConfigError
+from manyheads.nn.attention.additive import AdditiveScore
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.muon import MuonWithAdam
@@ -246,6 +247,12 @@ def test_embeddings_and_biases_of_a_transformer_xl_are_no_matrices_of_maps(
     optimiser = build_optimiser(model, OptimiserSettings(name="muon", learning_rate=1e-3))
     assert isinstance(optimiser, MuonWithAdam)
     assert optimiser.matrices == {id(parameter) for parameter in decayed if parameter.ndim == 2}
+
+
+def test_the_vectors_of_additive_scores_are_no_matrix_of_a_map() -> None:
+    """One vector for each head: Muon would make those of different heads orthogonal."""
+    score = AdditiveScore(4, 8)
+    assert [id(one) for one in split_by_decay(score)[1]] == [id(score.score_weight)]
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
