@@ -27,6 +27,7 @@ __all__ = ["Growth", "grow", "old_ids_of"]
 
 _FIRST_SIGN = 0x10000  # from here on no code point is white space
 _REPEATED = 10_000  # occurrences of a word in one text for the trainer
+_SPARE = 100  # merges
 
 
 @dataclass(frozen=True)
@@ -158,16 +159,17 @@ def _learn_merges(tokenizer: Tokenizer, words: Mapping[str, int], most: int) -> 
         # Bytes are never joined, so a word ends before each and begins after it.
         return "".join(" " if one < first else signs.setdefault(one, chr(_FIRST_SIGN + len(signs))) for one in ids)
 
+    divided = {word: f"{written(word)} " for word in sorted(words)}
+
     def repeated() -> Iterator[str]:
-        for word, count in sorted(words.items()):
-            text = f"{written(word)} "
-            for start in range(0, count, _REPEATED):
-                yield text * min(_REPEATED, count - start)
+        for word, text in divided.items():
+            for start in range(0, words[word], _REPEATED):
+                yield text * min(_REPEATED, words[word] - start)
 
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     # Two merges can give one piece, so more are learned than there is room for.
-    size = len(pieces) + 2 * most
+    size = len(signs) + 2 * most + _SPARE
     learner.train_from_iterator(
         repeated(), trainers.BpeTrainer(vocab_size=size, min_frequency=MIN_FREQUENCY, show_progress=False)
     )

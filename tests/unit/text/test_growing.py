@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers.trainers import BpeTrainer
 
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.byte_vocabulary import ByteVocabulary
@@ -89,6 +91,20 @@ def test_growth_is_reproducible_and_may_end_early(old: Tokenizer, grown: Tokeniz
     assert few.vocab_size == old.vocab_size + 1
     twice = grow(grown, OLD + NEW, 10)
     assert twice.pieces[: grown.vocab_size] == grown.pieces
+
+
+def test_few_new_pieces_take_few_merges(old: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as many as the tokenizer has pieces."""
+    sizes: list[int] = []
+
+    def trainer(vocab_size: int, **options: Any) -> Any:
+        sizes.append(vocab_size)
+        return BpeTrainer(vocab_size=vocab_size, **options)
+
+    monkeypatch.setattr("manyheads.text.growing.trainers", SimpleNamespace(BpeTrainer=trainer))
+    grow(old, NEW, 1)
+    assert len(sizes) == 1
+    assert sizes[0] < old.vocab_size - 100
 
 
 def test_a_vocabulary_of_words_gets_the_most_frequent_unknown_ones() -> None:
