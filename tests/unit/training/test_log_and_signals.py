@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -168,6 +169,15 @@ def test_another_architecture_is_told_in_a_word() -> None:
     assert "choose another run_dir" in said
     for name in ("norm", "bias", "chunk_len"):
         assert name not in said
+
+
+def test_the_main_data_of_a_mix_stays() -> None:
+    """It determines the steps of an epoch; of a run on one data set, the folder can have another name."""
+    digests = {"data_digest": "a", "tokenizer_digest": "b"}
+    for mix, may in (((), True), (("old=1", "new=1"), False)):
+        before, now = ({"data": {"path": path, "mix": mix}} for path in ("old", "new"))
+        with nullcontext() if may else pytest.raises(ConfigError, match=r"data\.path was 'old', is 'new'"):
+            assert check_same_run({"config": before, **digests}, config=now, **digests)
 
 
 def test_presets_are_what_they_cite() -> None:

@@ -111,7 +111,8 @@ def check_same_run(
     changed = differences(scalars.get("config"), config)
     if "model.architecture" in dict(changed):  # then nearly all other settings differ too, so report only this one
         changed = [(name, text) for name, text in changed if name == "model.architecture" or name[:6] != "model."]
-    fatal = [text for name, text in changed if not _may_change(name)]
+    is_mix = bool(config.get("data", {}).get("mix"))  # then data.path determines the length of an epoch
+    fatal = [text for name, text in changed if not _may_change(name) or (is_mix and name == "data.path")]
     for what, now in (("data", data_digest), ("tokenizer", tokenizer_digest)):
         before = scalars.get(f"{what}_digest")
         if before != now:
