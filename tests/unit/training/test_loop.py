@@ -436,6 +436,16 @@ def test_an_older_checkpoint_can_be_named(small: Make, tmp_path: Path) -> None:
         train(config, resume=str(older.parent / "step-00000099"))
 
 
+def test_the_checkpoint_of_another_folder_does_not_replace_a_run(small: Make, tmp_path: Path) -> None:
+    first = train(small(training={"max_steps": 2}))
+    config = replace(small(training={"max_steps": 3}), run_dir=str(tmp_path / "elsewhere"))
+    train(config)
+    before = Path(config.run_dir, "metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match="elsewhere already has a run"):
+        train(config, resume=str(first.checkpoint))
+    assert Path(config.run_dir, "metrics.jsonl").read_bytes() == before
+
+
 def test_a_resume_with_other_settings_or_data_is_refused(small: Make, corpus: Path, tmp_path: Path) -> None:
     config = small()
     train(config)

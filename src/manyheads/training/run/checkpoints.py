@@ -19,7 +19,7 @@ from manyheads.checkpoint.format import (
     needed_bytes,
     save_checkpoint,
 )
-from manyheads.checkpoint.retain import apply_retention, read_pointer, set_aside_newer, write_pointer
+from manyheads.checkpoint.retain import apply_retention, list_checkpoints, read_pointer, set_aside_newer, write_pointer
 from manyheads.checkpoint.sharded import write_shards
 from manyheads.distributed.shards import local
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError, NonFiniteError, SaveError
@@ -62,7 +62,8 @@ class CheckpointManager:
 
         The main rank chooses, all ranks load, and then the main rank cleans up.
 
-        Raises: CheckpointError, ConfigError, ModelFileError: there is none, or it is damaged or of another run.
+        Raises: CheckpointError, ConfigError, ModelFileError: there is none, or it is damaged or of another run, or it
+            is in another folder and this folder has checkpoints, too.
         """
         chosen = self._group.from_main(lambda: self._choose(resume))
         if chosen is None:
@@ -71,7 +72,7 @@ class CheckpointManager:
         checkpoint = self._load(Path(chosen))
         self._restore(checkpoint)
         self._group.meet()
-        own = checkpoint.path.resolve().parent == self._folder.checkpoints.resolve()
+        own = self._is_own(checkpoint.path)
         self._check_best(checkpoint.scalars.get("config"), own=own)
         if own:
             self._saved, self.last = self._done(), checkpoint.path
@@ -99,7 +100,16 @@ class CheckpointManager:
         path, warnings = find_checkpoint(self._folder.checkpoints, resume)
         for text in warnings:
             self._warn(text)
+        if path is not None and not self._is_own(path) and list_checkpoints(self._folder.checkpoints):
+            raise ConfigError(
+                f"{path} is in another run's folder, and {self._folder.path} already has a run, whose metrics and"
+                " checkpoints would be lost or mixed. Leave out --resume to continue that run, or choose another"
+                " run_dir."
+            )
         return None if path is None else str(path)
+
+    def _is_own(self, path: Path) -> bool:
+        return path.resolve().parent == self._folder.checkpoints.resolve()
 
     def _load(self, path: Path) -> Checkpoint:
         """Load a checkpoint that the main rank has verified; of sharded tensors, load this rank's shards."""
