@@ -111,7 +111,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace a small file atomically and durably; see `write_text`."""
+    """Replace a small file atomically and durably; see `write_text`. The permissions stay."""
     temporary = _aside(path)
     with saving(path, len(data)):
         make_folder(path.parent)
@@ -119,6 +119,9 @@ def write_file(path: Path, data: bytes) -> None:
             if os.path.lexists(temporary):
                 _discard(temporary)
             with temporary.open("xb") as file:  # x: a link of this name is never written through
+                if path.is_file() and not path.is_symlink():
+                    with suppress(OSError):  # some file systems have no permissions
+                        shutil.copymode(path, temporary)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -208,3 +208,12 @@ def test_an_output_goes_through_a_link_and_into_a_pipe(tmp_path: Path) -> None:
         os.close(reader)
     assert (tmp_path / "pipe").is_fifo()
     assert names(tmp_path) == ["link", "pipe", "real"]
+
+
+def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "letter.txt"
+    path.write_text("old", encoding="utf-8")
+    path.chmod(0o600)
+    write_text(path, "new")
+    assert path.read_text(encoding="utf-8") == "new"
+    assert path.stat().st_mode & 0o777 == 0o600
