@@ -18,6 +18,7 @@ import pytest
 from manyheads.errors import CheckpointError, ConfigError
 from manyheads.tasks.presets import PRESETS
 from manyheads.training.record.log import MetricsLog, PlainReporter, format_seconds
+from manyheads.training.record.pictures import Board
 from manyheads.training.record.report import Sample, TrainResult, ValidationReport
 from manyheads.training.run.resume import check_same_run, differences
 from manyheads.training.run.run_folder import RunFolder
@@ -196,6 +197,18 @@ def test_presets_are_what_they_cite() -> None:
     assert (base.optimiser.beta1, base.optimiser.beta2, base.optimiser.eps) == (0.9, 0.98, 1e-9)
     assert (made["big"].model.dropout, made["big"].training.max_steps) == (0.3, 300_000)
     assert len({config.run_dir for config in made.values()}) == len(made)
+
+
+def test_tensorboard_shows_the_steps_of_a_run_that_began_again_once(tmp_path: Path) -> None:
+    """It was killed before its first checkpoint."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for loss in (2.0, 1.0):
+        board = Board(tmp_path, 0, pytest.fail)
+        board.add({"step": 1, "loss": loss})
+        board.close()
+    events = accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [event.value for event in events.Scalars("loss")] == [1.0]
 
 
 def test_a_lock_outlives_nobody(tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ class Board:
             self._off = True
             return
         _silence_writers()
-        self._writer = SummaryWriter(str(self._folder), purge_step=self._first_step + 1 if self._first_step else None)
+        # Also at the beginning: the run may have been killed before its first checkpoint.
+        self._writer = SummaryWriter(str(self._folder), purge_step=self._first_step + 1)
 
 
 def _silence_writers() -> None:
