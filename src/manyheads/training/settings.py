@@ -79,7 +79,9 @@ class JudgingSettings:
     Args:
         every_steps: optimiser steps between two validations; 0 validates at the end only.
         num_samples: number of outputs that are written to samples/ and shown.
-        best_by: the score that selects the best checkpoint; `bleu` for translation, `f1` for parsing.
+        best_by: the score that selects the best checkpoint; `bleu` for translation, `f1` for parsing. If a model
+            overfits, its loss rises again before the learning rate has fallen, while the other scores still improve;
+            then `loss` selects a checkpoint from the middle of the run.
         patience: stop after this many validations without an improvement; 0 never stops.
 
     Attributes: judged, scores: what is judged, and the values of best_by that it has.
