@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyheads.cli.command_line.train_options import TrainOptions, size_by_precision
@@ -74,12 +75,14 @@ def train_and_watch(
     # The live display needs no torch, so something is shown while torch is imported.
     from manyheads.cli.watching.training import watching
 
-    # A launcher that starts again runs the same command, which must not throw away the steps done so far.
-    resume = "auto" if process.restarts else options.resume
     with watching(quiet=options.quiet, verbose=options.verbose) if process.is_main else nullcontext() as reporter:
+        from manyheads.checkpoint.retain import list_checkpoints
         from manyheads.decoding.device import choose_device
         from manyheads.tasks.runs import train
 
+        # A launcher that starts again runs the same command, which must not throw away the steps done so far.
+        begun = options.resume == "none" or list_checkpoints(Path(config.run_dir) / "checkpoints")
+        resume = "auto" if process.restarts and begun else options.resume
         group = start(process, choose_device(config.device).type, options.timeout)
         try:
             if process.world > 1:

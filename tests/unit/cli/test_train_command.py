@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,11 @@ import yaml
 from rich.console import Console
 
 from manyheads.cli.command_line.pages import program
-from manyheads.cli.command_line.train_options import read_arguments
+from manyheads.cli.command_line.train_options import TrainOptions, read_arguments
+from manyheads.cli.training import train_and_watch
 from manyheads.cli.watching.training import LiveReporter, summary
 from manyheads.config.merge import dotted_names
+from manyheads.distributed.process import Process
 from manyheads.errors import ConfigError
 from manyheads.files.verify import FORMAT_VERSION
 from manyheads.tasks.presets import PRESETS
@@ -45,6 +48,20 @@ def test_settings_may_come_from_a_pipe_that_the_user_names(tmp_path: Path) -> No
     writer = threading.Thread(target=pipe.write_text, args=("seed: 17\n",), daemon=True)
     writer.start()
     assert read_arguments(["--config", str(pipe)])[1].seed == 17
+
+
+def test_a_restart_resumes_what_was_named_until_the_run_has_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a run that begins from a checkpoint of another one would begin with random weights."""
+    seen: list[str] = []
+    monkeypatch.setattr("manyheads.tasks.runs.train", lambda config, *, resume, **_: seen.append(resume))
+    config = replace(PRESETS["debug"](), run_dir=str(tmp_path))
+    for named in ("none", "other/step-00000010"):
+        train_and_watch((), TrainOptions(resume=named, quiet=True), config, Process(restarts=1))
+    (tmp_path / "checkpoints" / "step-00000020").mkdir(parents=True)
+    train_and_watch((), TrainOptions(resume="other/step-00000010", quiet=True), config, Process(restarts=1))
+    assert seen == ["auto", "other/step-00000010", "auto"]
 
 
 def test_layers_win_in_their_order(tmp_path: Path) -> None:
