@@ -198,7 +198,7 @@ class CheckpointManager:
             check_free_space(
                 self._folder.checkpoints,
                 2 * copies * needed_bytes({"model": parameters}),
-                also=" Two checkpoints must fit; With training.on_save_error continue the run begins anyway.",
+                also=" Two checkpoints must fit; with training.on_save_error continue the run begins anyway.",
             )
         except SaveError as error:
             if self._assembly.config.training.on_save_error == "stop":

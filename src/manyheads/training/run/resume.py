@@ -71,7 +71,7 @@ def find_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Path | None, li
             raise _nothing(resume)
         return newest, warnings
     named = read_pointer(checkpoints_dir, resume) if resume == "best" else Path(resume)
-    if named is None or not named.is_dir():
+    if named is None or not named.is_dir() or (named / "checkpoints").is_dir():  # the last is a run's folder
         raise _nothing(resume)
     warnings = []
     if resume == "best" and newest is not None:
