@@ -24,9 +24,10 @@ from manyheads.checkpoint.retain import list_checkpoints, read_pointer
 from manyheads.data.prepared import prepare_corpus
 from manyheads.data.preparing_pairs import PairList
 from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.distributed.group import Group
 from manyheads.errors import CheckpointError, ConfigError, DataError, NonFiniteError, RequestError, SaveError
 from manyheads.files.verify import verify_folder
-from manyheads.tasks.runs import dry_run, train
+from manyheads.tasks.runs import assemble, dry_run, train
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.tasks.translation.validator import Validator
 from manyheads.text.settings import TokenizerSettings
@@ -459,6 +460,17 @@ def test_a_resume_with_other_settings_or_data_is_refused(small: Make, corpus: Pa
     reporter = Recording()
     train(replace(config, training=replace(config.training, log_every=5)), reporter=reporter)
     assert any("training.log_every was 2, is 5" in text for text in reporter.of("message"))
+
+
+def test_ranks_with_different_data_are_refused(small: Make, tmp_path: Path) -> None:
+    """As where each of two machines has prepared the data, in another order."""
+
+    class Second(Group):
+        def from_main(self, make: Callable[[], Any]) -> Any:
+            return "of the main rank"
+
+    with pytest.raises(DataError, match=r"is not that of rank 0 \(of the main"):
+        assemble(small(), torch.device("cpu"), tmp_path, Second())
 
 
 def test_two_runs_cannot_share_a_folder(small: Make) -> None:

@@ -16,6 +16,7 @@ from manyheads.architectures.table import build_model
 from manyheads.config.files import to_plain
 from manyheads.data.progress import Progress
 from manyheads.distributed.group import Group
+from manyheads.errors import DataError
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.optimiser import build_optimiser
@@ -118,11 +119,12 @@ def assemble(
         begins: False: the weights come from a checkpoint later, so those of `config.initial` are not made.
 
     Raises: DataError, ConfigError, SaveError, ModelFileError: the data or the initial model cannot be used, or the
-        model cannot be built.
+        model cannot be built; or the ranks have different data.
     """
     group = group or Group()
     with group.main_first():
         objective = open_objective(config, data_dir, progress)
+    _check_same_data(objective, group)
     if progress is not None:
         progress("building the model", 0, 0)
     config = objective.config
@@ -145,3 +147,14 @@ def assemble(
     assembly = Assembly(objective, device, model, optimiser, average, Counters(), notes=tuple(notes))
     assembly.spread = spread
     return assembly
+
+
+def _check_same_data(objective: Objective, group: Group) -> None:
+    """Raises: DataError: this rank's data is not that of the main rank, so its part of a batch would be of another."""
+    mine = objective.digest
+    main = group.from_main(lambda: mine)
+    if main != mine:
+        raise DataError(
+            f"The data of rank {group.rank} (SHA-256 {mine[:12]}...) is not that of rank 0 ({main[:12]}...); copy the"
+            " prepared folder to every machine, instead of preparing it on each."
+        )
