@@ -81,8 +81,8 @@ def train_and_watch(
         from manyheads.tasks.runs import train
 
         # A launcher that starts again runs the same command, which must not throw away the steps done so far.
-        begun = options.resume == "none" or list_checkpoints(Path(config.run_dir) / "checkpoints")
-        resume = "auto" if process.restarts and begun else options.resume
+        own = list_checkpoints(Path(config.run_dir) / "checkpoints") if process.restarts else []
+        resume = "auto" if process.restarts and (own or options.resume == "none") else options.resume
         group = start(process, choose_device(config.device).type, options.timeout)
         try:
             if process.world > 1:

@@ -102,9 +102,8 @@ class CheckpointManager:
             self._warn(text)
         if path is not None and not self._is_own(path) and list_checkpoints(self._folder.checkpoints):
             raise ConfigError(
-                f"{path} is in another run's folder, and {self._folder.path} already has a run, whose metrics and"
-                " checkpoints would be lost or mixed. Leave out --resume to continue that run, or choose another"
-                " run_dir."
+                f"{path} is not in {self._folder.checkpoints}, where there are checkpoints of another run, which would"
+                " be mixed with the new ones. Leave out --resume to continue that run, or choose another run_dir."
             )
         return None if path is None else str(path)
 
