@@ -52,7 +52,7 @@ def make_card(
         languages: source and target of each direction that it translates.
         example: Python code that uses the model.
 
-    Raises: ConfigError: the evaluation is not of `manyheads evaluate --json`.
+    Raises: ConfigError: the evaluation is not of `manyheads evaluate --json`, or not of this model as it is.
     """
     architecture = config.architecture
     labels = getattr(config, "labels", ())
@@ -90,6 +90,8 @@ def _results(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the metrics of a model-index, with the signature of sacreBLEU among the arguments."""
     if not isinstance(evaluation.get("protocol"), Mapping):
         raise ConfigError("the evaluation has no 'protocol'; give the output of `manyheads evaluate MODEL --json`.")
+    if evaluation["protocol"].get("ensemble"):
+        raise ConfigError("the evaluation is of several models; evaluate this one alone.")
     results: list[dict[str, Any]] = []
     for key, title in _BLEU.items():
         if isinstance(found := evaluation.get(key), Mapping):
@@ -102,14 +104,16 @@ def _results(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
         if isinstance(evaluation.get(key), float):
             results.append({"type": key, "name": title, "value": evaluation[key]})
     records = evaluation.get("results")
-    first = records[0] if isinstance(records, list) and records else None
+    first = records[0] if isinstance(records, list) and records and isinstance(records[0], Mapping) else {}
+    if "dynamic" in first:
+        raise ConfigError("the evaluation is of a model that learned from the text; evaluate it without --dynamic.")
     for key, title in _OF_LANGUAGE_MODELS.items():
-        if isinstance(first, Mapping) and key in first:
+        if isinstance(first.get(key), int | float):  # --recl gives lists, and an infinite figure is null
             results.append({"type": key, "name": title, "value": float(first[key])})
     if not results:
         raise ConfigError(
-            "the evaluation has neither BLEU and chrF, nor F1, nor perplexity, nor accuracy; evaluate a model, then"
-            " push it."
+            "the evaluation has neither BLEU and chrF, nor F1, nor a finite perplexity, nor accuracy; evaluate a model,"
+            " then push it."
         )
     return results
 

@@ -89,11 +89,11 @@ def _part(name: str) -> str:
 
 def _run(path: Path, verify: bool) -> dict[str, Any]:
     from manyheads.checkpoint.format import SCALARS, step_of
-    from manyheads.checkpoint.retain import list_checkpoints, read_pointer
+    from manyheads.checkpoint.retain import read_pointer
     from manyheads.config.files import load_yaml
     from manyheads.visualise.curves import each_metrics
 
-    checkpoints = list_checkpoints(path / "checkpoints")
+    checkpoints, newest = _checkpoints(path / "checkpoints")
     last_step, best, last_validation = 0, None, None
     for line in each_metrics(path / "metrics.jsonl") if os.path.lexists(path / "metrics.jsonl") else ():
         last_step = max(last_step, line["step"]) if type(line.get("step")) is int else last_step
@@ -103,7 +103,7 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
     pointers = {name: read_pointer(path / "checkpoints", name) for name in ("latest", "best")}
     counters: dict[str, Any] = {}
     if checkpoints:
-        scalars = read_object(checkpoints[-1] / SCALARS).get("scalars")
+        scalars = newest.get("scalars")
         counters = (scalars.get("counters") if isinstance(scalars, dict) else None) or {}
         if not isinstance(counters, dict) or not isinstance(counters.get("elapsed_seconds", 0), int | float):
             raise ModelFileError(f"{checkpoints[-1] / SCALARS} does not hold the counters of a run; it is damaged.")
@@ -128,6 +128,20 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
     if verify:
         record["damaged"] = _damages(checkpoints) + record.get("model", {}).pop("damaged", [])
     return record
+
+
+def _checkpoints(folder: Path) -> tuple[list[Path], dict[str, Any]]:
+    """The checkpoints, oldest first, and the scalars of the newest, which a run that goes on may delete meanwhile."""
+    from manyheads.checkpoint.format import SCALARS
+    from manyheads.checkpoint.retain import list_checkpoints
+
+    while checkpoints := list_checkpoints(folder):
+        try:
+            return checkpoints, read_object(checkpoints[-1] / SCALARS)
+        except FileNotFoundError:
+            if checkpoints[-1].is_dir():
+                raise
+    return [], {}
 
 
 def _data(path: Path, verify: bool) -> dict[str, Any]:
@@ -186,5 +200,6 @@ def _damages(folders: list[Path]) -> list[str]:
         try:
             verify_folder(folder, strict=False)
         except CheckpointError as error:
-            found.append(str(error))
+            if folder.is_dir():  # else a run that goes on has deleted it
+                found.append(str(error))
     return found

@@ -38,6 +38,7 @@ from manyheads.interop.reformer import HFReformer
 from manyheads.interop.tensorflow import find_prefix, read_checkpoint, verifies_data
 from manyheads.interop.tf_corpus import CACHE, CorpusFiles, find_beside, read_corpus_files
 from manyheads.interop.tf_transformer_xl import PUBLISHED_LANES, TensorFlowXL, find_checkpoint
+from manyheads.interop.xl_weights import notes_of_export
 from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
 from manyheads.text.symbol_vocabulary import SymbolVocabulary
 
@@ -45,6 +46,8 @@ __all__ = ["Conversion", "export_folder", "guess_peer", "import_folder", "write_
 
 TORCH, OFFICIAL_XL = "torch/Transformer", "kimiyoung/TransformerXL"
 SEQUENCE_MODELS: dict[str, type[Marian]] = {"transformers/Marian": Marian, "transformers/Pegasus": Pegasus}
+TRANSFO_XL = "transformers/TransfoXL"
+FIRST_MEMORIES = {TRANSFO_XL: "zeros", OFFICIAL_XL: "empty"}
 TENSORFLOW_XL, REFORMER = "tf/Transformer-XL", "transformers/Reformer"
 PEER_FILE = "peer.json"
 TEST_TEXT = "test.txt"
@@ -136,6 +139,11 @@ def import_folder(
         next_command = _evaluation(output, config, corpus)
     if peer == REFORMER:
         notes += HFReformer.notes_of(config)
+    if peer == TRANSFO_XL and model.config.norm_position == "pre" and model.config.memory_len:
+        notes.append(
+            "With pre_lnorm the peer attends to a memory of zeros before the first segment, the converted model to"
+            " none, so it says something else at the start of a text."
+        )
     if peer in peer_files.TRAINED_BY:
         sizes = model.config.source_vocab_size, model.config.target_vocab_size
         tokenizer = peer_files.read_tokenizer(peer, source, config["model"], sizes, notes)
@@ -215,6 +223,8 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
             notes += HFReformer.notes_of_export(model.config)
     elif tokenizer is not None:
         config["pad"] = tokenizer.source.pad_id
+    if peer in FIRST_MEMORIES:
+        notes += notes_of_export(model.config, FIRST_MEMORIES[peer])
     if peer == TORCH:
         notes.append("torch.nn.Transformer has no embeddings and no output layer, so these were left out.")
     (folder / "model.safetensors").write_bytes(serialized(weights, metadata={"format": "pt"}))

@@ -1,7 +1,7 @@
 """TransfoXLLMHeadModel of transformers (up to 4.x).
 
-Differs from ours: queries attend to an initial memory of zeros (`mems: default`); losses are grouped by cluster; one
-tensor for queries, keys and values.
+Differs from ours: under pre-norm too, queries attend to an initial memory of zeros (`mems: default`); losses are
+grouped by cluster; one tensor for queries, keys and values.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class TransfoXL(Peer):
             vocab_size=options["vocab_size"],
             **sizes,
             norm_position="pre" if options["pre_lnorm"] else "post",
+            initial_memory="empty" if options["pre_lnorm"] else "zeros",
             norm_eps=options["layer_norm_epsilon"],
             share_biases=not options["untie_r"],
             clamp_len=options["clamp_len"] if options["clamp_len"] > 0 else None,
@@ -128,14 +129,12 @@ class TransfoXL(Peer):
 
     def first_memory(self, rows: int) -> XLState:
         """Return the memory of the peer's first call: zeros everywhere, or with `mems: empty` nothing."""
-        state = self.module.start(rows, projected=False)
-        if self.config.get("mems", "default") == "empty":
-            return cast(XLState, state)
         config = self.module.config
-        zeros = state.memory.layers[0].new_zeros(rows, config.memory_len, config.d_model)
+        columns = 0 if self.config.get("mems", "default") == "empty" else config.memory_len
+        zeros = next(self.module.parameters()).new_zeros(rows, columns, config.d_model)
         return XLState(
             memory=LayerInputs((zeros,) * config.num_layers),
-            lengths=torch.full((rows,), config.memory_len),
+            lengths=torch.full((rows,), columns),
             attending=config.attending,
         )
 

@@ -12,7 +12,16 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.errors import RequestError
 from manyheads.interop.layout import Layout
 
-__all__ = ["HEAD", "by_cluster", "layout_of_body", "num_segments", "options_of_sizes", "sizes_of", "tied_projections"]
+__all__ = [
+    "HEAD",
+    "by_cluster",
+    "layout_of_body",
+    "notes_of_export",
+    "num_segments",
+    "options_of_sizes",
+    "sizes_of",
+    "tied_projections",
+]
 
 _SIZES = {
     "d_model": "d_model",
@@ -73,6 +82,22 @@ def options_of_sizes(config: TransformerXLConfig) -> dict[str, Any]:
         "cutoffs": list(config.cutoffs),
         "mem_len": config.memory_len,
     }
+
+
+def notes_of_export(config: TransformerXLConfig, initial_memory: str) -> list[str]:
+    """Return a sentence for each setting for which a peer's log-probabilities differ from the exported model's.
+
+    Args: initial_memory: the peer's.
+    """
+    notes = []
+    if config.memory_len and config.initial_memory != initial_memory:
+        notes.append(
+            f"The peer computes as with model.initial_memory {initial_memory}, which is {config.initial_memory} in this"
+            " model, so it says something else at the start of a text."
+        )
+    if config.same_length and config.same_length_extra_key:
+        notes.append("The peer has no model.same_length_extra_key, so every token attends to one position less.")
+    return notes
 
 
 def num_segments(inputs: Mapping[str, Tensor], *kinds: str) -> int:

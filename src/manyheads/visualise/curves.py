@@ -100,7 +100,8 @@ def _loss(axes: Axes, records: list[Mapping[str, Any]]) -> None:
         axes.plot(steps, values, color=COLOURS[0], alpha=0.25, linewidth=0.9)
     if len(steps):
         dot = "o" if len(steps) == 1 else None  # a line with one point would be invisible
-        axes.plot(steps, smooth, color=COLOURS[0], linewidth=2.0, marker=dot, label=f"training  {smooth[-1]:.3f}")
+        label = f"training{'' if smooth is values else ', smoothed'}  {smooth[-1]:.3f}"
+        axes.plot(steps, smooth, color=COLOURS[0], linewidth=2.0, marker=dot, label=label)
     steps, valid = series(records, f"valid_{key}")
     if len(steps):
         best = int(valid.argmin())

@@ -16,6 +16,7 @@ from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.interop import PEERS
+from manyheads.interop.convert import export_folder, import_folder
 
 OFFICIAL, HF = "kimiyoung/TransformerXL", "transformers/TransfoXL"
 KINDS: dict[str, dict[str, Any]] = {
@@ -96,7 +97,7 @@ def test_a_module_of_another_kind(
 
 def test_transformers_folder(manyheads: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """There and back: the same weights, and a config that still says what the peer's said beyond what we read."""
-    model = random_model(**KINDS["relative"])
+    model = random_model(**KINDS["relative"], initial_memory="zeros")
     save_pretrained(model, tmp_path / "model")
     assert manyheads("convert", tmp_path / "model", "--to", HF, "-o", tmp_path / "peer") == 0
     config = json.loads((tmp_path / "peer" / "config.json").read_text("utf-8"))
@@ -112,6 +113,36 @@ def test_transformers_folder(manyheads: Callable[..., int], tmp_path: Path, caps
     assert (tmp_path / "peer" / "model.safetensors").read_bytes() == (
         tmp_path / "back" / "model.safetensors"
     ).read_bytes()
+
+
+NO_EXTRA_KEY = "has no model.same_length_extra_key"
+SETTINGS: list[tuple[str, dict[str, Any], list[str]]] = [
+    (HF, {"initial_memory": "zeros", "same_length": True}, []),
+    (HF, {"memory_len": 0, "same_length_extra_key": True}, []),
+    (HF, {}, ["model.initial_memory zeros, which is empty"]),
+    (HF, {"initial_memory": "zeros", "same_length": True, "same_length_extra_key": True}, [NO_EXTRA_KEY]),
+    (OFFICIAL, {}, []),
+    (OFFICIAL, {"initial_memory": "zeros"}, ["model.initial_memory empty, which is zeros"]),
+    (OFFICIAL, {"same_length": True, "same_length_extra_key": True}, [NO_EXTRA_KEY]),
+]
+
+
+@pytest.mark.parametrize(("peer", "changes", "said"), SETTINGS)
+def test_settings_that_the_peer_lacks_are_named(
+    peer: str, changes: dict[str, Any], said: list[str], tmp_path: Path
+) -> None:
+    save_pretrained(random_model(**changes), tmp_path / "model")
+    notes = export_folder(tmp_path / "model", tmp_path / "peer", peer).notes
+    assert len(notes) == len(said)
+    assert all(part in note for part, note in zip(said, notes, strict=True))
+
+
+@pytest.mark.parametrize(("changes", "said"), [({}, False), ({"norm_position": "pre"}, True)])
+def test_a_first_memory_that_is_not_kept_is_named(changes: dict[str, Any], said: bool, tmp_path: Path) -> None:
+    save_pretrained(random_model(**changes), tmp_path / "model")
+    export_folder(tmp_path / "model", tmp_path / "peer", HF)
+    notes = import_folder(tmp_path / "peer", tmp_path / "again").notes
+    assert any("pre_lnorm" in note for note in notes) == said
 
 
 def test_half_precision_weights_become_float32(manyheads: Callable[..., int], tmp_path: Path) -> None:

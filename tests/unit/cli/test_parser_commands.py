@@ -142,6 +142,21 @@ def test_replaced_bytes_of_trees_are_counted(
     assert "lines that are not UTF-8, bad bytes replaced: 3" in capsys.readouterr().err
 
 
+def test_the_top_label_of_the_data_is_no_bracket_without_a_model(
+    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in the model's own trees."""
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.ptb").write_text("".join(f"{tree}\n" for tree in TREES[::9]), encoding="utf-8")
+    prepare(tmp_path, "data", "--tree-root", "VROOT")
+    (tmp_path / "judged").write_text("".join(f"(V{tree[1:]}\n" for tree in TREES[::9]), encoding="utf-8")
+    capsys.readouterr()
+    assert manyheads("evaluate", "--hypotheses", tmp_path / "judged", "--data", tmp_path / "data", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["brackets"]["f1"] == 100
+    assert manyheads("evaluate", "--baseline", "flat", "--data", tmp_path / "data", "--output", tmp_path / "flat") == 0
+    assert (tmp_path / "flat").read_text(encoding="utf-8").startswith("(ROOT (S (XX ")
+
+
 def test_a_baseline_counts_no_traces(manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "gold").write_text("(ROOT (S (A a) (B b) (C c) (. .)))\n")
     shown = []

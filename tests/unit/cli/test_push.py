@@ -166,6 +166,10 @@ def test_what_is_not_pushed(
         ("{", "cannot be read as JSON"),
         ("{}", "no 'protocol'"),
         ('{"protocol": {}}', "neither"),
+        ('{"protocol": {}, "results": [{"perplexity": [9.5, 8.25]}]}', "neither"),  # of --recl
+        ('{"protocol": {}, "results": [{"perplexity": null}]}', "neither"),  # infinite
+        ('{"protocol": {}, "results": [{"perplexity": 9.5, "dynamic": {"rule": "rms"}}]}', "--dynamic"),
+        ('{"protocol": {"ensemble": ["other"]}, "bleu": {"score": 27.5}}', "several models"),
     ],
 )
 def test_an_evaluation_that_is_none(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import load
+from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
+from manyheads.architectures.table import build_model
 from manyheads.cli.command_line.train_options import read_arguments
 from manyheads.cli.main import main
 from manyheads.decoding.generator import Generator
@@ -20,6 +22,8 @@ from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.hashes import with_hashes
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.id_vocabulary import IdVocabulary
 
 Cli = Callable[..., int]
 Image = pytest.importorskip("PIL.Image")
@@ -67,6 +71,35 @@ def test_hash_rounds_give_a_table(run: Path, manyheads: Cli, capsys: pytest.Capt
     ):
         assert manyheads("evaluate", run, *wrong) == 2
         assert message in capsys.readouterr().err
+
+
+def test_bits_of_a_byte_only_of_a_whole_text_and_of_ids_of_one_byte(
+    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An id of a u16 file stands for more than one byte; a limit above the length of the text is none."""
+    np.arange(600, dtype="<u2").tofile(tmp_path / "events.bin")
+    given = ["--format", "u16", "--vocab-size", "600", "--corpus", tmp_path / "events.bin", "--valid-bytes", "400"]
+    assert manyheads("prepare", "--task", "lm", *given, "-o", tmp_path / "events") == 0
+    config = ReformerConfig(vocab_size=600, d_model=8, num_heads=2, d_ff=8, num_layers=1, max_len=64)
+    save_pretrained(build_model(config), tmp_path / "ids", tokenizer=IdVocabulary(600, "u16"), task="ids")
+    save_pretrained(build_model(dataclasses.replace(config, vocab_size=256)), tmp_path / "bytes",
+                    tokenizer=ByteVocabulary())  # fmt: skip
+    (tmp_path / "text").write_text("he opened the door")
+    capsys.readouterr()
+    for name, more, is_known in (
+        ("ids", ["--data", tmp_path / "events"], False),
+        ("bytes", ["--text", tmp_path / "text", "--max-tokens", "17"], False),
+        ("bytes", ["--text", tmp_path / "text", "--max-tokens", "1000"], True),
+    ):
+        command = ["evaluate", tmp_path / name, "--segment-len", "64", *more]
+        assert manyheads(*command, "--json") == 0
+        [own] = json.loads(capsys.readouterr().out)["results"]
+        assert ("bits_per_byte" in own) == is_known
+        assert manyheads(*command, "--num-hashes", "2", "--json") == 0
+        [row] = json.loads(capsys.readouterr().out)["results"]
+        assert ("bits_per_byte" in row["by_hashes"]["2"]) == is_known
+    assert manyheads(*command, "--memory-len", "0", "0") == 0
+    assert "       0 " in capsys.readouterr().out
 
 
 def test_a_model_that_gives_nan_is_not_judged(

@@ -6,13 +6,17 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from manyheads.cli.lines import documents
 from manyheads.decoding.shortlist import SHORTLIST
+from manyheads.distributed.sharded_lines import run_lines
 from manyheads.files.verify import make_manifest, verify_folder
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.int8 import OVERRIDE, has_int8
+from manyheads.tasks.translation import evaluate
 from manyheads.text.tokenizer import Tokenizer
 
 Cli = Callable[..., int]
@@ -58,6 +62,27 @@ def test_learned_kept_and_used(
 
     assert manyheads("shortlist", folder, "--source", source, "--target", target, "--max-pairs", "1") == 0
     assert "from 1 pairs" in capsys.readouterr().out
+
+
+def test_finished_parts_are_of_the_same_shortlist(
+    manyheads: Cli, folder: Path, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an interrupted command would go on from sentences that were searched in another way."""
+    source, target = files
+    (tmp_path / "page.md").write_text("a\n", encoding="utf-8")
+    assert manyheads("shortlist", folder, "--source", source, "--target", target) == 0
+    seen = []
+
+    def run_and_see(*given: Any, identity: dict[str, Any], **more: Any) -> bool:
+        seen.append(identity)
+        return run_lines(*given, identity=identity, **more)
+
+    for module in (documents, evaluate):
+        monkeypatch.setattr(module, "run_lines", run_and_see)
+    for more in ((), ("--shortlist", "1")):
+        assert manyheads("evaluate", folder, "--source", source, "--reference", target, *more) == 0
+        assert manyheads("translate", folder, tmp_path / "page.md", "-o", tmp_path / "out.md", *more) == 0
+    assert [one["shortlist"] for one in seen] == [None, None, 1, 1]
     verify_folder(folder)
 
 

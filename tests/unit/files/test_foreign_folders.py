@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -260,3 +261,24 @@ def test_info_of_a_run_with_json_of_another_shape(run: Path, text: str) -> None:
             assert lines_of(describe_folder(run))
         file.unlink() if before is None else file.write_bytes(before)
     assert describe_folder(run)["model"]["parameters"] > 0
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "step"),
+    [("manyheads.files.json_object", "read_limited", 4), ("manyheads.files.verify", "list_files", 2)],
+)
+def test_info_of_a_run_that_deletes_a_checkpoint_meanwhile(
+    run: Path, module: str, name: str, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention deletes one between the listing and the reading."""
+    gone = run / f"checkpoints/step-{step:08}"
+    read = getattr(import_module(module), name)
+
+    def delete_and_read(path: Path, *more: int) -> object:
+        if gone in (path, path.parent):
+            shutil.rmtree(gone, ignore_errors=True)
+        return read(path, *more)
+
+    monkeypatch.setattr(f"{module}.{name}", delete_and_read)
+    assert describe_folder(run, verify=True)["damaged"] == []
+    assert not gone.exists()

@@ -147,6 +147,12 @@ XL: dict[str, dict[str, Any]] = {
         "norm_position": "pre",
     },
     "adaptive": {"memory_len": 9, "cutoffs": (20, 40), "div_value": 2},
+    "memories of zeros, as in TensorFlow": {
+        "memory_len": 7,
+        "initial_memory": "zeros",
+        "same_length": True,
+        "same_length_extra_key": True,
+    },
 }
 
 

@@ -64,7 +64,8 @@ def test_biases_of_each_layer_there_and_back() -> None:
 
 
 def there_and_back(peer: Any, changes: dict[str, Any]) -> None:
-    model = random_model(**changes)
+    first = "zeros" if peer is HF and changes.get("norm_position") != "pre" else "empty"
+    model = random_model(initial_memory=first, **changes)
     config, weights = peer.to_peer(model)
     assert len({tensor.data_ptr() for tensor in weights.values()}) == len(weights)  # safetensors shares nothing
     again = peer.from_peer(config, weights).module
@@ -124,12 +125,17 @@ def test_lists_of_ties() -> None:
 
 
 def test_zero_memories_are_attended_unless_empty() -> None:
-    config, weights = HF.to_peer(random_model())
-    ids = {"in.ids.0": torch.arange(6).view(1, 6)}
-    with_zeros = HF.from_peer(config, weights).run(ids)["out.logprobs.0"]
-    empty = HF.from_peer({**config, "mems": "empty"}, weights).run(ids)["out.logprobs.0"]
-    assert torch.equal(empty, random_model().log_probs(ids["in.ids.0"]))
-    assert not torch.allclose(with_zeros, empty, atol=1e-3)
+    """Our own model begins as the peer does, but for pre-norm, where it cannot."""
+    for changes in ({}, {"norm_position": "pre"}):
+        config, weights = HF.to_peer(random_model(**changes))
+        ids = {"in.ids.0": torch.arange(6).view(1, 6)}
+        wrapper = HF.from_peer(config, weights)
+        with_zeros = wrapper.run(ids)["out.logprobs.0"]
+        empty = HF.from_peer({**config, "mems": "empty"}, weights).run(ids)["out.logprobs.0"]
+        assert torch.equal(empty, random_model(**changes).log_probs(ids["in.ids.0"]))
+        assert not torch.allclose(with_zeros, empty, atol=1e-3)
+        begins = empty if changes else with_zeros
+        torch.testing.assert_close(wrapper.module.log_probs(ids["in.ids.0"]), begins)
 
 
 def test_raw_queries_are_put_back_to_normal() -> None:

@@ -257,6 +257,14 @@ def test_a_score_of_zero_looks_like_zero() -> None:
     assert scores.get_ylim() == (0.0, 13.0)
 
 
+@pytest.mark.parametrize(("points", "label"), [(59, "training  2.169"), (60, "training, smoothed  2.168")])
+def test_a_running_mean_is_called_one(points: int, label: str) -> None:
+    """It is not the last loss of metrics.jsonl, here 2.167 after 600 steps."""
+    legend = learning_curve_figure(run_records(10 * points, scored=False)).axes[0].get_legend()
+    assert legend is not None
+    assert legend.get_texts()[0].get_text() == label
+
+
 def test_the_legend_does_not_cover_the_curve_of_a_short_run() -> None:
     records = [{"step": 20, "train_nll": 6.2}, {"step": 26, "train_nll": 4.7}, {"step": 26, "valid_nll": 4.8}]
     figure = learning_curve_figure(records)

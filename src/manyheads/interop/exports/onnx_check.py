@@ -110,11 +110,13 @@ def compare_language_model(
     """Compare the log-probabilities; of a Transformer-XL those of two segments, the second with memories."""
     session = open_file(target / "onnx" / ("model_quantized.onnx" if options.quantization else "model.onnx"))
     memories = [one for one in session.get_inputs() if one.name.startswith("mems.")]
+    attending = module.config.attending if memories else None
+    columns = attending.memory_len if attending and attending.initial_memory == "zeros" else 0
     largest = 0.0
     for ids in sentences:
         whole = torch.tensor([ids])
         parts = [whole]
-        given = {one.name: np.zeros((1, 0, one.shape[2]), np.float32) for one in memories}
+        given = {one.name: np.zeros((1, columns, one.shape[2]), np.float32) for one in memories}
         if memories:
             parts = [whole[:, : len(ids) // 2 + 1], whole[:, len(ids) // 2 + 1 :]]
         state = exact_start(module, len(whole))
@@ -131,7 +133,7 @@ def compare_language_model(
 
 
 def exact_start(module: LanguageModel, lanes: int) -> Any:
-    """Return a state without memory."""
+    """Return the state before the first segment; a Transformer-XL's is without memory or full of zeros."""
     return module.body.start(lanes, projected=False)
 
 

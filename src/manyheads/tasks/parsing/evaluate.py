@@ -22,7 +22,7 @@ from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.parsing.options import EvaluateOptions
 from manyheads.tasks.report import NoPictures, machine_lines, model_line, search_line, search_record
 from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
-from manyheads.text.bracketing import normal_form, repairs_line
+from manyheads.text.bracketing import OUTER_LABELS, normal_form, repairs_line
 from manyheads.text.parsing import ParsingTask
 from manyheads.text.trees import Node, format_tree, parse_tree
 
@@ -107,7 +107,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> ParsingReport:
         raise DataError(f"{name} has no trees; there is nothing to evaluate.")
     likelihood, protocol = None, {"data": name, "sentences": len(gold)}
     if options.hypotheses is not None:
-        parses, more = _judge_file(options.hypotheses, gold, options, read)
+        parses, more = _judge_file(options.hypotheses, gold, options, data, read)
     elif options.baseline is not None:
         parses, more = _judge_baseline(gold, options, data)
     else:
@@ -133,7 +133,7 @@ def _gold(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, s
 
 
 def _judge_file(
-    path: str, gold: list[tuple[str, str]], options: EvaluateOptions, read: ReadReport
+    path: str, gold: list[tuple[str, str]], options: EvaluateOptions, data: PreparedData | None, read: ReadReport
 ) -> tuple[ParseReport, dict[str, Any]]:
     """Trees made elsewhere, one per line; an empty line is a sentence without a tree."""
     lines = list(read_lines(path, on_bad_utf8=options.on_bad_utf8, report=read))
@@ -143,7 +143,7 @@ def _judge_file(
     trees: list[Node | None] = [
         parse_tree(line, f"{name}: line {number}") if line.strip() else None for number, line in enumerate(lines, 1)
     ]
-    return judge_trees(trees, [tree for _, tree in gold]), {"judged": name}
+    return judge_trees(trees, [tree for _, tree in gold], root=_root_of(data)), {"judged": name}
 
 
 def _judge_baseline(
@@ -161,18 +161,25 @@ def _judge_baseline(
     else:
         raise ConfigError("A baseline counts the labels of training trees: give --train-trees FILE.")
     baseline = Baseline(options.baseline, trees)
-    report = judge_trees([baseline.tree(sentence) for sentence, _ in gold], [tree for _, tree in gold])
+    made = [baseline.tree(sentence) for sentence, _ in gold]
+    report = judge_trees(made, [tree for _, tree in gold], root=_root_of(data))
     return report, {"judged": baseline.describe(), "counted_on": name}
 
 
+def _root_of(data: PreparedData | None) -> str | None:
+    """The label on top of the trees of prepared data, which is no constituent."""
+    return data.task.settings.root if data is not None and data.task is not None else None
+
+
 def _training_trees(data: PreparedData) -> list[Node]:
-    """The training trees of prepared data, which keeps them as ids."""
+    """The training trees of prepared data, which keeps them as ids, under `ROOT`."""
     assert data.task is not None
     sides = [
         data.tokenizer.decode_batch([data.train[place][side].tolist() for place in range(len(data.train))])
         for side in (0, 1)
     ]
-    return [data.task.restore(sentence, written).tree for sentence, written in zip(*sides, strict=True)]
+    trees = [data.task.restore(sentence, written).tree for sentence, written in zip(*sides, strict=True)]
+    return [Node(OUTER_LABELS[1], tree.children) if tree.label == _root_of(data) else tree for tree in trees]
 
 
 def _judge_model(

@@ -80,7 +80,7 @@ def _table(records: list[dict[str, Any]]) -> list[str]:
     for record in records:
         per_byte = f"{record['bits_per_byte']:10.4f}" if "bits_per_byte" in record else f"{'-':>10}"
         lines.append(
-            f"{record['reading']['memory_len']:>8,}  {record['nats_per_token']:10.4f}"
+            f"{record['reading']['memory_len'] or 0:>8,}  {record['nats_per_token']:10.4f}"
             f"  {show_perplexity(record['perplexity'], 3):>10}  {per_byte}"
         )
     return lines
@@ -195,14 +195,13 @@ def _record(reading: Reading, found: Likelihood, held: HeldText, generator: Gene
         "perplexity": found.perplexity,
         "tokens": found.num_tokens,
     }
-    whole = not reading.max_tokens or reading.max_tokens >= len(held.store)
-    if whole and not generator.vocabulary.is_text and held.counts["bytes"] <= len(held.store):
-        record["bits_per_byte"] = bits_per(found.nll_sum, held.counts["bytes"])
-    if whole and generator.vocabulary.is_text:
+    num_bytes = held.num_bytes(reading, generator.vocabulary)
+    if num_bytes is not None:
+        record["bits_per_byte"] = bits_per(found.nll_sum, num_bytes)
+    if num_bytes is not None and generator.vocabulary.is_text:
         counts = held.counts
         words = counts["words"] + counts["lines"]
         record |= {
-            "bits_per_byte": bits_per(found.nll_sum, counts["bytes"]),
             "bits_per_character": bits_per(found.nll_sum, counts["characters"]),
             "perplexity_per_word": Likelihood(found.nll_sum, max(words, 1)).perplexity,
             "counts": {name: counts[name] for name in ("bytes", "characters", "words", "lines")},

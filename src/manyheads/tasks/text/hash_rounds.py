@@ -124,6 +124,6 @@ def _judge(options: EvaluateOptions, model: LanguageModel, generator: Generator,
         "bits_per_token": found.nats_per_token / math.log(2),
         "tokens": found.num_tokens,
     }
-    if not reading.max_tokens:
-        cell["bits_per_byte"] = bits_per(found.nll_sum, held.counts["bytes"])
+    if (num_bytes := held.num_bytes(reading, generator.vocabulary)) is not None:
+        cell["bits_per_byte"] = bits_per(found.nll_sum, num_bytes)
     return cell, held.name

@@ -38,6 +38,12 @@ class HeldText:
         """The number of tokens that are read."""
         return min(reading.max_tokens or len(self.store), len(self.store))
 
+    def num_bytes(self, reading: Reading, vocabulary: Vocabulary) -> int | None:
+        """The number of bytes that are scored; None: of a part of the text it is not known, and ids of more than one
+        byte stand for none."""
+        is_known = vocabulary.is_text or self.counts["bytes"] <= len(self.store)
+        return self.counts["bytes"] if is_known and self.num_read(reading) == len(self.store) else None
+
 
 def held_text(
     generator: Generator, model: str, *, text: str | None = None, data: str | None = None, split: str | None = None

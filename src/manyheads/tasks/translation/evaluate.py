@@ -299,6 +299,7 @@ def _judge(
         "pairs": hashlib.sha256(json.dumps(pairs).encode()).hexdigest(),
         "precision": translator.precision,
         "compiled": options.run_on.compile,
+        "shortlist": options.run_on.shortlist,
         "target_lang": translator.target_lang,
     }
     lines: list[str] = []
