@@ -247,6 +247,8 @@ def test_memory_of_a_model_without_one_is_refused_before_a_stream_begins(
         ("translate", {"text": ["a"] * 1000}, 422, "text"),
         ("translate", {"text": "word " * 5000}, 422, "text"),
         ("translate", {"text": "a", "forced_prefix_ids": [10**9]}, 422, None),
+        ("translate", {"text": "a", "min_new_tokens": 8_200}, 422, "text"),
+        ("translate", {"text": "a", "forced_prefix_ids": [5] * 8_200}, 422, "text"),
         ("generate", {"prompt": "a", "max_new_tokens": 100_000}, 422, "prompt"),
         ("generate", {"prompt": "a", "temperature": 0}, 422, None),
         ("generate", {"prompt": "a", "num_return_sequences": 1000}, 422, "prompt"),
@@ -254,6 +256,9 @@ def test_memory_of_a_model_without_one_is_refused_before_a_stream_begins(
         ("score", {"source": ["a"], "target": []}, 422, "target"),
         ("score", {"text": ["a" * 20_000]}, 422, "text"),
         ("attention", {"source": " "}, 422, "source"),
+        ("attention", {"source": "word " * 600, "target": "a"}, 422, "source"),
+        ("attention", {"source": "a", "target": "word " * 600, "kind": "encoder"}, 422, "source"),
+        ("translate", {"text": "word " * 600, "alignments": True, "max_new_tokens": 9}, 422, "alignments"),
         # In Python, true is the integer 1.
         ("translate", {"text": "a", "num_return_sequences": True}, 422, "num_return_sequences"),
         ("translate", {"text": "a", "top_log_probs": True}, 422, "top_log_probs"),

@@ -21,7 +21,7 @@ from manyheads.serving.api.native import records
 from manyheads.serving.api.native.bodies import SEARCH_OPTIONS, TranslateBody
 from manyheads.serving.jobs import Done, Row
 from manyheads.serving.refusals import Refusal, invalid, openai_error
-from manyheads.serving.scoring import ScoredIds, attention_maps, mean_map
+from manyheads.serving.scoring import ScoredIds, attention_maps, check_maps, mean_map
 from manyheads.serving.sentences import Sentence, rejoin, split
 from manyheads.serving.served import ServedTranslator
 from manyheads.serving.service import Service
@@ -150,6 +150,7 @@ class TranslateJob:
         record["source_tokens"], record["candidates"] = await self._service.off_loop(shown, size)
         if self._body.alignments:
             target = self._ended(hypotheses[0])
+            check_maps(source, target, "alignments")
             weights = await self._service.call(
                 self._request,
                 lambda: mean_map(attention_maps(self._model.reader, source, target).cross),
