@@ -6,10 +6,12 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from manyheads.decoding.shortlist import SHORTLIST
+from manyheads.documents.translating import Unit, UnitTranslator
 from manyheads.files.verify import make_manifest, verify_folder
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.int8 import OVERRIDE, has_int8
@@ -59,6 +61,33 @@ def test_learned_kept_and_used(
     assert manyheads("shortlist", folder, "--source", source, "--target", target, "--max-pairs", "1") == 0
     assert "from 1 pairs" in capsys.readouterr().out
     verify_folder(folder)
+
+
+def test_a_document_does_not_go_on_with_another_shortlist(
+    manyheads: Cli,
+    folder: Path,
+    files: tuple[Path, Path],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("sentencex")
+    source, target = files
+    assert manyheads("shortlist", folder, "--source", source, "--target", target) == 0
+    whole = UnitTranslator.translate
+    blocks: list[Any] = []
+
+    def interrupted(self: UnitTranslator, units: list[Unit], **given: Any) -> list[str]:
+        blocks.append(units)
+        if len(blocks) == 2:
+            raise KeyboardInterrupt
+        return whole(self, units, **given)
+
+    monkeypatch.setattr(UnitTranslator, "translate", interrupted)
+    given = ("translate", folder, source, "--format", "text", "-o", tmp_path / "out", "--lines-at-once", "1")
+    assert manyheads(*given) == 130
+    assert manyheads(*given, "--shortlist", "5") == 2
+    assert "another command" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

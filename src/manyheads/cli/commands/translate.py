@@ -52,7 +52,7 @@ def run(options: TranslateOptions) -> int:
             options.output,
             lines.overrides,
             lines_at_once=options.lines_at_once,
-            others=options.models.identity(),
+            others=options.identity(),
         )
     elif is_conversation(options.input) and not is_sharded(options.output):
         lines.converse()
