@@ -91,6 +91,8 @@ def test_settings_of_the_environment() -> None:
                    "MANYHEADS_JSON_LOGS": "1", "MANYHEADS_MAX_REQUESTS": "7"}  # fmt: skip
     found = ServingSettings.from_environment(environment)
     assert found == ServingSettings(models=("runs/a", "b=runs/c"), deadline_seconds=2.5, json_logs=True, max_requests=7)
+    unset = dict.fromkeys(("MANYHEADS_ALLOWED_HOSTS", "MANYHEADS_DEVICE", "MANYHEADS_MAX_REQUESTS"), "")
+    assert ServingSettings.from_environment(unset) == ServingSettings(), "as compose files give what is not set"
     for name, value in (("DEADLINE_SECONDS", "soon"), ("DEADLINE_SECONDS", "0"), ("JSON_LOGS", "maybe")):
         with pytest.raises(ConfigError, match=r"(?i)deadline_seconds|json_logs"):
             ServingSettings.from_environment({f"MANYHEADS_{name}": value})
