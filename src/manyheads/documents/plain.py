@@ -21,7 +21,7 @@ def read_plain(text: str) -> Document:
     into the width of the paragraph. Otherwise each line is a segment by itself, as in a list or a poem.
     """
     segments: list[Segment] = []
-    for paragraph in PARAGRAPH.finditer(text):
+    for paragraph in PARAGRAPH.finditer(text, int(text.startswith("\ufeff"))):
         if _is_wrapped(LINE_END.split(paragraph[0])):
             segments.append(_segment(text, *paragraph.span()))
             continue

@@ -24,6 +24,11 @@ def test_short_lines_are_texts_of_their_own(texts: Texts) -> None:
     assert texts("milk\nbread and butter\ncheese", "text") == ["milk", "bread and butter", "cheese"]
 
 
+def test_a_byte_order_mark_is_no_text(texts: Texts, translated: Translated) -> None:
+    assert texts("\ufeffmilk\n", "text") == ["milk"]
+    assert translated("\ufeffmilk\n", "text", lambda _: "Milch") == "\ufeffMilch\n"
+
+
 @given(st.text("ab \n\r\t\u2028", max_size=60))
 def test_any_text_comes_back(page: str) -> None:
     document = read_document(page, "file", "text")
