@@ -40,9 +40,11 @@ PROTECTED = re.compile("|".join(_PROTECTED))
 WORD = re.compile(r"[^\W\d_]")
 # Where a long sentence is divided, the best places first: after clauses, before conjunctions, between words.
 CLAUSE_ENDS = (
-    re.compile(r"(?<=[;:])\s+|(?<=[。；：])|\s+(?=[–—]\s)"),
-    re.compile(r"(?<=,)\s+|(?<=[，、])|(?<=\))\s+|\s+(?=\()"),
-    re.compile(r"\s+(?=(?:and|or|but|because|which|that|while|when|if|und|oder|aber|weil|dass|wenn|et|ou|mais|que)\b)"),
+    re.compile(r"(?<=[;:])\s+|(?<=[。；：])|(?<!\s)\s+(?=[–—]\s)"),
+    re.compile(r"(?<=,)\s+|(?<=[，、])|(?<=\))\s+|(?<!\s)\s+(?=\()"),
+    re.compile(
+        r"(?<!\s)\s+(?=(?:and|or|but|because|which|that|while|when|if|und|oder|aber|weil|dass|wenn|et|ou|mais|que)\b)"
+    ),
     re.compile(r"\s+"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -120,3 +121,11 @@ def test_long_sentences_are_divided_at_clauses() -> None:
         "and we played games because it was cold",
     ]
     assert "".join(one.before + one.text for one in pieces) == text
+
+
+def test_a_wide_gap_in_a_long_sentence_takes_no_longer_than_other_text() -> None:
+    """A server divides sentences of its clients' pages, in which no-break spaces stay."""
+    began = time.process_time()
+    pieces = split_at_clauses(Sentence("a" + "\xa0" * 12_000 + "b", (), ()), lambda text: len(text) < 5)
+    assert [one.text for one in pieces] == ["a", "b"]
+    assert time.process_time() - began < 2
