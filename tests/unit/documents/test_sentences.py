@@ -74,6 +74,10 @@ def test_a_tag_behind_the_last_word_keeps_its_space() -> None:
             "Hi {name}, {{ a b }} ${x} {0:.2f} %s %(n)d %1$s",
             ["{name}", "{{ a b }}", "${x}", "{0:.2f}", "%s", "%(n)d", "%1$s"],
         ),
+        (
+            "{% if new %}New{% endif %} in {%- include 'a.html' %}",
+            ["{% if new %}", "{% endif %}", "{%- include 'a.html' %}"],
+        ),
         ("It is 50% done, 5 %.", []),
         ("<0>a</0> uses snake_case() and --beam-size", ["<0>", "</0>", "snake_case()", "--beam-size"]),
         ("A well-known and/or case -- here", []),
