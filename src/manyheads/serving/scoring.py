@@ -18,14 +18,13 @@ from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError, refuse_nan
 from manyheads.serving.batches import Remaining
 from manyheads.serving.jobs import Done, Event
-from manyheads.serving.refusals import too_long
 
-__all__ = ["AttentionMaps", "PairBatch", "ScoredIds", "TextBatch", "attention_maps", "check_maps", "mean_map"]
+__all__ = ["MOST_MAPPED", "AttentionMaps", "PairBatch", "ScoredIds", "TextBatch", "attention_maps", "mean_map"]
 
 _MOST_VALUES = 2**24
 """Maximum number of log-probabilities that are computed in one call: 64 MiB in float32."""
-_MOST_WEIGHTS = 1_000_000
-"""Maximum number of attention weights of a head."""
+MOST_MAPPED = 1_000
+"""Maximum number of tokens on either side of a pair for `attention_maps`: each head has the square of it in weights."""
 
 
 @dataclass
@@ -157,15 +156,8 @@ def mean_map(layers: Sequence[Tensor], head: int | None = None) -> Tensor | None
     return torch.stack(heads).mean(0) if heads else None
 
 
-def check_maps(source: list[int], target: list[int], field: str) -> None:
-    """Raises: Refusal: `attention_maps` of these ids would be too large. field: of the request, for the message."""
-    most = max(len(source), len(target)) ** 2  # those of the encoder or the decoder, whichever of all is asked for
-    if most > _MOST_WEIGHTS:
-        raise too_long(field, "the number of attention weights of a head", most, _MOST_WEIGHTS, "Send shorter texts.")
-
-
 def attention_maps(translator: Translator, source: list[int], target: list[int]) -> AttentionMaps:
-    """Compute the attention weights of a pair. Call it on the engine's thread.
+    """Compute all attention weights of a pair, of at most MOST_MAPPED tokens a side. Call it on the engine's thread.
 
     Args: source: ids with EOS. target: ids with EOS; row i of `decoder` and `cross` are the weights with which token i
         of the target is chosen.

@@ -15,7 +15,7 @@ from manyheads.serving.api.languages import translator_for
 from manyheads.serving.api.native import records
 from manyheads.serving.api.native.bodies import AttentionBody
 from manyheads.serving.refusals import Refusal, invalid, too_long
-from manyheads.serving.scoring import attention_maps, check_maps, mean_map
+from manyheads.serving.scoring import MOST_MAPPED, attention_maps, mean_map
 from manyheads.serving.service import Service
 
 __all__ = ["answer_attention"]
@@ -40,7 +40,9 @@ async def answer_attention(service: Service, request: Request, body: AttentionBo
     limit, reason = scored_limit(settings, model.reader.model.max_len)
     if len(target) > limit:
         raise too_long("target", "its length in tokens", len(target), limit, f"({reason})")
-    check_maps(source, target, "source")
+    longest = max(len(source), len(target))
+    if longest > MOST_MAPPED:
+        raise too_long("source", "the length of the longer side in tokens", longest, MOST_MAPPED, "Send shorter texts.")
     cost = len(source) + len(target)
     maps = await service.call(request, lambda: attention_maps(model.reader, source, target), cost)
     layers: tuple[Tensor, ...] = getattr(maps, body.kind)
