@@ -16,6 +16,7 @@ from manyheads.text.id_vocabulary import IdVocabulary
 __all__ = ["output_files", "write_continuations"]
 
 _MOST_BYTES = 100_000_000
+_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def output_files(output: Path, count: int) -> list[Path]:
@@ -63,6 +64,10 @@ def _content(name: str) -> bytes:
         raise DataError(f"Cannot read {name}: {getattr(error, 'strerror', None) or error}.") from None
     if len(content) > _MOST_BYTES:
         raise DataError(f"{name} is longer than {_MOST_BYTES:,} bytes, too long to continue.")
+    if content.startswith(_PNG):
+        raise DataError(
+            f"{name} is a PNG file; give the bytes of its pixels, three for each, as far as they are to be kept."
+        )
     return content
 
 
