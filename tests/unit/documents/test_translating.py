@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -158,7 +159,9 @@ class _EmptyEngine:
             raise RequestError("the engine has no repetition_penalty.")
         return True
 
-    def search(self, sources: list[list[int]], *settings: object, **more: object) -> list[list[Hypothesis]]:
+    def search(
+        self, sources: Sequence[list[int]], settings: DecodingSettings, *, stop: object = None, told: object = None
+    ) -> list[list[Hypothesis]]:
         return [[Hypothesis([], 0.0, [], True)] for _ in sources]
 
 

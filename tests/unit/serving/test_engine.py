@@ -16,7 +16,7 @@ from manyheads.decoding.translator import Translator
 from manyheads.serving import engine as engine_module
 from manyheads.serving.batches import GenerationBatch, Prompt, TranslationBatch
 from manyheads.serving.engine import Engine
-from manyheads.serving.jobs import Done, Event, Failed, Job, QueueFull, Row
+from manyheads.serving.jobs import Batch, Done, Event, Failed, Job, QueueFull, Row
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.settings import ServingSettings
 
@@ -225,7 +225,8 @@ def test_a_row_that_is_cancelled_before_the_first_step_leaves_after_it(
     translations = TranslationBatch(translator, settings, [([5, 6, translator.tokenizer.source.eos_id], 0)] * 2)
     generator = Generator.from_pretrained(novel_folder, "cpu")
     prompt = Prompt([65], 0, generator.settings)
-    for batch in (translations, GenerationBatch(generator, generator.settings, [prompt, prompt])):
+    both: list[Batch] = [translations, GenerationBatch(generator, generator.settings, [prompt, prompt])]
+    for batch in both:
         batch.drop([0])
         batch.advance()
         news: list[Event | Done] = []
