@@ -185,7 +185,9 @@ def _find(line: str, place: int, names: Sequence[str]) -> tuple[int, int]:
     while line[place] != "}":
         name, place = _DECODER.raw_decode(line, place)
         place = _skip(line, _skip(line, place) + 1)  # the colon
-        if name == names[0]:
+        if name == ".".join(names):  # the name of one key, whether or not it has a dot
+            found = _find(line, place, ())
+        elif name == names[0]:
             found = _find(line, place, names[1:])
         place = _skip(line, _DECODER.raw_decode(line, place)[1])
         if line[place] == ",":

@@ -78,6 +78,10 @@ def test_jsonl(texts: Texts, translated: Translated) -> None:
     assert translated(JSONL, "jsonl", str.upper, ["translation.en"]) == expected
 
 
+def test_a_key_may_have_a_dot_in_its_own_name(texts: Texts) -> None:
+    assert texts('{"a.b": "x", "c": {"d.e": "y"}}\n', "jsonl", ["a.b", "c.d.e"]) == ["x", "y"]
+
+
 def test_lines_of_a_value_stay_lines(texts: Texts, translated: Translated) -> None:
     text = '{"a": "one.\\n\\n  to c:\\\\new \\u00e9\\r\\n\\tthree\\n"}\n'
     assert texts(text, "jsonl", ["a"]) == ["one.", "to c:\\new é", "three"]
