@@ -13,9 +13,17 @@ from manyheads.files.commit import write_output
 from manyheads.files.guarded import read_stream
 from manyheads.text.id_vocabulary import IdVocabulary
 
-__all__ = ["write_continuations"]
+__all__ = ["output_files", "write_continuations"]
 
 _MOST_BYTES = 100_000_000
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def output_files(output: Path, count: int) -> list[Path]:
+    """Return the files of several continuations, `name-1.png`, `name-2.png`; of a single one, the output itself."""
+    if count == 1:
+        return [output]
+    return [output.with_stem(f"{output.stem}-{number}") for number in range(1, count + 1)]
 
 
 def write_continuations(
@@ -24,7 +32,7 @@ def write_continuations(
     """Write a continuation of the ids in a file: as a PNG picture if the name of the output ends in .png, otherwise as
     ids.
 
-    Several continuations go to several files, `name-1.png`, `name-2.png`.
+    Several continuations go to several files; see `output_files`.
 
     Args:
         source: a file in the format of the training files; `-`: begin a new document.
@@ -43,9 +51,8 @@ def write_continuations(
     if vocabulary.document_len:  # stop at the end of the document
         overrides = {"max_new_tokens": vocabulary.document_len, **overrides}
     [found] = generator.continue_ids([prompt], **overrides)
-    for number, one in enumerate(found, 1):
+    for path, one in zip(output_files(output, len(found)), found, strict=True):
         ids = [*(prompt if echo or vocabulary.image_size else []), *one.ids]
-        path = output if len(found) == 1 else output.with_stem(f"{output.stem}-{number}")
         write_output(path, _png(vocabulary, ids) if path.suffix.lower() == ".png" else vocabulary.decode_bytes(ids))
         yield {"file": str(path), "ids": len(one.ids), "ended_by": one.ended_by, "log_prob": sum(one.log_probs)}
 
@@ -57,6 +64,10 @@ def _content(name: str) -> bytes:
         raise DataError(f"Cannot read {name}: {getattr(error, 'strerror', None) or error}.") from None
     if len(content) > _MOST_BYTES:
         raise DataError(f"{name} is longer than {_MOST_BYTES:,} bytes, too long to continue.")
+    if content.startswith(_PNG):
+        raise DataError(
+            f"{name} is a PNG file; give the bytes of its pixels, three for each, as far as they are to be kept."
+        )
     return content
 
 

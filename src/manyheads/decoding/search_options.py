@@ -92,8 +92,8 @@ class GenerationOptions(SamplingOptions):
         if drawing and not self.greedy:
             values["do_sample"] = True  # also where the model's settings take the likeliest token
         if self.greedy:
-            if drawing:
-                name = drawing[0].replace("_", "-")
+            if idle := [*drawing, *(["seed"] if "seed" in values else [])]:
+                name = idle[0].replace("_", "-")
                 raise ConfigError(
                     f"--greedy takes the most probable token, so --{name} has no effect; leave out one of them."
                 )
@@ -169,6 +169,8 @@ class DecodingOptions(SamplingOptions):
                 raise ConfigError(f"--{option} and --no-{option} contradict each other; give one of them.")
             if no:
                 values[name] = False
+        if self.seed is not None and not self.do_sample:
+            raise ConfigError("--seed is for sampling; give --do-sample with it, or leave it out.")
         if self.no_well_formed:
             values["well_formed"] = False
         if self.forced_prefix is not None and tokenizer is not None:

@@ -207,6 +207,12 @@ class TranslationModel(RunsModel[Searchable]):
         made.search = replace(self.search, reranker=reranker)
         return made
 
+    def by_torch(self) -> Self:
+        """Return a translator that searches with this package's own search. It shares the model."""
+        made = copy(self)
+        made.search = replace(self.search, engine=None)
+        return made
+
     def options(self, **overrides: Unpack[DecodingOverrides]) -> DecodingSettings:
         """Return the settings of a call. `do_sample=True` alone also sets num_beams to 1.
 

@@ -1,10 +1,10 @@
-"""Columns of CSV and TSV files, and keys of JSONL files: their values are text, everything else is copied."""
+"""Columns of CSV and TSV files, and keys of JSONL files: the lines of their values are text, the rest is copied."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from manyheads.documents.parts import Document, Part, Segment, Text, plain
@@ -13,13 +13,14 @@ from manyheads.text.csv_delimiter import csv_delimiter
 
 __all__ = ["read_csv", "read_jsonl"]
 
-SPACE = re.compile(r"[ \t]*[\r\n]\s*")
+LINE = re.compile(r"[^\r\n]+")
+JSON_LINE = re.compile(r"(?:\\[nr])+|((?:[^\\]|\\[^nr])+)")  # line breaks, or a line
 _Field = tuple[int, int]
 MOST_NAMED = 8
 
 
 def read_csv(text: str, columns: Sequence[str], *, delimiter: str | None = None) -> Document:
-    """Return the values of some columns, without the header line.
+    """Return the lines of the values of some columns, without the header line.
 
     Args:
         columns: names in the first line. Or numbers from 1; then the first line is a row like the others.
@@ -46,11 +47,20 @@ def read_csv(text: str, columns: Sequence[str], *, delimiter: str | None = None)
     segments: list[Segment] = []
     for row in rows[0 if by_number else 1 :]:
         for column in sorted(set(chosen)):
-            if column < len(row) and (value := _value(text, row[column])).strip():
-                low, high = row[column]
-                build = partial(_build_csv, delimiter=delimiter, quoted=text[low] == '"', like=value)
-                segments.append(Segment(low, high, (Text(SPACE.sub(" ", value.strip())),), build))
+            if column < len(row):
+                segments += _csv_lines(text, row[column], delimiter)
     return Document(text, tuple(segments))
+
+
+def _csv_lines(text: str, field: _Field, delimiter: str) -> Iterator[Segment]:
+    """Yield the lines of a value."""
+    low, high = field
+    quoted = low < high and text[low] == '"'
+    for line in LINE.finditer(text, low + quoted, high - quoted):
+        value = line[0].replace('""', '"') if quoted else line[0]
+        if value.strip():
+            build = partial(_build_csv, delimiter=delimiter, quoted=quoted, like=value)
+            yield Segment(*line.span(), (Text(value.strip()),), build)
 
 
 def _column(name: str, header: Sequence[str], by_number: bool) -> int:
@@ -95,13 +105,13 @@ def _value(text: str, field: _Field) -> str:
 
 def _build_csv(parts: Sequence[Part], *, delimiter: str, quoted: bool, like: str) -> str:
     text = _with_spaces_of(like, plain(parts))
-    if quoted or delimiter in text or any(char in text for char in '"\r\n'):
-        return '"' + text.replace('"', '""') + '"'
-    return text
+    escaped = text.replace('"', '""')
+    must_quote = not quoted and (delimiter in text or any(char in text for char in '"\r\n'))
+    return f'"{escaped}"' if must_quote else escaped
 
 
 def read_jsonl(text: str, keys: Sequence[str]) -> Document:
-    """Return the values of some keys of each line's object.
+    """Return the lines of the values of some keys of each line's object.
 
     Args: keys: names; `translation.en` is the key `en` in the object `translation`. A value is a text or a list of
         texts.
@@ -128,10 +138,12 @@ def read_jsonl(text: str, keys: Sequence[str]) -> Document:
                         f"line {number}: a text contains half a surrogate pair (U+{ord(value[error.start]):04X}),"
                         " which is not a character; repair the file."
                     ) from None
-                if value.strip():
-                    build = partial(_build_json, ascii_only=ascii_only, like=value)
-                    parts = (Text(SPACE.sub(" ", value.strip())),)
-                    segments.append(Segment(start + low, start + high, parts, build))
+                for piece in JSON_LINE.finditer(line, low + 1, high - 1):
+                    shown = json.loads(f'"{piece[1] or ""}"', strict=False)
+                    if shown.strip():
+                        build = partial(_build_json, ascii_only=ascii_only, like=shown)
+                        place, end = start + piece.start(), start + piece.end()
+                        segments.append(Segment(place, end, (Text(shown.strip()),), build))
         start += len(line) + 1
     return Document(text, tuple(segments))
 
@@ -173,7 +185,9 @@ def _find(line: str, place: int, names: Sequence[str]) -> tuple[int, int]:
     while line[place] != "}":
         name, place = _DECODER.raw_decode(line, place)
         place = _skip(line, _skip(line, place) + 1)  # the colon
-        if name == names[0]:
+        if name == ".".join(names):  # the name of one key, whether or not it has a dot
+            found = _find(line, place, ())
+        elif name == names[0]:
             found = _find(line, place, names[1:])
         place = _skip(line, _DECODER.raw_decode(line, place)[1])
         if line[place] == ",":
@@ -204,9 +218,9 @@ def _skip(line: str, place: int) -> int:
 
 
 def _build_json(parts: Sequence[Part], *, ascii_only: bool, like: str) -> str:
-    return json.dumps(_with_spaces_of(like, plain(parts)), ensure_ascii=ascii_only)
+    return json.dumps(_with_spaces_of(like, plain(parts)), ensure_ascii=ascii_only)[1:-1]
 
 
 def _with_spaces_of(like: str, text: str) -> str:
-    """Return the text with the white space around the source's value."""
+    """Return the text with the white space around the source's line."""
     return like[: len(like) - len(like.lstrip())] + text + like[len(like.rstrip()) :]

@@ -28,8 +28,9 @@ __all__ = ["read_markdown"]
 FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 # Directives of common extensions (admonitions, tabs, mkdocstrings, GitHub's alerts): their first line is no text.
 DIRECTIVE = re.compile(r"(?:!!!|\?\?\?\+?|===|:::)\s|\[![\w-]+\][+-]?[ \t]*(?:\n|\Z)")
-# The beginning of a footnote or a definition on a line of a paragraph. Each is a separate text.
-DEFINITION = re.compile(r"^(?:\[\^[^\]\s]+\]:|:)[ \t]+", re.MULTILINE)
+# On a line of a paragraph: the beginning of a footnote or a definition, or a fence of a container (`:::`). What follows
+# is a separate text.
+DEFINITION = re.compile(r"^(?:(?:\[\^[^\]\s]+\]:|:)[ \t]+|:{3,}.*$)", re.MULTILINE)
 # Inline markup that CommonMark does not know: math, footnotes, attributes, check boxes at the beginning.
 EXTENSIONS = re.compile(
     r"\$\$.+?\$\$|\$(?=\S)[^$\n]*?(?<=\S)\$(?!\d)|\[\^[^\]\s]+\](?!:)|\{:?\s*[#.][\w-][^{}\n]*\}", re.DOTALL

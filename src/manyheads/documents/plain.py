@@ -12,16 +12,18 @@ from manyheads.documents.parts import LINE_END, Document, Part, Segment, Text, l
 __all__ = ["read_plain"]
 
 PARAGRAPH = re.compile(r"[^\r\n]*\S[^\r\n]*(?:(?:\r\n|\r|\n)[^\r\n]*\S[^\r\n]*)*")
+ITEM = re.compile(r"\s*(?:[-*+•]|\d{1,2}[.)])\s")  # of a list
 
 
 def read_plain(text: str) -> Document:
     """Return the paragraphs of a text.
 
     The lines of a paragraph are joined if they look wrapped, that is, if at every line end the next word does not fit
-    into the width of the paragraph. Otherwise each line is a segment by itself, as in a list or a poem.
+    into the width of the paragraph. Otherwise, and if several begin as items of a list, each line is a segment by
+    itself, as in a poem.
     """
     segments: list[Segment] = []
-    for paragraph in PARAGRAPH.finditer(text):
+    for paragraph in PARAGRAPH.finditer(text, int(text.startswith("\ufeff"))):
         if _is_wrapped(LINE_END.split(paragraph[0])):
             segments.append(_segment(text, *paragraph.span()))
             continue
@@ -36,6 +38,8 @@ def read_plain(text: str) -> Document:
 def _is_wrapped(lines: Sequence[str]) -> bool:
     if len(lines) == 1:
         return True
+    if sum(ITEM.match(line) is not None for line in lines) > 1:  # one alone can be a date: `12. Mai`
+        return False
     width = max(len(line.rstrip()) for line in lines)
     return all(len(line.rstrip()) + 1 + len(after.split()[0]) > width for line, after in pairwise(lines))
 

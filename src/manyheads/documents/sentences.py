@@ -30,7 +30,7 @@ _PROTECTED = (
     rf"{BEFORE}(?:https?|ftp|file|ssh|git)://{_IN_URL}*{_ENDS_URL}",
     rf"{BEFORE}(?<![.+-])(?:mailto:)?(?:{LETTER}|[.+-])+@(?:{LETTER}|-)+(?:\.(?:{LETTER}|-)+)+",  # an e-mail address
     rf"{BEFORE}www\.(?:{LETTER}|-)+\.{_IN_URL}*{_ENDS_URL}",
-    r"\{\{[^{}]*\}\}|\$\{[^{}]*\}|\{[\w.:,#!-]*\}",  # {{ name }} ${name} {name} {0:.2f}
+    r"\{\{[^{}]*\}\}|\{%[^{}]*%\}|\$\{[^{}]*\}|\{[\w.:,#!-]*\}",  # {{ name }} {% if x %} ${name} {name} {0:.2f}
     rf"%\(\w+\)[-#0-9.]*[a-zA-Z]|%(?:\d+\$)?[-+#0-9.]*[sdifgxXeEcu@](?!%){AFTER}|%\d(?!\d)",
     r"</?\w+/?>",  # <name>, <0>
     rf"{BEFORE}(?<!-)--[a-z](?:{LETTER}|-)*",  # --option
@@ -40,9 +40,11 @@ PROTECTED = re.compile("|".join(_PROTECTED))
 WORD = re.compile(r"[^\W\d_]")
 # Where a long sentence is divided, the best places first: after clauses, before conjunctions, between words.
 CLAUSE_ENDS = (
-    re.compile(r"(?<=[;:])\s+|(?<=[。；：])|\s+(?=[–—]\s)"),
-    re.compile(r"(?<=,)\s+|(?<=[，、])|(?<=\))\s+|\s+(?=\()"),
-    re.compile(r"\s+(?=(?:and|or|but|because|which|that|while|when|if|und|oder|aber|weil|dass|wenn|et|ou|mais|que)\b)"),
+    re.compile(r"(?<=[;:])\s+|(?<=[。；：])|(?<!\s)\s+(?=[–—]\s)"),
+    re.compile(r"(?<=,)\s+|(?<=[，、])|(?<=\))\s+|(?<!\s)\s+(?=\()"),
+    re.compile(
+        r"(?<!\s)\s+(?=(?:and|or|but|because|which|that|while|when|if|und|oder|aber|weil|dass|wenn|et|ou|mais|que)\b)"
+    ),
     re.compile(r"\s+"),
 )
 

@@ -21,7 +21,7 @@ DIALOGUE = re.compile(r"[-–—]\s*\S")
 
 
 def read_subtitles(text: str, *, entities: bool) -> Document:
-    """Return a segment for each cue. The lines of a cue are one text; lines that begin with dashes are one text each.
+    """Return a segment for each cue. The lines of a cue are one text; several that begin with dashes begin one each.
 
     If a sentence continues in the next cue, both cues are one segment. It does if the first cue has no markup and no
     punctuation at its end, and the next one begins with a lower-case letter.
@@ -132,8 +132,10 @@ def _build_joined(
 
 
 def _segments(text: str, lines: Sequence[tuple[int, int]], *, entities: bool) -> list[Segment]:
-    if len(lines) > 1 and all(DIALOGUE.match(TAG.sub("", text[start:end])) for start, end in lines):
-        return [one for line in lines for one in _segments(text, [line], entities=entities)]
+    turns = [place for place, (start, end) in enumerate(lines) if DIALOGUE.match(TAG.sub("", text[start:end]))]
+    if len(turns) > 1 and turns[0] == 0:
+        each = [lines[first:last] for first, last in pairwise([*turns, len(lines)])]
+        return [one for turn in each for one in _segments(text, turn, entities=entities)]
     if not lines:
         return []
     start, end = lines[0][0], lines[-1][1]

@@ -263,7 +263,9 @@ class UnitTranslator:
         if not work.texts:
             return []
         if work.kind == "search":
-            return self._translator.translate(work.texts, told=told, stop=stop, **work.overrides)
+            is_again = AGAIN.items() <= work.overrides.items()  # with options that another engine may lack
+            translator = self._translator.by_torch() if is_again else self._translator
+            return translator.translate(work.texts, told=told, stop=stop, **work.overrides)
         if work.kind == "force":
             found = translate_forced(self._translator, work.texts, work.others, stop=stop, **work.overrides)
             return [one.text for one in found]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -15,6 +16,7 @@ from manyheads.decoding.device import inference
 from manyheads.decoding.engines import SearchEngine
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
+from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.search import search_steps
 from manyheads.decoding.settings import DecodingSettings
@@ -23,11 +25,32 @@ from manyheads.serving.jobs import Done, Event
 
 __all__ = ["CallBatch", "GenerationBatch", "Prompt", "Remaining", "RuntimeBatch", "TranslationBatch", "Written"]
 
+T = TypeVar("T")
 _ROWS_OF_RUNTIME = 32
 """Number of sources in a step. Other batches wait for the step, and a dropped row still uses time until its end."""
 
 
-class TranslationBatch:
+class _Stepped(Generic[T]):
+    """A search as a generator of steps, which takes the rows to be dropped before each step but the first."""
+
+    def __init__(self, steps: abc.Generator[list[T], Collection[int] | None, None]) -> None:
+        self._steps = steps
+        self._dropped: set[int] = set()
+        self._has_begun = False
+
+    def drop(self, rows: Collection[int]) -> None:
+        """Take these rows out before the next step; before the first one, after it."""
+        self._dropped.update(rows)
+
+    def _step(self) -> list[T]:
+        if not self._has_begun:
+            self._has_begun = True
+            return next(self._steps)
+        dropped, self._dropped = self._dropped, set()
+        return self._steps.send(dropped)
+
+
+class TranslationBatch(_Stepped[tuple[int, list[Hypothesis]]]):
     """A search for the translations of several sources. Results: the hypotheses of each, best first.
 
     Args: contents: (ids with EOS, number of the text in its request) of each row.
@@ -38,10 +61,9 @@ class TranslationBatch:
     ) -> None:
         reader, writer, device = translator.tokenizer.source, translator.tokenizer.target, translator.device
         self._translator = translator
-        self._dropped: set[int] = set()
         sources = [torch.tensor(ids, dtype=torch.int64) for ids, _ in contents]
         with inference(device, translator.precision):
-            self._steps = search_steps(
+            steps = search_steps(
                 translator.model,
                 pad_sequence(sources, batch_first=True, padding_value=reader.pad_id).to(device),
                 torch.tensor([len(ids) for ids in sources], device=device),
@@ -53,18 +75,13 @@ class TranslationBatch:
                 grammar=translator.search.grammar(settings),
                 report_early=True,
             )
-        self._has_begun = False
+        super().__init__(steps)
 
     def advance(self) -> Iterable[Event | Done]:
         """Take one step."""
         with inference(self._translator.device, self._translator.precision):
-            finished = self._steps.send(self._dropped if self._has_begun else None)
-        self._has_begun, self._dropped = True, set()
+            finished = self._step()
         return [Done(row, found, sum(len(one.ids) for one in found)) for row, found in finished]
-
-    def drop(self, rows: Collection[int]) -> None:
-        """Take these rows out before the next step."""
-        self._dropped.update(rows)
 
 
 class Remaining:
@@ -128,7 +145,7 @@ class Written:
     top: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
-class GenerationBatch:
+class GenerationBatch(_Stepped[NewToken]):
     """The continuations of several prompts. Events: `NewToken`. Results: the `Written` of each prompt's paths.
 
     Args: contents: of each row. cache: of the beginnings of earlier prompts, used by a batch of one prompt only.
@@ -144,7 +161,7 @@ class GenerationBatch:
         self._contents = contents
         self._written = [[Written() for _ in range(settings.num_return_sequences)] for _ in contents]
         self._left = [settings.num_return_sequences for _ in contents]
-        self._steps = generator.steps(
+        steps = generator.steps(
             [prompt.ids for prompt in contents],
             settings,
             numbers=[prompt.number for prompt in contents],
@@ -152,15 +169,12 @@ class GenerationBatch:
             num_top=max(prompt.num_top for prompt in contents),
             cache=cache,
         )
-        self._has_begun = False
-        self._dropped: set[int] = set()
+        super().__init__(steps)
 
     def advance(self) -> Iterable[Event | Done]:
         """Take one step: read a part of the prompts, or generate a token of each continuation."""
-        new = self._steps.send(self._dropped if self._has_begun else None)
-        self._has_begun, self._dropped = True, set()
         news: list[Event | Done] = []
-        for token in new:
+        for token in self._step():
             self._take(token)
             news.append(Event(token.prompt, token))
             if token.ended is not None:
@@ -169,10 +183,6 @@ class GenerationBatch:
                     paths = self._written[token.prompt]
                     news.append(Done(token.prompt, paths, sum(len(path.ids) for path in paths)))
         return news
-
-    def drop(self, rows: Collection[int]) -> None:
-        """Take these rows out before the next step."""
-        self._dropped.update(rows)
 
     def _take(self, token: NewToken) -> None:
         written, num_top = self._written[token.prompt][token.path], self._contents[token.prompt].num_top

@@ -38,7 +38,7 @@ class ApiKeys:
             content = read_stream(Path(path), _MOST_KEY_BYTES, seen.append)
             if len(content) > _MOST_KEY_BYTES:
                 raise ConfigError(f"the key file {path} has more than {_MOST_KEY_BYTES:,} bytes; give fewer keys.")
-            text = content.decode("utf-8")
+            text = content.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ConfigError(f"cannot read the key file {path}: {reason}.") from None

@@ -19,10 +19,12 @@ from manyheads.errors import RequestError, refuse_nan
 from manyheads.serving.batches import Remaining
 from manyheads.serving.jobs import Done, Event
 
-__all__ = ["AttentionMaps", "PairBatch", "ScoredIds", "TextBatch", "attention_maps", "mean_map"]
+__all__ = ["MOST_MAPPED", "AttentionMaps", "PairBatch", "ScoredIds", "TextBatch", "attention_maps", "mean_map"]
 
 _MOST_VALUES = 2**24
 """Maximum number of log-probabilities that are computed in one call: 64 MiB in float32."""
+MOST_MAPPED = 1_000
+"""Maximum number of tokens on either side of a pair for `attention_maps`: each head has the square of it in weights."""
 
 
 @dataclass
@@ -155,7 +157,7 @@ def mean_map(layers: Sequence[Tensor], head: int | None = None) -> Tensor | None
 
 
 def attention_maps(translator: Translator, source: list[int], target: list[int]) -> AttentionMaps:
-    """Compute the attention weights of a pair. Call it on the engine's thread.
+    """Compute all attention weights of a pair, of at most MOST_MAPPED tokens a side. Call it on the engine's thread.
 
     Args: source: ids with EOS. target: ids with EOS; row i of `decoder` and `cross` are the weights with which token i
         of the target is chosen.

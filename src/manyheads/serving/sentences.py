@@ -9,8 +9,10 @@ from manyheads.text.abbreviations import stands_before_number
 
 __all__ = ["Sentence", "rejoin", "split"]
 
-# The end of a sentence: marks, closing quotes and brackets, then white space; or marks of scripts without spaces.
-_END = re.compile(r"""(?:[.!?…‽؟।]+["'”’»)\]]*(?=\s))|(?:[。！？]+["'”’」』）]*)""")
+# The end of a sentence: marks, closing quotes and brackets, then white space; or marks of scripts without spaces. A run
+# of marks is looked at once, because texts come from clients.
+_END = re.compile(r"""(?:(?<![.!?…‽؟।])[.!?…‽؟।]++["'”’»)\]]*+(?=\s))|(?:[。！？]+["'”’」』）]*)""")
+_NEXT_WORD = re.compile(r"\S.{0,39}", re.DOTALL)
 _INITIALS = re.compile(r"[A-Z](?:\.[A-Z])+")  # of U.S. and D.C., which rarely end a sentence
 _LAST_WORD = re.compile(r"([^\W\d_]+(?:\.[^\W\d_]+)*|\d+)\.$")
 _YEAR_DIGITS = 4
@@ -68,11 +70,11 @@ def _ends(line: str) -> list[int]:
     """Return the places after the sentences of a line, except the last one's."""
     found = []
     for match in _END.finditer(line):
-        following = line[match.end() :].lstrip()
-        if not following or following[0].islower():
+        after = _NEXT_WORD.search(line, match.end())
+        if after is None or after[0][0].islower():
             continue
         if match.group() == ".":
-            if stands_before_number(line[max(0, match.end() - 40) : match.end()], following):
+            if stands_before_number(line[max(0, match.end() - 40) : match.end()], after[0]):
                 continue
             word = _LAST_WORD.search(line, max(0, match.end() - 40), match.end())
             known = word is not None and word.group(1).lower()

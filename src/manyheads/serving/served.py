@@ -11,12 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.decoding.attending import open_model
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.prefix_cache import PrefixCache
+from manyheads.decoding.search_problem import length_limits
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.translator import Translator
@@ -131,7 +134,10 @@ class ServedTranslator(ServedModel):
         limit, reason = source_limit(settings, self.reader.model.max_len)
         width = settings.num_return_sequences if settings.do_sample else settings.num_beams
         rows: list[Row | None] = []
-        for number, (text, ids) in enumerate(zip(texts, encode_texts(texts, side), strict=True)):
+        encoded = encode_texts(texts, side)
+        lengths = torch.tensor([len(ids) + 1 for ids in encoded])
+        limits = length_limits(lengths, settings, self.reader.model.max_len).tolist()
+        for number, (text, ids, most) in enumerate(zip(texts, encoded, limits, strict=True)):
             if not ids or not text.strip():
                 rows.append(None)
                 continue
@@ -139,9 +145,6 @@ class ServedTranslator(ServedModel):
             if len(source) > limit:
                 which = f"text {number + 1}" if owners is None else f"a sentence of text {owners[number] + 1}"
                 raise too_long(what, f"the length of {which} in tokens", len(source), limit, f"({reason})")
-            most = settings.max_new_tokens or int(len(source) * settings.max_len_ratio) + settings.max_len_offset
-            if self.reader.model.max_len is not None:
-                most = min(most, self.reader.model.max_len)
             cost = width * (len(source) + most)
             explained = f"{width} beams or samples x ({len(source)} source + {most} target tokens)"
             self._check_row(what, cost, width, explained)

@@ -122,6 +122,8 @@ class ServingSettings:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> ServingSettings:
         """Read `MANYHEADS_MODELS`, `MANYHEADS_DEADLINE_SECONDS` and so on; lists are separated by commas.
 
+        An empty variable counts as one that is not set.
+
         Raises: ConfigError: a value has the wrong type or is out of range.
         """
         variables = os.environ if environment is None else environment
@@ -129,7 +131,7 @@ class ServingSettings:
         values: dict[str, Any] = {}
         for name, kind in types.items():
             variable = ENVIRONMENT_PREFIX + name.upper()
-            if (text := variables.get(variable)) is not None:
+            if text := variables.get(variable):
                 parts = tuple(part.strip() for part in text.split(",") if part.strip())
                 values[name] = parts if get_origin(kind) is tuple else convert(kind, text, variable)
         return build(cls, values, f"variables {ENVIRONMENT_PREFIX}...")

@@ -21,6 +21,7 @@ from manyheads.cli.main import main
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.search_options import GenerationOptions
 from manyheads.decoding.text_scoring import score_texts
+from manyheads.errors import ConfigError
 from manyheads.text.byte_vocabulary import ByteVocabulary
 
 Cli = Callable[..., int]
@@ -213,6 +214,8 @@ def test_options_of_drawing_draw() -> None:
     assert GenerationOptions(top_k=3).overrides()["do_sample"] is True
     assert GenerationOptions(greedy=True).overrides()["do_sample"] is False
     assert "do_sample" not in GenerationOptions(seed=1).overrides()
+    with pytest.raises(ConfigError, match="--seed has no effect"):
+        GenerationOptions(greedy=True, seed=1).overrides()
 
 
 def test_mistakes_name_the_right_command(

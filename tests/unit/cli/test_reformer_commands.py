@@ -171,6 +171,7 @@ def test_pictures_are_written(pictures: Path, manyheads: Cli, capsys: pytest.Cap
         (["a text", "-o", "x"], "writes ids, not text"),
         ([], "give --output FILE"),
         (["--lines", "-o", place / "x"], "--lines is for text"),
+        (["--input", place / "a.png", "-o", place / "x"], "a.png is a PNG file"),
     ):
         assert manyheads("generate", model, *wrong) == 2
         assert message in " ".join(capsys.readouterr().err.split())

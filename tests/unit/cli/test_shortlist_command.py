@@ -13,6 +13,7 @@ import pytest
 from manyheads.cli.lines import documents
 from manyheads.decoding.shortlist import SHORTLIST
 from manyheads.distributed.sharded_lines import run_lines
+from manyheads.documents.translating import Unit, UnitTranslator
 from manyheads.files.verify import make_manifest, verify_folder
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.int8 import OVERRIDE, has_int8
@@ -84,6 +85,33 @@ def test_finished_parts_are_of_the_same_shortlist(
         assert manyheads("translate", folder, tmp_path / "page.md", "-o", tmp_path / "out.md", *more) == 0
     assert [one["shortlist"] for one in seen] == [None, None, 1, 1]
     verify_folder(folder)
+
+
+def test_a_document_does_not_go_on_with_another_shortlist(
+    manyheads: Cli,
+    folder: Path,
+    files: tuple[Path, Path],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("sentencex")
+    source, target = files
+    assert manyheads("shortlist", folder, "--source", source, "--target", target) == 0
+    whole = UnitTranslator.translate
+    blocks: list[Any] = []
+
+    def interrupted(self: UnitTranslator, units: list[Unit], **given: Any) -> list[str]:
+        blocks.append(units)
+        if len(blocks) == 2:
+            raise KeyboardInterrupt
+        return whole(self, units, **given)
+
+    monkeypatch.setattr(UnitTranslator, "translate", interrupted)
+    given = ("translate", folder, source, "--format", "text", "-o", tmp_path / "out", "--lines-at-once", "1")
+    assert manyheads(*given) == 130
+    assert manyheads(*given, "--shortlist", "5") == 2
+    assert "another command" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from manyheads.architectures.pretrained import save_pretrained
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.cli.lines.conversation import converse
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.records import describe_folder
 from manyheads.errors import ConfigError, ModelFileError, SaveError
 from manyheads.tasks.preparation import vocabulary_lines
+from manyheads.text.id_vocabulary import IdVocabulary
 
 Cli = Callable[..., int]
 
@@ -34,6 +38,22 @@ def test_more_translations_than_beams(
     said = capsys.readouterr().err
     assert "num_return_sequences is 9 but num_beams is 2" in said
     assert "(--nbest), raise num_beams (--beam)" in said
+
+
+def test_one_of_several_outputs_is_the_input(
+    manyheads: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = TransformerXLConfig(vocab_size=8, d_model=8, num_heads=2, d_ff=8, num_layers=1, memory_len=4)
+    save_pretrained(build_model(config), tmp_path / "ids", tokenizer=IdVocabulary(8), task="ids")
+    monkeypatch.chdir(tmp_path)
+    events = Path("events-2.bin")
+    events.write_bytes(b"\1\2\3")
+    given = ("generate", "ids", "--input", events, "--output", "events.bin", "-n", 5)
+    assert manyheads(*given, "--count", 2) == 2
+    assert "--output events-2.bin is the file events-2.bin that is read" in capsys.readouterr().err
+    assert events.read_bytes() == b"\1\2\3"
+    assert not Path("events-1.bin").exists()
+    assert manyheads(*given) == 0
 
 
 def test_a_missing_argument_is_named(manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:

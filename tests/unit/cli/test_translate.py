@@ -197,6 +197,7 @@ def test_forced_prefix(manyheads: Cli, model_folder: Path, stdin: Stdin, capsys:
         (["--lines-at-once", "0"], "--lines-at-once is 0"),
         (["--top-p", "2"], "top_p is 2"),
         (["--temperature", "0.5"], "temperature is 0.5, but do_sample is false"),
+        (["--seed", "3"], "--seed is for sampling; give --do-sample with it"),
         (["--device", "abacus"], "abacus"),
         (["--banned-ids", "99999"], "banned_ids"),
         (["--baem", "3"], "--beam"),
@@ -374,8 +375,8 @@ def test_commands_at_the_prompt(
     page = tmp_path / "look.html"
     ours, theirs = pty.openpty()
     typed = [
-        ":attention", "The cat", f":attention {page}", ":attention a.png", ":beam 3", ":nbest 9", ":nbest 2", "The cat",
-        ":beam many", ":beem 3", ":help", "  :quit is a text", ":quit",
+        ":attention", "The cat", f":attention {page}", f":attention {page}", ":attention a.png", ":beam 3", ":nbest 9",
+        ":nbest 2", "The cat", ":beam many", ":beem 3", ":help", "  :quit is a text", ":quit",
     ]  # fmt: skip
     try:
         process = subprocess.Popen(
@@ -402,6 +403,7 @@ def test_commands_at_the_prompt(
     for part in (
         ":attention draws the last sentence, but there is none yet",
         f"written: {page}",
+        f"replaced: {page}",
         "let it end in .html",
         "num_beams is 3",
         "num_return_sequences is 9 but num_beams is 3",

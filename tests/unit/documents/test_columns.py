@@ -22,9 +22,9 @@ CSV = '\ufeffid,text, note \r\n1,"i am tired, tom.",x\r\n\r\n2, where? ,"a ""b""
 
 
 def test_csv(texts: Texts, translated: Translated) -> None:
-    assert texts(CSV, "csv", ["text"]) == ["i am tired, tom.", "where?", "two lines"]
+    assert texts(CSV, "csv", ["text"]) == ["i am tired, tom.", "where?", "two", "lines"]
     expected = CSV.replace("i am tired, tom.", "I AM TIRED, TOM.").replace("where?", "WHERE?")
-    assert translated(CSV, "csv", str.upper, ["text"]) == expected.replace("two\r\nlines", "TWO LINES")
+    assert translated(CSV, "csv", str.upper, ["text"]) == expected.replace("two\r\nlines", "TWO\r\nLINES")
     assert texts(CSV, "csv", ["note", "text"])[1:3] == ["x", "where?"]
 
 
@@ -78,6 +78,17 @@ def test_jsonl(texts: Texts, translated: Translated) -> None:
     assert translated(JSONL, "jsonl", str.upper, ["translation.en"]) == expected
 
 
+def test_a_key_may_have_a_dot_in_its_own_name(texts: Texts) -> None:
+    assert texts('{"a.b": "x", "c": {"d.e": "y"}}\n', "jsonl", ["a.b", "c.d.e"]) == ["x", "y"]
+
+
+def test_lines_of_a_value_stay_lines(texts: Texts, translated: Translated) -> None:
+    text = '{"a": "one.\\n\\n  to c:\\\\new \\u00e9\\r\\n\\tthree\\n"}\n'
+    assert texts(text, "jsonl", ["a"]) == ["one.", "to c:\\new é", "three"]
+    expected = text.replace("one", "ONE").replace("to c:", "TO C:").replace("new", "NEW").replace("e9", "c9")
+    assert translated(text, "jsonl", str.upper, ["a"]) == expected.replace("three", "THREE")
+
+
 @pytest.mark.parametrize(("format_name", "text"), [("jsonl", '{"a":"x","b":1}\n'), ("csv", "a,b\nx,1\n")])
 def test_a_column_that_is_named_twice(format_name: str, text: str, translated: Translated) -> None:
     assert translated(text, format_name, str.upper, ["a", "a"]) == text.replace("x", "X")
@@ -99,7 +110,9 @@ def test_any_table(rows: list[list[str]]) -> None:
     assert not kept
     found = list(csv.reader(io.StringIO(result)))[1:]
     assert [row[0] for row in found] == [row[0] for row in csv.reader(io.StringIO(text))][1:]
-    assert [row[1].strip() for row in found] == ['new "value"' if row[1].strip() else "" for row in rows]
+    for before, after in zip(rows, found, strict=True):
+        expected = ['new "value"' if line.strip() else "" for line in before[1].split("\n")]
+        assert [line.strip() for line in after[1].split("\n")] == expected
 
 
 @given(st.dictionaries(st.text('abé"\\', max_size=3), st.none() | st.integers() | st.text(max_size=5), max_size=4))

@@ -104,6 +104,13 @@ def test_a_reference_keeps_its_name(translated: Translated) -> None:
     assert translated(page, "markdown") == expected
 
 
+def test_fences_of_containers_stay_on_their_lines(texts: Texts, translated: Translated) -> None:
+    page = "::: warning Look\nbe *careful*\nhere\n:::\nand go on\n::: tip\nslowly\n:::\n"
+    assert texts(page, "markdown") == ["be <>careful<> here", "and go on", "slowly"]
+    expected = page.replace("be *careful*\nhere", "BE *CAREFUL*\nHERE").replace("and go on", "AND GO ON")
+    assert translated(page, "markdown") == expected.replace("slowly", "SLOWLY")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

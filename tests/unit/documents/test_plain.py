@@ -24,6 +24,20 @@ def test_short_lines_are_texts_of_their_own(texts: Texts) -> None:
     assert texts("milk\nbread and butter\ncheese", "text") == ["milk", "bread and butter", "cheese"]
 
 
+def test_items_of_a_list_are_texts_of_their_own(texts: Texts) -> None:
+    """Although the first item is the longest line, so that the next word does not fit behind it."""
+    for mark in ("-", "*", "•", "1)", "12."):
+        page = f"things to buy today:\n\n  {mark} bread and butter\n  {mark} milk\n"
+        assert texts(page, "text")[1:] == [f"{mark} bread and butter", f"{mark} milk"]
+    wrapped = "wir sahen ihn am\n12. Mai und danach\nnie mehr"
+    assert texts(wrapped, "text") == [wrapped.replace("\n", " ")]
+
+
+def test_a_byte_order_mark_is_no_text(texts: Texts, translated: Translated) -> None:
+    assert texts("\ufeffmilk\n", "text") == ["milk"]
+    assert translated("\ufeffmilk\n", "text", lambda _: "Milch") == "\ufeffMilch\n"
+
+
 @given(st.text("ab \n\r\t\u2028", max_size=60))
 def test_any_text_comes_back(page: str) -> None:
     document = read_document(page, "file", "text")

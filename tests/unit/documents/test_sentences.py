@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -73,6 +74,10 @@ def test_a_tag_behind_the_last_word_keeps_its_space() -> None:
             "Hi {name}, {{ a b }} ${x} {0:.2f} %s %(n)d %1$s",
             ["{name}", "{{ a b }}", "${x}", "{0:.2f}", "%s", "%(n)d", "%1$s"],
         ),
+        (
+            "{% if new %}New{% endif %} in {%- include 'a.html' %}",
+            ["{% if new %}", "{% endif %}", "{%- include 'a.html' %}"],
+        ),
         ("It is 50% done, 5 %.", []),
         ("<0>a</0> uses snake_case() and --beam-size", ["<0>", "</0>", "snake_case()", "--beam-size"]),
         ("A well-known and/or case -- here", []),
@@ -120,3 +125,11 @@ def test_long_sentences_are_divided_at_clauses() -> None:
         "and we played games because it was cold",
     ]
     assert "".join(one.before + one.text for one in pieces) == text
+
+
+def test_a_wide_gap_in_a_long_sentence_takes_no_longer_than_other_text() -> None:
+    """A server divides sentences of its clients' pages, in which no-break spaces stay."""
+    began = time.process_time()
+    pieces = split_at_clauses(Sentence("a" + "\xa0" * 12_000 + "b", (), ()), lambda text: len(text) < 5)
+    assert [one.text for one in pieces] == ["a", "b"]
+    assert time.process_time() - began < 2

@@ -121,3 +121,10 @@ def test_a_sentence_through_several_cues_is_one_text(texts: Texts, translated: T
 def test_a_sentence_of_fewer_words_than_cues_is_left(texts: Texts) -> None:
     document = read_document(CONTINUED, "file", "srt")
     assert document.with_translations([[Text("zwei Wörter")], [Text("ja.")]])[1] == [0]
+
+
+def test_a_turn_of_several_lines_is_one_text(texts: Texts, translated: Translated) -> None:
+    cue = "1\n00:00:01,000 --> 00:00:02,000\n- hello.\n- {}\n{}\n"
+    assert texts(cue.format("hi, how", "are you?"), "srt") == ["hello.", "hi, how are you?"]
+    expected = cue.replace("hello", "HELLO").format("HI, HOW", "ARE YOU?")
+    assert translated(cue.format("hi, how", "are you?"), "srt") == expected

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer import presets
 from manyheads.decoding.alignment import align
 from manyheads.decoding.degenerate import is_degenerate
+from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.documents.formats import read_document
@@ -26,7 +29,7 @@ from manyheads.documents.translating import (
     _has,
     _with_private,
 )
-from manyheads.errors import DataError
+from manyheads.errors import DataError, RequestError
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -117,6 +120,9 @@ class _Scripted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._translator, name)
 
+    def by_torch(self) -> _Scripted:
+        return self
+
     def translate(self, texts: list[str], *, told: object = None, stop: object = None, **overrides: Any) -> list[str]:
         self.searches.append(overrides)
         return [self._answers["repetition_penalty" in overrides]] * len(texts)
@@ -140,6 +146,31 @@ def test_degenerate_output_is_searched_again(
     assert (report.again, report.degenerate) == counts
     assert len(scripted.searches) == 1 + counts[0]
     assert ("(line 1)" in "".join(report.describe())) == bool(counts[0])
+
+
+class _EmptyEngine:
+    """An engine that was asked for by name, lacks the options of the second search, and finds empty translations."""
+
+    choice = ""
+    longest_source = 1_000
+
+    def takes(self, settings: DecodingSettings, own_search: object) -> bool:
+        if settings.repetition_penalty != 1:
+            raise RequestError("the engine has no repetition_penalty.")
+        return True
+
+    def search(
+        self, sources: Sequence[list[int]], settings: DecodingSettings, *, stop: object = None, told: object = None
+    ) -> list[list[Hypothesis]]:
+        return [[Hypothesis([], 0.0, [], True)] for _ in sources]
+
+
+def test_the_second_search_is_ours_whatever_engine_is_used(translator: Translator) -> None:
+    other = copy(translator)
+    other.search = dataclasses.replace(translator.search, engine=_EmptyEngine())
+    result, report = translated(other, "the dog", "text")
+    assert report.again == 1
+    assert result.strip()
 
 
 @pytest.mark.parametrize(

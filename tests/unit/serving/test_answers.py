@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from manyheads.serving import service
 from manyheads.serving.api import answers, openai
-from manyheads.serving.api.answers import dump
+from manyheads.serving.api.answers import dump, server_event
 from manyheads.serving.api.native import records
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -24,6 +24,14 @@ VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st
 @given(VALUES)
 def test_dump_is_json(value: Any) -> None:
     assert dump(value) == json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def test_the_data_of_an_event_is_one_line_to_every_client() -> None:
+    """httpx and Python's splitlines end a line at more characters than the standard of events does."""
+    data = {"text": "a\u2028b\x85c\r\nd"}
+    name, line, end = server_event(data, "token").splitlines()
+    assert (name, end) == ("event: token", "")
+    assert json.loads(line.removeprefix("data: ")) == data
 
 
 def test_large_answers_are_made_outside_the_loop(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

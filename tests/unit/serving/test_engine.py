@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from manyheads.decoding.generator import Generator
+from manyheads.decoding.translator import Translator
 from manyheads.serving import engine as engine_module
-from manyheads.serving.batches import TranslationBatch
+from manyheads.serving.batches import GenerationBatch, Prompt, TranslationBatch
 from manyheads.serving.engine import Engine
-from manyheads.serving.jobs import Done, Event, Failed, Job, QueueFull, Row
+from manyheads.serving.jobs import Batch, Done, Event, Failed, Job, QueueFull, Row
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.settings import ServingSettings
 
@@ -211,6 +214,25 @@ def test_a_cancelled_row_is_free_within_one_step(engine: Engine, notes: list[Any
     assert notes[place + 1] == ("step", [0])
     assert len(leaving.news) == 1
     assert staying.done == [0]
+
+
+def test_a_row_that_is_cancelled_before_the_first_step_leaves_after_it(
+    translator_folder: Path, novel_folder: Path
+) -> None:
+    """Steps of other batches come between the beginning of a batch and its first step."""
+    translator = Translator.from_pretrained(translator_folder, "cpu")
+    settings = translator.options(max_tokens=1_000)
+    translations = TranslationBatch(translator, settings, [([5, 6, translator.tokenizer.source.eos_id], 0)] * 2)
+    generator = Generator.from_pretrained(novel_folder, "cpu")
+    prompt = Prompt([65], 0, generator.settings)
+    both: list[Batch] = [translations, GenerationBatch(generator, generator.settings, [prompt, prompt])]
+    for batch in both:
+        batch.drop([0])
+        batch.advance()
+        news: list[Event | Done] = []
+        while not any(isinstance(one, Done) and one.row == 1 for one in news):
+            news += batch.advance()
+        assert {one.row for one in news} == {1}
 
 
 def test_a_cancelled_job_leaves_the_queue(notes: list[Any]) -> None:

@@ -146,6 +146,8 @@ def test_key_files(tmp_path: Path) -> None:
         path.chmod(0o600)
         with pytest.raises(ConfigError, match="at least 8"):
             ApiKeys.read(str(path))
+    path.write_text("long enough\n", encoding="utf-8-sig")  # as some editors write it
+    assert ApiKeys.read(str(path)).allow("long enough")
     path.write_text("# a long remark\n" * 70_000)
     with pytest.raises(ConfigError, match="more than 1,048,576 bytes; give fewer keys"):
         ApiKeys.read(str(path))

@@ -247,6 +247,8 @@ def test_memory_of_a_model_without_one_is_refused_before_a_stream_begins(
         ("translate", {"text": ["a"] * 1000}, 422, "text"),
         ("translate", {"text": "word " * 5000}, 422, "text"),
         ("translate", {"text": "a", "forced_prefix_ids": [10**9]}, 422, None),
+        ("translate", {"text": "a", "min_new_tokens": 8_200}, 422, "text"),
+        ("translate", {"text": "a", "forced_prefix_ids": [5] * 8_200}, 422, "text"),
         ("generate", {"prompt": "a", "max_new_tokens": 100_000}, 422, "prompt"),
         ("generate", {"prompt": "a", "temperature": 0}, 422, None),
         ("generate", {"prompt": "a", "num_return_sequences": 1000}, 422, "prompt"),
@@ -254,6 +256,8 @@ def test_memory_of_a_model_without_one_is_refused_before_a_stream_begins(
         ("score", {"source": ["a"], "target": []}, 422, "target"),
         ("score", {"text": ["a" * 20_000]}, 422, "text"),
         ("attention", {"source": " "}, 422, "source"),
+        ("attention", {"source": "word " * 600, "target": "a"}, 422, "source"),
+        ("attention", {"source": "a", "target": "word " * 600, "kind": "encoder"}, 422, "source"),
         # In Python, true is the integer 1.
         ("translate", {"text": "a", "num_return_sequences": True}, 422, "num_return_sequences"),
         ("translate", {"text": "a", "top_log_probs": True}, 422, "top_log_probs"),
@@ -273,6 +277,13 @@ def test_what_cannot_be_served_is_refused(
     error = answer.json()["error"]
     assert (error["param"] or "").startswith(field or "")
     assert len(error["message"]) < 400
+
+
+def test_a_very_long_sentence_is_translated_without_alignment(client: TestClient) -> None:
+    """The page asks for alignments of whatever is typed."""
+    body = {"text": ["word " * 250, "I am hungry."], "alignments": True, "max_new_tokens": 9}
+    found = client.post("/v1/translate", json=body).json()["translations"]
+    assert ["alignment" in one["sentences"][0] for one in found] == [False, True]
 
 
 def test_the_text_that_is_too_long_is_named(client: TestClient) -> None:

@@ -129,7 +129,9 @@ def test_greedy_copies_and_the_best_of_several(client: TestClient, generator: Ge
         ({"prompt": [300]}, 422, None),
         ({"prompt": [[-1]]}, 422, "prompt"),
         ({"max_tokens": 1_000_000}, 422, "prompt"),
-        ({"n": 1000}, 422, "prompt"),
+        ({"n": 1000}, 422, "n"),
+        ({"n": 1000, "temperature": 0}, 422, "n"),  # copies of one continuation
+        ({"best_of": 1000}, 422, "n"),
     ],
 )
 def test_refused_completions(client: TestClient, body: dict[str, Any], status: int, param: str | None) -> None:

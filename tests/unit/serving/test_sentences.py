@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -45,6 +46,14 @@ from manyheads.serving.settings import ServingSettings
 def test_sentences(text: str, expected: list[str]) -> None:
     assert [one.text for one in split(text)] == expected
     assert all(text[one.start : one.end] == one.text for one in split(text))
+
+
+@pytest.mark.parametrize("text", ["." * 15_000 + "a", "Aa. " * 100_000], ids=["one run of marks", "many sentences"])
+def test_the_time_grows_with_the_length_alone(text: str) -> None:
+    """A body may have a megabyte, and other requests wait for the thread that splits it."""
+    began = time.process_time()
+    assert len(split(text)) == max(1, text.count("Aa."))
+    assert time.process_time() - began < 2
 
 
 def test_wrapped_lines_can_be_one_sentence() -> None:
@@ -91,6 +100,8 @@ def test_settings_of_the_environment() -> None:
                    "MANYHEADS_JSON_LOGS": "1", "MANYHEADS_MAX_REQUESTS": "7"}  # fmt: skip
     found = ServingSettings.from_environment(environment)
     assert found == ServingSettings(models=("runs/a", "b=runs/c"), deadline_seconds=2.5, json_logs=True, max_requests=7)
+    unset = dict.fromkeys(("MANYHEADS_ALLOWED_HOSTS", "MANYHEADS_DEVICE", "MANYHEADS_MAX_REQUESTS"), "")
+    assert ServingSettings.from_environment(unset) == ServingSettings(), "as compose files give what is not set"
     for name, value in (("DEADLINE_SECONDS", "soon"), ("DEADLINE_SECONDS", "0"), ("JSON_LOGS", "maybe")):
         with pytest.raises(ConfigError, match=r"(?i)deadline_seconds|json_logs"):
             ServingSettings.from_environment({f"MANYHEADS_{name}": value})

@@ -36,7 +36,7 @@ class GenerateOptions:
         default=False,
     )
     on_bad_utf8: OnBadUtf8 = option(
-        "If a line is not UTF-8: fail, replace its bad bytes, or skip it (the output has an empty line).",
+        "If a line is not UTF-8: fail, replace its bad bytes, or skip it (an empty line takes its place).",
         default="fail",
     )
     verbose: bool = option("Print settings and speed on standard error.", default=False, aliases=("-v",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from manyheads.cli.lines.documents import DocumentOptions
 from manyheads.config.build import build
@@ -110,6 +111,15 @@ class TranslateOptions:
             given["num_return_sequences"] = self.num_return_sequences or 1
             settings = build(DecodingSettings, {**vars(load_settings(folder)), **given}, "the decoding options")
             check_drawing(given, settings)
+
+    def identity(self) -> dict[str, Any]:
+        """What the translations depend on besides the model, its settings and the input; see `sharded_lines`."""
+        return {
+            **self.models.identity(),
+            "compiled": self.run_on.compile,
+            "shortlist": self.run_on.shortlist,
+            "engine": self.engine,
+        }
 
     def check_for_document(self) -> None:
         """Raises: ConfigError: an option was given that applies to lines only."""

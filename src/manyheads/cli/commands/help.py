@@ -16,12 +16,11 @@ from manyheads.cli.main import COMMANDS, main, module_of
 from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument
 from manyheads.config.suggest import did_you_mean
+from manyheads.tasks.presets import PRESETS
 from manyheads.tasks.table import TASKS
+from manyheads.tasks.translation.settings import TrainConfig
 
 __all__ = ["PAGE", "HelpOptions", "run"]
-
-_OTHER_TASKS = ("xl-debug", "classifier-debug", "chart-debug")
-"""Presets whose settings `train --help` does not list."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +79,11 @@ def run(options: HelpOptions) -> int:
 def _pages_of_other_tasks(name: str) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield a note for headings, and what prints the page."""
     if name == "train":
-        for preset in _OTHER_TASKS:
-            yield "", partial(module_of(name).run, ["--preset", preset, "--help"])
+        shown: set[type] = {TrainConfig}  # the page without a preset has its settings
+        for preset, make in PRESETS.items():
+            if (kind := type(make())) not in shown:
+                shown.add(kind)
+                yield "", partial(module_of(name).run, ["--preset", preset, "--help"])
     for page in getattr(module_of(name), "PAGES", [])[1:]:
         tasks = [task for task, one in TASKS.items() if getattr(one.module("options"), name.upper()) is page]
         yield f" [task {', '.join(tasks)}]", partial(parse, page, ["--help"], name)

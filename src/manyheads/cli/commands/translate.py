@@ -46,14 +46,13 @@ def run(options: TranslateOptions) -> int:
     lines = TranslationLines(translator, options, terms)
     if document is not None:
         lines.check_translates_documents()
-        run_on = {"compiled": options.run_on.compile, "shortlist": options.run_on.shortlist, "engine": options.engine}
         document.translate(
             lines.translator,
             options.model,
             options.output,
             lines.overrides,
             lines_at_once=options.lines_at_once,
-            others={**options.models.identity(), **run_on},
+            others=options.identity(),
         )
     elif is_conversation(options.input) and not is_sharded(options.output):
         lines.converse()

@@ -12,14 +12,14 @@ from pathlib import Path
 from manyheads.cli.command_line.generate_options import GenerateOptions
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.lines.conversation import Command, converse, whole_number
-from manyheads.cli.lines.output import LineWriter
+from manyheads.cli.lines.output import LineWriter, check_files
 from manyheads.cli.lines.output_checks import OutputCheck
 from manyheads.cli.printing import say
 from manyheads.data.line_source import LinesOf
 from manyheads.data.lines import OnBadUtf8, ReadReport, read_blocks
 from manyheads.decoding.continuation import Continuation
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.id_files import write_continuations
+from manyheads.decoding.id_files import output_files, write_continuations
 from manyheads.decoding.truncation import tell_bad_lines
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import DataError
@@ -158,10 +158,12 @@ def _whole(name: str, on_bad_utf8: OnBadUtf8, report: ReadReport) -> str:
 def write_ids(generator: Generator, vocabulary: IdVocabulary, options: GenerateOptions) -> None:
     """Write the continuation of ids or pictures to a file, and print a line or a JSON object about each.
 
-    Raises: ConfigError: see `GenerateOptions.check_for_ids`. Others: see `write_continuations`.
+    Raises: ConfigError: see `GenerateOptions.check_for_ids` and `check_files`. Others: see `write_continuations`.
     """
     options.check_for_ids()
     output, overrides = Path(options.output), options.generation.overrides()
+    for path in output_files(output, options.generation.num_return_sequences):
+        check_files(str(path), options.input)
     for record in write_continuations(
         generator, vocabulary, options.input, output, echo=options.echo, overrides=overrides
     ):

@@ -106,7 +106,7 @@ class InputDocument:
             output: a file; `-` is standard output.
             overrides: fields of `DecodingSettings`.
             lines_at_once: maximum number of sentences that are translated together.
-            others: what else determines the translations.
+            others: see `TranslateOptions.identity`.
 
         Raises: as `Translator.translate`. SaveError: the output cannot be written.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
@@ -132,7 +133,8 @@ class TranslationLines:
         if path.suffix.lower() != ".html":
             raise RequestError(f":attention writes an HTML page, but the name is {path}; let it end in .html.")
         page = attention_page(translation_views(self.translator, self._last), title=self._last)
-        return f"written: {save_page(page, path)}"
+        done = "replaced" if os.path.exists(path) else "written"  # noqa: PTH110  (never an error; writing reports it)
+        return f"{done}: {save_page(page, path)}"
 
     def job(self, show: Progress) -> LineWork[str]:
         """The translation of the whole input."""
@@ -162,13 +164,10 @@ class TranslationLines:
         identity = {
             "command": "translate",
             "model": model_identity(options.model),
-            **options.models.identity(),
+            **options.identity(),
             "settings": asdict(self._settings),
             "form": form,
             "precision": self.translator.precision,
-            "compiled": options.run_on.compile,
-            "shortlist": options.run_on.shortlist,
-            "engine": options.engine,
             "target_lang": self.translator.target_lang,
             "terms": [asdict(term) for term in self._terms or ()],
         }

@@ -35,8 +35,8 @@ async def whole_or_events(job: Any, is_streamed: bool | None) -> Response:
 
 
 def server_event(data: Mapping[str, Any], event: str = "") -> str:
-    """Return a server-sent event."""
-    return f"{f'event: {event}{chr(10)}' if event else ''}data: {json.dumps(data, ensure_ascii=False)}\n\n"
+    """Return a server-sent event. Its data are ASCII, because some clients end a line at characters such as U+2028."""
+    return f"{f'event: {event}{chr(10)}' if event else ''}data: {json.dumps(data)}\n\n"
 
 
 def dump(value: Any, size: int | None = None) -> str:

@@ -26,7 +26,7 @@ from manyheads.serving.api.answers import STREAMED, large_answer, server_event, 
 from manyheads.serving.api.fields import LooseBody, Number, Text, finite
 from manyheads.serving.batches import Written
 from manyheads.serving.jobs import Done, Row
-from manyheads.serving.refusals import Refusal, invalid, openai_error, refuse_unsupported
+from manyheads.serving.refusals import Refusal, invalid, openai_error, refuse_unsupported, too_long
 from manyheads.serving.scoring import ScoredIds
 from manyheads.serving.served import ServedGenerator, ServedModel, ServedTranslator, find_model
 from manyheads.serving.service import Service
@@ -190,6 +190,9 @@ class _Completion:
         model = find_model(service.models, body.model, ServedGenerator)
         refuse_unsupported(body, "suffix", "presence_penalty", "frequency_penalty", "logit_bias")
         found = cls(service, request, body, model)
+        most = model.limits.max_batch_rows  # also of copies, which cost no row
+        if found._best_of > most:
+            raise too_long("n", "the number of continuations of a prompt", found._best_of, most, "Ask for fewer.")
         if body.stream and found._best_of > found._n:
             raise Refusal(400, "best_of: it cannot be streamed; set stream to false.", code="invalid", field="best_of")
         stops = [body.stop] if isinstance(body.stop, str) else body.stop or []

@@ -15,12 +15,10 @@ from manyheads.serving.api.languages import translator_for
 from manyheads.serving.api.native import records
 from manyheads.serving.api.native.bodies import AttentionBody
 from manyheads.serving.refusals import Refusal, invalid, too_long
-from manyheads.serving.scoring import attention_maps, mean_map
+from manyheads.serving.scoring import MOST_MAPPED, attention_maps, mean_map
 from manyheads.serving.service import Service
 
 __all__ = ["answer_attention"]
-
-_MOST_WEIGHTS = 1_000_000
 
 
 async def answer_attention(service: Service, request: Request, body: AttentionBody) -> Response:
@@ -42,9 +40,9 @@ async def answer_attention(service: Service, request: Request, body: AttentionBo
     limit, reason = scored_limit(settings, model.reader.model.max_len)
     if len(target) > limit:
         raise too_long("target", "its length in tokens", len(target), limit, f"({reason})")
-    num_weights = {"cross": len(source) * len(target), "encoder": len(source) ** 2, "decoder": len(target) ** 2}
-    if num_weights[body.kind] > _MOST_WEIGHTS:
-        raise too_long("source", "the number of weights", num_weights[body.kind], _MOST_WEIGHTS, "Send shorter texts.")
+    longest = max(len(source), len(target))
+    if longest > MOST_MAPPED:
+        raise too_long("source", "the length of the longer side in tokens", longest, MOST_MAPPED, "Send shorter texts.")
     cost = len(source) + len(target)
     maps = await service.call(request, lambda: attention_maps(model.reader, source, target), cost)
     layers: tuple[Tensor, ...] = getattr(maps, body.kind)

@@ -37,7 +37,10 @@ class TranslateBody(SearchBody):
         True, description="Translate each sentence separately; otherwise split at line breaks only."
     )
     stream: bool = Field(False, description="Send the sentences as server-sent events as they are finished.")
-    alignments: bool = Field(False, description="Add the cross-attention of the best translation of each sentence.")
+    alignments: bool = Field(
+        False,
+        description="Add the cross-attention of the best translation of each sentence, if it has at most 1,000 tokens.",
+    )
     top_log_probs: int = Field(0, ge=0, le=20, description="Alternatives of each token of the best translation.")
     forced_prefix: Text | None = Field(None, description="How the translation begins; for one sentence.")
     forced_prefix_ids: list[int] | None = Field(None, description="The same as token ids.")

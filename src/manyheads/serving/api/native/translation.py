@@ -21,7 +21,7 @@ from manyheads.serving.api.native import records
 from manyheads.serving.api.native.bodies import SEARCH_OPTIONS, TranslateBody
 from manyheads.serving.jobs import Done, Row
 from manyheads.serving.refusals import Refusal, invalid, openai_error
-from manyheads.serving.scoring import ScoredIds, attention_maps, mean_map
+from manyheads.serving.scoring import MOST_MAPPED, ScoredIds, attention_maps, mean_map
 from manyheads.serving.sentences import Sentence, rejoin, split
 from manyheads.serving.served import ServedTranslator
 from manyheads.serving.service import Service
@@ -148,8 +148,8 @@ class TranslateJob:
 
         size = len(source) + sum(len(one.ids) for one in hypotheses)
         record["source_tokens"], record["candidates"] = await self._service.off_loop(shown, size)
-        if self._body.alignments:
-            target = self._ended(hypotheses[0])
+        target = self._ended(hypotheses[0])
+        if self._body.alignments and max(len(source), len(target)) <= MOST_MAPPED:
             weights = await self._service.call(
                 self._request,
                 lambda: mean_map(attention_maps(self._model.reader, source, target).cross),
@@ -158,7 +158,7 @@ class TranslateJob:
             if weights is not None:
                 record["alignment"] = await self._service.off_loop(partial(records.rounded, weights))
         if self._body.top_log_probs:
-            record["candidates"][0]["top_log_probs"] = await self._alternatives(source, self._ended(hypotheses[0]))
+            record["candidates"][0]["top_log_probs"] = await self._alternatives(source, target)
         return record
 
     async def _scored(self, source: list[int], hypotheses: list[Hypothesis]) -> list[Hypothesis]:
