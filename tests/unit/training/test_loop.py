@@ -622,6 +622,14 @@ def test_a_dry_run_tells_all_and_leaves_nothing(small: Make) -> None:
         assert part in text
 
 
+def test_a_dry_run_writes_nothing_into_the_folder_of_a_run(small: Make) -> None:
+    """An embedded corpus with another number of pairs would be another folder in the run's data."""
+    config = small(data={"path": "copy-task", "num_train_pairs": 60})
+    (Path(config.run_dir) / "data").mkdir(parents=True)
+    dry_run(config)
+    assert not list(Path(config.run_dir, "data").iterdir())
+
+
 def test_a_reporter_is_told_what_the_run_does(small: Make) -> None:
     """So that whoever watches knows what takes long."""
     reporter = Recording()
