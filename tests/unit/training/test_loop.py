@@ -395,6 +395,23 @@ def test_an_ended_run_can_be_made_longer_and_begun_again(small: Make) -> None:
     assert not (run / "checkpoints" / "step-00000008").exists()
 
 
+def test_a_mistake_leaves_the_earlier_run_where_it_is(small: Make) -> None:
+    """With resume none the earlier run is set aside when settings and data have been checked, and the log with it."""
+    config = small(training={"max_steps": 2})
+    train(config)
+    run = Path(config.run_dir)
+    with pytest.raises(DataError, match="nowhere"):
+        train(replace(config, data=replace(config.data, path="nowhere")), resume="none")
+    with pytest.raises(ConfigError, match="training.freeze"):
+        train(replace(config, training=replace(config.training, freeze=("nothing",))), resume="none")
+    assert (run / "metrics.jsonl").stat().st_size
+    assert not list(run.glob("previous-*"))
+    train(config, resume="none")
+    for log in (run / "previous-1" / "train.log", run / "train.log"):
+        assert log.read_text(encoding="utf-8").count("step 2/2 |") == 1
+    assert "are now in" in (run / "train.log").read_text(encoding="utf-8")
+
+
 def test_a_damaged_checkpoint_is_skipped_with_a_warning_and_replaced(small: Make) -> None:
     config = small()
     expected = weights(train(config))
