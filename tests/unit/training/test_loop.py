@@ -21,6 +21,7 @@ import manyheads.training.run.loop
 from manyheads.architectures.pretrained import load
 from manyheads.checkpoint.format import load_checkpoint
 from manyheads.checkpoint.retain import list_checkpoints, read_pointer
+from manyheads.config.files import to_plain
 from manyheads.data.prepared import prepare_corpus
 from manyheads.data.preparing_pairs import PairList
 from manyheads.decoding.hypothesis import SearchStopped
@@ -402,7 +403,7 @@ def test_a_mistake_leaves_the_earlier_run_where_it_is(small: Make) -> None:
     run = Path(config.run_dir)
     with pytest.raises(DataError, match="nowhere"):
         train(replace(config, data=replace(config.data, path="nowhere")), resume="none")
-    with pytest.raises(ConfigError, match="training.freeze"):
+    with pytest.raises(ConfigError, match=r"training\.freeze"):
         train(replace(config, training=replace(config.training, freeze=("nothing",))), resume="none")
     assert (run / "metrics.jsonl").stat().st_size
     assert not list(run.glob("previous-*"))
@@ -484,10 +485,25 @@ def test_ranks_with_different_data_are_refused(small: Make, tmp_path: Path) -> N
 
     class Second(Group):
         def from_main(self, make: Callable[[], Any]) -> Any:
-            return "of the main rank"
+            mine = make()
+            return "of the main rank" if isinstance(mine, str) else mine
 
     with pytest.raises(DataError, match=r"is not that of rank 0 \(of the main"):
         assemble(small(), torch.device("cpu"), tmp_path, Second())
+
+
+def test_ranks_with_different_settings_are_refused(small: Make) -> None:
+    """As where each of two machines has its own file of settings. Paths and threads may differ."""
+    main = small(data={"accumulate": 2}, training={"max_steps": 1, "freeze": ("*.bias",)})
+
+    class Second(Group):
+        def from_main(self, make: Callable[[], Any]) -> Any:
+            mine = make()
+            return json.loads(json.dumps(to_plain(main))) if isinstance(mine, dict) else mine
+
+    with pytest.raises(ConfigError, match=r"rank 0: data\.accumulate, training\.freeze, training\.max_steps\. Give"):
+        train(small(), group=Second())
+    train(replace(main, run_dir=main.run_dir + "-here", num_threads=1), group=Second())
 
 
 def test_two_runs_cannot_share_a_folder(small: Make) -> None:

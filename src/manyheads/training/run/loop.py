@@ -24,7 +24,7 @@ from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.record.log import LogFile, MetricsLog, PlainReporter, Reporters
 from manyheads.training.record.recorder import Recorder
 from manyheads.training.record.report import Reporter, RunStart, StopReason, TrainResult, ValidationReport
-from manyheads.training.run.assembly import Assembly, assemble
+from manyheads.training.run.assembly import Assembly, assemble, check_same_settings
 from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.clock import RunClock
 from manyheads.training.run.comparison import Comparison
@@ -101,6 +101,7 @@ def _run(
 ) -> TrainResult:
     stored = stored_precision(folder.checkpoints, resume) if group.is_main else None
     config = resolve_precision(config, device, stored=stored, tell=reporter.message, group=group)
+    check_same_settings(config, group)
     reporter.doing("opening the data")
     # Finding a checkpoint verifies it, so it is found twice only where the answer matters.
     needs_data = config.initial.needs_data
