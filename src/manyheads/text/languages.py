@@ -98,4 +98,4 @@ def warn_of_languages(given: tuple[str | None, str | None], guessed: tuple[str |
     if len(wrong) == 2 and same_language(given[0] or "", target or "") and same_language(given[1] or "", source or ""):
         return f"The files look exchanged: the source looks like {source}, the target like {target}."
     told = [f"the {side} looks like {found}, not {tag}" for side, tag, found in wrong]
-    return f"{' and '.join(told)}.".capitalize() if told else None
+    return f"{' and '.join(told).replace('the', 'The', 1)}." if told else None

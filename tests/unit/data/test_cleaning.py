@@ -141,6 +141,22 @@ def test_a_shift_is_found_where_it_begins() -> None:
     assert not cleaned(pairs)[1].report.stretches
 
 
+def test_a_stretch_in_several_blocks_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if all pairs were one block, also where one window of it is in a block."""
+    pairs = load_tatoeba("train")[:2000]
+    sources, targets = map(list, zip(*pairs, strict=True))
+    for first, last in ((760, 840), (1120, 1280)):
+        targets[first:last] = targets[first + 1 : last + 1]
+    moved = list(zip(sources, targets, strict=True))
+    expected, whole = cleaned(moved)
+    assert whole.report.stretches == [(761, 840, -1), (1121, 1280, -1)]
+    monkeypatch.setattr("manyheads.data.cleaning.cleaner.BLOCK_PAIRS", 400)
+    kept, cleaner = cleaned(moved)
+    assert cleaner.report.stretches == whole.report.stretches
+    assert kept == expected
+    assert cleaner.report == whole.report
+
+
 def test_few_pairs_and_random_lengths_are_no_shift() -> None:
     chance = random.Random(0)
     numbers = [[chance.randint(5, 90) for _ in range(4000)] for _ in range(2)]

@@ -49,6 +49,8 @@ def test_warnings() -> None:
     exchanged = warn_of_languages(("en-GB", "de"), ("de", "en"))
     assert exchanged == "The files look exchanged: the source looks like de, the target like en."
     assert warn_of_languages(("en", "fr"), ("en", "de")) == "The target looks like de, not fr."
+    regional = warn_of_languages(("zh-Hant-TW", "pt-BR"), ("ja", "es"))
+    assert regional == "The source looks like ja, not zh-Hant-TW and the target looks like es, not pt-BR."
     same = warn_of_languages(("en", "de"), ("en", "en"))
     assert same == "Source and target both look like en; is one of the files wrong?"
     assert same_language("de-AT", "de")

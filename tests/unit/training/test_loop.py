@@ -21,6 +21,7 @@ import manyheads.training.run.loop
 from manyheads.architectures.pretrained import load
 from manyheads.checkpoint.format import load_checkpoint
 from manyheads.checkpoint.retain import list_checkpoints, read_pointer
+from manyheads.config.files import to_plain
 from manyheads.data.prepared import prepare_corpus
 from manyheads.data.preparing_pairs import PairList
 from manyheads.decoding.hypothesis import SearchStopped
@@ -395,6 +396,23 @@ def test_an_ended_run_can_be_made_longer_and_begun_again(small: Make) -> None:
     assert not (run / "checkpoints" / "step-00000008").exists()
 
 
+def test_a_mistake_leaves_the_earlier_run_where_it_is(small: Make) -> None:
+    """With resume none the earlier run is set aside when settings and data have been checked, and the log with it."""
+    config = small(training={"max_steps": 2})
+    train(config)
+    run = Path(config.run_dir)
+    with pytest.raises(DataError, match="nowhere"):
+        train(replace(config, data=replace(config.data, path="nowhere")), resume="none")
+    with pytest.raises(ConfigError, match=r"training\.freeze"):
+        train(replace(config, training=replace(config.training, freeze=("nothing",))), resume="none")
+    assert (run / "metrics.jsonl").stat().st_size
+    assert not list(run.glob("previous-*"))
+    train(config, resume="none")
+    for log in (run / "previous-1" / "train.log", run / "train.log"):
+        assert log.read_text(encoding="utf-8").count("step 2/2 |") == 1
+    assert "are now in" in (run / "train.log").read_text(encoding="utf-8")
+
+
 def test_a_damaged_checkpoint_is_skipped_with_a_warning_and_replaced(small: Make) -> None:
     config = small()
     expected = weights(train(config))
@@ -467,10 +485,25 @@ def test_ranks_with_different_data_are_refused(small: Make, tmp_path: Path) -> N
 
     class Second(Group):
         def from_main(self, make: Callable[[], Any]) -> Any:
-            return "of the main rank"
+            mine = make()
+            return "of the main rank" if isinstance(mine, str) else mine
 
     with pytest.raises(DataError, match=r"is not that of rank 0 \(of the main"):
         assemble(small(), torch.device("cpu"), tmp_path, Second())
+
+
+def test_ranks_with_different_settings_are_refused(small: Make) -> None:
+    """As where each of two machines has its own file of settings. Paths and threads may differ."""
+    main = small(data={"accumulate": 2}, training={"max_steps": 1, "freeze": ("*.bias",)})
+
+    class Second(Group):
+        def from_main(self, make: Callable[[], Any]) -> Any:
+            mine = make()
+            return json.loads(json.dumps(to_plain(main))) if isinstance(mine, dict) else mine
+
+    with pytest.raises(ConfigError, match=r"rank 0: data\.accumulate, training\.freeze, training\.max_steps\. Give"):
+        train(small(), group=Second())
+    train(replace(main, run_dir=main.run_dir + "-here", num_threads=1), group=Second())
 
 
 def test_two_runs_cannot_share_a_folder(small: Make) -> None:
@@ -620,6 +653,14 @@ def test_a_dry_run_tells_all_and_leaves_nothing(small: Make) -> None:
     text = told.describe()
     for part in ("encoder.layers.0.self_attn", "parameters on", "MiB at the peak", "loss", "training pairs kept"):
         assert part in text
+
+
+def test_a_dry_run_writes_nothing_into_the_folder_of_a_run(small: Make) -> None:
+    """An embedded corpus with another number of pairs would be another folder in the run's data."""
+    config = small(data={"path": "copy-task", "num_train_pairs": 60})
+    (Path(config.run_dir) / "data").mkdir(parents=True)
+    dry_run(config)
+    assert not list(Path(config.run_dir, "data").iterdir())
 
 
 def test_a_reporter_is_told_what_the_run_does(small: Make) -> None:

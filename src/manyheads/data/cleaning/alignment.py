@@ -12,12 +12,15 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MisalignedStretch", "misaligned_stretches"]
+__all__ = ["REACH", "MisalignedStretch", "misaligned_stretches"]
 
 Lengths = npt.NDArray[np.int64]
 WINDOW = 40  # pairs that are compared at once
 MOST_SHIFT = 5
 MOST_GAP = 5  # windows
+REACH = (MOST_GAP + 2) * WINDOW
+"""Pairs before and after a block that determine whether its pairs are in a stretch."""
+
 MARGIN = 0.4  # by which the correlation at another shift must exceed the one in place
 HIGH = 0.5  # the correlation that a shift must reach
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.data.cleaning.alignment import misaligned_stretches
-from manyheads.data.cleaning.rules import RULES, HeldOut, Limits, PairBlock, Rule, usual_of
+from manyheads.data.cleaning.alignment import REACH, misaligned_stretches
+from manyheads.data.cleaning.rules import RULES, HeldOut, Limits, PairBlock, Rule, Usual, usual_of
 from manyheads.data.lines import ReadReport
 from manyheads.data.preparing_pairs import Pairs
 from manyheads.text.languages import guess_language
 
 __all__ = ["CLEANING_RULES", "CleanedPairs", "CleaningReport", "RememberedPairs", "describe_cleaning"]
 
-BLOCK_PAIRS = 8000  # a multiple of the window of `alignment`
+BLOCK_PAIRS = 8000  # a multiple of the window of `alignment`, and more than its reach
 SAMPLE_PAIRS = 8000  # number of first pairs that determine the usual ratio of lengths and the scripts
 MOST_EXAMPLES = 3
 MOST_STRETCHES = 5
@@ -162,21 +162,22 @@ class CleanedPairs:
         found.usual = usual.ratio
         source, target = (guess_language(pair[side] for _, pair in sample) for side in (0, 1))
         found.languages = source, target
-        seen: set[int] = set()
-        rest = chain(sample, numbered)
+        blocks = _blocks(chain(sample, numbered), usual, held_out)
         del sample
-        while read := list(islice(rest, BLOCK_PAIRS)):
-            lines, part = zip(*read, strict=True)
-            block = PairBlock(part, usual, seen, held_out)
-            marks = self._marks(block, lines)
+        before: PairBlock | None = None
+        block = next(blocks, None)
+        while block is not None:
+            after = next(blocks, None)
+            marks = self._marks(before, block, after)
             for place in np.flatnonzero(marks >= 0).tolist():
                 name = list(self._limits)[marks[place]]
-                found.note(name, lines[place], part[place])
-            found.num_pairs += len(part)
+                found.note(name, block.lines[place], block.pairs[place])
+            found.num_pairs += len(block.pairs)
             if self._clean:
-                yield from (part[place] for place in np.flatnonzero(marks < 0).tolist())
+                yield from (block.pairs[place] for place in np.flatnonzero(marks < 0).tolist())
             else:
-                yield from part
+                yield from block.pairs
+            before, block = block, after
 
     def _numbered(self, report: ReadReport) -> Iterator[tuple[int, tuple[str, str]]]:
         """Yield each pair with its line; lines that are not UTF-8 and left out have numbers, too."""
@@ -184,22 +185,48 @@ class CleanedPairs:
         for pair in self._pairs.read(report):
             yield report.lines - before, pair
 
-    def _marks(self, block: PairBlock, lines: Sequence[int]) -> Any:
-        """Return for each pair the number of the first rule that finds it, or -1. lines: of the pairs."""
+    def _marks(self, before: PairBlock | None, block: PairBlock, after: PairBlock | None) -> Any:
+        """Return for each pair of a block the number of the first rule that finds it, or -1."""
         marks = np.full(len(block.pairs), -1)
         for number, (name, limit) in enumerate(self._limits.items()):
             if name == "misaligned":
-                which = _no(block)
-                for low, high, shift in misaligned_stretches(block.sides[0].chars, block.sides[1].chars):
-                    which[low : high + 1] = True
-                    self.report.stretches.append((lines[low], lines[high], shift))
+                which = self._misaligned(block.lines, _chars(before), _chars(block), _chars(after))
             else:
                 which = CLEANING_RULES[name].find(block, 0.0 if limit is None else limit)
             marks[which & (marks < 0)] = number
         return marks
 
+    def _misaligned(self, lines: Sequence[int], before: Any, chars: Any, after: Any) -> Any:
+        """Return which pairs are in a misaligned stretch, which may begin in the block before or end in the next one.
+
+        Args: lines: of its pairs. before, chars, after: characters of the sentences of these blocks, for each side.
+        """
+        which = np.zeros(len(lines), np.bool_)
+        stretches, start = self.report.stretches, len(before[0][-REACH:])
+        both = [np.concatenate([b[-REACH:], now, a[:REACH]]) for b, now, a in zip(before, chars, after, strict=True)]
+        for first, last, shift in misaligned_stretches(*both):
+            low, high = max(first - start, 0), min(last - start, len(lines) - 1)
+            if low <= high:
+                which[low : high + 1] = True
+                line = lines[low] if first >= start else stretches.pop()[0]  # it was in the block before
+                stretches.append((line, lines[high], shift))
+        return which
+
     def _new_report(self) -> CleaningReport:
         return CleaningReport(is_cleaned=self._clean, limits=dict(self._limits))
+
+
+def _blocks(numbered: Iterator[tuple[int, tuple[str, str]]], usual: Usual, held_out: HeldOut) -> Iterator[PairBlock]:
+    """Yield the pairs, each with its line, in blocks."""
+    seen: set[int] = set()
+    while read := list(islice(numbered, BLOCK_PAIRS)):
+        lines, part = zip(*read, strict=True)
+        yield PairBlock(part, usual, seen, held_out, lines)
+
+
+def _chars(block: PairBlock | None) -> list[Any]:
+    """Return the characters of the sentences of each side; none without a block."""
+    return [np.zeros(0, np.int64)] * 2 if block is None else [side.chars for side in block.sides]
 
 
 class RememberedPairs:

@@ -65,13 +65,14 @@ class PairBlock:
     """Some pairs in order.
 
     usual: found in the first pairs of the data. seen: hashes of the pairs before. held_out: what is in validation and
-    test.
+    test. lines: of the pairs.
     """
 
     pairs: Sequence[tuple[str, str]]
     usual: Usual
     seen: set[int] = field(default_factory=set)
     held_out: HeldOut | None = None
+    lines: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self.sides = tuple(SideBlock([pair[side] for pair in self.pairs]) for side in (0, 1))

@@ -279,12 +279,10 @@ class Planner:
         """
         config = self.trial.config
         device = choose_device(config.device)
-        folder = RunFolder(Path(config.run_dir))
-        folder.check()
+        RunFolder(Path(config.run_dir)).check()
         with tempfile.TemporaryDirectory() as aside, computing(config, device):
             config = resolve_precision(config, device, tell=tell)
-            data_dir = folder.data if folder.data.is_dir() else Path(aside)
-            assembly = assemble(config, self.open_objective, device, data_dir)
+            assembly = assemble(config, self.open_objective, device, Path(aside))
             batches = assembly.stream.at(0, 0)
             stepper = assembly.stepper()
             result = stepper.take(batches, 1, 0.0)

@@ -9,7 +9,6 @@ import os
 import time
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -97,8 +96,10 @@ def _plain(value: Any) -> Any:
 class LogFile:
     """train.log as a text stream. A line that cannot be written is lost, which never ends a run.
 
+    Each line opens the file, because an earlier run's log may be moved (`RunFolder.set_aside`).
+
     Args:
-        path: the file, opened for appending.
+        path: the file, to which lines are appended.
         warn: called once at the first lost line.
 
     Raises: SaveError: the file cannot be opened.
@@ -109,12 +110,13 @@ class LogFile:
         self._warn = warn
         self._failed = False
         with saving(path, 0):
-            self._file = open_to_append(path)
+            open_to_append(path).close()
 
     def write(self, text: str) -> None:
         """Append the text immediately."""
         try:
-            self._file.write(text.encode("utf-8", errors="backslashreplace"))
+            with open_to_append(self._path) as file:
+                file.write(text.encode("utf-8", errors="backslashreplace"))
         except OSError as error:
             if not self._failed:
                 self._failed = True
@@ -122,11 +124,6 @@ class LogFile:
 
     def flush(self) -> None:
         """Do nothing, because nothing is buffered."""
-
-    def close(self) -> None:
-        """Close the file."""
-        with suppress(OSError):
-            self._file.close()
 
 
 class Stream(Protocol):

@@ -16,7 +16,7 @@ from manyheads.architectures.table import build_model
 from manyheads.config.files import to_plain
 from manyheads.data.progress import Progress
 from manyheads.distributed.group import Group
-from manyheads.errors import DataError
+from manyheads.errors import ConfigError, DataError
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.optimiser import build_optimiser
@@ -27,11 +27,23 @@ from manyheads.training.run.initial import begin_from, freeze
 from manyheads.training.run.memory import Memory
 from manyheads.training.run.objective import Data, Objective, OpenObjective, Stream
 from manyheads.training.run.parallel import Spread
+from manyheads.training.run.resume import differences
 from manyheads.training.run.state import Counters, named_parameters
 from manyheads.training.run.step import Stepper
 from manyheads.training.settings import RunConfig
 
-__all__ = ["Assembly", "assemble"]
+__all__ = ["Assembly", "assemble", "check_same_settings"]
+
+_MAY_DIFFER = (
+    "run_dir",
+    "device",
+    "num_threads",
+    "data.path",
+    "initial.model",
+    "initial.data",
+    "training.ignore_memory",
+)
+"""Settings of a machine, which are not the same for all ranks. (Data and initial model have digests.)"""
 
 
 @dataclass
@@ -147,6 +159,17 @@ def assemble(
     assembly = Assembly(objective, device, model, optimiser, average, Counters(), notes=tuple(notes))
     assembly.spread = spread
     return assembly
+
+
+def check_same_settings(config: RunConfig, group: Group) -> None:
+    """Raises: ConfigError: this rank has other settings than the main rank, besides those of its machine."""
+    mine = to_plain(config)
+    differ = [name for name, _ in differences(group.from_main(lambda: mine), mine) if name not in _MAY_DIFFER]
+    if differ:
+        raise ConfigError(
+            f"Rank {group.rank} has other settings than rank 0: {', '.join(differ)}. Give all ranks the same options"
+            " and the same files."
+        )
 
 
 def _check_same_data(objective: Objective, group: Group) -> None:

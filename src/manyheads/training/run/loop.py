@@ -24,7 +24,7 @@ from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.record.log import LogFile, MetricsLog, PlainReporter, Reporters
 from manyheads.training.record.recorder import Recorder
 from manyheads.training.record.report import Reporter, RunStart, StopReason, TrainResult, ValidationReport
-from manyheads.training.run.assembly import Assembly, assemble
+from manyheads.training.run.assembly import Assembly, assemble, check_same_settings
 from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.clock import RunClock
 from manyheads.training.run.comparison import Comparison
@@ -76,20 +76,17 @@ def train(
         folder.create()
         with folder.locked(), computing(config, device):
             moved = folder.finish_setting_aside()
-            if resume == "none" and folder.has_run():
-                moved = folder.set_aside()
             group.meet()
             warn = (lambda text: None) if reporter is None else (lambda text: reporter.message(text, "warning"))
-            with closing(LogFile(folder.train_log, warn)) as log:
-                plain = PlainReporter(log, timestamps=True)
-                everyone = Reporters([plain] if reporter is None else [plain, reporter])
-                if moved is not None:
-                    everyone.message(f"The files of an earlier run are now in {moved}.")
-                try:
-                    return _run(config, open_objective, device, folder, everyone, resume, translate, group)
-                except ManyHeadsError as error:
-                    plain.message(f"error: {error}")
-                    raise
+            plain = PlainReporter(LogFile(folder.train_log, warn), timestamps=True)
+            everyone = Reporters([plain] if reporter is None else [plain, reporter])
+            if moved is not None:
+                everyone.message(_moved(moved))
+            try:
+                return _run(config, open_objective, device, folder, everyone, resume, translate, group)
+            except ManyHeadsError as error:
+                plain.message(f"error: {error}")
+                raise
 
 
 def _run(
@@ -104,6 +101,7 @@ def _run(
 ) -> TrainResult:
     stored = stored_precision(folder.checkpoints, resume) if group.is_main else None
     config = resolve_precision(config, device, stored=stored, tell=reporter.message, group=group)
+    check_same_settings(config, group)
     reporter.doing("opening the data")
     # Finding a checkpoint verifies it, so it is found twice only where the answer matters.
     needs_data = config.initial.needs_data
@@ -155,6 +153,9 @@ class Trainer:
 
     def run(self, resume: str) -> TrainResult:
         """Compute steps and the work after them until there is a reason to stop."""
+        if resume == "none" and self._group.is_main and self._folder.has_run():
+            # Not earlier, because a mistake in the settings or the data leaves the earlier run in its place.
+            self._reporter.message(_moved(self._folder.set_aside()))
         self._reporter.doing("looking for a checkpoint")
         self._checkpoints.resume(resume)
         self._checkpoints.check_space()
@@ -350,6 +351,11 @@ class Trainer:
         )
         self._reporter.done(result)
         return result
+
+
+def _moved(folder: Path) -> str:
+    """Return what to tell about an earlier run that was set aside."""
+    return f"The files of an earlier run are now in {folder}."
 
 
 def _already_ended(reason: StopReason | None, config: RunConfig) -> str:
