@@ -169,8 +169,6 @@ class DecodingOptions(SamplingOptions):
                 raise ConfigError(f"--{option} and --no-{option} contradict each other; give one of them.")
             if no:
                 values[name] = False
-        if self.seed is not None and not self.do_sample:
-            raise ConfigError("--seed is for sampling; give --do-sample with it, or leave it out.")
         if self.no_well_formed:
             values["well_formed"] = False
         if self.forced_prefix is not None and tokenizer is not None:

@@ -111,6 +111,8 @@ class TranslateOptions:
             given["num_return_sequences"] = self.num_return_sequences or 1
             settings = build(DecodingSettings, {**vars(load_settings(folder)), **given}, "the decoding options")
             check_drawing(given, settings)
+            if "seed" in given and not settings.do_sample:
+                raise ConfigError("--seed is for sampling; give --do-sample with it, or leave it out.")
 
     def identity(self) -> dict[str, Any]:
         """What the translations depend on besides the model, its settings and the input; see `sharded_lines`."""
