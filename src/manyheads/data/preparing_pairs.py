@@ -25,10 +25,13 @@ from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tags import untagged
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["CLEANING", "SIDES", "PairList", "Pairs", "prepare_corpus"]
+__all__ = ["CLEANING", "SIDES", "PairList", "Pairs", "WithoutHeldBack", "prepare_corpus"]
 
 CLEANING = "cleaning.json"
 SIDES = ("source", "target")
+
+
+WithoutHeldBack = Callable[[Iterable[tuple[str, str]], Sequence[tuple[str, str]]], Iterator[tuple[str, str]]]
 
 
 class Pairs(Protocol):
@@ -70,6 +73,7 @@ def prepare_corpus(
     task: ParsingTask | None = None,
     cleaning: Callable[[], Mapping[str, Any]] | None = None,
     languages: Sequence[LanguagePair] = (),
+    without_held_back: WithoutHeldBack | None = None,
 ) -> dict[str, Any]:
     """Make a folder of prepared data; read it with `prepared.PreparedData.open`.
 
@@ -91,13 +95,15 @@ def prepare_corpus(
         cleaning: called after the training pairs were read; its result is written to cleaning.json.
         languages: of source and target, as in BCP 47, which the manifest records; several if the splits are
             `tagged.TaggedPairs`, whose targets then have a tag each.
+        without_held_back: called when all splits were read, with the training and the validation pairs; it returns the
+            training pairs to use.
 
     Returns: the manifest.
     Raises:
         DataError: the text cannot be used, no training pair is left, or the folder exists.
         SaveError: the disk is full or refuses; nothing is left behind.
     """
-    source = _PairSource(given_splits(train, valid, test), tokenizer, task, cleaning, languages)
+    source = _PairSource(given_splits(train, valid, test), tokenizer, task, cleaning, languages, without_held_back)
     return prepare(folder, source, replace=replace, progress=progress, key=key)
 
 
@@ -113,8 +119,10 @@ class _PairSource(SidesSource):
         task: ParsingTask | None,
         cleaning: Callable[[], Mapping[str, Any]] | None,
         languages: Sequence[LanguagePair],
+        without_held_back: WithoutHeldBack | None,
     ) -> None:
         super().__init__(splits, tokenizer)
+        self._without_held_back = without_held_back
         self._task, self._cleaning, self._languages = task, cleaning, languages
         self._targets = list(dict.fromkeys(target for _, target in languages)) if len(languages) > 1 else []
 
@@ -194,14 +202,16 @@ class _PairSource(SidesSource):
         assert isinstance(tokenizer, Tokenizer)  # since `learn`
 
         def encoded() -> Iterator[tuple[list[int], list[int]]]:
-            pairs = zip(*map(stored_lines, self.paths(split)), strict=True)
-            done = 0
+            pairs, done = self._stored(split), 0
+            if split == "train" and self._without_held_back is not None:
+                pairs = self._without_held_back(pairs, list(self._stored("valid")))
             for block in blocks_of(pairs, ENCODE_ROWS):
                 sources, targets = zip(*block, strict=True)
                 encoded_sources = tokenizer.source.encode_batch(sources)
                 yield from zip(encoded_sources, tokenizer.target.encode_batch(targets), strict=True)
                 done += len(block)
                 self.progress(f"encode {split}", done, counts["pairs"])
+            counts["pairs"] = done
 
         write_pairs(self.folder / split, encoded(), tokenizer.vocab_size)
         store = PairStore.open(self.folder / split, verify=False)
@@ -211,6 +221,9 @@ class _PairSource(SidesSource):
             counts[f"{side}_longest"] = int(lengths.max(initial=0))
             counts[f"{side}_unknown"] = int((ids == tokenizer.unk_id).sum())
         return counts
+
+    def _stored(self, split: str) -> Iterator[tuple[str, str]]:
+        return zip(*map(stored_lines, self.paths(split)), strict=True)
 
     def finish(self) -> list[str]:
         """See `Source.finish`."""

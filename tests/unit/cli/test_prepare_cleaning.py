@@ -67,6 +67,33 @@ def test_cleaning_before_pairs_are_held_back(
     assert "           20 held back for validation" in capsys.readouterr().out
 
 
+def test_pairs_that_are_held_back_are_not_trained_on(
+    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are found like those of validation files, although they are known only after the training pairs."""
+    held = [
+        ("This sentence comes last but one.", "Dieser Satz kommt als vorletzter."),
+        ("It is over now.", "Das war es."),
+    ]
+    rows = [held[0], ("Another sentence.", held[0][1]), (held[1][0], "Ein anderer."), *PAIRS[:60], *held]
+    (tmp_path / "a.tsv").write_text("".join(f"{one}\t{other}\n" for one, other in rows), encoding="utf-8")
+    prepare = ("prepare", "--tsv", tmp_path / "a.tsv", "--valid-count", "2", "--vocab-size", "300", "-o")
+    assert manyheads(*prepare, tmp_path / "kept") == 0
+    assert rules_of(tmp_path / "kept")["held-out"] == 3
+    assert len(PreparedData.open(tmp_path / "kept").train) == len(rows) - 2
+    assert "warning: training pairs with sentences of validation or test make" in capsys.readouterr().out
+    assert manyheads(*prepare, tmp_path / "clean", "--clean") == 0
+    found, data = rules_of(tmp_path / "clean"), PreparedData.open(tmp_path / "clean")
+    assert data.valid_text == [PAIRS[59], held[1]]  # the other repeats a pair, so it was left out
+    assert found["held-out"] == 1
+    assert len(data.train) == data.manifest["counts"]["train"]["pairs"] == len(rows) - sum(found.values()) - 2
+    printed = capsys.readouterr().out
+    assert "            2 held back for validation" in printed
+    assert "warning" not in printed
+    assert manyheads(*prepare, tmp_path / "off", "--clean-rule", "held-out=off") == 0
+    assert "held-out" not in rules_of(tmp_path / "off")
+
+
 def test_the_report_does_not_change_the_identity_of_data(
     manyheads: Cli, files: list[str | Path], tmp_path: Path
 ) -> None:

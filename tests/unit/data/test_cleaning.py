@@ -12,7 +12,7 @@ import pytest
 from manyheads.data.cleaning.alignment import WINDOW, misaligned_stretches
 from manyheads.data.cleaning.block import SCRIPTS, SideBlock
 from manyheads.data.cleaning.cleaner import CLEANING_RULES, CleanedPairs, RememberedPairs, describe_cleaning
-from manyheads.data.cleaning.rules import parse_limits, usual_of
+from manyheads.data.cleaning.rules import HeldOut, parse_limits, usual_of
 from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.data.lines import ReadReport
 from manyheads.data.preparing_pairs import PairList
@@ -80,6 +80,13 @@ def test_natural_pairs_pass(pair: tuple[str, str]) -> None:
     kept, cleaner = cleaned([*GOOD, pair], held_out=[PairList("test", [("Thank you.", "Danke.")])])
     assert kept == [*GOOD, pair]
     assert describe_cleaning(cleaner.report.to_json()) == []
+
+
+def test_a_tag_is_no_word_and_has_its_own_sentences() -> None:
+    held_out = HeldOut([[(">>de<< I like it.", "Ich mag es."), (">>de<< I like it too.", "Ich auch.")]])
+    assert not held_out.has(">>de<< I like it.", "Mir gefällt es.")
+    assert held_out.has(">>de<< I like it too.", "Mir auch.")
+    assert not held_out.has(">>fr<< I like it too.", "Moi aussi.")
 
 
 def test_without_clean_everything_is_kept_and_counted() -> None:

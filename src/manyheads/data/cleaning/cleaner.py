@@ -5,7 +5,7 @@ Rules find unsuitable pairs, which are counted and, if requested, left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain, islice
 from typing import Any
@@ -66,8 +66,8 @@ class CleaningReport:
     def num_found(self) -> int:
         return sum(self.counts.values())
 
-    def note(self, name: str, line: int, pair: tuple[str, str]) -> None:
-        """Count a pair that a rule found."""
+    def note(self, name: str, line: int | None, pair: tuple[str, str]) -> None:
+        """Count a pair that a rule found. line: None: unknown."""
         self.counts[name] = self.counts.get(name, 0) + 1
         known = self.examples.setdefault(name, [])
         if len(known) < MOST_EXAMPLES:
@@ -178,6 +178,21 @@ class CleanedPairs:
             else:
                 yield from block.pairs
             before, block = block, after
+
+    def without_held_back(
+        self, pairs: Iterable[tuple[str, str]], held_back: Sequence[tuple[str, str]]
+    ) -> Iterator[tuple[str, str]]:
+        """Apply the rule `held-out` to the pairs again, with validation pairs that were chosen after all were read.
+
+        Args: pairs: what `read` has yielded, without the others. held_back: the validation pairs.
+        """
+        held_out = HeldOut([held_back] if "held-out" in self._limits else [])
+        for pair in pairs:
+            is_found = held_out.has(*pair)
+            if is_found:
+                self.report.note("held-out", None, pair)
+            if not (is_found and self._clean):
+                yield pair
 
     def _numbered(self, report: ReadReport) -> Iterator[tuple[int, tuple[str, str]]]:
         """Yield each pair with its line; lines that are not UTF-8 and left out have numbers, too."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from manyheads.data.cleaning.block import SCRIPTS, SideBlock
 from manyheads.errors import ConfigError
+from manyheads.text.tags import untagged
 
 __all__ = ["RULES", "HeldOut", "Limits", "PairBlock", "Rule", "Usual", "parse_limits", "usual_of"]
 
@@ -31,7 +32,8 @@ class Usual:
 class HeldOut:
     """The pairs of validation and test, and their sentences of at least 4 words (or 12 characters without spaces).
 
-    A shorter sentence, as "Thank you.", is in every text; it counts only together with its translation.
+    A shorter sentence, as "Thank you.", is in every text; it counts only together with its translation. Sources with
+    the tag of a target language are those of that language alone.
 
     Args: splits: the pairs of each split.
     """
@@ -44,7 +46,9 @@ class HeldOut:
                 source, target = source.strip(), target.strip()
                 if source and target:
                     self._known.add(hash((source, target)))
-                self._known.update(hash((side, text)) for side, text in enumerate((source, target)) if _is_long(text))
+                for side, text in enumerate((source, target)):
+                    if _is_long(untagged(text)[0]):
+                        self._known.add(hash((side, text)))
 
     def has(self, source: str, target: str) -> bool:
         """Return whether a training pair is one of these pairs, or one of its sides is a long sentence of them."""

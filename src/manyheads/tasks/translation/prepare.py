@@ -14,7 +14,7 @@ from manyheads.data.holdout import Rest
 from manyheads.data.manifest import MAX_MANIFEST_BYTES
 from manyheads.data.prepared import PreparedData
 from manyheads.data.preparing import SPLITS
-from manyheads.data.preparing_pairs import CLEANING, Pairs, prepare_corpus
+from manyheads.data.preparing_pairs import CLEANING, Pairs, WithoutHeldBack, prepare_corpus
 from manyheads.data.readers import PairFiles
 from manyheads.data.tagged import ManyCleanings, TaggedPairs
 from manyheads.errors import ConfigError
@@ -60,7 +60,11 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     cleaner = CleanedPairs(splits["train"], clean=options.clean, limits=limits, held_out=held_out)
     splits["train"] = cleaner
     return preparation_of(
-        splits, options, cleaning=lambda: cleaner.report.to_json(), languages=() if languages is None else (languages,)
+        splits,
+        options,
+        cleaning=lambda: cleaner.report.to_json(),
+        languages=() if languages is None else (languages,),
+        without_held_back=cleaner.without_held_back if options.valid_count else None,
     )
 
 
@@ -96,6 +100,7 @@ def _of_directions(options: PrepareOptions, limits: Limits) -> Callable[..., dic
         options,
         cleaning=lambda: ManyCleanings([cleaner.report for cleaner in cleaners]).to_json(),
         languages=TaggedPairs(parts["train"]).languages,
+        without_held_back=cleaners[0].without_held_back if options.valid_count else None,  # of all directions
     )
 
 
@@ -134,10 +139,11 @@ def preparation_of(
     *,
     cleaning: Callable[[], Mapping[str, Any]] | None = None,
     languages: Sequence[LanguagePair] = (),
+    without_held_back: WithoutHeldBack | None = None,
 ) -> Callable[..., dict[str, Any]]:
     """Return the function that prepares pairs. Args: splits: the source of each split. task: the parts of trees that
         are learned, if targets are trees.
-        cleaning: see `prepare_corpus`.
+        cleaning, without_held_back: see `prepare_corpus`.
         languages: of source and target, if they are known; several for a model with tags.
 
     Raises: ConfigError, DataError: the tokenizer cannot be used.
@@ -152,6 +158,7 @@ def preparation_of(
         "task": task,
         "cleaning": cleaning,
         "languages": languages,
+        "without_held_back": without_held_back,
     }
     return partial(prepare_corpus, **arguments)
 
