@@ -188,7 +188,7 @@ def test_generate(
     assert all(len(record["continuations"]) == 2 for record in records)
     assert manyheads("generate", run, "It", "--count", "2", *short, "--output", tmp_path / "out.txt") == 0
     assert b"\n---\n" in (tmp_path / "out.txt").read_bytes()
-    assert manyheads("generate", run, "It", "--greedy", *short) == 0
+    assert manyheads("generate", run, "It", "--greedy", *short[:2]) == 0
 
 
 @pytest.mark.slow
