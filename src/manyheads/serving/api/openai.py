@@ -241,6 +241,9 @@ class _Completion:
                 self._texts.append(reader.vocabulary.decode(one))
         begun = reader.begin_ids(self._prompts)
         self._rows = self._model.rows(begun, self._settings, num_top=self._body.logprobs or 0)
+        if self._body.logprobs is not None:
+            num_tokens = self._best_of * sum(row.cost // row.width for row in self._rows)  # copies cost no row
+            self._service.check_alternatives("logprobs", num_tokens, self._body.logprobs + 1)  # and the token itself
 
     async def answer(self) -> Response:
         """Return the whole answer."""

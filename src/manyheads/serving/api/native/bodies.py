@@ -10,6 +10,9 @@ from manyheads.serving.api.fields import Body, Number, Text
 
 __all__ = ["AttentionBody", "GenerateBody", "SAMPLING_OPTIONS", "SEARCH_OPTIONS", "ScoreBody", "TranslateBody"]
 
+_MOST_NGRAM = 100
+"""Every n-gram of a prompt is kept, so their memory is n times that of the prompt."""
+
 
 class SearchBody(Body):
     """Options of a search and of sampling; those that are not given are the model's."""
@@ -21,7 +24,7 @@ class SearchBody(Body):
     top_k: int | None = None
     top_p: Number | None = None
     repetition_penalty: Number | None = None
-    no_repeat_ngram_size: int | None = None
+    no_repeat_ngram_size: Annotated[int, Field(le=_MOST_NGRAM)] | None = None
     num_return_sequences: int | None = None
     seed: int | None = None
 
