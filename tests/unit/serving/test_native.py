@@ -286,6 +286,9 @@ def test_a_memory_of_zeros_counts_as_work(settings: ServingSettings, tmp_path: P
         ("translate", {"text": "a", "length_penalty": True}, 422, "length_penalty"),
         ("generate", {"prompt": "a", "seed": True}, 422, "seed"),
         ("generate", {"prompt_ids": [True]}, 422, "prompt_ids"),
+        ("generate", {"prompt_ids": [10**400]}, 422, "prompt_ids"),
+        ("translate", {"text": "a", "forced_prefix_ids": [-(10**400)]}, 422, "forced_prefix_ids"),
+        ("generate", {"prompt": "a", "top_k": 10**400}, 422, None),
         ("attention", {"source": "a", "layer": False}, 422, "layer"),
     ],
 )
@@ -298,6 +301,13 @@ def test_what_cannot_be_served_is_refused(
     error = answer.json()["error"]
     assert (error["param"] or "").startswith(field or "")
     assert len(error["message"]) < 400
+
+
+def test_a_number_of_too_many_digits_is_named(client: TestClient) -> None:
+    content = '{"prompt": "a", "top_k": 1' + "0" * 5000 + "}"
+    answer = client.post("/v1/generate", content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert "too many digits" in answer.json()["error"]["message"]
 
 
 def test_a_very_long_sentence_is_translated_without_alignment(client: TestClient) -> None:
