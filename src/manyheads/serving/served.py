@@ -197,11 +197,10 @@ class ServedGenerator(ServedModel):
         """
         rows = []
         width = settings.num_return_sequences
-        configs = getattr(
-            self.reader.model.config, "each", (self.reader.model.config,)
-        )  # of an ensemble, or the model's
-        is_full = any(getattr(one, "initial_memory", "") == "zeros" for one in configs)  # from the beginning
-        memory = (settings.memory_len or 0) if is_full else 0
+        config = self.reader.model.config
+        each = getattr(config, "each", (config,))  # of an ensemble
+        starts_full = any(getattr(one, "initial_memory", "") == "zeros" for one in each)
+        memory = (settings.memory_len or 0) if starts_full else 0
         for number, ids in enumerate(prompts):
             most = self.reader.most_new_tokens(len(ids), settings)
             if most < 1:
