@@ -116,8 +116,8 @@ def read_jsonl(text: str, keys: Sequence[str]) -> Document:
     Args: keys: names; `translation.en` is the key `en` in the object `translation`. A value is a text or a list of
         texts.
 
-    Raises: ConfigError: no key is named. DataError: a line is not a JSON object, lacks a key, or its value is no text
-        or contains half a surrogate pair.
+    Raises: ConfigError: no key is named. DataError: a line is not one JSON object, lacks a key, or its value is no
+        text or contains half a surrogate pair.
     """
     if not keys:
         raise ConfigError(
@@ -151,7 +151,10 @@ def read_jsonl(text: str, keys: Sequence[str]) -> Document:
 def _places(line: str, key: str, number: int) -> list[tuple[int, int]]:
     """Return the places of the texts under a key."""
     try:
-        low, high = _find(line, _skip(line, 0), key.split("."))
+        begin = _skip(line, 0)
+        low, high = _find(line, begin, key.split("."))
+        if line[_DECODER.raw_decode(line, begin)[1] :].strip():
+            raise DataError(f"line {number}: text follows the object; put each object on a line of its own.")
         if line[low] == '"':
             return [(low, high)]
         if line[low] == "[":

@@ -41,6 +41,22 @@ VOID = frozenset({"area", "base", "br", "col", "embed", "hr", "img", "input", "l
 NOT_TRANSLATED = re.compile(
     r"translate\s*=\s*[\"']?no\b|class\s*=\s*(?:[\"'][^\"']*\bnotranslate\b|notranslate\b)", re.IGNORECASE
 )
+_BLOCKS = frozenset(
+    {
+        "address", "article", "aside", "blockquote", "center", "dd", "details", "dialog", "div", "dl", "dt", "fieldset",
+        "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "main",
+        "menu", "nav", "ol", "p", "pre", "section", "summary", "table", "td", "th", "tr", "ul", "body", "html",
+    }
+)  # fmt: skip
+_ROWS = frozenset({"tr", "thead", "tbody", "tfoot"})
+# Elements that may lack an end tag -> tags that then end them, and elements in which those tags do not.
+ENDED_BY = {
+    "p": (_BLOCKS, frozenset[str]()),
+    "li": (frozenset({"li"}), frozenset({"ul", "ol", "menu"})),
+    **dict.fromkeys(("dt", "dd"), (frozenset({"dt", "dd"}), frozenset({"dl"}))),
+    **dict.fromkeys(("td", "th"), (_ROWS | {"td", "th"}, frozenset({"table"}))),
+    "tr": (_ROWS, frozenset({"table"})),
+}
 _BLANK = " \t\r\n\f"
 SPACE = re.compile(r"[ \t\r\n\f]+")
 
@@ -80,12 +96,29 @@ def read_html(text: str) -> Document:
 
 
 def _end_of_element(text: str, name: str, place: int) -> int:
-    """Return the place after the end tag of an element whose content begins at `place`."""
+    """Return the place where an element ends whose content begins at `place`."""
+    if name in ENDED_BY:
+        return _end_without_tag(text, name, place)
     depth = 1
     for found in re.compile(rf"<(/?){re.escape(name)}(?=[\s/>])[^>]*(?:>|\Z)", re.IGNORECASE).finditer(text, place):
         depth += -1 if found[1] else name not in KEPT
         if depth == 0:
             return found.end()
+    return len(text)
+
+
+def _end_without_tag(text: str, name: str, place: int) -> int:
+    """Return the place where an element ends that may lack an end tag."""
+    closers, containers = ENDED_BY[name]
+    depth = 0
+    for found in TOKEN.finditer(text, place):
+        other = (found["name"] or "").lower()
+        if other in closers and not depth:
+            return found.end() if found["close"] and other == name else found.start()
+        if other in containers:
+            depth += -1 if found["close"] else 1
+            if depth < 0:
+                return found.start()
     return len(text)
 
 

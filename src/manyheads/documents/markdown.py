@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["read_markdown"]
 
-FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+# Its first line that is neither empty nor a comment is a key of YAML; otherwise the first `---` is a rule.
+FRONT_MATTER = re.compile(
+    r"\A\ufeff?---[ \t]*\r?\n(?:[ \t]*(?:#[^\n]*)?\r?\n)*[\w\"'][\w .\"'-]*:\s.*?^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
 # Directives of common extensions (admonitions, tabs, mkdocstrings, GitHub's alerts): their first line is no text.
 DIRECTIVE = re.compile(r"(?:!!!|\?\?\?\+?|===|:::)\s|\[![\w-]+\][+-]?[ \t]*(?:\n|\Z)")
 # On a line of a paragraph: the beginning of a footnote or a definition, or a fence of a container (`:::`). What follows

@@ -20,6 +20,8 @@ AlignedToken = tuple[int, int, int, int]
 """Begin and end of a target token and of the source token that it is aligned to, in characters."""
 
 WORD = re.compile(r"\S+")
+MOST_TRIED = 50
+"""Number of words that are tried for markup without a place. Each is compared with all other markup."""
 EDGE = re.compile(rf"^[^\w{chr(PRIVATE)}-\U000fffff]+|[^\w{chr(PRIVATE)}-\U000fffff]+$")
 
 
@@ -176,7 +178,7 @@ def _fits(span: _Span, placed: Sequence[_Span]) -> bool:
 
 
 def _to_the_end(span: _Span, words: Sequence[tuple[int, int]], target: str, placed: Sequence[_Span]) -> None:
-    """Put a pair around the last word that has no other markup; without one, at the end.
+    """Put a pair around the last word that has no other markup; without one among the last ones, at the end.
 
     The tag of a pair whose other half is in another sentence goes to the border that they share.
     """
@@ -186,7 +188,7 @@ def _to_the_end(span: _Span, words: Sequence[tuple[int, int]], target: str, plac
     if span.closing is None:
         span.low = span.high = len(target)
         return
-    for start, end in reversed(words):
+    for start, end in words[: -MOST_TRIED - 1 : -1]:
         core = EDGE.sub("", target[start:end])
         if not core:
             continue
@@ -206,11 +208,10 @@ def _find_alone(
         span.low = span.high = 0
         return True
     if not re.search(r"\w", with_letters(after)):
-        trail = re.search(rf"{re.escape(after)}$" if after else "$", target)
-        span.low = span.high = trail.start() if trail else len(target)
+        span.low = span.high = len(target.removesuffix(after))
         return True
     word_end = len(before.rstrip())
-    word_start = len(re.sub(r"\S+$", "", before[:word_end]))
+    word_start = word_end - len(before.split()[-1])
     found = [
         end for (_, end), each in zip(words, centres, strict=True) if any(word_start <= one < word_end for one in each)
     ]

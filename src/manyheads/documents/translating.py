@@ -230,7 +230,11 @@ class UnitTranslator:
         self._translator = translator
         self._terms = terms
         self._overrides = {**overrides, "num_return_sequences": 1}
-        self._limit = source_limit(translator.options(**self._overrides), translator.model.max_len)[0]
+        settings = translator.options(**self._overrides)
+        self._again = self._overrides | AGAIN
+        if settings.max_new_tokens == 1:
+            self._again["min_new_tokens"] = 1
+        self._limit = source_limit(settings, translator.model.max_len)[0]
         self._stand_ins = _stand_ins(translator)
 
     def fits(self, text: str) -> bool:
@@ -263,7 +267,7 @@ class UnitTranslator:
         if not work.texts:
             return []
         if work.kind == "search":
-            is_again = AGAIN.items() <= work.overrides.items()  # with options that another engine may lack
+            is_again = work.overrides == self._again  # with options that another engine may lack
             translator = self._translator.by_torch() if is_again else self._translator
             return translator.translate(work.texts, told=told, stop=stop, **work.overrides)
         if work.kind == "force":
@@ -277,7 +281,7 @@ class UnitTranslator:
         sources = [text for text, _ in shown]
         texts = list((yield Work("search", sources, overrides=self._overrides)))
         bad = [place for place, text in enumerate(texts) if is_degenerate(sources[place], text)]
-        repaired = yield Work("search", [sources[one] for one in bad], overrides=self._overrides | AGAIN)
+        repaired = yield Work("search", [sources[one] for one in bad], overrides=self._again)
         for where, text in zip(bad, repaired, strict=True):
             texts[where] = text if text.strip() else texts[where]
         terms = [self._terms.of(text) for text in sources]

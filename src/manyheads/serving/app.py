@@ -121,6 +121,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     allowed = (error.headers or {}).get("Allow")
     texts = {
+        400: "The body cannot be read as JSON: a number has too many digits, or it is nested too deeply.",
         404: "There is no such path here; GET /docs lists the paths.",
         405: f"This path does not accept this method{f'; use {allowed}' if allowed else ''}.",
     }

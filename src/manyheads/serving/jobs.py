@@ -16,7 +16,8 @@ class Row:
 
     Args:
         content: for the function that begins the batch.
-        cost: tokens, prompt and output, times the beams or samples that it occupies.
+        cost: tokens, prompt and output, times the beams or samples that it occupies; a memory that begins with zeros
+            counts as its columns.
         width: beams or samples.
     """
 

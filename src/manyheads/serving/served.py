@@ -197,6 +197,10 @@ class ServedGenerator(ServedModel):
         """
         rows = []
         width = settings.num_return_sequences
+        config = self.reader.model.config
+        each = getattr(config, "each", (config,))  # of an ensemble
+        starts_full = any(getattr(one, "initial_memory", "") == "zeros" for one in each)
+        memory = (settings.memory_len or 0) if starts_full else 0
         for number, ids in enumerate(prompts):
             most = self.reader.most_new_tokens(len(ids), settings)
             if most < 1:
@@ -204,8 +208,9 @@ class ServedGenerator(ServedModel):
                     what, f"the length of prompt {number + 1} in tokens", len(ids), len(ids) + most - 1,
                     "Send a shorter prompt.",
                 )  # fmt: skip
-            cost = width * (len(ids) + most)
-            self._check_row(what, cost, width, f"{width} samples x ({len(ids)} prompt + {most} new tokens)")
+            cost = width * (len(ids) + most + memory)
+            held = f" + {memory} of memory" if memory else ""
+            self._check_row(what, cost, width, f"{width} samples x ({len(ids)} prompt + {most} new tokens{held})")
             rows.append(Row(Prompt(list(ids), number, settings, num_top), cost, width))
         return rows
 

@@ -119,6 +119,15 @@ class Service:
         if count > self.settings.max_texts:
             raise too_long(field, "the number of texts", count, self.settings.max_texts, "Send several requests.")
 
+    def check_alternatives(self, field: str, num_tokens: int, num_top: int) -> None:
+        """Raises: Refusal: the alternatives of all tokens of an answer are too many for its memory."""
+        count, most = num_tokens * num_top, 2 * self.settings.max_waiting_tokens
+        if count > most:
+            raise too_long(
+                field, "the number of alternatives of all tokens", count, most,
+                "Ask for fewer alternatives or tokens, or send fewer texts at once.",
+            )  # fmt: skip
+
     async def stream(
         self,
         request: Request,

@@ -92,3 +92,19 @@ def test_hostile_markup_takes_time_in_proportion(part: str) -> None:
     """With a search from every tag to the end of the file, a megabyte of some of these would take minutes."""
     document = read_document("<code>" * (part == "</code ") + part * (300_000 // len(part)), "page.html", "html")
     assert document.with_translations([None] * len(document.segments)) == (document.text, [])
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("<p translate=no>one<p>two", ["two"]),
+        ("<div><p translate=no>one <b>more</b></div>two", ["two"]),
+        ("<p translate=no>one</p>two", ["two"]),
+        ("<ul><li translate=no>one<ul><li>in<li>it</ul><li>two</ul>three", ["two", "three"]),
+        ("<ul><li>one<li translate=no>two</ul>three", ["one", "three"]),
+        ("<table><tr><td translate=no>one<table><td>in</table><td>two<tr translate=no><td>x<tr><td>y", ["two", "y"]),
+        ("<dl><dt translate=no>one<dd>two<dt>three</dl>", ["two", "three"]),
+    ],
+)
+def test_an_element_without_an_end_tag_ends_where_it_must(page: str, expected: list[str], texts: Texts) -> None:
+    assert texts(page, "html") == expected

@@ -213,3 +213,17 @@ def test_any_text_is_read_and_comes_back(page: str) -> None:
         ends = segment.end
     assert document.with_translations([one.parts for one in document.segments]) == (page, [])
     document.with_translations([[Text("x"), *one.parts] for one in document.segments])
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("---\n\none two\n\n---\n\nthree\n", ["one two", "three"]),
+        ("---\n- one\n\n---\nthree\n", ["one", "three"]),
+        ("---\n# no text\n\ntitle: no text\n---\nthree\n", ["three"]),
+        ("\ufeff---\r\nmy key:\r\n- no text\r\n...\r\nthree\r\n", ["three"]),
+        ("---\n---\nthree\n", ["three"]),
+    ],
+)
+def test_only_keys_make_a_front_matter(page: str, expected: list[str], texts: Texts) -> None:
+    assert texts(page, "markdown") == expected

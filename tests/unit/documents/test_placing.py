@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from random import Random
 
@@ -123,3 +124,22 @@ def test_tags_never_cross(bounds: list[tuple[int, int]], chance: Random) -> None
             opened.append(part.pair)
         elif isinstance(part, Tag):
             assert opened.pop() == part.pair
+
+
+def test_the_time_of_placing_is_bounded() -> None:
+    """The server places markup of clients, in a thread that it has once."""
+    words = [f"w{number}" for number in range(600)]
+    text = " ".join(words)
+    marks = []
+    place_of = 0
+    for pair, word in enumerate(words):
+        tags = Tag("<b>", "open", pair), Tag("</b>", "close", pair)
+        marks += [(place_of, tags[0]), (place_of + len(word), tags[1])]
+        place_of += len(word) + 1
+    begun = time.process_time()
+    parts, moved = place(Sentence(text, (), tuple(marks)), text, [])
+    assert moved == 600
+    assert sum(isinstance(part, Tag) for part in parts) == 1200
+    breaks = tuple((9_002 + 2 * number, Tag("<br>", "alone")) for number in range(300))
+    place(Sentence("a" * 9_000 + " b" * 300, (), breaks), "x", [])
+    assert time.process_time() - begun < 5

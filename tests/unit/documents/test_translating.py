@@ -25,6 +25,7 @@ from manyheads.documents.terms import Term, Terms, contains
 from manyheads.documents.translating import (
     DocumentReport,
     DocumentTranslation,
+    Unit,
     UnitTranslator,
     _has,
     _with_private,
@@ -146,6 +147,12 @@ def test_degenerate_output_is_searched_again(
     assert (report.again, report.degenerate) == counts
     assert len(scripted.searches) == 1 + counts[0]
     assert ("(line 1)" in "".join(report.describe())) == bool(counts[0])
+
+
+def test_the_second_search_stays_within_the_limit(translator: Translator) -> None:
+    scripted = _Scripted(translator, "", "x")
+    UnitTranslator(scripted, Terms(), {"max_new_tokens": 1}).translate([Unit("the dog", False)])  # type: ignore[arg-type]
+    assert [translator.options(**each).max_new_tokens for each in scripted.searches] == [1, 1]
 
 
 class _EmptyEngine:

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.reformer.presets import PRESETS
 from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.decoding.translator import Translator
@@ -227,6 +228,20 @@ def test_memory_of_a_model_without_one_is_refused_before_a_stream_begins(
             assert "leave it out" in answer.json()["error"]["message"]
 
 
+def test_a_memory_of_zeros_counts_as_work(settings: ServingSettings, tmp_path: Path) -> None:
+    vocabulary = ByteVocabulary()
+    config = TransformerXLConfig(
+        vocab_size=vocabulary.vocab_size, d_model=16, num_heads=2, d_ff=24, num_layers=1, memory_len=12,
+        initial_memory="zeros",
+    )  # fmt: skip
+    save_pretrained(build_model(config), tmp_path / "zeros", tokenizer=vocabulary)
+    with TestClient(build_app(dataclasses.replace(settings, models=(str(tmp_path / "zeros"),)))) as client:
+        body = {"prompt": "a", "max_new_tokens": 3, "num_return_sequences": 2}
+        found = [client.post("/v1/generate", json=body | {"memory_len": size}) for size in (100, 20_000)]
+        assert [answer.status_code for answer in found] == [200, 422]
+        assert "20000 of memory" in found[1].json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "field"),
     [
@@ -252,6 +267,12 @@ def test_memory_of_a_model_without_one_is_refused_before_a_stream_begins(
         ("generate", {"prompt": "a", "max_new_tokens": 100_000}, 422, "prompt"),
         ("generate", {"prompt": "a", "temperature": 0}, 422, None),
         ("generate", {"prompt": "a", "num_return_sequences": 1000}, 422, "prompt"),
+        ("generate", {"prompt": "a", "no_repeat_ngram_size": 101}, 422, "no_repeat_ngram_size"),
+        ("translate", {"text": "a", "no_repeat_ngram_size": 101}, 422, "no_repeat_ngram_size"),
+        ("score", {"source": ["a"] * 200, "target": ["a" * 200] * 200, "top_log_probs": 20}, 422, "top_log_probs"),
+        ("score", {"text": ["a" * 700] * 40, "top_log_probs": 20}, 422, "top_log_probs"),
+        ("generate", {"prompt": ["a"] * 9, "max_new_tokens": 9_000, "top_log_probs": 20}, 422, "top_log_probs"),
+        ("translate", {"text": ["a"] * 9, "min_new_tokens": 4_000, "top_log_probs": 20}, 422, "top_log_probs"),
         ("score", {}, 422, "text"),
         ("score", {"source": ["a"], "target": []}, 422, "target"),
         ("score", {"text": ["a" * 20_000]}, 422, "text"),
@@ -265,6 +286,9 @@ def test_memory_of_a_model_without_one_is_refused_before_a_stream_begins(
         ("translate", {"text": "a", "length_penalty": True}, 422, "length_penalty"),
         ("generate", {"prompt": "a", "seed": True}, 422, "seed"),
         ("generate", {"prompt_ids": [True]}, 422, "prompt_ids"),
+        ("generate", {"prompt_ids": [10**400]}, 422, "prompt_ids"),
+        ("translate", {"text": "a", "forced_prefix_ids": [-(10**400)]}, 422, "forced_prefix_ids"),
+        ("generate", {"prompt": "a", "top_k": 10**400}, 422, None),
         ("attention", {"source": "a", "layer": False}, 422, "layer"),
     ],
 )
@@ -277,6 +301,13 @@ def test_what_cannot_be_served_is_refused(
     error = answer.json()["error"]
     assert (error["param"] or "").startswith(field or "")
     assert len(error["message"]) < 400
+
+
+def test_a_number_of_too_many_digits_is_named(client: TestClient) -> None:
+    content = '{"prompt": "a", "top_k": 1' + "0" * 5000 + "}"
+    answer = client.post("/v1/generate", content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert "too many digits" in answer.json()["error"]["message"]
 
 
 def test_a_very_long_sentence_is_translated_without_alignment(client: TestClient) -> None:

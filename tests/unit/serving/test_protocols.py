@@ -132,6 +132,7 @@ def test_greedy_copies_and_the_best_of_several(client: TestClient, generator: Ge
         ({"n": 1000}, 422, "n"),
         ({"n": 1000, "temperature": 0}, 422, "n"),  # copies of one continuation
         ({"best_of": 1000}, 422, "n"),
+        ({"n": 250, "temperature": 0, "max_tokens": 200, "logprobs": 20}, 422, "logprobs"),
     ],
 )
 def test_refused_completions(client: TestClient, body: dict[str, Any], status: int, param: str | None) -> None:

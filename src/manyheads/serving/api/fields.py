@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-__all__ = ["Body", "LooseBody", "Number", "Text", "finite", "given"]
+__all__ = ["Body", "Id", "LooseBody", "Number", "Text", "finite", "given"]
 
 
 def _check_text(text: str) -> str:
@@ -21,6 +21,7 @@ def _check_text(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_check_text)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Id = Annotated[int, Field(ge=0, le=2**31)]
 
 
 class Body(BaseModel):

@@ -23,7 +23,7 @@ from manyheads import __version__
 from manyheads.decoding.continuation import NewToken
 from manyheads.decoding.generation import context_settings
 from manyheads.serving.api.answers import STREAMED, large_answer, server_event, whole_or_events
-from manyheads.serving.api.fields import LooseBody, Number, Text, finite
+from manyheads.serving.api.fields import Id, LooseBody, Number, Text, finite
 from manyheads.serving.batches import Written
 from manyheads.serving.jobs import Done, Row
 from manyheads.serving.refusals import Refusal, invalid, openai_error, refuse_unsupported, too_long
@@ -36,7 +36,6 @@ __all__ = ["router"]
 
 _MOST_LOGPROBS = 20
 _MOST_STOPS = 4
-Id = Annotated[int, Field(ge=0, le=2**31)]
 
 
 class StreamOptions(LooseBody):
@@ -241,6 +240,9 @@ class _Completion:
                 self._texts.append(reader.vocabulary.decode(one))
         begun = reader.begin_ids(self._prompts)
         self._rows = self._model.rows(begun, self._settings, num_top=self._body.logprobs or 0)
+        if self._body.logprobs is not None:
+            num_tokens = self._best_of * sum(row.cost // row.width for row in self._rows)  # copies cost no row
+            self._service.check_alternatives("logprobs", num_tokens, self._body.logprobs + 1)  # and the token itself
 
     async def answer(self) -> Response:
         """Return the whole answer."""

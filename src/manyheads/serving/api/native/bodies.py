@@ -6,9 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from manyheads.serving.api.fields import Body, Number, Text
+from manyheads.serving.api.fields import Body, Id, Number, Text
 
 __all__ = ["AttentionBody", "GenerateBody", "SAMPLING_OPTIONS", "SEARCH_OPTIONS", "ScoreBody", "TranslateBody"]
+
+_MOST_NGRAM = 100
+"""Every n-gram of a prompt is kept, so their memory is n times that of the prompt."""
 
 
 class SearchBody(Body):
@@ -21,7 +24,7 @@ class SearchBody(Body):
     top_k: int | None = None
     top_p: Number | None = None
     repetition_penalty: Number | None = None
-    no_repeat_ngram_size: int | None = None
+    no_repeat_ngram_size: Annotated[int, Field(le=_MOST_NGRAM)] | None = None
     num_return_sequences: int | None = None
     seed: int | None = None
 
@@ -43,7 +46,7 @@ class TranslateBody(SearchBody):
     )
     top_log_probs: int = Field(0, ge=0, le=20, description="Alternatives of each token of the best translation.")
     forced_prefix: Text | None = Field(None, description="How the translation begins; for one sentence.")
-    forced_prefix_ids: list[int] | None = Field(None, description="The same as token ids.")
+    forced_prefix_ids: list[Id] | None = Field(None, description="The same as token ids.")
     num_beams: int | None = None
     length_penalty: Number | None = None
     length_penalty_kind: Literal["gnmt", "power", "none"] | None = None
@@ -55,7 +58,7 @@ class GenerateBody(SearchBody):
 
     model: Text | None = Field(None, description="Name of the model; default: the first language model.")
     prompt: Text | list[Text] = ""
-    prompt_ids: list[int] | None = Field(None, description="One prompt as token ids, instead of prompt.")
+    prompt_ids: list[Id] | None = Field(None, description="One prompt as token ids, instead of prompt.")
     stream: bool = Field(False, description="Send the text as server-sent events while it is generated.")
     top_log_probs: int = Field(0, ge=0, le=20, description="Alternatives of each token, best first.")
     stop: list[Text] | None = Field(None, description="Texts that end a continuation.", max_length=16)

@@ -48,6 +48,7 @@ class GenerateJob:
         else:
             prompts = await service.off_loop(lambda: model.reader.encode_prompts(found._prompts))
         found._rows = model.rows(prompts, found._settings, num_top=body.top_log_probs)
+        service.check_alternatives("top_log_probs", sum(row.cost for row in found._rows), body.top_log_probs)
         return found
 
     @property

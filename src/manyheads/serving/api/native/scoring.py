@@ -46,6 +46,7 @@ async def _texts(service: Service, request: Request, body: ScoreBody, texts: lis
         return [[*ids, vocabulary.line_id] for ids in encoded] if vocabulary.documents == "lines" else encoded
 
     encoded = await service.off_loop(encode)
+    service.check_alternatives("top_log_probs", sum(map(len, encoded)), body.top_log_probs)
     rows = model.scored_rows(encoded, body.top_log_probs)
     found = await service.run(request, model.scoring(), rows, sum(map(len, encoded)))
     return await _scores(service, request, model, encoded, found, vocabulary.tokens)
@@ -65,6 +66,7 @@ async def _pairs(
         return [([*source, reader.eos_id], [*target, writer.eos_id]) for source, target in encoded]
 
     pairs = await service.off_loop(encode)
+    service.check_alternatives("top_log_probs", sum(len(target) for _, target in pairs), body.top_log_probs)
     limit, reason = scored_limit(model.settings({}), model.reader.model.max_len)
     for number, pair in enumerate(pairs):
         for field, ids in zip(("source", "target"), pair, strict=True):

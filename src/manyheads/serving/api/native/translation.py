@@ -74,6 +74,8 @@ class TranslateJob:
             self._settings,
             owners=[number for number, _ in self._sentences],
         )
+        num_tokens = sum(row.cost // row.width for row in self._rows if row is not None)  # of the best translations
+        self._service.check_alternatives("top_log_probs", num_tokens, body.top_log_probs)
 
     def _source_ids(self, place: int) -> list[int]:
         row = self._rows[place]
