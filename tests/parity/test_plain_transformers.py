@@ -64,6 +64,18 @@ def test_vocabularies_and_a_sentencepiece_model_make_a_tokenizer(
     assert export_model(tmp_path / "ours", tmp_path / "ct2", ExportOptions(to="ctranslate2")).check is not None
 
 
+def test_a_flag_of_a_line_is_no_part_of_the_piece(tmp_path: Path) -> None:
+    pytest.importorskip("sentencepiece")
+    folder = tmp_path / "theirs"
+    shutil.copytree(FOLDER / "fairseq-0", folder)
+    shutil.copy(write_peer_folder(tmp_path / "marian") / "source.spm", folder / "spm.model")
+    lines = (folder / "dict.de.txt").read_text("utf-8").splitlines()
+    (folder / "dict.de.txt").write_text("\n".join([f"{lines[0]} #fairseq:overwrite", *lines[1:]]) + "\n", "utf-8")
+    arguments = ["convert", str(folder), "--from", PEERS["fairseq"], "--from-pickle"]
+    assert main([*arguments, "--output", str(tmp_path / "ours")]) == 0
+    assert load_tokenizer(tmp_path / "ours").target.decode([4, 5]) == "w0w1"
+
+
 def test_a_vocabulary_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "theirs"
     shutil.copytree(FOLDER / "fairseq-0", folder)
