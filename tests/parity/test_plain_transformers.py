@@ -10,7 +10,7 @@ import torch
 from marian_models import write_peer_folder
 from safetensors.torch import load_file
 
-from manyheads.architectures.pretrained import load
+from manyheads.architectures.pretrained import load, read_config
 from manyheads.cli.main import main
 from manyheads.decoding.translator import Translator
 from manyheads.interop.exports import ExportOptions
@@ -62,6 +62,37 @@ def test_vocabularies_and_a_sentencepiece_model_make_a_tokenizer(
     others = [one[0] for one in peer.translate_nbest(texts, num_beams=1)]
     assert [one.tokens for one in others] == [one.tokens for one in found]
     assert export_model(tmp_path / "ours", tmp_path / "ct2", ExportOptions(to="ctranslate2")).check is not None
+
+
+def test_a_flag_of_a_line_is_no_part_of_the_piece(tmp_path: Path) -> None:
+    pytest.importorskip("sentencepiece")
+    folder = tmp_path / "theirs"
+    shutil.copytree(FOLDER / "fairseq-0", folder)
+    shutil.copy(write_peer_folder(tmp_path / "marian") / "source.spm", folder / "spm.model")
+    lines = (folder / "dict.de.txt").read_text("utf-8").splitlines()
+    (folder / "dict.de.txt").write_text("\n".join([f"{lines[0]} #fairseq:overwrite", *lines[1:]]) + "\n", "utf-8")
+    arguments = ["convert", str(folder), "--from", PEERS["fairseq"], "--from-pickle"]
+    assert main([*arguments, "--output", str(tmp_path / "ours")]) == 0
+    assert load_tokenizer(tmp_path / "ours").target.decode([4, 5]) == "w0w1"
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_silu_is_swish_unless_it_is_gated(is_gated: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Some versions of OpenNMT-py also multiply by a second product, w_3, where the activation is silu."""
+    saved = torch.load(FOLDER / "opennmt-0" / "checkpoint_best.pt", weights_only=False)
+    saved["opt"].pos_ffn_activation_fn = "silu"
+    if is_gated:
+        name = "encoder.transformer.0.feed_forward.w_1.weight"
+        saved["model"][name.replace("w_1", "w_3")] = saved["model"][name].clone()
+    folder = tmp_path / "theirs"
+    shutil.copytree(FOLDER / "opennmt-0", folder)
+    torch.save(saved, folder / "checkpoint_best.pt")
+    arguments = ["convert", str(folder), "--from", PEERS["opennmt"], "--from-pickle"]
+    assert main([*arguments, "--output", str(tmp_path / "ours")]) == (2 if is_gated else 0)
+    if is_gated:
+        assert "w_3.weight is unknown" in capsys.readouterr().err
+    else:
+        assert read_config(tmp_path / "ours").activation == "swish"
 
 
 def test_a_vocabulary_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,6 +105,10 @@ def _results(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
             results.append({"type": key, "name": title, "value": evaluation[key]})
     records = evaluation.get("results")
     first = records[0] if isinstance(records, list) and records and isinstance(records[0], Mapping) else {}
+    if isinstance(records, list) and len(records) > 1:
+        raise ConfigError(
+            f"the evaluation has {len(records)} results; evaluate one model with one memory length, then push it."
+        )
     if "dynamic" in first:
         raise ConfigError("the evaluation is of a model that learned from the text; evaluate it without --dynamic.")
     for key, title in _OF_LANGUAGE_MODELS.items():

@@ -22,7 +22,7 @@ from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ModelFileError, RequestError
 
-__all__ = ["SHORTLIST", "Candidates", "Shortlist"]
+__all__ = ["SHORTLIST", "Candidates", "Shortlist", "shortlist_files"]
 
 SHORTLIST = "shortlist.safetensors"
 _VERSION = "1"
@@ -151,6 +151,13 @@ class Candidates:
         """The hypotheses with real ids."""
         ids = self.ids.tolist()
         return [replace(one, ids=[ids[token] for token in one.ids]) for one in hypotheses]
+
+
+def shortlist_files(folder: Path) -> dict[str, bytes]:
+    """Return the shortlist of a model folder, as `save_pretrained` takes further files for a model with the same
+    tokenizer; empty if there is none."""
+    file = folder / SHORTLIST
+    return {SHORTLIST: file.read_bytes()} if file.is_file() else {}
 
 
 def _fits(tensors: dict[str, Tensor], source_vocab_size: int, target_vocab_size: int) -> bool:

@@ -75,11 +75,16 @@ def read_tokenizer(
 
 
 def _fairseq_vocabularies(folder: Path, options: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]] | None:
-    """Read dict.SOURCE.txt and dict.TARGET.txt: a piece and its count on each line, after four special pieces."""
+    """Read dict.SOURCE.txt and dict.TARGET.txt: a piece and its count on each line, after four special pieces.
+
+    A flag after the count allows a piece to be there twice, which `_numbered` does not.
+    """
     files = [folder / f"dict.{options.get(name)}.txt" for name in ("source_lang", "target_lang")]
     if not all(path.is_file() for path in files):
         return None
-    source, target = ([line.rpartition(" ")[0] for line in _lines(path)] for path in files)
+    source, target = (
+        [line.removesuffix(" #fairseq:overwrite").rpartition(" ")[0] for line in _lines(path)] for path in files
+    )
     return _numbered([*_SPECIAL, *source], files[0]), _numbered([*_SPECIAL, *target], files[1])
 
 

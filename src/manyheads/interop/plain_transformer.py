@@ -19,7 +19,7 @@ from manyheads.nn.positions import sinusoidal_table
 __all__ = ["ACTIVATIONS", "PlainTransformer", "is_formula", "tie_of"]
 
 ACTIVATIONS = {
-    **{"relu": "relu", "gelu": "gelu", "tanh": "tanh", "linear": "linear", "swish": "swish"},
+    **{"relu": "relu", "gelu": "gelu", "tanh": "tanh", "linear": "linear", "swish": "swish", "silu": "swish"},
     **dict.fromkeys(("gelu_accurate", "gelu_fast"), "gelu_tanh"),
 }
 _TOLERANCE = 1e-5

@@ -20,6 +20,7 @@ from manyheads.checkpoint.format import step_of
 from manyheads.decoding.generation_config import read_settings
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.shortlist import shortlist_files
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError
 from manyheads.files.verify import verify_folder
 from manyheads.tasks.table import task_of_folder
@@ -50,7 +51,7 @@ def average_run(
     kind: Literal["model", "ema"] = "model",
     replace: bool = True,
 ) -> list[int]:
-    """Write a model folder with averaged weights; config, tokenizer and decoding settings are the run's own.
+    """Write a model folder with averaged weights; config, tokenizer, shortlist and decoding settings are the run's own.
 
     Paper: Vaswani et al. 2017, sec. 6.1.
     Args:
@@ -98,6 +99,7 @@ def average_run(
             steps=", ".join(map(str, averaged)),
             example=usage_example(task, languages),
         ),
+        more=shortlist_files(source),
         task=task_of_folder(str(folder)),
         languages=languages,
         replace=replace,

@@ -131,6 +131,19 @@ def test_language_models_side_by_side(
     assert passages[0]["reference"].replace("⏎", "\n") in text.read_text()
 
 
+def test_a_token_of_probability_zero_is_no_token_left_out(
+    manyheads: Cli, language_models: list[Path], tmp_path: Path, capsys: Captured
+) -> None:
+    model = load(language_models[1])
+    with torch.no_grad():
+        model.head.bias[ord("t")] = -torch.inf
+    save_pretrained(model, tmp_path / "never", tokenizer=ByteVocabulary())
+    (tmp_path / "text").write_text("the cat sees the dog\n" * 3)
+    given = ("evaluate", language_models[0], tmp_path / "never", "--text", tmp_path / "text")
+    assert manyheads(*given) == 2
+    assert "gives 8 of the tokens" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("documents", "ends", "reading"),
     [

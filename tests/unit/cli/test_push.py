@@ -169,6 +169,7 @@ def test_what_is_not_pushed(
         ('{"protocol": {}, "results": [{"perplexity": [9.5, 8.25]}]}', "neither"),  # of --recl
         ('{"protocol": {}, "results": [{"perplexity": null}]}', "neither"),  # infinite
         ('{"protocol": {}, "results": [{"perplexity": 9.5, "dynamic": {"rule": "rms"}}]}', "--dynamic"),
+        ('{"protocol": {}, "results": [{"perplexity": 9.5}, {"perplexity": 8.5}]}', "one memory length"),
         ('{"protocol": {"ensemble": ["other"]}, "bleu": {"score": 27.5}}', "several models"),
     ],
 )

@@ -58,6 +58,11 @@ def test_learned_kept_and_used(
     assert manyheads(*given, "--output", tmp_path / "judged") == 0
     assert ", shortlist 1\n" in capsys.readouterr().out
     assert (tmp_path / "judged").read_bytes() == (tmp_path / "few").read_bytes()
+
+    assert manyheads("prune", folder, "--heads", "encoder.0.self:1", "--output", tmp_path / "pruned") == 0
+    capsys.readouterr()
+    assert (tmp_path / "pruned" / SHORTLIST).read_bytes() == (folder / SHORTLIST).read_bytes()
+    verify_folder(tmp_path / "pruned")
     assert manyheads(*given, "--json") == 0
     assert json.loads(capsys.readouterr().out)["protocol"]["shortlist"] == 1
 

@@ -227,3 +227,7 @@ def test_the_largest_of_a_group_of_rows(groups: int, each: int, size: int, count
     assert all(len(set(row)) == count for row in places.tolist())
     values[0, size // 2] = math.nan
     assert top_k(values, count, added)[0][0, 0].isnan()
+
+
+def test_the_largest_of_no_rows() -> None:
+    assert [one.shape for one in top_k(torch.zeros(0, 1000), 3)] == [(0, 3)] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
-from manyheads.architectures.table import build_model
+from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.errors import ConfigError
@@ -227,6 +228,12 @@ REFUSED: dict[str, tuple[Any, Tokenizer | None, str, str]] = {
         "ext_len 2",
     ),
     "a Reformer that translates": (ReformerSeq2SeqConfig(**SIZES, **LAYERS, **VOCAB), TOKENIZER, "onnx", "cannot hold"),
+    "a chart parser in a browser": (
+        replace(ARCHITECTURES["transformer-spans"].presets["debug"], vocab_size=60),
+        None,
+        "web",
+        "Use the folder with manyheads",
+    ),
     "web without npm": (TransformerConfig(**SIZES, **LAYERS, **VOCAB), TOKENIZER, "web", "npm install"),
 }
 

@@ -106,8 +106,9 @@ def test_scores_have_variance_d_k_without_the_scale_and_one_with_it() -> None:
     assert log_weights.sub(log_weights.mean(-1, keepdim=True)).var().item() == pytest.approx(1.0, rel=0.1)
 
 
-def test_a_bias_is_added_to_the_scores(any_path: str, make_mask: MakeMask) -> None:
-    q, k, v = inputs(3, 6)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_bias_is_added_to_the_scores(any_path: str, make_mask: MakeMask, dtype: torch.dtype) -> None:
+    q, k, v = inputs(3, 6, dtype)
     mask, bias = make_mask(B, 3, 6), torch.randn(B, 1, 3, 6)
     out = dot_product_attention(q, k, v, Bias(bias) & mask)
     scores = q.double() @ k.double().transpose(-1, -2) * D**-0.5 + bias

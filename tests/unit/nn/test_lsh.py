@@ -296,9 +296,10 @@ def test_a_cache_that_is_reset_does_not_grow() -> None:
 def test_no_rows_or_no_positions(kind: str, shape: tuple[int, ...]) -> None:
     hashed, local = attention(num_hashes=0 if kind == "exact" else 3), LocalSelfAttention(12, 2, chunk_len=4).double()
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    out = local(x) if kind == "local" else hashed(x, seed=0)
-    assert out.shape == shape
-    out.sum().backward()
+    for lengths in (None, torch.zeros(shape[0], dtype=torch.int64)):
+        out = local(x, lengths=lengths) if kind == "local" else hashed(x, seed=0, lengths=lengths)
+        assert out.shape == shape
+        out.sum().backward()
 
 
 @pytest.mark.parametrize("through", ["attention", "reversible"])

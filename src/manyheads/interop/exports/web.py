@@ -33,9 +33,8 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
 
     Raises: ConfigError: --runtime is missing or incomplete, or the model does not translate.
     """
-    runtime = _runtime_files(options.runtime)
     config = read_config(model)
-    if config.task == "classification":
+    if config.task in ("classification", "spans"):
         raise ConfigError(
             f"the format web translates, which a {config.architecture} cannot. Use the folder with manyheads itself."
         )
@@ -47,6 +46,7 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
             f"the format web needs a tokenizer.json, but the model's tokenizer is of the kind {tokenizer.kind}; use the"
             " format onnx, or serve."
         )
+    runtime = _runtime_files(options.runtime)
     (target / "model").mkdir()
     notes = onnx.write(model, target / "model", replace(options, to="onnx", runtime=None))
     (target / "runtime").mkdir()

@@ -44,7 +44,7 @@ def visible_pairs(
     Cost: O(rounds x length^2) time and memory.
     """
     length = buckets.shape[-1]
-    if lengths is not None:
+    if lengths is not None and buckets.numel():
         padded = torch.arange(length, device=buckets.device) >= lengths[:, None, None, None]
         buckets = torch.where(padded, buckets.amax() + 1, buckets)
     positions = torch.arange(length, device=buckets.device)

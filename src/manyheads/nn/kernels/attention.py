@@ -186,7 +186,7 @@ def _by_rounded_products(
 
 def _in_range(bias: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a bias in another dtype; a number below its range stays finite, because -inf would forbid the key."""
-    return bias.clamp(min=torch.finfo(dtype).min).to(dtype)
+    return bias.clamp(min=max(torch.finfo(one).min for one in (bias.dtype, dtype))).to(dtype)
 
 
 def _scale(query: Tensor, scale: float | None) -> float:

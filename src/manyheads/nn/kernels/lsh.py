@@ -63,7 +63,7 @@ def sorting_order(
         the slot before. Padding comes last, in order of position.
     """
     length = buckets.shape[3]
-    if lengths is not None:
+    if lengths is not None and buckets.numel():
         padding = (torch.arange(length, device=buckets.device) >= lengths[:, None])[:, None, None]
         buckets = torch.where(padding, buckets.amax() + 1, buckets)
     ordered = sort_positions(buckets, settings.chunk_len)

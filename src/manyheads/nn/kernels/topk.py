@@ -20,8 +20,8 @@ def top_k(values: Tensor, count: int, added: Tensor | None = None) -> tuple[Tens
     """
     rows, size = values.shape
     groups = rows if added is None else added.shape[0]
-    if (size // _BLOCK) * (rows // groups) < 4 * count or not policy.searches_blocks(values.device):
-        pool = values if added is None else (values.view(groups, -1, size) + added[:, :, None]).flatten(1)
+    if (size // _BLOCK) * (rows // max(groups, 1)) < 4 * count or not policy.searches_blocks(values.device):
+        pool = values if added is None else (values.view(*added.shape, size) + added[:, :, None]).flatten(1)
         largest, indices = pool.topk(count)
         return largest, indices
     return _top_k_by_blocks(values.view(groups, -1, size), count, added)

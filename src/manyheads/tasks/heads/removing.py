@@ -17,6 +17,7 @@ from manyheads.data.progress import Progress
 from manyheads.decoding.generation_config import read_settings
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.shortlist import shortlist_files
 from manyheads.errors import ConfigError
 from manyheads.tasks.heads.judging import num_removed, pruning_order
 from manyheads.tasks.heads.options import HeadTextOptions, Order
@@ -66,7 +67,7 @@ def least_important(name: str, share: float, by: Order, text: HeadTextOptions, s
 
 
 def prune_folder(name: str, removed: Sequence[str], output: Path, *, replace: bool = True) -> PrunedFolder:
-    """Write a model folder without these heads; tokenizer, settings, task and languages are the model's own.
+    """Write a model folder without these heads; tokenizer, shortlist, settings, task and languages are the model's own.
 
     Args:
         name: of a model folder, a run folder, or a model on the hub.
@@ -89,6 +90,7 @@ def prune_folder(name: str, removed: Sequence[str], output: Path, *, replace: bo
         output,
         tokenizer=tokenizer_of_folder(source),
         generation=read_settings(source, DecodingSettings if translates else GenerationSettings),
+        more=shortlist_files(source),
         task=task_of_folder(str(source)),
         languages=read_languages(source),
         replace=replace,

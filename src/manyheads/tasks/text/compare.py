@@ -48,7 +48,7 @@ def compare(options: EvaluateOptions, show: Progress) -> Comparison:
     """Judge several language models on the same text.
 
     Raises: ConfigError: a model is of another task or vocabulary, or has another text of its own. DataError: there is
-        no such text.
+        no such text, or a model gives one of its tokens the probability 0.
     """
     refuse_ranks("evaluate of several models")
     names = [options.model, *options.others]
@@ -94,6 +94,11 @@ def _judge(options: EvaluateOptions, generator: Generator, held: HeldText, told:
     with inference(generator.device, generator.precision):
         losses = token_losses(
             generator.model, held.store, reading, generator.vocabulary, device=generator.device, told=told
+        )
+    if infinite := int(np.isinf(losses).sum()):
+        raise DataError(
+            f"{options.model} gives {infinite:,} of the tokens the probability 0, so its mean loss is infinite; leave"
+            " it out, or evaluate it by itself."
         )
     return _Judged(losses, reading, model_record(options.model, generator.model, generator.device, generator.precision))
 
