@@ -111,9 +111,9 @@ RUNS = {
 }
 NOT_RUN: dict[str, str] = {
     "docs/converting.md:79": "it needs the published models, gigabytes",
-    "docs/converting.md:114": "it needs the peers' models",
-    "docs/converting.md:135": "it needs an account on the hub",
-    "docs/converting.md:167": "its inputs are the reader's",
+    "docs/converting.md:115": "it needs the peers' models",
+    "docs/converting.md:136": "it needs an account on the hub",
+    "docs/converting.md:168": "its inputs are the reader's",
     "docs/exporting.md:89": "its model is not in this page",
     "docs/exporting.md:103": "tracing and the checks of shapes exclude each other",
     "docs/exporting.md:117": "it needs the package optimum-onnx",
@@ -122,7 +122,7 @@ NOT_RUN: dict[str, str] = {
     "docs/heads.md:10": "it needs a trained model, and minutes",
     "docs/serving.md:12": "it serves until it is stopped",
     "docs/serving.md:19": "it serves until it is stopped",
-    "docs/serving.md:63": "it needs the package openai and a running server",
+    "docs/serving.md:64": "it needs the package openai and a running server",
     "docs/sources/reformer.md:139": "it needs the reader's model",
     "docs/sources/transformer-xl.md:145": "it needs the published models, gigabytes",
 }

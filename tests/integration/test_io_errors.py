@@ -406,7 +406,7 @@ def test_a_run_on_a_disk_that_is_too_small_does_not_begin_unless_it_must(
         def __getattr__(self, name: str) -> Callable[..., None]:
             return lambda *args: told.append(name) if name == "step" else None
 
-    with pytest.raises(SaveError, match=r"bytes are free.*With training.on_save_error continue the run begins anyway"):
+    with pytest.raises(SaveError, match=r"bytes are free.*with training.on_save_error continue the run begins anyway"):
         train(config, reporter=Teller(), translate=echo)
     assert "step" not in told
     forced = replace(config, training=replace(config.training, on_save_error="continue"))
