@@ -179,6 +179,17 @@ def test_backward_twice_and_streams_left_alone() -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, (a, b, x1, x2), strict=True))
 
 
+@pytest.mark.parametrize("reversible", [False, True])
+def test_weights_that_change_before_the_backward_pass_are_an_error(reversible: bool) -> None:
+    model = build(reversible=reversible).double()
+    x1, x2, *_ = inputs()
+    one, two = model(x1, x2, 0.5)
+    with torch.no_grad():
+        model.sublayers[1].outer.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (one.sum() + two.sum()).backward()
+
+
 @pytest.mark.parametrize("restores", [True, False])
 def test_a_mode_that_changes_before_the_backward_pass(restores: bool) -> None:
     """As when a model is validated in between: the gradients are those of the forward pass, as of autograd."""

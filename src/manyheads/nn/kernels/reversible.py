@@ -152,7 +152,8 @@ class _Coupling(torch.autograd.Function):
         with autocast_as_now(x1.device.type):
             added, job.kept = _call(job.sublayer, streams[1 - target], job.context, shared, None)
         streams = _changed(streams, target, streams[target] + added)
-        ctx.save_for_backward(*shared, *(streams if job.is_last else ()))
+        # The parameters are saved only so that autograd refuses ones that were changed in between.
+        ctx.save_for_backward(*tensors, *(streams if job.is_last else ()))
         return streams
 
     @staticmethod
@@ -166,7 +167,7 @@ class _Coupling(torch.autograd.Function):
             for one, needed in zip(saved[: job.num_shared], ctx.needs_input_grad[3:], strict=False)
         )
         if job.is_last:
-            x1, x2 = saved[job.num_shared :]
+            x1, x2 = saved[-2:]
             tape.streams, tape.ours = (x1.detach(), x2.detach()), (False, False)
         assert tape.streams is not None  # set by the backward pass of the next sublayer
         streams, ours = tape.streams, tape.ours
