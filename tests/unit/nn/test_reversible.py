@@ -179,9 +179,9 @@ def test_backward_twice_and_streams_left_alone() -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, (a, b, x1, x2), strict=True))
 
 
-@pytest.mark.parametrize("reversible", [False, True])
-def test_weights_that_change_before_the_backward_pass_are_an_error(reversible: bool) -> None:
-    model = build(reversible=reversible).double()
+@pytest.mark.parametrize("is_reversible", [False, True])
+def test_weights_that_change_before_the_backward_pass_are_an_error(is_reversible: bool) -> None:
+    model = build(reversible=is_reversible).double()
     x1, x2, *_ = inputs()
     one, two = model(x1, x2, 0.5)
     with torch.no_grad():
