@@ -110,7 +110,7 @@ def _results(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
             f"the evaluation has {len(records)} results; evaluate one model with one memory length, then push it."
         )
     if "dynamic" in first:
-        raise ConfigError("the evaluation is of a model that learned from the text; evaluate it without --dynamic.")
+        raise ConfigError("the evaluation changed the weights of the model; evaluate the model without --dynamic.")
     for key, title in _OF_LANGUAGE_MODELS.items():
         if isinstance(first.get(key), int | float):  # --recl gives lists, and an infinite figure is null
             results.append({"type": key, "name": title, "value": float(first[key])})

@@ -154,8 +154,10 @@ class Candidates:
 
 
 def shortlist_files(folder: Path) -> dict[str, bytes]:
-    """Return the shortlist of a model folder, as `save_pretrained` takes further files for a model with the same
-    tokenizer; empty if there is none."""
+    """Return name and content of a model folder's shortlist, for `save_pretrained` of a model with the same tokenizer.
+
+    The result is empty if the folder has no shortlist.
+    """
     file = folder / SHORTLIST
     return {SHORTLIST: file.read_bytes()} if file.is_file() else {}
 

@@ -32,8 +32,8 @@ class Usual:
 class HeldOut:
     """The pairs of validation and test, and their sentences of at least 4 words (or 12 characters without spaces).
 
-    A shorter sentence, as "Thank you.", is in every text; it counts only together with its translation. Sources with
-    the tag of a target language are those of that language alone.
+    A shorter sentence, as "Thank you.", is in every text; it counts only together with its translation. A source that
+    begins with the tag of a target language counts for that language only.
 
     Args: splits: the pairs of each split.
     """

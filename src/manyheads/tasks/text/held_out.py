@@ -39,8 +39,10 @@ class HeldText:
         return min(reading.max_tokens or len(self.store), len(self.store))
 
     def num_bytes(self, reading: Reading, vocabulary: Vocabulary) -> int | None:
-        """The number of bytes that are scored; None: of a part of the text it is not known, and ids of more than one
-        byte stand for none."""
+        """Return the number of bytes that are scored.
+
+        None: only a part of the text is read, or its tokens are ids of more than one byte, which stand for no bytes.
+        """
         is_known = vocabulary.is_text or self.counts["bytes"] <= len(self.store)
         return self.counts["bytes"] if is_known and self.num_read(reading) == len(self.store) else None
 

@@ -62,8 +62,8 @@ class CheckpointManager:
 
         The main rank chooses, all ranks load, and then the main rank cleans up.
 
-        Raises: CheckpointError, ConfigError, ModelFileError: there is none, or it is damaged or of another run, or it
-            is in another folder and this folder has checkpoints, too.
+        Raises: CheckpointError, ConfigError, ModelFileError: there is no such checkpoint; it is damaged; it belongs to
+            a run with other settings or data; or it is in another folder, although this folder has checkpoints.
         """
         chosen = self._group.from_main(lambda: self._choose(resume))
         if chosen is None:
