@@ -147,7 +147,9 @@ def _attention(module: Any, tensors: Sequence[TracedTensor], is_masked: bool) ->
             sizes |= {"rounds": settings.num_hashes, "buckets": module.num_buckets, "chunk": settings.chunk_len}
     elif isinstance(module, LocalSelfAttention):
         template += "\nchunks of {chunk}: its own, {before} before, {after} after"
-        template += "\nscores fall with the distance" if module.sloped else ""
+        if module.sloped:
+            trained = module.distance_penalties is not None
+            template += "\ntrained penalties for distances" if trained else "\nscores fall with the distance"
         sizes |= {"chunk": module.chunk_len, "before": module.chunks_before, "after": module.chunks_after}
     elif isinstance(module, LearnedRelativeAttention):
         template += "\na trained vector for each of {distances} distances"

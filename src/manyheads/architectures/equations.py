@@ -202,7 +202,8 @@ def _hashed_weights(layer: LSHSelfAttention, hashed: bool) -> str:
 def _local_weights(layer: LocalSelfAttention) -> str:
     near = [f"the {_number(n)} {side}" for n, side in _neighbours(layer) if n]
     where = " and ".join(["its own", *near])
-    slopes = " - slope |i - j|" if layer.sloped else ""
+    trained = layer.distance_penalties is not None
+    slopes = (" - p(|i - j|)" if trained else " - slope |i - j|") if layer.sloped else ""
     return f"A = softmax(Q Kᵀ / √d_k{slopes}) over chunks of {layer.chunk_len}: {where}{_earlier(layer.causal)}"
 
 

@@ -147,7 +147,10 @@ def _scores(layer: Any, square: str, head_dim: int) -> Iterator[Operation]:
         yield Operation("MatMul", "Q Kᵀ", square)
     yield Operation("Scale", f"1 / √{head_dim}", square)
     if isinstance(layer, LocalSelfAttention) and layer.sloped:
-        yield Operation("Add distances", "- slope |i - j|, a slope for each head", square)
+        penalty = "slope |i - j|, a slope for each head"
+        if layer.distance_penalties is not None:
+            penalty = "a trained number for each head and |i - j|"
+        yield Operation("Add distances", f"- {penalty}", square)
 
 
 def _limits(layer: Any, is_masked: bool) -> str:

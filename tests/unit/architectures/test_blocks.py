@@ -141,6 +141,8 @@ def test_layers_of_a_reformer_in_their_pattern() -> None:
     assert stack.kinds[0].blocks[0].lines == local
     [kind] = blocks("reformer", layers=("local",), local_slopes=True).stacks[0].kinds
     assert kind.blocks[0].lines == (*local, "scores fall with the distance")
+    [kind] = blocks("reformer", layers=("local",), local_slopes=True, train_slopes=True).stacks[0].kinds
+    assert kind.blocks[0].lines == (*local, "trained penalties for distances")
     assert stack.after[0].shape == "n x 64"  # both streams
     assert [one.kind for one in found.operations] == [
         "Local attention",
@@ -218,6 +220,8 @@ def test_operations_of_every_kind() -> None:
     }
     [one] = blocks("reformer", layers=("local",), local_slopes=True).operations
     assert [step.name for step in one.steps][1:4] == ["MatMul", "Scale", "Add distances"]
+    [one] = blocks("reformer", layers=("local",), local_slopes=True, train_slopes=True).operations
+    assert one.steps[3].formula == "- a trained number for each head and |i - j|"
     [one] = blocks("transformer", attention=ATTENTIONS["additive"]()).operations
     assert [step.name for step in one.steps] == ["Additive score", "Mask", "Softmax", "MatMul"]
     [one] = blocks("transformer-xl", memory_len=0).operations

@@ -182,6 +182,12 @@ def test_a_language_model_with_its_vocabulary(kind: str, tmp_path: Path) -> None
 REFORMERS: dict[str, dict[str, Any]] = {
     "hashed, axial": {},
     "local, sloped": {"layers": ("local",), "local_chunk_len": 4, "local_slopes": True},
+    "local, trained slopes": {
+        "layers": ("local",),
+        "local_chunk_len": 4,
+        "local_slopes": True,
+        "train_slopes": True,
+    },
     "local and full, both ways": {
         "layers": ("local", "full"),
         "local_chunk_len": 4,

@@ -19,8 +19,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "both ways": {"causal": False, "chunks_after": 1},
     "after alone": {"causal": False, "chunks_before": 0, "chunks_after": 1},
     "wrapped": {"causal": False, "chunks_after": 1, "wrap": True},
-    "sloped": {"slopes": local_slopes(2)},
-    "sloped, both ways": {"causal": False, "chunks_before": 2, "chunks_after": 1, "slopes": local_slopes(2)},
+    "penalties": {"penalties": torch.randn(2, 8)},
+    "penalties, both ways": {
+        "causal": False,
+        "chunks_before": 2,
+        "chunks_after": 1,
+        "penalties": torch.randn(2, 12, dtype=torch.float64),
+    },
 }
 
 
@@ -48,20 +53,42 @@ def test_against_the_loop(kind: dict[str, Any], length: int) -> None:
         kind = {**kind, "wrap": False}
     real = torch.arange(length) < lengths[:, None]
     allowed = visible(length, 4, kind) & real[:, None, None, :] & real[:, None, :, None]
-    slopes = torch.tensor([1 / 2, 1 / 128]) if "slopes" in kind else None
-    torch.testing.assert_close(out, naive_dot_product_attention(query, key, value, allowed, slopes=slopes))
+    wanted = naive_dot_product_attention(query, key, value, allowed, penalties=kind.get("penalties"))
+    torch.testing.assert_close(out, wanted)
 
 
 def test_slopes() -> None:
     assert local_slopes(4).tolist() == [1 / 2, 1 / 8, 1 / 32, 1 / 128]
     assert local_slopes(1).tolist() == [1 / 2]
+    layer = LocalSelfAttention(8, 2, chunk_len=4, chunks_before=2, sloped=True)
+    penalties = layer.penalties()
+    assert penalties is not None
+    assert penalties.shape == (2, 12)
+    assert penalties[:, 3].tolist() == [3 / 2, 3 / 128]
+    assert LocalSelfAttention(8, 2, chunk_len=4).penalties() is None
 
 
-@pytest.mark.parametrize("sloped", [False, True])
+def test_trained_slopes_begin_as_the_others_and_learn() -> None:
+    torch.manual_seed(1)
+    fixed = LocalSelfAttention(8, 2, chunk_len=4, sloped=True)
+    torch.manual_seed(1)
+    trained = LocalSelfAttention(8, 2, chunk_len=4, sloped=True, train_slopes=True)
+    x = torch.randn(2, 14, 8)
+    torch.testing.assert_close(trained(x), fixed(x))
+    assert trained.distance_penalties is not None
+    trained(x).square().sum().backward()
+    gradient = trained.distance_penalties.grad
+    assert gradient is not None
+    # In a causal layer of chunks of 4 the last of 4 positions reaches back 7.
+    assert gradient.shape == (2, 8)
+    assert bool((gradient != 0).all())
+
+
+@pytest.mark.parametrize("slopes", [{}, {"sloped": True}, {"sloped": True, "train_slopes": True}])
 @pytest.mark.parametrize("before", [0, 1, 2])
 @pytest.mark.parametrize("split", [[1] * 27, [9, 1, 1, 1, 10, 5], [27], [3, 24]])
-def test_steps_are_the_whole(before: int, split: list[int], sloped: bool) -> None:
-    module = LocalSelfAttention(12, 2, 5, chunk_len=4, chunks_before=before, sloped=sloped).double().eval()
+def test_steps_are_the_whole(before: int, split: list[int], slopes: dict[str, bool]) -> None:
+    module = LocalSelfAttention(12, 2, 5, chunk_len=4, chunks_before=before, **slopes).double().eval()
     x = torch.randn(3, 27, 12, dtype=torch.float64)
     cache, parts = module.start(3), []
     for part in x.split(split, dim=1):
@@ -94,6 +121,8 @@ def test_refusals() -> None:
         LocalSelfAttention(8, 2, chunk_len=0)
     with pytest.raises(ConfigError, match="wrap and sloped"):
         LocalSelfAttention(8, 2, chunk_len=4, wrap=True, sloped=True)
+    with pytest.raises(ConfigError, match="train_slopes is true, but sloped is false"):
+        LocalSelfAttention(8, 2, chunk_len=4, train_slopes=True)
     with pytest.raises(ConfigError, match="not divisible"):
         LocalSelfAttention(8, 3, chunk_len=4)
     with pytest.raises(RequestError, match="a bidirectional layer cannot be cached"):

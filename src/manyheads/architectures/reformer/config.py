@@ -121,6 +121,8 @@ class ReformerConfig(_Sizes):
         local_wrap: there, the first chunk's neighbour is the last one.
         local_slopes: there, subtract slope x distance from the scores; slopes of the heads from 1/2 to 1/128 (see
             `nn.attention.local.local_slopes`). Not in the paper.
+        train_slopes: with `local_slopes`, what is subtracted at each distance is trained for each head, and begins as
+            slope x distance.
         shared_rotations: all layers hash with the same rotations, those that torch.manual_seed(hash_seed) gives on a
             CPU, as transformers with `hash_seed`; otherwise each layer has rotations of its own.
         pad_to_chunks: sequences that are longer than a chunk are padded to whole chunks of all kinds of layers before
@@ -158,6 +160,7 @@ class ReformerConfig(_Sizes):
     local_chunks_after: int = 0
     local_wrap: bool = False
     local_slopes: bool = False
+    train_slopes: bool = False
     shared_rotations: bool = False
     pad_to_chunks: bool = False
 
@@ -187,6 +190,12 @@ class ReformerConfig(_Sizes):
                 "model.local_wrap makes the first and the last chunk neighbours, so model.local_slopes has no distances"
                 " there; set one of them to false.",
                 fields=("local_wrap", "local_slopes"),
+            )
+        if self.train_slopes and not self.local_slopes:
+            raise ConfigError(
+                "model.train_slopes is true, but model.local_slopes is false, so there is nothing to train; set"
+                " model.local_slopes to true.",
+                fields=("train_slopes", "local_slopes"),
             )
         self._check_axes()
 

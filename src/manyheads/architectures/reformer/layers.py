@@ -151,6 +151,7 @@ def _attention(config: ReformerConfig, kind: LayerKind) -> LSHSelfAttention | Lo
             causal=config.causal,
             wrap=config.local_wrap,
             sloped=config.local_slopes,
+            train_slopes=config.train_slopes,
             dropout=config.attention_dropout,
         )
     return LSHSelfAttention(

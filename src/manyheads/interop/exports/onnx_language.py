@@ -23,7 +23,7 @@ from manyheads.errors import ConfigError
 from manyheads.interop import hf_tokenizer
 from manyheads.interop.exports import onnx_files as files
 from manyheads.interop.exports.onnx_graphs import graph_positions, logits_of, prepare, sinusoidal
-from manyheads.nn.attention.local import LocalSelfAttention, slope_penalty
+from manyheads.nn.attention.local import LocalSelfAttention, distance_penalty
 from manyheads.nn.attention.lsh_pairs import keys_of
 from manyheads.nn.attention.masks import Causal, Dense, Mask, Window
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
@@ -188,12 +188,12 @@ def local_exactly(attention: LocalSelfAttention, h: Tensor, real: Tensor) -> Ten
     allowed = (back <= attention.chunks_before) & (back >= -attention.chunks_after)
     if attention.causal:
         allowed = allowed & (places <= places[:, None])
-    slopes = attention.slopes()
-    if slopes is None:
+    penalties = attention.penalties()
+    if penalties is None:
         weights = dot_product_weights(q, k, Dense(allowed & real))
     else:
         scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
-        weights = masked_softmax(scores - slope_penalty(places, places, slopes), allowed & real)
+        weights = masked_softmax(scores - distance_penalty(places, places, penalties), allowed & real)
     return attention._finish(torch.matmul(weights, v))
 
 

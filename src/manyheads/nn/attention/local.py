@@ -23,7 +23,11 @@ from manyheads.nn.kernels.softmax import masked_softmax
 from manyheads.nn.linear import Linear, initialise
 from manyheads.nn.shapes import Bool, Float, Int
 
-__all__ = ["LocalCache", "LocalSelfAttention", "local_attention", "local_slopes", "slope_penalty", "spread_chunks"]
+__all__ = ["LocalCache", "LocalSelfAttention", "distance_penalty", "local_attention", "local_slopes", "spread_chunks"]
+
+# A trained penalty is stored divided by this. Adam moves every number by about its learning rate, and penalties are
+# larger than the weights for which learning rates are chosen.
+_PENALTY_UNIT = 10.0
 
 
 def local_attention(
@@ -36,7 +40,7 @@ def local_attention(
     chunks_after: int = 0,
     causal: bool = True,
     wrap: bool = False,
-    slopes: Float[Tensor, " heads"] | None = None,
+    penalties: Float[Tensor, "heads distances"] | None = None,
     lengths: Int[Tensor, " batch"] | None = None,
     dropout_rate: float = 0.0,
     weights_hook: Callable[[Tensor], None] | None = None,
@@ -44,7 +48,8 @@ def local_attention(
     """Attend from each position to its chunk, including itself, and to neighbouring chunks.
 
     Args:
-        slopes: subtract slope x distance from the scores of each head; None: scores do not depend on the distance.
+        penalties: of each head and distance, from 0 to the largest that a query can see: subtracted from the scores;
+            None: scores do not depend on the distance.
         lengths: real positions of each row, padding on the right; None: all.
         wrap: the first and the last chunk are neighbours.
         weights_hook: called with the weights, (batch, heads, chunks, chunk_len, seen), where seen is the number of keys
@@ -62,11 +67,11 @@ def local_attention(
     offsets = range(-chunks_before, chunks_after + 1)
     allowed = _visible(length, query.shape[2], chunk_len, offsets, causal, wrap, lengths, query.device)
     scores = torch.matmul(query, _seen(key, offsets).transpose(-1, -2)) / math.sqrt(query.shape[-1])
-    if slopes is not None:
+    if penalties is not None:
         first = offsets.start * chunk_len
-        positions = torch.arange(first, first + scores.shape[-1], device=slopes.device)
-        distances = slope_penalty(torch.arange(chunk_len, device=slopes.device), positions, slopes)
-        scores = scores - distances[:, None].to(scores.dtype)
+        positions = torch.arange(first, first + scores.shape[-1], device=penalties.device)
+        penalty = distance_penalty(torch.arange(chunk_len, device=penalties.device), positions, penalties)
+        scores = scores - penalty[:, None].to(scores.dtype)
     weights = masked_softmax(scores, allowed)
     if weights_hook is not None:
         weights_hook(weights)
@@ -141,12 +146,15 @@ def local_slopes(num_heads: int) -> Float[Tensor, " heads"]:
     return 2.0**-steepest_first if num_heads > 1 else torch.tensor([0.5], device="cpu")
 
 
-def slope_penalty(
-    queries: Int[Tensor, "*rows q_len"], keys: Int[Tensor, "*rows k_len"], slopes: Float[Tensor, " heads"]
+def distance_penalty(
+    queries: Int[Tensor, "*rows q_len"], keys: Int[Tensor, "*rows k_len"], penalties: Float[Tensor, "heads distances"]
 ) -> Float[Tensor, "*rows heads q_len k_len"]:
-    """Return slope x distance, which is subtracted from scores. queries, keys: their positions."""
-    distances = (queries[..., :, None] - keys[..., None, :]).abs().to(slopes.device)
-    return slopes[:, None, None] * distances[..., None, :, :]
+    """Return the penalty of each pair, which is subtracted from its score.
+
+    Args: queries, keys: their positions. penalties: see `local_attention`; larger distances have the last one.
+    """
+    distances = (queries[..., :, None] - keys[..., None, :]).abs().to(penalties.device)
+    return penalties[:, distances.clamp(max=penalties.shape[1] - 1)].movedim(0, -3)
 
 
 @register_state
@@ -196,10 +204,13 @@ class LocalSelfAttention(nn.Module):
         causal: no position attends to a later one.
         wrap: the first and the last chunk are neighbours, as in `transformers`.
         sloped: scores fall with the distance; see `local_slopes`.
+        train_slopes: with `sloped`, what is subtracted at each distance is trained for each head, and begins as slope x
+            distance.
         bias: whether the output projection has a bias; the others never have one.
         dropout: rate on the attention weights, in training.
 
-    Raises: ConfigError: a size is out of range, a causal layer has later chunks, or chunks are wrapped and sloped.
+    Raises: ConfigError: a size is out of range, a causal layer has later chunks, chunks are wrapped and sloped, or
+        slopes are trained but not used.
     """
 
     def __init__(
@@ -214,6 +225,7 @@ class LocalSelfAttention(nn.Module):
         causal: bool = True,
         wrap: bool = False,
         sloped: bool = False,
+        train_slopes: bool = False,
         bias: bool = False,
         dropout: float = 0.0,
     ) -> None:
@@ -227,6 +239,8 @@ class LocalSelfAttention(nn.Module):
             raise ConfigError(f"chunks_after is {chunks_after}, but a causal layer sees no later chunk; set it to 0.")
         if wrap and sloped:
             raise ConfigError("wrap and sloped do not go together: around the end, distances are not defined.")
+        if train_slopes and not sloped:
+            raise ConfigError("train_slopes is true, but sloped is false, so there is nothing to train; set both.")
         self.num_heads, self.head_dim = num_heads, width_of_heads(d_model, num_heads, head_dim)
         self.sloped = sloped
         self.chunk_len, self.chunks_before, self.chunks_after = chunk_len, chunks_before, chunks_after
@@ -236,16 +250,27 @@ class LocalSelfAttention(nn.Module):
         self.k_proj = Linear(d_model, inner, bias=False)
         self.v_proj = Linear(d_model, inner, bias=False)
         self.out_proj = Linear(inner, d_model, bias=bias)
+        self.reach = (max(chunks_before, chunks_after) + 1) * chunk_len  # distances are below it
+        self.distance_penalties = nn.Parameter(torch.empty(num_heads, self.reach)) if train_slopes else None
         self.weights_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier-uniform weights, zero biases."""
+        """Xavier-uniform weights, zero biases; trained penalties begin as slope x distance."""
         initialise(self.q_proj, self.k_proj, self.v_proj, self.out_proj)
+        if self.distance_penalties is not None:
+            with torch.no_grad():
+                self.distance_penalties.copy_(self._slopes_times_distances() / _PENALTY_UNIT)
 
-    def slopes(self) -> Float[Tensor, " heads"] | None:
-        """Return `local_slopes`, or None if scores do not depend on the distance."""
-        return local_slopes(self.num_heads).to(self.q_proj.weight.device) if self.sloped else None
+    def penalties(self) -> Float[Tensor, "heads distances"] | None:
+        """Return what is subtracted from the scores at each distance; None: nothing."""
+        if self.distance_penalties is not None:
+            return self.distance_penalties * _PENALTY_UNIT
+        return self._slopes_times_distances() if self.sloped else None
+
+    def _slopes_times_distances(self) -> Float[Tensor, "heads distances"]:
+        device = self.q_proj.weight.device
+        return local_slopes(self.num_heads).to(device)[:, None] * torch.arange(self.reach, device=device)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (split_heads(proj(x), self.num_heads) for proj in (self.q_proj, self.k_proj, self.v_proj))
@@ -302,7 +327,7 @@ class LocalSelfAttention(nn.Module):
             chunks_after=self.chunks_after,
             causal=self.causal,
             wrap=self.wrap,
-            slopes=self.slopes(),
+            penalties=self.penalties(),
             lengths=lengths,
             dropout_rate=self.dropout_rate if self.training else 0.0,
             weights_hook=shown if hooks else None,
@@ -352,9 +377,9 @@ class LocalSelfAttention(nn.Module):
         old_keys, old_values = cache.keys.to(k.dtype), cache.values.to(v.dtype)
         keys, values = torch.cat([old_keys, k], dim=2), torch.cat([old_values, v], dim=2)
         scores = torch.matmul(q, keys.transpose(-1, -2)) / math.sqrt(q.shape[-1])
-        slopes = self.slopes()
-        if slopes is not None:
-            scores = scores - slope_penalty(new, positions, slopes).to(scores.dtype)
+        penalties = self.penalties()
+        if penalties is not None:
+            scores = scores - distance_penalty(new, positions, penalties).to(scores.dtype)
         out = torch.matmul(masked_softmax(scores, allowed[:, None]), values)
         after = cache.lengths + (count if lengths is None else lengths)
         cache = replace(cache, lengths=after)

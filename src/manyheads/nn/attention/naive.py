@@ -32,20 +32,21 @@ def naive_dot_product_attention(
     value: Tensor,
     allowed: Tensor | None = None,
     scale: float | None = None,
-    slopes: Tensor | None = None,
+    penalties: Tensor | None = None,
 ) -> Tensor:
-    """Vaswani et al. 2017, eq. 1, one query at a time; with `slopes`, Press et al. 2022, sec. 3: - slope x distance.
+    """Vaswani et al. 2017, eq. 1, one query at a time; with `penalties`, each score less that of its distance.
 
     Shape: query (batch, heads, q_len, head_dim), key (batch, heads, k_len, head_dim), value (batch, heads, k_len,
-        value_dim), allowed (batch, heads, q_len, k_len) or broadcastable, True = may attend; slopes (heads,).
+        value_dim), allowed (batch, heads, q_len, k_len) or broadcastable, True = may attend; penalties
+        (heads, distances).
     Returns: (batch, heads, q_len, value_dim) in float64.
     """
     query, key, value = query.double(), key.double(), value.double()
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    falling = query.new_zeros(query.shape[1]) if slopes is None else slopes.to(query)
 
     def score(b: int, h: int, i: int, j: int) -> Tensor:
-        return query[b, h, i].dot(key[b, h, j]) * scale - falling[h] * abs(i - j)
+        found = query[b, h, i].dot(key[b, h, j]) * scale
+        return found if penalties is None else found - penalties[h, abs(i - j)]
 
     return _each_query(score, query, key, value, allowed)
 
