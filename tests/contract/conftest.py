@@ -83,7 +83,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "first positions exact": {"layers": ("lsh", "full"), "exact_len": 6, "activation": "gelu", "num_buckets": (4,)},
         "attention kept": {"layers": ("lsh", "local"), "keep_attention": True, "exact_len": 3},
         "slopes in local layers": {"local_slopes": True, "local_chunks_before": 2},
-        "trained slopes": {"local_slopes": True, "train_slopes": True},
+        "trained slopes, no positions": {"local_slopes": True, "train_slopes": True, "positions": "none"},
     },
     "reformer-seq2seq": {
         "debug": {},

@@ -178,7 +178,7 @@ class HFReformer(Peer):
             {
                 "local layers with slopes": config.local_slopes and "local" in config.kinds,
                 "layers that attend exactly; it has 'lsh' and 'local'": exact,
-                f"{config.positions} positions; it has 'axial' and 'learned'": other_positions,
+                f"positions of the kind {config.positions!r}; it has 'axial' and 'learned'": other_positions,
             }
         )
         factors = list(config.lsh.factors(config.max_len))

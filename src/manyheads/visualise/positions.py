@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -41,6 +41,7 @@ def position_tables(model: nn.Module, length: int) -> Iterator[PositionTable]:
     """Yield the tables of positions and distances in a model, with `length` rows; a trained table can have fewer."""
     import torch
 
+    from manyheads.nn.attention.local import LocalSelfAttention
     from manyheads.nn.attention.relative import DistanceEncoding
     from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
 
@@ -59,6 +60,9 @@ def position_tables(model: nn.Module, length: int) -> Iterator[PositionTable]:
                 rows = torch.zeros(1, min(length, module.max_len), sum(module.dims))
                 grid = " x ".join(map(str, module.shape))
                 yield PositionTable(module(rows)[0], f"Axial positions, {grid}: {name}")
+            elif isinstance(module, LocalSelfAttention) and module.sloped:
+                penalties = cast("Tensor", module.penalties()).T[:length]
+                yield PositionTable(penalties, f"Penalty of each head (feature): {name}", "distance")
 
 
 def first_table(model: nn.Module, name: str, length: int) -> PositionTable:
@@ -66,7 +70,8 @@ def first_table(model: nn.Module, name: str, length: int) -> PositionTable:
     found = next(position_tables(model, length), None)
     if found is None:
         raise RequestError(
-            f"{name} has no table of positions to draw: it learns one vector per distance in every layer."
+            f"{name} has no table of positions to draw: it has no positions, or learns one vector per distance in every"
+            " layer."
         )
     return found
 

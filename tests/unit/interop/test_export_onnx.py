@@ -182,11 +182,12 @@ def test_a_language_model_with_its_vocabulary(kind: str, tmp_path: Path) -> None
 REFORMERS: dict[str, dict[str, Any]] = {
     "hashed, axial": {},
     "local, sloped": {"layers": ("local",), "local_chunk_len": 4, "local_slopes": True},
-    "local, trained slopes": {
+    "local, trained slopes, no positions": {
         "layers": ("local",),
         "local_chunk_len": 4,
         "local_slopes": True,
         "train_slopes": True,
+        "positions": "none",
     },
     "local and full, both ways": {
         "layers": ("local", "full"),

@@ -100,7 +100,8 @@ class ReformerConfig(_Sizes):
         vocab_size: number of ids; 0: the tokenizer's.
         num_layers: reversible blocks, each with one attention and one feed-forward layer.
         layers: the attention kind of each block; a pattern shorter than num_layers is repeated.
-        positions: `axial` (a row's and a column's trained vectors, concatenated), `sinusoidal`, `learned`.
+        positions: `axial` (a row's and a column's trained vectors, concatenated), `sinusoidal`, `learned`; or `none`:
+            order is known only from causality and from local layers with `local_slopes`.
         axial_shape: sizes of the grid: rows, columns and further axes; their product is at least max_len. Empty: two
             nearly equal axes.
         axial_dims: width of each axis's vectors; they sum to d_model. Empty: equal widths.
@@ -144,7 +145,7 @@ class ReformerConfig(_Sizes):
     vocab_size: int = 0
     num_layers: int = 12
     layers: tuple[LayerKind, ...] = ("lsh",)
-    positions: Literal["axial", "sinusoidal", "learned"] = "axial"
+    positions: Literal["axial", "sinusoidal", "learned", "none"] = "axial"
     axial_shape: tuple[int, ...] = ()
     axial_dims: tuple[int, ...] = ()
     causal: bool = True
@@ -237,7 +238,7 @@ class ReformerConfig(_Sizes):
     @property
     def longest_input(self) -> int | None:
         """See `protocols.LanguageModelConfig`."""
-        if self.positions == "sinusoidal":
+        if self.positions in ("sinusoidal", "none"):
             return None
         if not self.padding(self.max_len):
             return self.max_len

@@ -22,7 +22,7 @@ from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.kernels.recomputation import recomputed
 from manyheads.nn.kernels.reversible import through_sublayers
-from manyheads.nn.positions import AxialPositions, positions_of_kind
+from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions, positions_of_kind
 from manyheads.nn.precision import low_precision
 from manyheads.nn.shapes import Float, Int
 
@@ -46,11 +46,7 @@ class Reformer(nn.Module):
         check_vocabularies(config, "vocab_size")
         self.config = config
         self.embedding = TokenEmbedding(config.vocab_size, config.d_model, scale=False)
-        self.positions = (
-            AxialPositions(*config.axes)
-            if config.positions == "axial"
-            else positions_of_kind(config.positions, config.d_model, config.max_len)
-        )
+        self.positions = _positions_of(config)
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(ReformerLayer(config, index) for index in range(config.num_layers))
         self.norm = nn.LayerNorm(2 * config.d_model, eps=config.norm_eps)
@@ -143,7 +139,7 @@ class Reformer(nn.Module):
             tokens = F.pad(tokens, (0, rest))
         # The streams stay in float32 under autocast, so that subtraction restores what was added.
         first = 0 if first_positions is None else first_positions
-        streams = [self.dropout(self.positions(self.embedding(tokens), first))] * 2
+        streams = [self.dropout(self._embedded(tokens, first))] * 2
         seed = int(state.hash_seed) if self.training else self.config.hash_seed
         call = Call(lengths, seed, num_hashes, rotations or {}, self.config.shared_rotations)
         sublayers = [sublayer for pair in self._pairs() for sublayer in pair]
@@ -158,7 +154,7 @@ class Reformer(nn.Module):
                 "a state with caches has no gradient, so it serves evaluation only; use model.eval() and"
                 " torch.no_grad(), or start(..., projected=False)."
             )
-        x1 = x2 = self.positions(self.embedding(tokens), state.positions)
+        x1 = x2 = self._embedded(tokens, state.positions)
         caches = []
         for (attention, feed_forward), cache in zip(self._pairs(), state.caches, strict=True):
             added, cache = attention.step(x2, cache, lengths)
@@ -166,6 +162,10 @@ class Reformer(nn.Module):
             x2 = x2 + feed_forward(x1)[0]
             caches.append(cache)
         return self._joined(x1, x2), state.after(tokens.shape[1], lengths, tuple(caches))
+
+    def _embedded(self, tokens: Tensor, first_position: int | Tensor) -> Tensor:
+        x: Tensor = self.embedding(tokens)
+        return x if self.positions is None else self.positions(x, first_position)  # type: ignore[no-any-return]
 
     def _pairs(self) -> list[tuple[AttentionSublayer, FeedForwardSublayer]]:
         return [(layer.attention, layer.feed_forward) for layer in cast(list[ReformerLayer], list(self.layers))]
@@ -180,3 +180,11 @@ class Reformer(nn.Module):
         if self.config.reversible:
             return recomputed(join, (x1, x2), (self.norm, self.dropout), chunk_len)
         return torch.cat([join(x1[:, part], x2[:, part]) for part in chunk_slices(x1.shape[1], chunk_len)], dim=1)
+
+
+def _positions_of(config: ReformerConfig) -> AxialPositions | LearnedPositions | SinusoidalPositions | None:
+    if config.positions == "none":
+        return None
+    if config.positions == "axial":
+        return AxialPositions(*config.axes)
+    return positions_of_kind(config.positions, config.d_model, config.max_len)

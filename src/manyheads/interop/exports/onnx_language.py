@@ -149,9 +149,10 @@ class ExactReformer(nn.Module):
         body: Any = self.body
         x = body.embedding(input_ids)
         if isinstance(body.positions, SinusoidalPositions):
-            x1 = x2 = x + graph_positions(body.positions, 0, input_ids.shape[1], x)
-        else:
-            x1 = x2 = body.positions(x)
+            x = x + graph_positions(body.positions, 0, input_ids.shape[1], x)
+        elif body.positions is not None:
+            x = body.positions(x)
+        x1 = x2 = x
         real = attention_mask.bool()[:, None, None]
         for layer in body.layers:
             h = layer.attention.norm(x2)
