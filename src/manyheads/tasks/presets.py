@@ -231,8 +231,8 @@ def reformer_demo(precision: str = "bf16") -> TextConfig:
     """Crime and Punishment in segments of 16,384 bytes, on two cores; each byte sees the text of its chapter before it.
 
     Three local layers attend to near positions and a hashed layer to far ones, as in trax's enwik8 model. Scores of
-    local layers decrease with the distance. Without this the first hundred steps or more learn only which byte follows
-    which.
+    local layers decrease with the distance, by amounts that are trained. If they did not, the first hundred steps or
+    more would learn only which byte follows which.
 
     Args: precision: of the run. In fp32 the pieces are 4,096 bytes long: ten minutes are enough for only about 180
         steps of 16,384 bytes, and the loss depends mostly on the number of steps.
@@ -253,6 +253,7 @@ def reformer_demo(precision: str = "bf16") -> TextConfig:
             axial_dims=(96, 96),
             local_chunk_len=64,
             local_slopes=True,
+            train_slopes=True,
             chunk_len=64,
             num_hashes=2,
             ff_chunk_len=4096,
