@@ -276,7 +276,7 @@ class HFReformer(Peer):
         body, config = cast(Reformer, self.module.body), self.module.config
         answer = {}
         with torch.no_grad():
-            x1 = x2 = body.positions(body.embedding(ids))
+            x1 = x2 = body.embed(ids)
             answer["out.hidden.0"] = x2[:, :length]
             for index, layer in enumerate(cast(list[ReformerLayer], list(body.layers))):
                 with observe(layer.attention, "buckets") as seen:

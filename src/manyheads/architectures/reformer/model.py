@@ -139,7 +139,7 @@ class Reformer(nn.Module):
             tokens = F.pad(tokens, (0, rest))
         # The streams stay in float32 under autocast, so that subtraction restores what was added.
         first = 0 if first_positions is None else first_positions
-        streams = [self.dropout(self._embedded(tokens, first))] * 2
+        streams = [self.dropout(self.embed(tokens, first))] * 2
         seed = int(state.hash_seed) if self.training else self.config.hash_seed
         call = Call(lengths, seed, num_hashes, rotations or {}, self.config.shared_rotations)
         sublayers = [sublayer for pair in self._pairs() for sublayer in pair]
@@ -154,7 +154,7 @@ class Reformer(nn.Module):
                 "a state with caches has no gradient, so it serves evaluation only; use model.eval() and"
                 " torch.no_grad(), or start(..., projected=False)."
             )
-        x1 = x2 = self._embedded(tokens, state.positions)
+        x1 = x2 = self.embed(tokens, state.positions)
         caches = []
         for (attention, feed_forward), cache in zip(self._pairs(), state.caches, strict=True):
             added, cache = attention.step(x2, cache, lengths)
@@ -163,9 +163,12 @@ class Reformer(nn.Module):
             caches.append(cache)
         return self._joined(x1, x2), state.after(tokens.shape[1], lengths, tuple(caches))
 
-    def _embedded(self, tokens: Tensor, first_position: int | Tensor) -> Tensor:
+    def embed(
+        self, tokens: Int[Tensor, "lanes len"], first_position: int | Int[Tensor, " lanes"] = 0
+    ) -> Float[Tensor, "lanes len d_model"]:
+        """Return the embeddings of the tokens with their positions, if the model has positions."""
         x: Tensor = self.embedding(tokens)
-        return x if self.positions is None else self.positions(x, first_position)  # type: ignore[no-any-return]
+        return x if self.positions is None else self.positions(x, first_position)
 
     def _pairs(self) -> list[tuple[AttentionSublayer, FeedForwardSublayer]]:
         return [(layer.attention, layer.feed_forward) for layer in cast(list[ReformerLayer], list(self.layers))]
