@@ -17,6 +17,7 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.data.batch import PairBatch
 from manyheads.errors import ConfigError
 from manyheads.nn.attention.additive import AdditiveScore
+from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.muon import MuonWithAdam
@@ -253,6 +254,12 @@ def test_the_vectors_of_additive_scores_are_no_matrix_of_a_map() -> None:
     """One vector for each head: Muon would make those of different heads orthogonal."""
     score = AdditiveScore(4, 8)
     assert [id(one) for one in split_by_decay(score)[1]] == [id(score.score_weight)]
+
+
+def test_penalties_of_distances_are_no_matrix_of_a_map() -> None:
+    """They are numbers for each head and distance, and begin at slopes: decay would remove these."""
+    layer = LocalSelfAttention(8, 2, chunk_len=4, sloped=True, train_slopes=True)
+    assert [id(one) for one in split_by_decay(layer)[1]] == [id(layer.distance_penalties)]
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])

@@ -14,14 +14,15 @@ import pytest
 import torch
 
 import manyheads.visualise
-from manyheads.errors import DataError, MissingExtraError, SaveError, ShapeError
+from manyheads.errors import DataError, MissingExtraError, RequestError, SaveError, ShapeError
+from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.visualise.attention import MAX_LABELS, attention_figure
 from manyheads.visualise.buckets import buckets_figure
 from manyheads.visualise.confusion import confusion_figure
 from manyheads.visualise.curves import compared_curves_figure, learning_curve_figure, read_metrics, series
 from manyheads.visualise.figure import as_array, new_figure, save_figure
 from manyheads.visualise.memory import memory_figure
-from manyheads.visualise.positions import positions_figure
+from manyheads.visualise.positions import first_table, positions_figure
 from manyheads.visualise.schedules import schedule_figure
 from manyheads.visualise.smoothing import label_smoothing_figure
 
@@ -187,6 +188,15 @@ def test_positions_as_heat_map_and_curves() -> None:
         positions_figure(np.zeros(3))
     with pytest.raises(ShapeError, match="features"):
         positions_figure(table, features=[3])
+
+
+def test_penalties_of_distances_of_a_model_without_positions() -> None:
+    layer = LocalSelfAttention(8, 2, chunk_len=4, sloped=True, train_slopes=True)
+    found = first_table(layer, "model", 5)
+    assert found.place_name == "distance"
+    assert found.table.tolist() == pytest.approx(np.outer(range(5), [1 / 2, 1 / 128]))
+    with pytest.raises(RequestError, match="no table of positions to draw: it has no positions"):
+        first_table(LocalSelfAttention(8, 2, chunk_len=4), "model", 5)
 
 
 def test_one_curve_per_schedule() -> None:

@@ -115,7 +115,7 @@ class TranslateOptions:
                 raise ConfigError("--seed is for sampling; give --do-sample with it, or leave it out.")
 
     def identity(self) -> dict[str, Any]:
-        """What determines the translations besides the model, its settings and the input; see `sharded_lines`."""
+        """Return the options that change the translations; see `sharded_lines`."""
         return {
             **self.models.identity(),
             "compiled": self.run_on.compile,
