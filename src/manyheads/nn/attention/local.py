@@ -25,7 +25,7 @@ from manyheads.nn.shapes import Bool, Float, Int
 
 __all__ = ["LocalCache", "LocalSelfAttention", "distance_penalty", "local_attention", "local_slopes", "spread_chunks"]
 
-# A trained penalty is stored divided by this. Adam moves every number by about its learning rate, and penalties are
+# A trained penalty is stored divided by this: a step moves every number by about the learning rate, and penalties are
 # larger than the weights for which learning rates are chosen.
 _PENALTY_UNIT = 10.0
 

@@ -47,14 +47,14 @@ def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parame
 
 def _not_of_linear_layers(module: nn.Module) -> Iterator[nn.Parameter]:
     """Yield the embeddings, positions, biases and vectors of a module, some of which have two axes and more: u and v of
-    relative attention, v of additive attention, and penalties of distances have a row for each head.
+    relative attention, and v of additive attention, have a row for each head.
     """
     if isinstance(module, nn.Embedding) or type(module).__name__.endswith("Positions"):
         yield from module.parameters()
     elif isinstance(module, AdaptiveEmbedding):
         yield from module.tables
     for name, parameter in module.named_parameters(recurse=False):
-        if name.endswith(("bias", "positions", "penalties", "embedding", "score_weight")):
+        if name.endswith(("bias", "positions", "embedding", "score_weight")):
             yield parameter
 
 
