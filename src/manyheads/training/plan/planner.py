@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -22,18 +22,22 @@ from manyheads.decoding.device import choose_device
 from manyheads.errors import ConfigError
 from manyheads.training.plan import measuring
 from manyheads.training.plan.trial import Knob, Trial
-from manyheads.training.run.assembly import assemble
+from manyheads.training.run.assembly import Assembly, assemble
 from manyheads.training.run.device import computing, free_memory_bytes, peak_memory_bytes
-from manyheads.training.run.objective import OpenObjective
+from manyheads.training.run.objective import Batch, OpenObjective
 from manyheads.training.run.precision import Level, resolve_precision
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.state import named_parameters
+from manyheads.training.run.step import StepResult
 from manyheads.training.settings import RunConfig
 
 __all__ = ["FirstStep", "Fit", "Footprint", "Planner"]
 
 LONGEST_PROBE = 8192
 """Longer steps are not measured, but extrapolated from shorter ones."""
+
+LONGEST_STEP_SECONDS = 30.0
+"""Of a step that takes longer, `Planner.first_step` computes one micro-batch."""
 
 MIB = 2**20
 _SHORT = 64
@@ -109,9 +113,10 @@ class FirstStep:
     """A run and its first step. step_seconds: of a step after it. processor_seconds: processor time of all threads in
     such a step; other programs on the machine hardly change it.
 
-    shapes: every parameter's name and shape. batch: a description of each micro-batch. state_bytes: as in `Footprint`.
-    peak_bytes: peak memory of the step, activations included (on a CPU: of the whole process). fault: the reason why
-    the step fails, or None.
+    shapes: every parameter's name and shape. batch: a description of each micro-batch. num_measured: the micro-batches
+    that were computed; the loss is theirs, and the times are extrapolated by target tokens. state_bytes: as in
+    `Footprint`. peak_bytes: peak memory of the step, activations included (on a CPU: of the whole process). fault: the
+    reason why the step fails, or None.
     """
 
     config: RunConfig
@@ -120,6 +125,7 @@ class FirstStep:
     shapes: dict[str, tuple[int, ...]]
     num_parameters: int
     batch: tuple[str, ...]
+    num_measured: int
     steps_per_epoch: int
     state_bytes: int
     peak_bytes: int
@@ -143,10 +149,20 @@ class FirstStep:
                 f" {self.peak_bytes / MIB:,.0f} MiB at the peak of one step",
                 f"one step: {self.step_seconds:.2f} s, {self.processor_seconds:.2f} s of processor time, loss"
                 f" {self.loss:.4f} per token (nothing was saved)",
+                *self._extrapolated(),
                 self.describe_time(),
                 *([f"the step fails: {self.fault}"] if self.fault else []),
             ]
         )
+
+    def _extrapolated(self) -> list[str]:
+        """Return the line that says what was not computed, if there is something."""
+        if self.num_measured == len(self.batch):
+            return []
+        return [
+            f"of {len(self.batch)} micro-batches only the first was computed, because a step takes more than"
+            f" {LONGEST_STEP_SECONDS:.0f} s: the loss is that of the first, and the times are extrapolated from it"
+        ]
 
     def describe_time(self) -> str:
         """Return one line: the steps, passes and time of the whole run, without its validations."""
@@ -273,6 +289,9 @@ class Planner:
     def first_step(self, tell: Callable[[str, Level], None] = lambda text, level: None) -> FirstStep:
         """Open the data, build the model and compute one step, without creating or changing a run folder.
 
+        Of a step that takes more than `LONGEST_STEP_SECONDS` only the first micro-batch is computed: on a CPU a step of
+        the largest presets takes many minutes, and all its micro-batches need the same memory.
+
         Args: tell: receives messages about the precision (see `precision.resolve_precision`).
 
         Raises: ManyHeadsError: the errors that `train` would raise before and in its first step.
@@ -284,10 +303,8 @@ class Planner:
             config = resolve_precision(config, device, tell=tell)
             assembly = assemble(config, self.open_objective, device, Path(aside))
             batches = assembly.stream.at(0, 0)
-            stepper = assembly.stepper()
-            result = stepper.take(batches, 1, 0.0)
+            result, num_measured, (seconds, processor_seconds) = _measure(assembly, batches)
             peak = peak_memory_bytes(device)
-            seconds, processor_seconds = _median_seconds(lambda step: stepper.take(batches, step, 0.0))
             named = named_parameters(assembly.model)
             return FirstStep(
                 config=assembly.config,
@@ -296,6 +313,7 @@ class Planner:
                 shapes={name: tuple(parameter.shape) for name, parameter in named.items()},
                 num_parameters=sum(parameter.numel() for parameter in named.values()),
                 batch=tuple(batch.describe() for batch in batches),
+                num_measured=num_measured,
                 steps_per_epoch=assembly.stream.rows(0),
                 state_bytes=measuring.state_bytes(assembly.model, assembly.optimiser, assembly.average is not None),
                 peak_bytes=peak,
@@ -306,20 +324,36 @@ class Planner:
             )
 
 
-def _median_seconds(take: Callable[[int], object]) -> tuple[float, float]:
-    """Return the time of a step after the first one, which also prepares memory and kernels; and the processor time of
-    all threads.
+def _measure(assembly: Assembly, batches: Sequence[Batch]) -> tuple[StepResult, int, tuple[float, float]]:
+    """Compute a step several times at a rate of 0, so that the weights stay as they are.
 
-    Args: take: computes a step of this number.
+    Returns: the result of the first step; the number of micro-batches in it; and the time of a whole step, with the
+        processor time of all threads, after the first one, which also prepares memory and kernels.
     """
-    seconds: list[float] = []
-    processor: list[float] = []
-    while not seconds or (len(seconds) < 3 and sum(seconds) < 1):
-        started, used = time.monotonic(), time.process_time()
-        take(2 + len(seconds))
-        seconds.append(time.monotonic() - started)
-        processor.append(time.process_time() - used)
-    return median(seconds), median(processor)
+    stepper = assembly.stepper()
+    result, *times = _timed(lambda: stepper.take(batches[:1], 1, 0.0))
+    num_measured = 1 if times[0] * len(batches) > LONGEST_STEP_SECONDS else len(batches)
+    if num_measured > 1:
+        assembly.memory.forget()
+        result, *times = _timed(lambda: stepper.take(batches, 1, 0.0))
+    measured = batches[:num_measured]
+    if times[0] > LONGEST_STEP_SECONDS:  # preparations hardly count in so long a step
+        found = [tuple(times)]
+    else:
+        found = []
+        while not found or (len(found) < 3 and sum(seconds for seconds, _ in found) < 1):
+            _, *times = _timed(lambda: stepper.take(measured, 2 + len(found), 0.0))
+            found.append(tuple(times))
+    parts = sum(batch.num_target_tokens() for batch in batches) / max(1, result.num_tokens)
+    seconds, processor_seconds = (parts * median(column) for column in zip(*found, strict=True))
+    return result, num_measured, (seconds, processor_seconds)
+
+
+def _timed(take: Callable[[], StepResult]) -> tuple[StepResult, float, float]:
+    """Return the result of a step, its seconds, and its seconds of processor time."""
+    started, used = time.monotonic(), time.process_time()
+    result = take()
+    return result, time.monotonic() - started, time.process_time() - used
 
 
 def _probe_lengths(length: int, degree: int) -> tuple[int, ...]:
