@@ -20,7 +20,7 @@ from manyheads.errors import ConfigError, RankLostError
 from manyheads.training.settings import RunConfig
 
 if TYPE_CHECKING:
-    from manyheads.training.plan.planner import FirstStep
+    from manyheads.training.plan.first_step import FirstStep
     from manyheads.training.record.report import TrainResult
 
 __all__ = ["largest_steps", "planned_layer", "train_and_watch", "try_step"]

@@ -10,7 +10,9 @@ import torch
 from manyheads.data.progress import Progress
 from manyheads.distributed.group import Group
 from manyheads.tasks.table import task_of
-from manyheads.training.plan.planner import FirstStep, Planner
+from manyheads.training.plan.first_step import FirstStep, first_step
+from manyheads.training.plan.planner import Planner
+from manyheads.training.plan.trial import Trial
 from manyheads.training.record.report import Reporter, TrainResult
 from manyheads.training.run import assembly, loop
 from manyheads.training.run.assembly import Assembly
@@ -54,10 +56,15 @@ def train(
 
 
 def planner(config: RunConfig) -> Planner:
-    """Return the object that predicts the cost of a run."""
-    return Planner(task_of(config).module("plan").Trial(config), open_objective)
+    """Return the object that predicts the memory of a run."""
+    return Planner(_trial(config))
 
 
 def dry_run(config: RunConfig, tell: Callable[[str, Level], None] = lambda text, level: None) -> FirstStep:
-    """Compute the first step of a run and save nothing; see `Planner.first_step`."""
-    return planner(config).first_step(tell)
+    """Compute the first step of a run and save nothing; see `training.plan.first_step.first_step`."""
+    return first_step(_trial(config), open_objective, tell)
+
+
+def _trial(config: RunConfig) -> Trial:
+    trial: Trial = task_of(config).module("plan").Trial(config)
+    return trial

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,10 +28,7 @@ from manyheads.errors import ConfigError
 from manyheads.files.verify import FORMAT_VERSION
 from manyheads.tasks.presets import PRESETS
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.training.plan import planner
 from manyheads.training.record.report import RunStart, Sample, StepReport, TrainResult, ValidationReport
-from manyheads.training.run.objective import Batch
-from manyheads.training.run.step import Stepper, StepResult
 
 Program = Callable[..., int]
 SHORT = ("--training.max_steps", "4", "--validation.bleu_sentences", "2", "--training.plots", "false")
@@ -202,30 +199,6 @@ def test_dry_run_leaves_nothing(manyheads: Program, tmp_path: Path, capsys: pyte
     assert "MiB at the peak of one step" in shown
     assert re.search(r"^one step: \d+\.\d\d s, \d+\.\d\d s of processor time, loss", shown, re.MULTILINE)
     assert not run.exists()
-
-
-def test_dry_run_of_a_long_step_computes_one_micro_batch(
-    manyheads: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken = []
-    take = Stepper.take
-
-    def counting(stepper: Stepper, batches: Sequence[Batch], step: int, learning_rate: float) -> StepResult:
-        taken.append(len(batches))
-        return take(stepper, batches, step, learning_rate)
-
-    monkeypatch.setattr(Stepper, "take", counting)
-    command = ["train", "--preset", "debug", "--run-dir", tmp_path / "run", "--dry-run"]
-    assert manyheads(*command) == 0
-    whole = capsys.readouterr().out
-    assert "extrapolated" not in whole
-    assert taken[:2] == [1, 2]
-    taken.clear()
-    monkeypatch.setattr(planner, "LONGEST_STEP_SECONDS", 0.0)
-    assert manyheads(*command) == 0
-    part = capsys.readouterr().out
-    assert taken == [1]
-    assert "of 2 micro-batches only the first was computed" in part
 
 
 def test_a_signal_ends_in_a_checkpoint_and_its_code(tmp_path: Path, warm_program: list[str]) -> None:

@@ -1,58 +1,90 @@
-"""The times that `train --dry-run` reports."""
+"""`train --dry-run`: how much of a step it computes, and the times that it reports."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from manyheads.training.plan import planner
-from manyheads.training.run.step import StepResult
+from manyheads.tasks.presets import PRESETS
+from manyheads.tasks.runs import dry_run
+from manyheads.training.plan import first_step
+from manyheads.training.plan.first_step import FirstStep
+from manyheads.training.run.objective import Batch
+from manyheads.training.run.step import Stepper, StepResult
+from manyheads.training.settings import RunConfig
+
+SLOW = 0.01
+"""Seconds a target token of the slow machine."""
 
 
-def fake_steps(monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> tuple[Any, list[int]]:
-    """Return an assembly whose steps take these seconds, twice that of processor time, and their micro-batches."""
+@pytest.fixture
+def slow_machine(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Steps take 1 s and `SLOW` for each target token, by a clock of their own. Returns: target tokens of each step."""
     now, taken = 0.0, []
+    take = Stepper.take
 
-    def take(batches: list[Any], step: int, rate: float) -> StepResult:
+    def counting(stepper: Stepper, batches: Sequence[Batch], step: int, learning_rate: float) -> StepResult:
         nonlocal now
-        assert rate == 0.0
-        now += seconds[len(taken)]
-        taken.append(len(batches))
-        num_tokens = sum(batch.num_target_tokens() for batch in batches)
-        return StepResult(loss_sum=3.0 * num_tokens, nll_sum=3.0 * num_tokens, num_tokens=num_tokens, grad_norm=1.0)
+        assert learning_rate == 0.0
+        result = take(stepper, batches, step, learning_rate)
+        now += 1.0 + SLOW * result.num_tokens
+        taken.append(result.num_tokens)
+        return result
 
+    monkeypatch.setattr(Stepper, "take", counting)
     clock = SimpleNamespace(monotonic=lambda: now, process_time=lambda: 2 * now)
-    monkeypatch.setattr(planner, "time", clock)
-    memory = SimpleNamespace(forget=lambda: None)
-    return SimpleNamespace(stepper=lambda: SimpleNamespace(take=take), memory=memory), taken
+    monkeypatch.setattr(first_step, "time", clock)
+    return taken
 
 
-def micro_batches(*counts: int) -> list[Any]:
-    return [SimpleNamespace(num_target_tokens=lambda count=count: count) for count in counts]
+def dry(preset: str, tmp_path: Any) -> FirstStep:
+    config: RunConfig = PRESETS[preset]()
+    return dry_run(replace(config, run_dir=str(tmp_path / "run")))
 
 
-def test_a_quick_step_is_computed_whole_and_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    assembly, taken = fake_steps(monkeypatch, [2.0, 1.0, 0.3, 0.2, 0.5])
-    result, num_measured, times = planner._measure(assembly, micro_batches(10, 20, 30))
-    assert taken == [1, 3, 3, 3, 3]
-    assert (result.num_tokens, num_measured) == (60, 3)
-    assert times == pytest.approx((0.3, 0.6))
+def test_a_small_step_is_computed_whole(slow_machine: list[int], tmp_path: Any) -> None:
+    found = dry("xl-debug", tmp_path)
+    assert slow_machine == [64, 64], "one step to begin with, and one that takes over a second"
+    assert found.num_measured == len(found.batch) == 2
+    assert found.step_seconds == pytest.approx(1.64)
+    assert found.processor_seconds == pytest.approx(3.28)
+    assert "one step: 1.64 s, 3.28 s of processor time, loss " in found.describe()
+    assert "MiB at the peak of one step" in found.describe()
 
 
-def test_of_a_long_step_one_micro_batch_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assembly, taken = fake_steps(monkeypatch, [25.0, 20.0])
-    result, num_measured, times = planner._measure(assembly, micro_batches(10, 20, 30))
-    assert taken == [1, 1]
-    assert (result.num_tokens, num_measured) == (10, 1)
-    assert times == pytest.approx((120.0, 240.0)), "20 s for 10 of 60 target tokens"
+@pytest.mark.parametrize(
+    ("longest", "computed", "text"),
+    [
+        (10.0, [64, 64], "(nothing was saved)"),
+        (1.0, [32, 32], "(only the first of 2 micro-batches was computed, because the step takes more than 1 s; "),
+        (0.1, [], "(expected from short steps and not computed, because it takes more than 0 s; nothing was saved)"),
+    ],
+)
+def test_a_large_step_is_computed_as_far_as_it_is_quick(
+    slow_machine: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Any,
+    longest: float,
+    computed: list[int],
+    text: str,
+) -> None:
+    monkeypatch.setattr(first_step, "_LARGE_STEP", 1.0)
+    monkeypatch.setattr(first_step, "LONGEST_STEP_SECONDS", longest)
+    whole = dry("xl-debug", tmp_path)
+    assert slow_machine == [16, 16, 64, *computed], "rows of 16 tokens, the longest of this model"
+    assert text in whole.describe()
+    measured = bool(computed)
+    assert (whole.loss is not None, whole.peak_bytes is not None) == (measured, measured)
+    expected = 1.32 * 2 if computed == [32, 32] else 1.64
+    assert whole.step_seconds == pytest.approx(expected)
+    assert whole.processor_seconds == pytest.approx(2 * expected)
 
 
-def test_a_very_long_micro_batch_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for counts in ((10,), (10, 30)):
-        assembly, taken = fake_steps(monkeypatch, [100.0])
-        _, num_measured, times = planner._measure(assembly, micro_batches(*counts))
-        assert taken == [1]
-        assert num_measured == 1
-        assert times == pytest.approx((10.0 * sum(counts), 20.0 * sum(counts)))
+def test_short_steps_do_not_change_the_loss(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    found = [dry(name, tmp_path).loss for name in ("xl-debug", "debug", "classifier-debug", "reformer-debug")]
+    monkeypatch.setattr(first_step, "_LARGE_STEP", 1.0)
+    assert [dry(name, tmp_path).loss for name in ("xl-debug", "debug", "classifier-debug", "reformer-debug")] == found

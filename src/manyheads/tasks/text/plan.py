@@ -28,6 +28,11 @@ class Trial:
     config: TextConfig
 
     @property
+    def longest(self) -> int:
+        """See `Trial.longest`."""
+        return self.config.data.segment_len
+
+    @property
     def rows(self) -> int:
         """See `Trial.rows`."""
         return -(-self.config.data.lanes // self.config.data.accumulate)

@@ -40,11 +40,14 @@ class Knob:
 class Trial(Protocol):
     """The steps of a run at any size, without its data. Each task has its own (`tasks/*/plan.py`).
 
-    config: of the run. rows: rows of its micro-batches.
+    config: of the run. longest: tokens of its longest row. rows: rows of its micro-batches.
     """
 
     @property
     def config(self) -> Any: ...
+
+    @property
+    def longest(self) -> int: ...
 
     @property
     def rows(self) -> int: ...
