@@ -54,6 +54,7 @@ def test_a_small_step_is_computed_whole(slow_machine: list[int], tmp_path: Any) 
     assert found.processor_seconds == pytest.approx(3.28)
     assert "one step: 1.64 s, 3.28 s of processor time, loss " in found.describe()
     assert "MiB at the peak of one step" in found.describe()
+    assert "\nfirst step: 2 micro-batches of 2 lanes of 16 tokens; " in found.describe()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -75,13 +76,17 @@ class FirstStep:
                 self.data,
                 *rows,
                 f"{self.num_parameters:,} parameters on {self.device}, {self.config.precision}",
-                f"first step: {', '.join(self.batch)}; {self.steps_per_epoch:,} steps per epoch",
+                f"first step: {self._describe_batch()}; {self.steps_per_epoch:,} steps per epoch",
                 self._describe_memory(),
                 self._describe_step(),
                 self.describe_time(),
                 *([f"the step fails: {self.fault}"] if self.fault else []),
             ]
         )
+
+    def _describe_batch(self) -> str:
+        counts = Counter(self.batch)
+        return ", ".join(text if count == 1 else f"{count} micro-batches of {text}" for text, count in counts.items())
 
     def _describe_memory(self) -> str:
         peak = "" if self.peak_bytes is None else f"; {self.peak_bytes / MIB:,.0f} MiB at the peak of one step"
