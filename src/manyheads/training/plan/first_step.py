@@ -14,6 +14,7 @@ from statistics import median
 
 from manyheads.decoding.device import choose_device
 from manyheads.training.plan import measuring
+from manyheads.training.plan.planner import MIB
 from manyheads.training.plan.trial import Trial
 from manyheads.training.run.assembly import Assembly, assemble
 from manyheads.training.run.device import computing, peak_memory_bytes
@@ -30,25 +31,33 @@ LONGEST_STEP_SECONDS = 60.0
 """`first_step` computes no step, or part of a step, that is expected to take longer."""
 
 _LARGE_STEP = 5e11
-"""Target tokens times parameters. Smaller steps take less than a minute on any machine, so nothing is expected."""
+"""Target tokens times parameters. The time of smaller steps is not estimated: at 50 GFLOP/s they take a minute."""
 
 _SHORT_STEPS = (1, 4)
 _SHORT_ROW = 128
 """Rows and their length, of the steps from which the time of a large one is expected."""
 
-MIB = 2**20
-
 
 @dataclass(frozen=True, kw_only=True)
 class FirstStep:
-    """A run and its first step. step_seconds: of a step after it. processor_seconds: processor time of all threads in
-    such a step; other programs on the machine hardly change it.
+    """A run and its first step.
 
-    shapes: every parameter's name and shape. batch: a description of each micro-batch. num_measured: the micro-batches
-    that were computed, from the first on; if they are not all, the times are extrapolated. state_bytes: as in
-    `Footprint`. peak_bytes: peak memory of the step, activations included (on a CPU: of the whole process). loss: per
-    token of the computed micro-batches; None, as peak_bytes, if there are none. fault: the reason why the step fails,
-    or None.
+    Attributes:
+        config: of the run, with its precision and vocabulary sizes.
+        device: of the model.
+        data: a description of the data.
+        shapes: name -> shape of each parameter.
+        num_parameters: the sum of their sizes.
+        batch: a description of each micro-batch.
+        num_measured: how many micro-batches were computed, from the first on. If some were not, times are extrapolated.
+        steps_per_epoch: optimiser steps.
+        state_bytes: as in `planner.Footprint`.
+        peak_bytes: peak memory of the step, activations included (on a CPU: of the whole process). None: no micro-batch
+            was computed.
+        loss: per token of the computed micro-batches. None: no micro-batch was computed.
+        step_seconds: of a step after the first.
+        processor_seconds: processor time of all threads in such a step. Other programs on the machine hardly change it.
+        fault: why the step fails. None: it does not fail, or no micro-batch was computed.
     """
 
     config: RunConfig

@@ -95,7 +95,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Planner:
-    """Predicts the cost of a run.
+    """Predicts the memory of a run.
 
     Attributes:
         trial: the run without its data.
