@@ -89,3 +89,13 @@ def test_short_steps_do_not_change_the_loss(monkeypatch: pytest.MonkeyPatch, tmp
     found = [dry(name, tmp_path).loss for name in ("xl-debug", "debug", "classifier-debug", "reformer-debug")]
     monkeypatch.setattr(first_step, "_LARGE_STEP", 1.0)
     assert [dry(name, tmp_path).loss for name in ("xl-debug", "debug", "classifier-debug", "reformer-debug")] == found
+
+
+def test_a_memory_of_short_steps_is_not_continued(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Four lanes, as many as the last short step has rows."""
+    config: Any = PRESETS["xl-debug"]()
+    config = replace(config, run_dir=str(tmp_path / "run"), data=replace(config.data, accumulate=1))
+    assert config.data.lanes == first_step._SHORT_STEPS[-1]
+    found = dry_run(config).loss
+    monkeypatch.setattr(first_step, "_LARGE_STEP", 1.0)
+    assert dry_run(config).loss == found
