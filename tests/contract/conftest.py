@@ -67,6 +67,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "scale_embedding": False,
             "activation": "gelu_tanh",
         },
+        "relative bias": {"relative_bias": 3},
+        "relative bias, no positions": {
+            "relative_bias": 2,
+            "positions": "none",
+            "norm_position": "pre",
+            "activation": "gelu",
+        },
         "heads of their own width": {"head_dim": 12, "value_dim": 6, "initialisation": "glorot"},
     },
     "reformer": {

@@ -21,7 +21,7 @@ from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.heads.spans import SpanHead
 from manyheads.nn.norm import UnbiasedLayerNorm
 from manyheads.nn.pooling import TextPooling
-from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
+from manyheads.nn.positions import AxialPositions, LearnedPositions, NoPositions, SinusoidalPositions
 
 __all__ = ["Facts", "attention_name", "block_facts", "matrices_of"]
 
@@ -160,6 +160,8 @@ def _attention(module: Any, tensors: Sequence[TracedTensor], is_masked: bool) ->
         template += "\nadditive score"
     elif module.score is not None:
         template += f"\nscore: {type(module.score).__name__}"
+    if getattr(module, "relative_bias", None) is not None:
+        template += "\na trained number for each distance"
     return _facts("attention", attention_name(module, is_masked=is_masked), template, **sizes)
 
 
@@ -198,6 +200,8 @@ def _positions(module: nn.Module) -> Facts:
     if isinstance(module, AxialPositions):
         grid, dims = " x ".join(map(str, module.shape)), " + ".join(map(str, module.dims))
         return _facts("positions", "Axial positions", f"grid {grid}, widths {dims}")
+    if isinstance(module, NoPositions):
+        return _facts("positions", "No positions", "order from distances in attention")
     if isinstance(module, DistanceEncoding):
         return _facts("positions", "Distances", "sinusoids of i - j")
     return _facts("other", type(module).__name__)

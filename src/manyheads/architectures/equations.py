@@ -171,7 +171,8 @@ def _weights_equation(layer: Any) -> str:
         return "A = softmax(((q + u)·k + q·r + b) / √d_k)"
     if isinstance(layer, RelativeAttention):
         return "A = softmax(((q + u)·k + (q + v)·r) / √d_k)"
-    return "A = softmax(Q Kᵀ / √d_k)" if layer.score is None else "A = softmax(scores)"
+    bias = " + b(j - i)" if getattr(layer, "relative_bias", None) is not None else ""
+    return f"A = softmax({'Q Kᵀ / √d_k' if layer.score is None else 'scores'}{bias})"
 
 
 def _bucket_equation(factors: tuple[int, ...]) -> str:

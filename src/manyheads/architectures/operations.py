@@ -146,6 +146,8 @@ def _scores(layer: Any, square: str, head_dim: int) -> Iterator[Operation]:
     else:
         yield Operation("MatMul", "Q Kᵀ", square)
     yield Operation("Scale", f"1 / √{head_dim}", square)
+    if getattr(layer, "relative_bias", None) is not None:
+        yield Operation("Add distances", "+ a trained number for each head and j - i", square)
     if isinstance(layer, LocalSelfAttention) and layer.sloped:
         penalty = "slope |i - j|, a slope for each head"
         if layer.distance_penalties is not None:

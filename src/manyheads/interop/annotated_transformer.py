@@ -170,7 +170,7 @@ class AnnotatedTransformer(Peer):
     @classmethod
     def describe(cls, module: Seq2Seq) -> dict[str, Any]:
         config = module.config
-        cls.refuse({config.undivided: config.undivided})
+        cls.refuse({config.undivided: config.undivided, f"relative_bias {config.relative_bias}": config.relative_bias})
         cls.demand(
             config,
             {

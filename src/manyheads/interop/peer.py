@@ -200,6 +200,7 @@ def own_heads(module: Any) -> dict[str, bool]:
         f"head_dim {module.head_dim}": module.head_dim * module.num_heads != d_model,
         f"values of width {module.v_proj.out_features}": module.v_proj.out_features != d_model,
         "scores of its own": getattr(module, "score", None) is not None,
+        "a relative bias": getattr(module, "relative_bias", None) is not None,
     }
 
 

@@ -111,7 +111,7 @@ class TorchTransformer(Peer):
         peer does not have.
         """
         config = module.config
-        cls.refuse({config.undivided: config.undivided})
+        cls.refuse({config.undivided: config.undivided, f"relative_bias {config.relative_bias}": config.relative_bias})
         cls.demand(config, {"norm": "layer", "has_final_norm": True})
         cls.refuse(
             {

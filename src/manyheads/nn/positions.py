@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["AxialPositions", "LearnedPositions", "SinusoidalPositions", "positions_of_kind", "sinusoidal_table"]
+__all__ = [
+    "AxialPositions",
+    "LearnedPositions",
+    "NoPositions",
+    "SinusoidalPositions",
+    "positions_of_kind",
+    "sinusoidal_table",
+]
 
 
 def sinusoidal_table(
@@ -201,8 +208,27 @@ class AxialPositions(nn.Module):
         return x + torch.cat(parts, dim=-1)
 
 
-def positions_of_kind(kind: str, d_model: int, max_len: int) -> LearnedPositions | SinusoidalPositions:
-    """Return `learned`, `sinusoidal` or `sinusoidal_halves` positions. max_len: of learned ones."""
+class NoPositions(nn.Module):
+    """Adds nothing, for models whose attention knows distances. Args: d_model: width."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.d_model = d_model
+
+    def forward(
+        self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
+    ) -> Float[Tensor, "batch length d_model"]:
+        return x
+
+    def rows(self, first_position: int | Tensor, length: int) -> Tensor:
+        """Return zeros in the shape of `SinusoidalPositions.rows` for one start, on the CPU."""
+        return torch.zeros(length, self.d_model, device="cpu")
+
+
+def positions_of_kind(kind: str, d_model: int, max_len: int) -> LearnedPositions | NoPositions | SinusoidalPositions:
+    """Return `learned`, `sinusoidal` or `sinusoidal_halves` positions, or `none`. max_len: of learned ones."""
+    if kind == "none":
+        return NoPositions(d_model)
     if kind == "learned":
         return LearnedPositions(d_model, max_len=max_len)
     return SinusoidalPositions(d_model, layout="halves" if kind == "sinusoidal_halves" else "interleaved")

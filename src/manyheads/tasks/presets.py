@@ -112,6 +112,8 @@ def demo(precision: str = "bf16") -> TrainConfig:
             num_decoder_layers=2,
             dropout=0.0,
             norm_position="pre",
+            positions="none",
+            relative_bias=16,
         ),
         optimiser=OptimiserSettings(
             name="muon",

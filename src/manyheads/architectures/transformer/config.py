@@ -58,9 +58,12 @@ class TransformerConfig:
         norm_eps: see norm.
         final_norm: one more norm after the last layer of each stack; null: only with `pre`.
         bias: biases in attention, feed-forward and norms.
-        positions: `sinusoidal` (sec. 3.5; sine and cosine interleaved), `sinusoidal_halves` (all sines first), or
-            `learned`.
+        positions: `sinusoidal` (sec. 3.5; sine and cosine interleaved), `sinusoidal_halves` (all sines first),
+            `learned`, or `none`, which needs relative_bias.
         max_len: table size of learned positions, in tokens; sinusoidal ones have no limit.
+        relative_bias: self-attention adds a trained number for each head and distance to the scores, up to this
+            distance; farther tokens have the number of this one. The layers of a stack share the numbers, unless heads
+            are pruned. 0: none, as in the paper. (Raffel et al. 2020, sec. 2.1.)
         scale_embedding: multiply embeddings by sqrt(d_model) (sec. 3.4).
         tie_embeddings: `all`: source, target and output share one matrix (sec. 3.4); `decoder`: target and output;
             `embeddings`: source and target; `none`.
@@ -101,8 +104,9 @@ class TransformerConfig:
     norm_eps: float = 1e-5
     final_norm: bool | None = None
     bias: bool = True
-    positions: Literal["sinusoidal", "sinusoidal_halves", "learned"] = "sinusoidal"
+    positions: Literal["sinusoidal", "sinusoidal_halves", "learned", "none"] = "sinusoidal"
     max_len: int = 1024
+    relative_bias: int = 0
     scale_embedding: bool = True
     tie_embeddings: Literal["all", "decoder", "embeddings", "none"] = "all"
     head_bias: bool = False
@@ -114,7 +118,7 @@ class TransformerConfig:
         check(self, "model.", between(1, MOST_UNITS), "head_dim", "value_dim")
         check(self, "model.", between(1, MOST_LAYERS), "num_decoder_layers")
         check(self, "model.", between(0, MOST_LAYERS), "num_encoder_layers")
-        check(self, "model.", between(0, MOST_UNITS), "source_vocab_size", "target_vocab_size")
+        check(self, "model.", between(0, MOST_UNITS), "source_vocab_size", "target_vocab_size", "relative_bias")
         check(self, "model.", between(0, MOST_UNITS), "num_decoder_heads", "decoder_d_ff")
         check(self, "model.", BELOW_ONE, "dropout", "attention_dropout", "feed_forward_dropout", "norm_eps")
         for name in ("num_heads", "num_decoder_heads"):
@@ -127,6 +131,12 @@ class TransformerConfig:
                     " model.head_dim and model.value_dim.",
                     fields=("d_model", name),
                 )
+        if self.positions == "none" and not self.relative_bias:
+            raise ConfigError(
+                "model.positions is none and model.relative_bias is 0, so the encoder does not know the order of the"
+                " tokens; set model.relative_bias to a distance, for example 16, or choose other positions.",
+                fields=("positions", "relative_bias"),
+            )
         self._check_layer_heads()
         check_tied_sizes(self)
 
@@ -148,6 +158,10 @@ class TransformerConfig:
         """
         counts: tuple[int, ...] = getattr(self, f"{kind}_heads")
         return counts[layer] if counts else self.heads_of("encoder" if kind == "encoder" else "decoder")
+
+    def has_pruned(self, kind: HeadKind) -> bool:
+        """Whether the layers of that kind have numbers of heads of their own."""
+        return bool(getattr(self, f"{kind}_heads"))
 
     def heads_by_layer(self) -> dict[HeadKind, tuple[int, ...]]:
         """See `head_names.PrunableConfig`."""

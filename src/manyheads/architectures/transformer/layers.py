@@ -14,22 +14,35 @@ from manyheads.nn.attention.decoder_state import PlannedLayer
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.no_heads import NoHeads
+from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.norm import build_norm
 from manyheads.nn.residual import Residual
 
-__all__ = ["DecoderLayer", "EncoderLayer"]
+__all__ = ["DecoderLayer", "EncoderLayer", "relative_biases"]
+
+
+def relative_biases(config: TransformerConfig, stack: Literal["encoder", "decoder"]) -> list[RelativeBias | None]:
+    """Return the relative bias of each layer's self-attention: one for all, or one for each if heads are pruned."""
+    heads = config.heads_by_layer()[stack]
+    if not config.relative_bias:
+        return [None] * len(heads)
+    made = [
+        RelativeBias(count, config.relative_bias, causal=stack == "decoder") if count else None
+        for count in (heads if config.has_pruned(stack) else heads[:1])
+    ]
+    return made if len(made) == len(heads) else made * len(heads)
 
 
 class EncoderLayer(nn.Module):
     """Self-attention, then feed-forward. Shape: (batch, source_len, d_model) in and out.
 
-    Args: index: number of the layer, from 0.
+    Args: index: number of the layer, from 0. relative_bias: of self-attention.
     """
 
-    def __init__(self, config: TransformerConfig, index: int = 0) -> None:
+    def __init__(self, config: TransformerConfig, index: int = 0, relative_bias: RelativeBias | None = None) -> None:
         super().__init__()
-        self.self_attn = _attention(config, "encoder", config.heads_in_layer("encoder", index))
+        self.self_attn = _attention(config, "encoder", config.heads_in_layer("encoder", index), relative_bias)
         self.feed_forward = _feed_forward(config, "encoder")
         self.self_attn_residual = _residual(config)
         self.feed_forward_residual = _residual(config)
@@ -42,12 +55,12 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """Masked self-attention, attention to the source, feed-forward. Shape: (batch, target_len, d_model) in and out.
 
-    Args: index: number of the layer, from 0.
+    Args: index: number of the layer, from 0. relative_bias: of self-attention.
     """
 
-    def __init__(self, config: TransformerConfig, index: int = 0) -> None:
+    def __init__(self, config: TransformerConfig, index: int = 0, relative_bias: RelativeBias | None = None) -> None:
         super().__init__()
-        self.self_attn = _attention(config, "decoder", config.heads_in_layer("decoder", index))
+        self.self_attn = _attention(config, "decoder", config.heads_in_layer("decoder", index), relative_bias)
         self.cross_attn = _attention(config, "decoder", config.heads_in_layer("cross", index))
         self.feed_forward = _feed_forward(config, "decoder")
         self.self_attn_residual = _residual(config)
@@ -82,7 +95,10 @@ class DecoderLayer(nn.Module):
 
 
 def _attention(
-    config: TransformerConfig, stack: Literal["encoder", "decoder"], heads: int
+    config: TransformerConfig,
+    stack: Literal["encoder", "decoder"],
+    heads: int,
+    relative_bias: RelativeBias | None = None,
 ) -> MultiHeadAttention | NoHeads:
     head_dim = config.head_dim_of(stack)
     if not heads:
@@ -95,6 +111,7 @@ def _attention(
         dropout=config.attention_dropout,
         bias=config.bias,
         score=config.attention.score(heads, head_dim),
+        relative_bias=relative_bias,
     )
 
 

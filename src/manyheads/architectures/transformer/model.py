@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from manyheads.architectures.head_names import HeadKind
 from manyheads.architectures.size_checks import check_vocabularies
 from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer.layers import DecoderLayer, EncoderLayer
+from manyheads.architectures.transformer.layers import DecoderLayer, EncoderLayer, relative_biases
 from manyheads.architectures.transformer.state import PlannedStep
 from manyheads.nn.attention.decoder_state import DecoderLayerState, DecoderState, PlannedLayer, source_mask
 from manyheads.nn.attention.head_masks import HeadMasks, of_layers
@@ -34,7 +34,9 @@ class Encoder(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_encoder_layers))
+        self.layers = nn.ModuleList(
+            EncoderLayer(config, index, bias) for index, bias in enumerate(relative_biases(config, "encoder"))
+        )
         self.norm = (
             build_norm(config.norm, config.d_model, config.norm_eps, config.bias) if config.has_final_norm else None
         )
@@ -50,7 +52,9 @@ class Decoder(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_decoder_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, index, bias) for index, bias in enumerate(relative_biases(config, "decoder"))
+        )
         self.norm = (
             build_norm(config.norm, config.d_model, config.norm_eps, config.bias) if config.has_final_norm else None
         )
@@ -179,11 +183,14 @@ class Transformer(nn.Module):
         layers, after = state.plan(new_len)
         step = PlannedStep(
             tokens=tokens,
-            positions=self.target_positions.rows(length, new_len),
+            positions=self.target_positions.rows(length, new_len).to(tokens.device),
             layers=layers,
             mask=Causal() if new_len > 1 else None,  # a single new token may attend to all earlier ones
             source_seen=state.source_seen,
-            can_compile=new_len == 1 and length > 0 and not self.decoder.needs_weights,
+            can_compile=new_len == 1
+            and length > 0
+            and not self.decoder.needs_weights
+            and not self.config.relative_bias,
         )
         return step, after
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -29,6 +30,7 @@ from manyheads.interop.exports.compare import (
     tokenizer_of,
 )
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
+from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.text.sides import Side
 
 __all__ = ["MIN_POSITIONS", "deviation", "most_positions", "pieces_of", "runtime", "write"]
@@ -73,6 +75,8 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
         )
     if config.norm_position == "post" and config.has_final_norm:
         demand("ctranslate2", "final_norm", True, (False,))
+    if config.relative_bias:  # CTranslate2 ignores tables of positions then
+        demand("ctranslate2", "positions", config.positions, ("none",))
     tokenizer = tokenizer_of(model, "ctranslate2")
     writer = tokenizer.target
     with torch.no_grad():
@@ -163,10 +167,13 @@ def _spec(module: Seq2Seq, banned: Sequence[int]) -> Any:
             pre_norm=config.norm_position == "pre",
             no_final_norm=not config.has_final_norm,
             activation=getattr(specs.Activation, _ACTIVATIONS[config.activation]),
+            relative_attention_bias=bool(config.relative_bias),
         )
         made.scale_embeddings = config.scale_embedding
         side: Literal["source", "target"] = "source" if stack == "encoder" else "target"
-        made.position_encodings.encodings = getattr(body, f"{side}_positions").rows(0, most_positions(config)).clone()
+        if not config.relative_bias:
+            rows = getattr(body, f"{side}_positions").rows(0, most_positions(config))
+            made.position_encodings.encodings = rows.clone()
         for spec, layer in zip(made.layer, getattr(body, stack).layers, strict=True):
             _fill_layer(spec, layer)
         if config.has_final_norm:
@@ -187,6 +194,8 @@ def _fill_layer(spec: Any, layer: Any) -> None:
     _fill_linear(spec.self_attention.linear[0], own.q_proj, own.k_proj, own.v_proj)
     _fill_linear(spec.self_attention.linear[1], own.out_proj)
     _fill_norm(spec.self_attention.layer_norm, layer.self_attn_residual.norm)
+    if own.relative_bias is not None:
+        _fill_relative_bias(spec.self_attention, own.relative_bias)
     if hasattr(layer, "cross_attn"):
         cross = layer.cross_attn
         _fill_linear(spec.attention.linear[0], cross.q_proj)
@@ -196,6 +205,19 @@ def _fill_layer(spec: Any, layer: Any) -> None:
     _fill_linear(spec.ffn.linear_0, layer.feed_forward.in_proj)
     _fill_linear(spec.ffn.linear_1, layer.feed_forward.out_proj)
     _fill_norm(spec.ffn.layer_norm, layer.feed_forward_residual.norm)
+
+
+def _fill_relative_bias(spec: Any, bias: RelativeBias) -> None:
+    """Fill T5's table (buckets, heads). As many distances have a bucket of their own as in ours, and all farther ones
+    get the same number, so that the growing buckets make no difference. In an encoder the second half of the table is
+    for keys after the query.
+    """
+    numbers, own = bias.numbers(), bias.reach + 1
+    sides = [numbers[:, :own].flip(1), numbers[:, bias.reach :]] if numbers.shape[1] > own else [numbers.flip(1)]
+    farther = [side[:, -1:].expand(-1, own) for side in sides]
+    buckets = [part for side, far in zip(sides, farther, strict=True) for part in (side, far)]
+    spec.relative_attention_bias = torch.cat(buckets, 1).T.contiguous()
+    spec.relative_attention_max_distance = numpy.dtype("int32").type(4 * own)
 
 
 def _fill_linear(spec: Any, *layers: Any) -> None:

@@ -21,6 +21,7 @@ from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads
 from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.attention import masked_weights
+from manyheads.nn.positions import NoPositions
 
 __all__ = [
     "CrossProjections",
@@ -77,8 +78,10 @@ def _attend_by_distance(
 def graph_positions(module: nn.Module, first: int, length: int, like: Tensor) -> Tensor:
     """Return the addends of positions first, first + 1, ...: (length, d_model).
 
-    Args: module: `SinusoidalPositions` or `LearnedPositions`.
+    Args: module: `SinusoidalPositions`, `LearnedPositions` or `NoPositions`.
     """
+    if isinstance(module, NoPositions):
+        return torch.zeros(1, 1)
     places = torch.arange(first, first + length, device=like.device)
     weight = getattr(module, "weight", None)
     if isinstance(weight, Tensor):

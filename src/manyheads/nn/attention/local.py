@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.attention.multi_head import merge_heads, split_heads, width_of_heads
+from manyheads.nn.attention.slopes import PENALTY_UNIT, local_slopes
 from manyheads.nn.attention.state import State, register_state
 from manyheads.nn.chunking import real_chunks
 from manyheads.nn.kernels.dropout import dropout
@@ -23,11 +24,7 @@ from manyheads.nn.kernels.softmax import masked_softmax
 from manyheads.nn.linear import Linear, initialise
 from manyheads.nn.shapes import Bool, Float, Int
 
-__all__ = ["LocalCache", "LocalSelfAttention", "distance_penalty", "local_attention", "local_slopes", "spread_chunks"]
-
-# A trained penalty is stored divided by this: a step moves every number by about the learning rate, and penalties are
-# larger than the weights for which learning rates are chosen.
-_PENALTY_UNIT = 10.0
+__all__ = ["LocalCache", "LocalSelfAttention", "distance_penalty", "local_attention", "spread_chunks"]
 
 
 def local_attention(
@@ -131,19 +128,6 @@ def spread_chunks(
     spread = weights.new_zeros(batch, heads, chunks, chunk_len, chunks * chunk_len)
     # Beyond the ends of the sequence a neighbour is another chunk, for which the weights are zero.
     return spread.scatter_add(4, keys, weights).flatten(2, 3)[:, :, :length, :length]
-
-
-def local_slopes(num_heads: int) -> Float[Tensor, " heads"]:
-    """Return the slope of each head: what is subtracted from a score per position of distance.
-
-    Slopes are 1/2 to 1/128, evenly spaced in log scale.
-
-    Paper: Press et al. 2022, "Train Short, Test Long" (ALiBi), arXiv:2108.12409, sec. 3. Differs: the paper's slopes of
-        n heads are 2^(-8 i / n), so with 4 heads the steepest is 1/4. A local layer has a short window, in which one
-        head needs a steeper slope to select the position before its own.
-    """
-    steepest_first = torch.linspace(1, 7, num_heads, device="cpu")
-    return 2.0**-steepest_first if num_heads > 1 else torch.tensor([0.5], device="cpu")
 
 
 def distance_penalty(
@@ -260,12 +244,12 @@ class LocalSelfAttention(nn.Module):
         initialise(self.q_proj, self.k_proj, self.v_proj, self.out_proj)
         if self.distance_penalties is not None:
             with torch.no_grad():
-                self.distance_penalties.copy_(self._slopes_times_distances() / _PENALTY_UNIT)
+                self.distance_penalties.copy_(self._slopes_times_distances() / PENALTY_UNIT)
 
     def penalties(self) -> Float[Tensor, "heads distances"] | None:
         """Return what is subtracted from the scores at each distance; None: nothing."""
         if self.distance_penalties is not None:
-            return self.distance_penalties * _PENALTY_UNIT
+            return self.distance_penalties * PENALTY_UNIT
         return self._slopes_times_distances() if self.sloped else None
 
     def _slopes_times_distances(self) -> Float[Tensor, "heads distances"]:

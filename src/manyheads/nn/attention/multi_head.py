@@ -15,6 +15,7 @@ from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.head_masks import mask_heads
 from manyheads.nn.attention.masks import Dense, Mask, refuse_tensor
 from manyheads.nn.attention.planned import PlannedKeyValues
+from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_scores, masked_weights
 from manyheads.nn.kernels.dropout import dropout
@@ -118,6 +119,7 @@ class MultiHeadAttention(nn.Module):
             "out_proj").
         score: module or function (query, key) -> scores (batch, heads, q_len, k_len) that replaces the scaled dot
             product.
+        relative_bias: numbers that are added to the scores by distance, for self-attention; layers can share it.
 
     Raises: ConfigError: num_heads is below 1, head_dim is None and num_heads does not divide d_model, or bias contains
         another name.
@@ -143,6 +145,7 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         bias: bool | Collection[str] = True,
         score: nn.Module | ScoreFunction | None = None,
+        relative_bias: RelativeBias | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -157,11 +160,12 @@ class MultiHeadAttention(nn.Module):
         self.v_proj = Linear(value_dim or key_dim, inner_value, bias="v_proj" in biased)
         self.out_proj = Linear(inner_value, d_model, bias="out_proj" in biased)
         self.score = score
+        self.relative_bias = relative_bias
         self.weights_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier-uniform weights, zero biases."""
+        """Xavier-uniform weights, zero biases; see also `RelativeBias.reset_parameters`."""
         initialise(self.q_proj, self.k_proj, self.v_proj, self.out_proj)
 
     def forward(
@@ -233,7 +237,7 @@ class MultiHeadAttention(nn.Module):
         """
         q, k, v = self._project_together(x)
         past.write(k, v)
-        shared = past.shared()
+        shared = past.shared() if self.relative_bias is None else None  # shared keys are not in the order of positions
         if shared is None or x.shape[1] > 1 or mask is not None or self.needs_weights:
             return self.attend(q, *past.filled(), mask, past.length)
         # The rows of a group query all its keys in one product: (rows, heads, 1, d) -> (groups, heads, branches, d).
@@ -280,7 +284,7 @@ class MultiHeadAttention(nn.Module):
         if self.needs_weights:
             return self._attend_openly(q, k, v, mask, first_query, head_mask)[0]
         rate = self.dropout_rate if self.training else 0.0
-        heads = dot_product_attention(q, k, v, mask, rate, first_query=first_query)
+        heads = dot_product_attention(q, k, v, self._with_relative_bias(mask), rate, first_query=first_query)
         out: Tensor = self.out_proj(merge_heads(mask_heads(heads, head_mask)))
         return out
 
@@ -301,7 +305,10 @@ class MultiHeadAttention(nn.Module):
 
     def attention_weights(self, q: Tensor, k: Tensor, mask: Mask | None = None, first_query: int = 0) -> Tensor:
         """Return the weights of projected queries and keys before dropout: (batch, heads, q_len, k_len)."""
-        return masked_weights(self.get_scores(q, k), mask, first_query)
+        return masked_weights(self.get_scores(q, k), self._with_relative_bias(mask), first_query)
+
+    def _with_relative_bias(self, mask: Mask | None) -> Mask | None:
+        return mask if self.relative_bias is None else self.relative_bias() & mask
 
     def _check_widths(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         key = query if key is None else key

@@ -22,6 +22,7 @@ _AXES = {
     "v_proj": 0,
     "out_proj": 1,
     "score": 0,
+    "relative_bias": 0,
     "position_proj": 0,
     "content_bias": 0,
     "position_bias": 0,

@@ -1,0 +1,85 @@
+"""A trained number for each head and distance between query and key, added to the scores of self-attention.
+
+Paper: Raffel et al. 2020, "Exploring the Limits of Transfer Learning", arXiv:1910.10683, sec. 2.1 (T5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.errors import ConfigError
+from manyheads.nn.attention.masks import Mask
+from manyheads.nn.attention.slopes import PENALTY_UNIT, local_slopes
+from manyheads.nn.attention.state import register_state
+from manyheads.nn.shapes import Float
+
+__all__ = ["ByDistance", "RelativeBias"]
+
+
+@register_state
+@dataclass(frozen=True)
+class ByDistance(Mask):
+    """Numbers added to the scores by the distance from the query to the key; all pairs are allowed.
+
+        >>> mask = ByDistance(torch.tensor([[-2.0, -1.0, 0.0]]), before=2)
+        >>> mask.bias(torch.tensor([3]), torch.arange(4)).tolist()
+        [[[[-2.0, -2.0, -1.0, 0.0]]]]
+
+    values: (heads, distances). before: column of the query's own position. Keys farther away than the first or the last
+        column have that column.
+    """
+
+    values: Tensor
+    before: int
+
+    def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=keys.device)
+
+    def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
+        column = (keys[None, :] - queries[:, None] + self.before).clamp(0, self.values.shape[1] - 1)
+        return self.values[:, column][None]
+
+
+class RelativeBias(nn.Module):
+    """A trained number for each head and distance.
+
+        >>> bias = RelativeBias(num_heads=4, reach=8, causal=True)
+        >>> bias.numbers().shape  # distances -8 to 0
+        torch.Size([4, 9])
+
+    Paper: Raffel et al. 2020, sec. 2.1. Differs: each distance up to `reach` has a number of its own, where T5 has
+        buckets that grow with the distance; and the numbers begin at -slope x distance (`slopes.local_slopes`), not at
+        random.
+    Args:
+        num_heads: number of heads.
+        reach: largest distance with a number of its own; farther keys have the number of this one.
+        causal: no query sees a later key, so these have no numbers.
+
+    Raises: ConfigError: num_heads or reach is below 1.
+    """
+
+    def __init__(self, num_heads: int, reach: int, *, causal: bool) -> None:
+        super().__init__()
+        if num_heads < 1 or reach < 1:
+            raise ConfigError(f"num_heads {num_heads} and reach {reach} of a relative bias must be at least 1.")
+        self.reach = reach
+        self.table = nn.Parameter(torch.empty(num_heads, reach + 1 + (0 if causal else reach)))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """-slope x distance."""
+        num_heads, columns = self.table.shape
+        distances = (torch.arange(columns, device="cpu") - self.reach).abs()
+        self.table.copy_(-local_slopes(num_heads)[:, None] * distances / PENALTY_UNIT)
+
+    def numbers(self) -> Float[Tensor, "heads distances"]:
+        """Return what is added to the scores, from distance -reach (a key before the query) on."""
+        return self.table * PENALTY_UNIT
+
+    def forward(self) -> ByDistance:
+        """Return the numbers as a mask."""
+        return ByDistance(self.numbers(), before=self.reach)
