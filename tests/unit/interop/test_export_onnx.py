@@ -58,6 +58,8 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "post-norm, uneven stacks": {"num_decoder_heads": 4, "decoder_d_ff": 24},
     "pre-norm, learned positions": {"norm_position": "pre", "positions": "learned", "max_len": 40},
     "halves, no bias, quick gelu": {"positions": "sinusoidal_halves", "bias": False, "activation": "quick_gelu"},
+    "relative bias": {"relative_bias": 2},
+    "relative bias, no positions": {"relative_bias": 3, "positions": "none", "norm_position": "pre"},
     "additive, unbiased, all tied": {
         "attention": ATTENTIONS["additive"](),
         "norm": "unbiased",

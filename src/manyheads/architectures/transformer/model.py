@@ -187,10 +187,7 @@ class Transformer(nn.Module):
             layers=layers,
             mask=Causal() if new_len > 1 else None,  # a single new token may attend to all earlier ones
             source_seen=state.source_seen,
-            can_compile=new_len == 1
-            and length > 0
-            and not self.decoder.needs_weights
-            and not self.config.relative_bias,
+            can_compile=new_len == 1 and length > 0 and not self.decoder.needs_weights,
         )
         return step, after
 

@@ -75,8 +75,12 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
         )
     if config.norm_position == "post" and config.has_final_norm:
         demand("ctranslate2", "final_norm", True, (False,))
-    if config.relative_bias:  # CTranslate2 ignores tables of positions then
-        demand("ctranslate2", "positions", config.positions, ("none",))
+    if config.relative_bias and config.positions != "none":
+        raise ConfigError(
+            "the format ctranslate2 cannot hold a model with both model.relative_bias and model.positions"
+            f" {config.positions!r}: with a relative bias it adds no positions. Train with model.positions none, or use"
+            " another format or manyheads itself."
+        )
     tokenizer = tokenizer_of(model, "ctranslate2")
     writer = tokenizer.target
     with torch.no_grad():

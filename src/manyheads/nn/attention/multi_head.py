@@ -237,13 +237,16 @@ class MultiHeadAttention(nn.Module):
         """
         q, k, v = self._project_together(x)
         past.write(k, v)
-        shared = past.shared() if self.relative_bias is None else None  # shared keys are not in the order of positions
+        shared = past.shared()
         if shared is None or x.shape[1] > 1 or mask is not None or self.needs_weights:
             return self.attend(q, *past.filled(), mask, past.length)
         # The rows of a group query all its keys in one product: (rows, heads, 1, d) -> (groups, heads, branches, d).
         keys, values, seen = shared
         queries = q.reshape(seen.shape[0], seen.shape[2], *q.shape[1::2]).transpose(1, 2)
-        return self.attend(queries, keys, values, Dense(seen)).flatten(0, 1)[:, None]
+        allowed: Mask = Dense(seen)
+        if self.relative_bias is not None:
+            allowed = allowed & self.relative_bias.of_slots(seen, past.length)
+        return self._attend_directly(queries, keys, values, allowed).flatten(0, 1)[:, None]
 
     def step_across(self, x: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> Tensor:
         """Attention of new positions to projected keys and values that several rows share, such as a sentence's source.
@@ -283,10 +286,7 @@ class MultiHeadAttention(nn.Module):
         """Attend with projected heads, merge the heads and apply the output projection: (batch, q_len, d_model)."""
         if self.needs_weights:
             return self._attend_openly(q, k, v, mask, first_query, head_mask)[0]
-        rate = self.dropout_rate if self.training else 0.0
-        heads = dot_product_attention(q, k, v, self._with_relative_bias(mask), rate, first_query=first_query)
-        out: Tensor = self.out_proj(merge_heads(mask_heads(heads, head_mask)))
-        return out
+        return self._attend_directly(q, k, v, self._with_relative_bias(mask), first_query, head_mask)
 
     @property
     def needs_weights(self) -> bool:
@@ -324,6 +324,21 @@ class MultiHeadAttention(nn.Module):
                 f"the key has shape {tuple(key.shape)} and the value {tuple(value.shape)}: {key.shape[-2]} keys and"
                 f" {value.shape[-2]} values; each key needs one value."
             )
+
+    def _attend_directly(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask | None,
+        first_query: int = 0,
+        head_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Return the result of `attend`. mask: with the relative bias."""
+        rate = self.dropout_rate if self.training else 0.0
+        heads = dot_product_attention(q, k, v, mask, rate, first_query=first_query)
+        out: Tensor = self.out_proj(merge_heads(mask_heads(heads, head_mask)))
+        return out
 
     def _attend_openly(
         self,

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
-from manyheads.nn.attention.masks import Mask
+from manyheads.nn.attention.masks import Bias, Mask
 from manyheads.nn.attention.slopes import PENALTY_UNIT, local_slopes
 from manyheads.nn.attention.state import register_state
-from manyheads.nn.shapes import Float
+from manyheads.nn.shapes import Bool, Float
 
 __all__ = ["ByDistance", "RelativeBias"]
 
@@ -83,3 +83,11 @@ class RelativeBias(nn.Module):
     def forward(self) -> ByDistance:
         """Return the numbers as a mask."""
         return ByDistance(self.numbers(), before=self.reach)
+
+    def of_slots(self, seen: Bool[Tensor, "groups 1 branches slots"], length: int) -> Bias:
+        """Return the numbers for one query in each branch of a group, at position `length`.
+
+        Args: seen: the slots that each branch sees, in the order of their positions (see `planned.Slots`).
+        """
+        column = (seen.long().cumsum(-1) - 1 - length + self.reach).clamp(0, self.reach)
+        return Bias(self.numbers()[:, column[:, 0]].transpose(0, 1))

@@ -29,6 +29,8 @@ HELD: dict[str, dict[str, Any]] = {
     "apart": {"tie_embeddings": "none", "head_bias": True, "scale_embedding": False},
     "more rows than pieces": {"tie_embeddings": "decoder", "source_vocab_size": 345},
     "another epsilon": {"norm_eps": 1e-2},
+    "relative bias": {"relative_bias": 3, "positions": "none", "norm_position": "pre"},
+    "a relative bias beyond most tokens": {"relative_bias": 30, "positions": "none", "num_decoder_heads": 4},
     **{name: {"activation": name} for name in ("gelu", "gelu_tanh", "swish", "quick_gelu", "tanh", "sigmoid")},
 }
 
@@ -103,6 +105,7 @@ def test_sinusoidal_positions_reach_far(tmp_path: Path) -> None:
         ({"activation": "mish"}, "model.activation 'mish'"),
         ({"norm": "unbiased"}, "model.norm 'unbiased'"),
         ({"final_norm": True}, "model.final_norm True"),
+        ({"relative_bias": 3}, "both model.relative_bias and model.positions 'sinusoidal'"),
         ({"num_encoder_layers": 0}, "model.num_encoder_layers 0"),
         ({"with_tokenizer": False}, "no tokenizer"),
     ],
