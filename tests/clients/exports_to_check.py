@@ -60,6 +60,7 @@ _TRANSLATORS: dict[str, dict[str, Any]] = {
     "pre-norm": {"norm_position": "pre", "num_decoder_heads": 4, "decoder_d_ff": 40},
     "learned": {"norm_position": "pre", "positions": "learned", "max_len": 128, "activation": "gelu"},
     "two-vocabularies": {"tie_embeddings": "decoder", "positions": "sinusoidal_halves"},
+    "relative-bias": {"norm_position": "pre", "positions": "none", "relative_bias": 4},
 }
 
 
@@ -90,11 +91,14 @@ def copy_given(work: Path, model: str) -> list[Path]:
 
 def write_exports(folder: Path) -> None:
     """Write the model in each format that holds it; each is compared by the export itself, too."""
-    kind = load(folder / "model").config.architecture
+    config: Any = load(folder / "model").config
+    of_transformer = ["ctranslate2", "ctranslate2-int8", "onnx", "onnx-int8"]
+    if not getattr(config, "relative_bias", 0):
+        of_transformer.insert(0, "transformers")
     formats = {
-        "transformer": ["transformers", "ctranslate2", "ctranslate2-int8", "onnx", "onnx-int8"],
+        "transformer": of_transformer,
         "reformer": ["transformers"],
-    }.get(kind, ["onnx"])
+    }.get(config.architecture, ["onnx"])
     for name in formats:
         to, _, quantization = name.partition("-")
         export_model(folder / "model", folder / name, ExportOptions(to=to, quantization=quantization or None))

@@ -43,6 +43,7 @@ def position_tables(model: nn.Module, length: int) -> Iterator[PositionTable]:
 
     from manyheads.nn.attention.local import LocalSelfAttention
     from manyheads.nn.attention.relative import DistanceEncoding
+    from manyheads.nn.attention.relative_bias import RelativeBias
     from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
 
     for path, module in model.named_modules():
@@ -63,6 +64,11 @@ def position_tables(model: nn.Module, length: int) -> Iterator[PositionTable]:
             elif isinstance(module, LocalSelfAttention) and module.sloped:
                 penalties = cast("Tensor", module.penalties()).T[:length]
                 yield PositionTable(penalties, f"Penalty of each head (feature): {name}", "distance")
+            elif isinstance(module, RelativeBias):
+                before = module.numbers()[:, : module.reach + 1].flip(1).T
+                yield PositionTable(
+                    before[:length], f"Bias of each head (feature) for earlier tokens: {name}", "distance"
+                )
 
 
 def first_table(model: nn.Module, name: str, length: int) -> PositionTable:

@@ -128,5 +128,5 @@ def test_sizes_below_one_are_refused(heads: int, reach: int) -> None:
 
 
 def test_no_positions_need_a_relative_bias() -> None:
-    with pytest.raises(ConfigError, match="does not know the order of the tokens; set model.relative_bias"):
+    with pytest.raises(ConfigError, match="does not know the order of the tokens; set"):
         replace(PRESETS["debug"], positions="none")

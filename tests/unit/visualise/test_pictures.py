@@ -16,6 +16,7 @@ import torch
 import manyheads.visualise
 from manyheads.errors import DataError, MissingExtraError, RequestError, SaveError, ShapeError
 from manyheads.nn.attention.local import LocalSelfAttention
+from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.visualise.attention import MAX_LABELS, attention_figure
 from manyheads.visualise.buckets import buckets_figure
 from manyheads.visualise.confusion import confusion_figure
@@ -197,6 +198,12 @@ def test_penalties_of_distances_of_a_model_without_positions() -> None:
     assert found.table.tolist() == pytest.approx(np.outer(range(5), [1 / 2, 1 / 128]))
     with pytest.raises(RequestError, match="no table of positions to draw: it has no positions"):
         first_table(LocalSelfAttention(8, 2, chunk_len=4), "model", 5)
+
+
+def test_relative_bias_of_earlier_tokens() -> None:
+    found = first_table(RelativeBias(2, 3, causal=False), "model", 3)
+    assert found.place_name == "distance"
+    assert found.table.tolist() == pytest.approx(-np.outer(range(3), [1 / 2, 1 / 128]))
 
 
 def test_one_curve_per_schedule() -> None:

@@ -22,7 +22,7 @@ from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.kernels.recomputation import recomputed
 from manyheads.nn.kernels.reversible import through_sublayers
-from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions, positions_of_kind
+from manyheads.nn.positions import AxialPositions, positions_of_kind
 from manyheads.nn.precision import low_precision
 from manyheads.nn.shapes import Float, Int
 
@@ -185,7 +185,7 @@ class Reformer(nn.Module):
         return torch.cat([join(x1[:, part], x2[:, part]) for part in chunk_slices(x1.shape[1], chunk_len)], dim=1)
 
 
-def _positions_of(config: ReformerConfig) -> AxialPositions | LearnedPositions | SinusoidalPositions | None:
+def _positions_of(config: ReformerConfig) -> nn.Module | None:
     if config.positions == "none":
         return None
     if config.positions == "axial":

@@ -190,7 +190,12 @@ def _shape(facts: Facts, width: _Width, d_model: int, steps: int) -> list[Choice
         *(Choice(f"model.{name}", width.num_layers, f"for d_model {d_model}") for name in _layer_names(facts)),
     ]
     if facts.kind == "pairs":
-        return [*found, Choice("model.norm_position", "pre", "trains without a long warm-up")]
+        return [
+            *found,
+            Choice("model.norm_position", "pre", "trains without a long warm-up"),
+            Choice("model.relative_bias", 16, "the order of words is learned sooner than from sinusoids"),
+            Choice("model.positions", "none", "the distances of the relative bias are enough"),
+        ]
     return [*found, Choice("model.memory_len", _segment_len(facts), "one segment of memory")]
 
 
