@@ -68,8 +68,12 @@ def test_parts_are_the_whole(ranks: Ranks, tmp_path: Path, kind: str) -> None:
     compare(ranks, tmp_path, kind, {3: "fsdp"}, tolerance=1e-9, steps=6, dropout=kind not in EXEMPT_DROPOUT)
 
 
-def test_muon_in_parts(ranks: Ranks, tmp_path: Path) -> None:
-    sections = {"optimiser": {"name": "muon"}}
+SHARED = {"relative_bias": 3, "positions": "none", "num_encoder_layers": 2, "num_decoder_layers": 2}
+
+
+@pytest.mark.parametrize("model", [{}, SHARED], ids=["plain", "parameters that layers share"])
+def test_muon_in_parts(ranks: Ranks, tmp_path: Path, model: dict[str, Any]) -> None:
+    sections = {"optimiser": {"name": "muon"}, "model": model}
     compare(ranks, tmp_path, "transformer", {2: "fsdp"}, tolerance=1e-9, steps=6, sections=sections, dropout=False)
 
 

@@ -59,8 +59,9 @@ def shardable(model: nn.Module, candidates: Sequence[nn.Module]) -> list[nn.Modu
 
 
 def _uses(model: nn.Module) -> Counter[nn.Parameter]:
-    """Return by how many modules each parameter is used."""
-    return Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
+    """Return by how many modules each parameter is used; a module that occurs twice counts twice."""
+    modules = (module for _, module in model.named_modules(remove_duplicate=False))
+    return Counter(parameter for module in modules for parameter in module.parameters(recurse=False))
 
 
 def accumulating(module: nn.Module) -> AbstractContextManager[Any]:
