@@ -93,8 +93,9 @@ def copy() -> TrainConfig:
 def demo(precision: str = "bf16") -> TrainConfig:
     """A translator from 60,000 embedded sentence pairs in five minutes on two cores.
 
-    Small batches, two layers, Muon, and embeddings that begin from co-occurrence, because the time allows only a few
-    passes over the data, so more steps help more than more layers. See EXPERIMENTS.md.
+    Small batches, two layers, Muon, distances in place of positions, and embeddings that begin from co-occurrence,
+    because the time allows only a few passes over the data, so more steps help more than more layers. See
+    EXPERIMENTS.md.
 
     Args: precision: of the run. In fp32 a machine has a quarter of the speed or less, and a smaller model learns more
         in the same time.
