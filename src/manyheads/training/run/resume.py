@@ -43,7 +43,12 @@ _MAY_CHANGE = (
 digest.)"""
 
 
-_FORMERLY = {"data.bpe_dropout": 0.0, "initial.embeddings": "random"}
+_FORMERLY = {
+    "data.bpe_dropout": 0.0,
+    "initial.embeddings": "random",
+    "model.relative_bias": 0,
+    "model.train_slopes": False,
+}
 """Settings that older versions did not record, with the value that those versions used."""
 
 
