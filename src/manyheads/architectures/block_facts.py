@@ -21,7 +21,7 @@ from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.heads.spans import SpanHead
 from manyheads.nn.norm import UnbiasedLayerNorm
 from manyheads.nn.pooling import TextPooling
-from manyheads.nn.positions import AxialPositions, LearnedPositions, NoPositions, SinusoidalPositions
+from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
 
 __all__ = ["Facts", "attention_name", "block_facts", "matrices_of"]
 
@@ -200,8 +200,6 @@ def _positions(module: nn.Module) -> Facts:
     if isinstance(module, AxialPositions):
         grid, dims = " x ".join(map(str, module.shape)), " + ".join(map(str, module.dims))
         return _facts("positions", "Axial positions", f"grid {grid}, widths {dims}")
-    if isinstance(module, NoPositions):
-        return _facts("positions", "No positions", "order from distances in attention")
     if isinstance(module, DistanceEncoding):
         return _facts("positions", "Distances", "sinusoids of i - j")
     return _facts("other", type(module).__name__)
