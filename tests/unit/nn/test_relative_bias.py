@@ -9,9 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from manyheads.architectures.head_names import Head
+from manyheads.architectures.pruning import masks_without, prune
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.presets import PRESETS
 from manyheads.errors import ConfigError
+from manyheads.interop.marian import Marian
 from manyheads.nn import Causal, KeyValueState, Lengths, MultiHeadAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.attention.slopes import local_slopes
@@ -119,6 +122,26 @@ def test_layers_share_the_numbers_unless_heads_are_pruned() -> None:
     copied = copy.deepcopy(shared)
     layers = copied.body.encoder.layers
     assert layers[0].self_attn.relative_bias is layers[1].self_attn.relative_bias
+
+
+def test_a_pruned_model_keeps_the_numbers_of_the_heads_that_are_left() -> None:
+    torch.manual_seed(0)
+    config = replace(PRESETS["debug"], source_vocab_size=9, target_vocab_size=9, relative_bias=2, positions="none")
+    model = build_model(config).eval()
+    for name, parameter in model.named_parameters():
+        if "relative_bias" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    removed = {Head("encoder", 0, 0), Head("decoder", 1, 1)}
+    source, lengths, target = torch.randint(3, 9, (2, 6)), torch.tensor([6, 4]), torch.randint(3, 9, (2, 5))
+    wanted = model.body(source, lengths, target, head_masks=masks_without(model, removed))
+    found = prune(model, removed).body(source, lengths, target)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+def test_the_classes_of_transformers_are_refused() -> None:
+    config = replace(PRESETS["debug"], source_vocab_size=9, target_vocab_size=9, relative_bias=2)
+    with pytest.raises(ConfigError, match="cannot hold a model with relative_bias 2"):
+        Marian.describe(build_model(config))
 
 
 @pytest.mark.parametrize(("heads", "reach"), [(0, 3), (4, 0)])

@@ -133,8 +133,8 @@ class TransformerConfig:
                 )
         if self.positions == "none" and not self.relative_bias:
             raise ConfigError(
-                "model.positions is none and model.relative_bias is 0, so the encoder does not know the order of the"
-                " tokens; set model.relative_bias to a distance, for example 16, or choose other positions.",
+                "model.positions none needs a relative bias. model.relative_bias is 0, and the encoder does not know"
+                " the order of the tokens; set it to a distance, for example 16, or choose other positions.",
                 fields=("positions", "relative_bias"),
             )
         self._check_layer_heads()

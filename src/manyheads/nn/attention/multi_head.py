@@ -165,7 +165,7 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier-uniform weights, zero biases; see also `RelativeBias.reset_parameters`."""
+        """Xavier-uniform weights, zero biases. A relative bias stays as it is, because other layers may share it."""
         initialise(self.q_proj, self.k_proj, self.v_proj, self.out_proj)
 
     def forward(

@@ -88,6 +88,8 @@ class RelativeBias(nn.Module):
         """Return the numbers for one query in each branch of a group, at position `length`.
 
         Args: seen: the slots that each branch sees, in the order of their positions (see `planned.Slots`).
+
+        Returns: values of shape (groups, heads, branches, slots); those of slots that are not seen have no meaning.
         """
         column = (seen.long().cumsum(-1) - 1 - length + self.reach).clamp(0, self.reach)
         return Bias(self.numbers()[:, column[:, 0]].transpose(0, 1))

@@ -1,4 +1,4 @@
-"""What is subtracted from the scores of near and far keys before training."""
+"""Slopes: before training, each head subtracts slope x distance from the scores."""
 
 from __future__ import annotations
 
