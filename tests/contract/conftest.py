@@ -111,13 +111,18 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "transformer-classifier": {
         "debug": {},
         "first position, post-norm": {"pooling": "first", "norm_position": "post", "positions": "learned"},
+        "relative bias, no positions": {"relative_bias": 3, "positions": "none"},
     },
     "reformer-classifier": {
         "debug": {},
         "exact, first position, plain": {"layers": ("full",), "pooling": "first", "reversible": False},
         "slopes in local layers": {"local_slopes": True},
     },
-    "transformer-spans": {"debug": {}, "no window, post-norm": {"window": 1, "norm_position": "post"}},
+    "transformer-spans": {
+        "debug": {},
+        "no window, post-norm": {"window": 1, "norm_position": "post"},
+        "relative bias": {"relative_bias": 3},
+    },
 }
 """Changes to the debug preset. `on SDPA` sends dot products there, which short sequences never reach by themselves."""
 

@@ -13,7 +13,7 @@ from manyheads.architectures.transformer.model import Encoder
 from manyheads.nn.attention.masks import Lengths
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
-from manyheads.nn.positions import LearnedPositions, SinusoidalPositions
+from manyheads.nn.positions import positions_of_kind
 from manyheads.nn.precision import low_precision
 from manyheads.nn.shapes import Float, Int
 
@@ -29,11 +29,7 @@ class TransformerEncoder(nn.Module):
     def __init__(self, config: TransformerClassifierConfig) -> None:
         super().__init__()
         self.embedding = TokenEmbedding(config.vocab_size, config.d_model)
-        self.positions = (
-            LearnedPositions(config.d_model, max_len=config.max_len)
-            if config.positions == "learned"
-            else SinusoidalPositions(config.d_model)
-        )
+        self.positions = positions_of_kind(config.positions, config.d_model, config.max_len)
         self.dropout = Dropout(config.dropout)
         self.encoder = Encoder(config.stack)
 

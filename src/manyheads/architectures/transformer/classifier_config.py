@@ -38,8 +38,10 @@ class TransformerClassifierConfig:
         activation: of the feed-forward layers; `gelu` is exact, `gelu_tanh` and `quick_gelu` approximate it.
         norm_position: `post`: LN(x + f(x)) as in the paper; `pre`: x + f(LN(x)), and one more norm after the last
             layer.
-        positions: `sinusoidal` (sec. 3.5) or `learned`.
+        positions: `sinusoidal` (sec. 3.5), `learned`, or `none`, which needs relative_bias.
         max_len: table size of learned positions, in tokens; sinusoidal ones have no limit.
+        relative_bias: self-attention adds a trained number for each head and distance to the scores, up to this
+            distance; see `TransformerConfig`. 0: none.
         attention: the score function.
 
     Raises: ConfigError: sizes are not positive or not divisible, a rate is outside [0, 1), or a label is empty or
@@ -62,8 +64,9 @@ class TransformerClassifierConfig:
     feed_forward_dropout: float = 0.0
     activation: Activation = "relu"
     norm_position: Literal["post", "pre"] = "pre"
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
     max_len: int = 1024
+    relative_bias: int = 0
     attention: AttentionConfig = field(default_factory=DotProductAttentionConfig)
 
     def __post_init__(self) -> None:

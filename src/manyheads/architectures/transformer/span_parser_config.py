@@ -39,6 +39,8 @@ class TransformerSpanParserConfig:
         activation: of the feed-forward layers.
         norm_position: `pre`: x + f(LN(x)), and one more norm after the last layer; `post`: LN(x + f(x)).
         max_len: longest sentence in words.
+        relative_bias: self-attention adds a trained number for each head and distance to the scores, up to this
+            distance; see `TransformerConfig`. 0: none.
 
     Raises: ConfigError: sizes are not positive or not divisible, d_model is odd, a rate is outside [0, 1), window is
         even, or a label or tag is empty or occurs twice.
@@ -68,6 +70,7 @@ class TransformerSpanParserConfig:
     activation: Activation = "relu"
     norm_position: Literal["post", "pre"] = "pre"
     max_len: int = 256
+    relative_bias: int = 0
 
     def __post_init__(self) -> None:
         check(self, "model.", between(1, MOST_UNITS), "span_dim", "num_affixes")
