@@ -17,7 +17,7 @@ from manyheads.nn.heads.spans import SpanHead, span_places
 from manyheads.nn.kernels.chart import span_probabilities
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["Charts", "SpanParser", "check_labels_and_tags"]
+__all__ = ["Charts", "SpanParser", "SpanProbabilities", "charts_of", "check_labels_and_tags"]
 
 
 LEAST_PROBABILITY = 0.45
@@ -25,6 +25,18 @@ LEAST_PROBABILITY = 0.45
 
 A lower value gives more constituents, both correct and wrong ones.
 """
+
+
+class SpanProbabilities(NamedTuple):
+    """What a model says about a sentence; padding is undefined.
+
+    constituents: `constituents[b, s, l]`, the probability that span s (see `span_places`) is a constituent with label
+        l; label 0, `no constituent`, is left out, so l counts from 1 and has column l - 1.
+    tags: of each word.
+    """
+
+    constituents: Float[Tensor, "batch spans num_labels"]
+    tags: Float[Tensor, "batch words num_tags"]
 
 
 class Charts(NamedTuple):
@@ -83,13 +95,13 @@ class SpanParser(EncoderWithHead):
         logits = self.head.span_logits(self.body(pieces, affixes, lengths))
         return F.pad(logits, (1, 0)).log_softmax(dim=2, dtype=torch.promote_types(logits.dtype, torch.float32))
 
-    def charts(
+    def probabilities(
         self,
         pieces: Int[Tensor, "batch words pieces"],
         affixes: Int[Tensor, "batch words hashes"],
         lengths: Int[Tensor, " batch"],
-    ) -> Charts:
-        """Return the best label of each span and the best tag of each word; padding is undefined. See `SpanBatch`."""
+    ) -> SpanProbabilities:
+        """Return the probabilities of all constituents and tags, in float32 or float64. See `SpanBatch`."""
         states = self.body(pieces, affixes, lengths)
         logits = self.head.span_logits(states)
         logits = F.pad(logits.to(torch.promote_types(logits.dtype, torch.float32)), (1, 0))
@@ -97,12 +109,36 @@ class SpanParser(EncoderWithHead):
         first, last = span_places(num_words, pieces.device)
         sums = logits.new_zeros(rows, num_words, num_words)
         sums[:, first, last] = logits.logsumexp(dim=2)
-        of_labels, best = logits.log_softmax(dim=2)[:, :, 1:].max(dim=2)
-        scores, labels = torch.zeros_like(sums), torch.zeros_like(sums, dtype=torch.long)
-        scores[:, first, last] = of_labels.exp()
-        scores = (scores * span_probabilities(sums, lengths) - LEAST_PROBABILITY).clamp(min=0.0)
-        labels[:, first, last] = best + 1
-        return Charts(scores, labels * (scores > 0), self.head.tag_logits(states).argmax(dim=-1))
+        of_spans = span_probabilities(sums, lengths)[:, first, last]
+        of_labels = logits.softmax(dim=2)[:, :, 1:]
+        return SpanProbabilities(of_labels * of_spans[:, :, None], self.head.tag_logits(states).softmax(-1, logits.dtype))
+
+    def charts(
+        self,
+        pieces: Int[Tensor, "batch words pieces"],
+        affixes: Int[Tensor, "batch words hashes"],
+        lengths: Int[Tensor, " batch"],
+    ) -> Charts:
+        """Return the best label of each span and the best tag of each word; padding is undefined. See `SpanBatch`."""
+        return charts_of(self.probabilities(pieces, affixes, lengths))
+
+    def tree_log_prob(self, batch: SpanBatch) -> Float[Tensor, ""]:
+        """Return the log-probability of a batch's only tree, as one of its binary forms, and of its tags."""
+        states = self.body(batch.pieces, batch.affixes, batch.lengths)
+        spans, tags = self.head.losses(states, batch.labels, batch.tags, batch.lengths)
+        return -spans - tags
+
+
+def charts_of(probabilities: SpanProbabilities) -> Charts:
+    """Return the best label of each span and the best tag of each word."""
+    of_best, best = probabilities.constituents.max(dim=2)
+    num_words = probabilities.tags.shape[1]
+    first, last = span_places(num_words, best.device)
+    scores = of_best.new_zeros(len(best), num_words, num_words)
+    labels = torch.zeros_like(scores, dtype=torch.long)
+    scores[:, first, last] = (of_best - LEAST_PROBABILITY).clamp(min=0.0)
+    labels[:, first, last] = best + 1
+    return Charts(scores, labels * (scores > 0), probabilities.tags.argmax(dim=-1))
 
 
 def check_labels_and_tags(config: SpanParserConfig) -> None:

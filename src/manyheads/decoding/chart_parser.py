@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from manyheads.architectures.encoder_ensembles import SpanParserEnsemble
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.pretrained import read_config
 from manyheads.architectures.span_parser import SpanParser
@@ -31,7 +32,7 @@ BATCH_WORDS = 1024
 """Words of a batch, padding included."""
 
 
-class ChartParser(RunsEncoder[SpanParser]):
+class ChartParser(RunsEncoder[SpanParser | SpanParserEnsemble]):
     """A model that gives each tokenised sentence its constituent tree (Kitaev and Klein 2018, arXiv:1805.01052).
 
         parser = ChartParser.from_pretrained("runs/gum-chart-parsing")
@@ -41,6 +42,7 @@ class ChartParser(RunsEncoder[SpanParser]):
     """
 
     task = "spans"
+    ensemble = SpanParserEnsemble
 
     def __repr__(self) -> str:
         return f"ChartParser({self.model.config.architecture}, {self.device}, {self.precision})"
@@ -130,9 +132,7 @@ class ChartParser(RunsEncoder[SpanParser]):
         with self.runner.inference():
             for place, row in enumerate(rows):
                 [batch] = eval_spans(SpanStore.from_rows([row]), BATCH_WORDS)
-                moved = batch.to(self.device)
-                states = self.model.body(moved.pieces, moved.affixes, moved.lengths)
-                found[place] = -sum(map(float, self.model.head.losses(states, moved.labels, moved.tags, moved.lengths)))
+                found[place] = float(self.model.tree_log_prob(batch.to(self.device)))
                 if told is not None:
                     told(place + 1)
         refuse_nan(bool(found.isnan().any()))
@@ -162,7 +162,7 @@ def holds_chart_parser(path: str | Path) -> bool:
 
 
 def parse_batches(
-    model: SpanParser, batches: Iterator[SpanBatch], device: torch.device
+    model: SpanParser | SpanParserEnsemble, batches: Iterator[SpanBatch], device: torch.device
 ) -> Iterator[tuple[SpanBatch, list[tuple[list[str], list[tuple[int, int, str]]]]]]:
     """Yield each batch with the tags and the constituents that the model finds in each of its sentences.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.architectures.classifier import SequenceClassifier
+from manyheads.architectures.encoder_ensembles import ClassifierEnsemble
 from manyheads.data.labelled_store import LabelledStore, eval_labelled
 from manyheads.decoding.model_runner import RunsEncoder
 from manyheads.decoding.text_ids import encode_texts
@@ -35,7 +36,7 @@ class Prediction:
         return self.probabilities[self.label]
 
 
-class Classifier(RunsEncoder[SequenceClassifier]):
+class Classifier(RunsEncoder[SequenceClassifier | ClassifierEnsemble]):
     """A model that gives each text one of its labels.
 
         classifier = Classifier.from_pretrained("runs/languages")
@@ -46,6 +47,7 @@ class Classifier(RunsEncoder[SequenceClassifier]):
     """
 
     task = "classification"
+    ensemble = ClassifierEnsemble
 
     def __repr__(self) -> str:
         return (

@@ -21,7 +21,7 @@ class EnsembleOptions:
     """Other models."""
 
     ensemble: tuple[str, ...] = option(
-        "Other models of the same vocabulary; the probabilities of all models are averaged for each token.",
+        "Other models of the same vocabulary and task; the probabilities of all models are averaged.",
         default=(),
         metavar="MODEL ...",
     )

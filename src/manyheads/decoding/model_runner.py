@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import torch
 from torch import nn
 
+from manyheads.architectures.encoder_ensembles import EncoderEnsemble
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.pretrained import load, read_config, save_pretrained
 from manyheads.architectures.table import ARCHITECTURES, ModelTask
@@ -22,11 +24,11 @@ from manyheads.decoding.device import (
     narrow,
     pack,
 )
-from manyheads.errors import ModelFileError
+from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.text.sides import has_tokenizer
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["ModelRunner", "RunsEncoder", "RunsModel", "model_folder"]
+__all__ = ["ModelRunner", "RunsEncoder", "RunsModel", "check_same_vocabulary", "model_folder"]
 
 M = TypeVar("M")
 
@@ -127,12 +129,13 @@ class RunsEncoder(RunsModel[M]):
         device: the device of the model; `auto` chooses one.
         precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device; `int8`: see `Translator`.
 
-    Attributes: task: of the model, as in `ARCHITECTURES`.
+    Attributes: task: of the model, as in `ARCHITECTURES`. ensemble: the class that makes one model of several.
 
     Raises: RequestError: no such device or precision.
     """
 
     task: ClassVar[ModelTask]
+    ensemble: ClassVar[type[EncoderEnsemble[Any]]]
 
     def __init__(
         self, model: M, tokenizer: Tokenizer, device: str | torch.device = "auto", precision: Precision = "fp32"
@@ -143,7 +146,7 @@ class RunsEncoder(RunsModel[M]):
     @classmethod
     def from_pretrained(
         cls,
-        path: str | Path,
+        path: str | Path | Sequence[str | Path],
         device: str | torch.device = "auto",
         precision: Precision = "fp32",
         *,
@@ -151,25 +154,45 @@ class RunsEncoder(RunsModel[M]):
     ) -> Self:
         """Load a model from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
+        Several paths are an ensemble, which averages the models' probabilities (see `architectures.encoder_ensembles`).
+
         Raises: ModelFileError: a file is missing, damaged or refused, or the model is for another task. ConfigError,
-            DataError: the content of a file is invalid. RequestError: no such device or precision.
+            DataError: the content of a file is invalid, or the models cannot be averaged. RequestError: no such device
+            or precision.
         """
-        folder = model_folder(path, cls.task, revision)
-        tokenizer = Tokenizer.load(folder / "tokenizer.json")
+        paths = [path] if isinstance(path, str | Path) else list(path)
+        if not paths:
+            raise ConfigError("an ensemble needs at least one model, but the list of paths is empty.")
+        folders = [model_folder(one, cls.task, revision) for one in paths]
+        tokenizers = [Tokenizer.load(folder / "tokenizer.json") for folder in folders]
+        for folder, tokenizer in zip(folders[1:], tokenizers[1:], strict=True):
+            check_same_vocabulary(folders[0], tokenizers[0].digest, folder, tokenizer.digest)
         chosen = choose_device(device)
         choose_precision(precision, chosen)  # its errors come before weights are read
-        model: Any = load(folder, device=chosen)
-        if tokenizer.vocab_size > model.config.vocab_size:
-            raise ModelFileError(
-                f"{folder} does not fit together: its tokenizer has {tokenizer.vocab_size:,} ids, its model"
-                f" {model.config.vocab_size:,}. Copy the folder again."
-            )
-        made = cls(model, tokenizer, chosen, precision)
+        models: list[Any] = [load(folder, device=chosen) for folder in folders]
+        for folder, model in zip(folders, models, strict=True):
+            if tokenizers[0].vocab_size > model.config.vocab_size:
+                raise ModelFileError(
+                    f"{folder} does not fit together: its tokenizer has {tokenizers[0].vocab_size:,} ids, its model"
+                    f" {model.config.vocab_size:,}. Copy the folder again."
+                )
+        made = cls(models[0] if len(models) == 1 else cls.ensemble(models), tokenizers[0], chosen, precision)
         made.runner.prepare_weights()
         return made
 
+    @property
+    def models(self) -> list[Any]:
+        """The models of the ensemble, or the only model."""
+        return list(self.model.models) if isinstance(self.model, EncoderEnsemble) else [self.model]
+
     def save_pretrained(self, path: str | Path) -> None:
-        """Write a model folder. Raises: SaveError: it could not be written, or the weights were rounded to bf16."""
+        """Write a model folder.
+
+        Raises: SaveError: it could not be written, or the weights were rounded to bf16. RequestError: this is an
+            ensemble.
+        """
+        if isinstance(self.model, EncoderEnsemble):
+            raise RequestError("an ensemble cannot be saved as one model folder; save each of its models.")
         model: Any = self.model
         save_pretrained(model, path, tokenizer=self.tokenizer, task=self.task)
 
@@ -192,3 +215,15 @@ def model_folder(path: str | Path, task: ModelTask, revision: str | None = None)
             f"{folder} has no tokenizer.json, so it cannot read or write text; save the model with it."
         )
     return folder
+
+
+def check_same_vocabulary(first: Path, vocabulary: str, other: Path, others: str) -> None:
+    """Compare the vocabularies of two models of an ensemble. vocabulary, others: digests of theirs.
+
+    Raises: ConfigError: they differ.
+    """
+    if others != vocabulary:
+        raise ConfigError(
+            f"{other} has another vocabulary ({others[:12]}) than {first} ({vocabulary[:12]}), so their probabilities"
+            " cannot be averaged; train the models of an ensemble on data with the same tokenizer."
+        )

@@ -60,17 +60,17 @@ class Parser:
     ) -> Self:
         """Load a parser from a model folder, a run folder or `owner/name` on the Hugging Face hub.
 
-        Args: see `Translator`; several paths are an ensemble of translators.
+        Args: see `Translator`; several paths are an ensemble of parsers of one kind.
 
         Raises: as `Translator.from_pretrained`. RequestError: steps of a chart parser, which has none, are to be
             compiled.
         """
-        first = path if isinstance(path, str | Path) or len(path) != 1 else path[0]
-        if not isinstance(first, str | Path) or not holds_chart_parser(first):
+        first = path if isinstance(path, str | Path) else next(iter(path), None)
+        if first is None or not holds_chart_parser(first):
             return cls(Translator.from_pretrained(path, device, precision, compile_steps=compile_steps))
         if compile_steps:
             raise RequestError("A chart parser has no steps of a search to compile; leave out compile_steps.")
-        return cls(ChartParser.from_pretrained(first, device, precision))
+        return cls(ChartParser.from_pretrained(path, device, precision))
 
     def __repr__(self) -> str:
         return f"Parser({self.model!r})"

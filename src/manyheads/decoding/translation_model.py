@@ -20,7 +20,7 @@ from manyheads.decoding.constraints import check_ids
 from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.engines import EngineName, open_engine
 from manyheads.decoding.generation_config import load_settings
-from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
+from manyheads.decoding.model_runner import ModelRunner, RunsModel, check_same_vocabulary, model_folder
 from manyheads.decoding.reranking import Reranker, check_reranking, check_reverse
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings, check_drawing
 from manyheads.decoding.shortlist import Shortlist
@@ -243,12 +243,7 @@ def _load_model(folder: Path, tokenizer: TranslationTokenizer, device: torch.dev
 
 def _check_alike(first: Path, tokenizer: TranslationTokenizer, other: Path) -> None:
     """Raises: ConfigError: a model has another tokenizer or other languages than the first one of an ensemble."""
-    others = load_tokenizer(other)
-    if others.digest != tokenizer.digest:
-        raise ConfigError(
-            f"{other} has another vocabulary ({others.digest[:12]}) than {first} ({tokenizer.digest[:12]}), so their"
-            " probabilities cannot be averaged; train the models of an ensemble on data with the same tokenizer."
-        )
+    check_same_vocabulary(first, tokenizer.digest, other, load_tokenizer(other).digest)
     mine, its = read_languages(first), read_languages(other)
     if mine and its and set(mine) != set(its):
         shown = [", ".join(f"{source} to {target}" for source, target in pairs) for pairs in (its, mine)]

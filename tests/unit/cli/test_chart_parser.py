@@ -169,6 +169,27 @@ def test_scores_info_and_average(
     assert package.Parser.from_pretrained(tmp_path / "mean")(SENTENCE) is not None
 
 
+def test_several_as_one(place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, other = place / "run", tmp_path / "mean"
+    assert manyheads("average", run, "--last", "2", "--output", other) == 0
+    (tmp_path / "tree").write_text(TREE)
+    (tmp_path / "sentence").write_text(SENTENCE)
+    averaged = package.Parser.from_pretrained([run, other], "cpu").chart
+    capsys.readouterr()
+    assert manyheads("score", run, "--trees", tmp_path / "tree", "--ensemble", other) == 0
+    score = float(capsys.readouterr().out.split()[0])
+    assert score == pytest.approx(float(averaged.log_probs([TREE])), abs=1e-5)
+    assert score != pytest.approx(float(ChartParser.from_pretrained(run, "cpu").log_probs([TREE])), abs=1e-4)
+    assert manyheads("translate", run, tmp_path / "sentence", "--verbose", "--ensemble", other) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{TREE}\n"
+    assert f"{run} + {other} on " in shown.err
+    assert manyheads("evaluate", run, "--ensemble", other) == 0
+    shown = capsys.readouterr()
+    assert "F1 = 100.00" in shown.out
+    assert f"  model      {run} + {other}, " in shown.out
+
+
 def test_a_model_on_the_hub(
     place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +260,7 @@ def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: py
         (["translate", place / "run", tmp_path / "sentences"], "sentences: line 2 has 300 words"),
         (["translate", place / "run", tmp_path / "sentences", "--beam", "4"], "is a chart parser"),
         (["translate", place / "run", tmp_path / "sentences", "--shortlist", "9"], "leave out --shortlist"),
+        (["translate", place / "run", tmp_path / "sentences", "--rerank", "x"], "leave out --rerank"),
         (["score", place / "run", "--trees", place / "unseen.ptb"], "has the label 'INTJ', which no training tree"),
         (["train", "--preset", "chart-debug", "--run-dir", tmp_path / "r"], "prepare --task spans"),
         (

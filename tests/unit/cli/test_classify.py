@@ -176,6 +176,28 @@ def test_a_run_goes_on_from_a_classifier_with_the_same_labels(place: Path, manyh
     assert yaml.safe_load((tmp_path / "more/config.yaml").read_text())["initial"]["model"] == str(place / "run")
 
 
+def test_several_as_one(
+    place: Path, manyheads: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other = place / "run", tmp_path / "mean"
+    assert manyheads("average", run, "--last", "2", "--output", other) == 0
+    capsys.readouterr()
+    averaged = package.Classifier.from_pretrained([run, other], "cpu")
+    text = "cat and dog"
+    probability = averaged.predict([text])[0].probability
+    assert probability != package.Classifier.from_pretrained(run, "cpu").predict([text])[0].probability
+    assert classify(monkeypatch, manyheads, f"{text}\n", run, "--scores", "--ensemble", other) == 0
+    assert capsys.readouterr().out == f"animal\t{probability:.6f}\n"
+    assert manyheads("evaluate", run, "--ensemble", other) == 0
+    shown = capsys.readouterr().out
+    assert "accuracy = 100.00%" in shown
+    assert f"  model      {run} + {other}, " in shown
+    assert "pooling mean\n" in shown
+    assert manyheads("score", run, "--tsv", place / "test.tsv", "--ensemble", other) == 0
+    first = capsys.readouterr().out.splitlines()[0].split("\t")
+    assert float(first[0]) == pytest.approx(float(averaged.log_probs([ROWS[0][1]])[0, 0]), abs=1e-5)
+
+
 def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One paragraph with the remedy, exit code 2, and nothing written."""
     run, data, files = place / "run", place / "data", {}
@@ -230,6 +252,7 @@ def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: py
         ((*train, "--training.r_drop", 1), "training.r_drop is 1.0, but a classifier has labels"),
         ((*train, "--validation.best_by", "bleu"), "a classifier is judged by 'loss' or 'f1'"),
         ((*train, "--model.labels", "a", "b"), "leave model.labels out"),
+        ((*train, "--model.positions", "none"), "model.positions none needs a relative bias"),
         ((*train, "--model.vocab_size", 5), "set it to 0, which uses them all"),
         ((*train, "--model.positions", "learned", "--model.max_len", 9), "data.max_len is 64, but the model has 9"),
         (("train", "--preset", "debug", "--run-dir", new, "--data.path", data), "holds labelled texts for classifiers"),

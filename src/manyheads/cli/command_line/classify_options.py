@@ -8,6 +8,7 @@ from typing import Literal
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import argument, group, option
 from manyheads.data.lines import OnBadUtf8
+from manyheads.decoding.model_options import EnsembleOptions
 from manyheads.decoding.options import DeviceOptions
 
 __all__ = ["ClassifyOptions"]
@@ -43,6 +44,7 @@ class ClassifyOptions:
         default="fail",
     )
     lines_at_once: int = option("Number of lines that are classified together.", default=256, metavar="N")
+    models: EnsembleOptions = group(EnsembleOptions)
     run_on: DeviceOptions = group(DeviceOptions)
 
     def __post_init__(self) -> None:

@@ -41,7 +41,8 @@ def run(arguments: Sequence[str]) -> int:
     from manyheads.cli.lines.labels import LabelLines
     from manyheads.decoding.classifier import Classifier
 
-    lines = LabelLines(options.run_on.load(Classifier.from_pretrained, options.model), options)
+    models = options.models.all(options.model)
+    lines = LabelLines(options.run_on.load(Classifier.from_pretrained, models), options)
     if is_conversation(options.input) and not is_sharded(options.output):
         lines.converse()
         return 0

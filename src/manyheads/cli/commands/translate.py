@@ -78,7 +78,8 @@ def _parse_by_chart(options: TranslateOptions) -> int:
     if is_conversation(options.input):
         greet(options.model)
     device, precision = local_device(options.run_on.device), options.run_on.fixed_precision()
-    lines = TreeLines(ChartParser.from_pretrained(options.model, device, precision), options)
+    models = options.models.all(options.model)
+    lines = TreeLines(ChartParser.from_pretrained(models, device, precision), options)
     if is_conversation(options.input) and not is_sharded(options.output):
         lines.converse()
         return 0

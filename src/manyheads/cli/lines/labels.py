@@ -46,6 +46,7 @@ class LabelLines:
         identity = {
             "command": "classify",
             "model": model_identity(options.model),
+            **options.models.identity(),
             "form": (options.json, options.num_return_sequences, options.scores, options.too_long, options.on_bad_utf8),
             "max_tokens": options.max_tokens,
             "precision": self._classifier.precision,

@@ -31,7 +31,8 @@ def check_for_chart(options: TranslateOptions) -> None:
         "--engine": options.engine != "torch",
         "--compile": options.run_on.compile,
         "--shortlist": options.run_on.shortlist,
-        **dict.fromkeys(given_options(options.decoding, options.models, options.document), True),
+        "--rerank": options.models.rerank,
+        **dict.fromkeys(given_options(options.decoding, options.document), True),
     }
     refuse_given(given, f"{options.model} is a chart parser, which does not search over text; leave out {{}}.")
 
@@ -42,7 +43,8 @@ class TreeLines:
     def __init__(self, parser: ChartParser, options: TranslateOptions) -> None:
         self._parser, self._options = parser, options
         if options.verbose:
-            say(f"{options.model} on {parser.device}, {parser.precision}", file=sys.stderr)
+            models = " + ".join((options.model, *options.models.ensemble))
+            say(f"{models} on {parser.device}, {parser.precision}", file=sys.stderr)
 
     def converse(self) -> None:
         """Parse every line that the user types."""
@@ -65,6 +67,7 @@ class TreeLines:
         identity = {
             "command": "translate",
             "model": model_identity(options.model),
+            **options.models.identity(),
             "form": (options.json, options.on_bad_utf8),
             "precision": self._parser.precision,
         }

@@ -70,7 +70,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> ClassificationReport:
         check_plots()
     read = LabelledReport()
     rows, name = held_out_texts(options, read)
-    classifier = options.run_on.load(Classifier.from_pretrained, options.model, show)
+    classifier = options.run_on.load(Classifier.from_pretrained, options.models.all(options.model), show)
     right = check_known(rows, classifier, name)
     with naming_lines(numbered_unit(read), text=name), counted_truncations() as cut:
         log_probs = classifier.log_probs(
@@ -86,9 +86,10 @@ def evaluate(options: EvaluateOptions, show: Progress) -> ClassificationReport:
         "data": name,
         "texts": len(rows),
         **model_record(options.model, classifier.model, classifier.device, classifier.precision),
+        **options.models.record(),
         "tokenizer": classifier.tokenizer.digest,
         "labels": list(classifier.labels),
-        "pooling": classifier.model.config.pooling,
+        "pooling": " + ".join(dict.fromkeys(model.config.pooling for model in classifier.models)),
         "max_tokens": options.max_tokens,
         "truncated_texts": cut.count,
     }

@@ -7,6 +7,7 @@ from typing import Literal
 
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import CommandPage, argument, group, option
+from manyheads.decoding.model_options import EnsembleOptions
 from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import ConfigError
 from manyheads.tasks import preparation
@@ -71,6 +72,7 @@ class LabelledOptions:
         "If a text does not fit: stop and name its line, or truncate it and report how many were truncated.",
         default="fail",
     )
+    models: EnsembleOptions = group(EnsembleOptions)
     run_on: DeviceOptions = group(DeviceOptions)
 
     def __post_init__(self) -> None:

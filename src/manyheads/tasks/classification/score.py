@@ -23,7 +23,7 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[int, str]]:
     """Load the model. Raises: DataError: the files cannot be read, or have a label that the model does not know."""
     report = LabelledReport()
     rows, name = given_texts(options, report)
-    classifier = options.run_on.load(Classifier.from_pretrained, options.model, show)
+    classifier = options.run_on.load(Classifier.from_pretrained, options.models.all(options.model), show)
     items = list(zip(check_known(rows, classifier, name), (row.text for row in rows), strict=True))
 
     def work(first: int, some: list[tuple[int, str]]) -> Iterator[str]:
@@ -41,6 +41,7 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[int, str]]:
     identity = {
         "command": "score",
         "model": model_identity(options.model),
+        **options.models.identity(),
         "form": (options.on_bad_utf8, options.on_empty, options.max_tokens, options.too_long),
         "precision": classifier.precision,
     }

@@ -46,7 +46,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> SpanReport:
     gold, name = _gold(options, read)
     if not gold:
         raise DataError(f"{name} has no trees; there is nothing to evaluate.")
-    parser = options.run_on.load(Parser.from_pretrained, options.model, show).chart
+    parser = options.run_on.load(Parser.from_pretrained, options.models.all(options.model), show).chart
     sentences, trees = [sentence for sentence, _ in gold], [tree for _, tree in gold]
     told = telling(show, "parsing", len(gold))
     with naming_lines("tree", sentence=name):
@@ -57,6 +57,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> SpanReport:
         "data": name,
         "sentences": len(gold),
         **model_record(options.model, parser.model, parser.device, parser.precision),
+        **options.models.record(),
         "tokenizer": parser.tokenizer.digest,
         "labels": len(config.constituents),
         "tags": len(config.tags),

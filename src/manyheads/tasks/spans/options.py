@@ -7,6 +7,7 @@ from typing import Literal
 
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import CommandPage, argument, group, option
+from manyheads.decoding.model_options import EnsembleOptions
 from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import ConfigError
 from manyheads.tasks import preparation
@@ -42,6 +43,7 @@ class TreeOptions:
         "If a line is not UTF-8: fail, or replace its bad bytes.", default="fail"
     )
     max_tokens: int = option("Maximum size of a batch in words: rows x longest sentence.", default=1024, metavar="N")
+    models: EnsembleOptions = group(EnsembleOptions)
     run_on: DeviceOptions = group(DeviceOptions)
 
     def __post_init__(self) -> None:

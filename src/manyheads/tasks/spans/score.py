@@ -24,7 +24,7 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
     """Load the model. Raises: DataError: the file cannot be read."""
     report = ReadReport()
     items = read_sentences(options.trees, ParsingTask(), options.on_bad_utf8, report)
-    parser = options.run_on.load(ChartParser.from_pretrained, options.model, show)
+    parser = options.run_on.load(ChartParser.from_pretrained, options.models.all(options.model), show)
 
     def work(first: int, some: list[tuple[str, str]]) -> Iterator[str]:
         told = telling(show, "scoring", len(items), first)
@@ -36,6 +36,7 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
     identity = {
         "command": "score",
         "model": model_identity(options.model),
+        **options.models.identity(),
         "form": options.on_bad_utf8,
         "precision": parser.precision,
     }
