@@ -127,5 +127,5 @@ PRESETS: dict[str, TransformerSpanParserConfig] = {
         span_dim=32,
     ),
     # Three layers, for minutes of training on a CPU.
-    "small": TransformerSpanParserConfig(),
+    "small": TransformerSpanParserConfig(relative_bias=16),
 }
