@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.classifier import SequenceClassifier
+from manyheads.architectures.encoder_with_head import EncoderWithHead
 from manyheads.architectures.ensemble import mean_log_probs, shortest_limit
-from manyheads.architectures.span_parser import Charts, SpanParser, SpanProbabilities, charts_of
+from manyheads.architectures.span_parser import Charts, SpanProbabilities, charts_of
 from manyheads.data.batch import SpanBatch
 from manyheads.errors import ConfigError
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["ClassifierEnsemble", "EncoderEnsemble", "SpanParserEnsemble"]
 
-M = TypeVar("M", SequenceClassifier, SpanParser)
 
-
-class EncoderEnsemble(nn.Module, Generic[M]):
+class EncoderEnsemble(nn.Module):
     """The common part of both.
 
     Args: models: at least one; the same model twice counts twice. Sizes and architectures may differ.
@@ -36,8 +34,9 @@ class EncoderEnsemble(nn.Module, Generic[M]):
     """
 
     names: tuple[str, ...]
+    models: Any
 
-    def __init__(self, models: Sequence[M]) -> None:
+    def __init__(self, models: Sequence[EncoderWithHead]) -> None:
         super().__init__()
         if not models:
             raise ConfigError("an ensemble needs at least one model, but none was given.")
@@ -48,8 +47,7 @@ class EncoderEnsemble(nn.Module, Generic[M]):
                 if its != mine:
                     raise ConfigError(
                         f"model {number} of the ensemble has {_difference(name, its, mine)}, but model 1 has"
-                        f" {_difference(name, mine, its)}; only models that were trained on the same {self.names[0]} can"
-                        " be averaged."
+                        f" {_difference(name, mine, its)}; only models that predict the same can be averaged."
                     )
         self.models = nn.ModuleList(models)
 
@@ -59,7 +57,7 @@ class EncoderEnsemble(nn.Module, Generic[M]):
         return shortest_limit(self.models)
 
 
-class ClassifierEnsemble(EncoderEnsemble[SequenceClassifier]):
+class ClassifierEnsemble(EncoderEnsemble):
     """Classifiers of the same labels.
 
         model = ClassifierEnsemble([manyheads.load("models/a"), manyheads.load("models/b")])
@@ -77,7 +75,7 @@ class ClassifierEnsemble(EncoderEnsemble[SequenceClassifier]):
         return mean_log_probs([model.log_probs(tokens, lengths) for model in self.models])
 
 
-class SpanParserEnsemble(EncoderEnsemble[SpanParser]):
+class SpanParserEnsemble(EncoderEnsemble):
     """Chart parsers of the same labels and tags.
 
         model = SpanParserEnsemble([manyheads.load("models/a"), manyheads.load("models/b")])

@@ -111,7 +111,9 @@ class SpanParser(EncoderWithHead):
         sums[:, first, last] = logits.logsumexp(dim=2)
         of_spans = span_probabilities(sums, lengths)[:, first, last]
         of_labels = logits.softmax(dim=2)[:, :, 1:]
-        return SpanProbabilities(of_labels * of_spans[:, :, None], self.head.tag_logits(states).softmax(-1, logits.dtype))
+        return SpanProbabilities(
+            of_labels * of_spans[:, :, None], self.head.tag_logits(states).softmax(-1, logits.dtype)
+        )
 
     def charts(
         self,

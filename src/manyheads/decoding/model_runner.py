@@ -135,7 +135,7 @@ class RunsEncoder(RunsModel[M]):
     """
 
     task: ClassVar[ModelTask]
-    ensemble: ClassVar[type[EncoderEnsemble[Any]]]
+    ensemble: ClassVar[type[EncoderEnsemble]]
 
     def __init__(
         self, model: M, tokenizer: Tokenizer, device: str | torch.device = "auto", precision: Precision = "fp32"
@@ -170,13 +170,14 @@ class RunsEncoder(RunsModel[M]):
         chosen = choose_device(device)
         choose_precision(precision, chosen)  # its errors come before weights are read
         models: list[Any] = [load(folder, device=chosen) for folder in folders]
-        for folder, model in zip(folders, models, strict=True):
-            if tokenizers[0].vocab_size > model.config.vocab_size:
+        for folder, one in zip(folders, models, strict=True):
+            if tokenizers[0].vocab_size > one.config.vocab_size:
                 raise ModelFileError(
                     f"{folder} does not fit together: its tokenizer has {tokenizers[0].vocab_size:,} ids, its model"
-                    f" {model.config.vocab_size:,}. Copy the folder again."
+                    f" {one.config.vocab_size:,}. Copy the folder again."
                 )
-        made = cls(models[0] if len(models) == 1 else cls.ensemble(models), tokenizers[0], chosen, precision)
+        model: Any = models[0] if len(models) == 1 else cls.ensemble(models)
+        made = cls(model, tokenizers[0], chosen, precision)
         made.runner.prepare_weights()
         return made
 

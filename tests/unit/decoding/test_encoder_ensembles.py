@@ -79,7 +79,10 @@ def of_constituents(model: Any, row: int) -> dict[tuple[int, int], Tensor]:
         logits = model.head.span_logits(model.body(pieces[:, :num_words], affixes[:, :num_words], lengths))[0]
     places = [(first, last) for first in range(num_words) for last in range(first, num_words)]
     weights = {place: torch.cat([torch.ones(1), score.exp()]) for place, score in zip(places, logits, strict=True)}
-    found, total = {place: torch.zeros(len(logits[0]), dtype=torch.float64) for place in places}, torch.zeros((), dtype=torch.float64)
+    found, total = (
+        {place: torch.zeros(len(logits[0]), dtype=torch.float64) for place in places},
+        torch.zeros((), dtype=torch.float64),
+    )
     for tree in binary_trees(0, num_words - 1):
         value = torch.stack([weights[place].sum() for place in tree]).prod()
         total = total + value
@@ -133,7 +136,9 @@ def test_probabilities_of_labels_are_averaged() -> None:
 @torch.no_grad()
 def test_a_model_twice_is_the_model() -> None:
     [parser, _], [classifier, *_] = parsers(), classifiers()
-    for one, two in zip(parser.charts(*sentences()), SpanParserEnsemble([parser] * 2).charts(*sentences()), strict=True):
+    for one, two in zip(
+        parser.charts(*sentences()), SpanParserEnsemble([parser] * 2).charts(*sentences()), strict=True
+    ):
         assert one.equal(two)
     tokens = torch.randint(1, VOCAB, (3, 6))
     assert ClassifierEnsemble([classifier] * 2).log_probs(tokens).equal(classifier.log_probs(tokens))
@@ -196,7 +201,7 @@ def test_folders_as_one_model(folders: dict[str, Path]) -> None:
 
 
 def test_folders_that_cannot_be_averaged(folders: dict[str, Path]) -> None:
-    with pytest.raises(ConfigError, match="C has another vocabulary .* with the same tokenizer"):
+    with pytest.raises(ConfigError, match=r"C has another vocabulary .* with the same tokenizer"):
         Classifier.from_pretrained([folders["A"], folders["C"]], "cpu")
     with pytest.raises(ConfigError, match="R has another vocabulary"):
         Parser.from_pretrained([folders["P"], folders["R"]], "cpu")
