@@ -105,6 +105,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "adaptive": {"cutoffs": (7, 15), "div_value": 2, "d_embed": 16, "tie_projections": (False, True, True)},
         "adaptive, one width": {"cutoffs": (7, 15), "d_embed": 12, "tie_projections": (False, True, True)},
         "same length, clamped": {"same_length": True, "clamp_len": 5, "head_dim": 0, "d_embed": 12},
+        "relative bias": {"relative_bias": 3},
         "absolute": {"attention": "absolute", "clamp_len": 20},
         "absolute, learned, pre-norm": {"attention": "absolute_learned", "max_len": 6, "norm_position": "pre"},
     },

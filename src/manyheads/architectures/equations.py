@@ -170,7 +170,7 @@ def _weights_equation(layer: Any) -> str:
     if isinstance(layer, LearnedRelativeAttention):
         return "A = softmax(((q + u)·k + q·r + b) / √d_k)"
     if isinstance(layer, RelativeAttention):
-        return "A = softmax(((q + u)·k + (q + v)·r) / √d_k)"
+        return f"A = softmax(((q + u)·k + (q + v)·r) / √d_k{' + b(j - i)' if layer.relative_bias is not None else ''})"
     bias = " + b(j - i)" if getattr(layer, "relative_bias", None) is not None else ""
     return f"A = softmax({'Q Kᵀ / √d_k' if layer.score is None else 'scores'}{bias})"
 

@@ -137,6 +137,7 @@ class OfficialTransformerXL(Peer):
         cls.refuse(
             {
                 config.uneven_heads: config.uneven_heads,
+                f"relative_bias {config.relative_bias}": config.relative_bias,
                 in_heads: config.attention == "absolute_learned" and width != config.d_model,
                 "share_biases false and relative attention": unshared,
                 tables: tgt_len < 0,

@@ -103,7 +103,10 @@ class TransfoXL(Peer):
         config = module.config
         cls.demand(config, {"attention": "relative", "ext_len": 0})
         no_limit = "clamp_len 0, which it treats as no limit"
-        cls.refuse({config.uneven_heads: config.uneven_heads, no_limit: config.clamp_len == 0})
+        biased = f"relative_bias {config.relative_bias}"
+        cls.refuse(
+            {config.uneven_heads: config.uneven_heads, biased: config.relative_bias, no_limit: config.clamp_len == 0}
+        )
         tied = list(config.tie_projections) or [False] * (len(config.cutoffs) + 1)
         return {
             "vocab_size": config.vocab_size,

@@ -212,7 +212,7 @@ def lm_demo() -> TextConfig:
     return replace(
         config,
         run_dir="runs/lm-demo",
-        model=replace(config.model, memory_len=0, attention="absolute"),
+        model=replace(config.model, memory_len=0, attention="absolute", relative_bias=0),
         reading=replace(config.reading, memory_len=0),
     )
 

@@ -141,6 +141,7 @@ def test_int8_is_smaller_and_near(plain: Path, tmp_path: Path) -> None:
 XL: dict[str, dict[str, Any]] = {
     "relative": {"memory_len": 7},
     "relative, learned": {"memory_len": 7, "attention": "relative_learned"},
+    "relative bias": {"memory_len": 7, "relative_bias": 3},
     "absolute, learned": {"memory_len": 7, "attention": "absolute_learned"},
     "absolute, no memory": {"memory_len": 0, "attention": "absolute"},
     "same length, clamped, pre-norm": {

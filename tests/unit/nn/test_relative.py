@@ -14,6 +14,7 @@ from manyheads.nn.attention.masks import Causal, KeyPadding, Mask, Window, dense
 from manyheads.nn.attention.multi_head import merge_heads
 from manyheads.nn.attention.naive import naive_relative_attention
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
+from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.kernels import policy, relative_tiles
 from manyheads.nn.kernels.relative import relative_attention, relative_shift, relative_weights
 from manyheads.nn.positions import sinusoidal_table
@@ -246,9 +247,13 @@ def test_a_window_of_memory_length_never_hides_a_query_from_itself() -> None:
     torch.testing.assert_close(out, given[2])
 
 
-def test_the_module_against_the_loop() -> None:
+@pytest.mark.parametrize("reach", [0, 3])
+def test_the_module_against_the_loop(reach: int) -> None:
     torch.manual_seed(0)
-    attention = RelativeAttention(12, 2, 5).eval()
+    bias = RelativeBias(2, reach, causal=True) if reach else None
+    attention = RelativeAttention(12, 2, 5, relative_bias=bias).eval()
+    if bias is not None:
+        torch.nn.init.normal_(bias.table)
     x, memory = torch.randn(B, 3, 12), torch.randn(B, 4, 12)
     places = torch.randn(7, 12)
     keep = torch.ones(B, 7, dtype=torch.bool)
@@ -268,6 +273,8 @@ def test_the_module_against_the_loop() -> None:
             lambda distance: r[6 - distance],
             attention.content_bias,
             attention.position_bias,
+            # The loop divides the sum by sqrt(5); the numbers are added to the quotient.
+            None if bias is None else lambda distance: bias.numbers()[:, max(reach - distance, 0)] * 5**0.5,
             allowed=dense_mask(Causal() & KeyPadding(keep), 3, 7, x.device, 4),
         )
         wanted = wanted.transpose(1, 2).reshape(B, 3, 10) @ attention.out_proj.weight.double().t()

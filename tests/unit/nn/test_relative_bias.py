@@ -13,8 +13,11 @@ from manyheads.architectures.head_names import Head
 from manyheads.architectures.pruning import masks_without, prune
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.presets import PRESETS
+from manyheads.architectures.transformer_xl.presets import PRESETS as XL_PRESETS
 from manyheads.errors import ConfigError
+from manyheads.interop.kimiyoung_transformer_xl import OfficialTransformerXL
 from manyheads.interop.marian import Marian
+from manyheads.interop.transfo_xl import TransfoXL
 from manyheads.nn import Causal, KeyValueState, Lengths, MultiHeadAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.attention.slopes import local_slopes
@@ -136,6 +139,41 @@ def test_a_pruned_model_keeps_the_numbers_of_the_heads_that_are_left() -> None:
     wanted = model.body(source, lengths, target, head_masks=masks_without(model, removed))
     found = prune(model, removed).body(source, lengths, target)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+XL = replace(XL_PRESETS["debug"], vocab_size=9, relative_bias=3)
+
+
+def test_the_transformer_xl_shares_the_numbers_unless_heads_are_pruned() -> None:
+    torch.manual_seed(0)
+    config = replace(XL, share_biases=False)
+    model = build_model(config).eval()
+    names = [name for name, _ in model.named_parameters() if "relative_bias" in name]
+    assert names == ["body.layers.0.attention.relative_bias.table"]
+    torch.nn.init.normal_(dict(model.named_parameters())[names[0]], std=0.2)
+    tokens = torch.randint(3, 9, (2, 7))
+    for removed in ({Head("decoder", 0, 1)}, {Head("decoder", 1, 0), Head("decoder", 1, 1)}):
+        smaller = prune(model, removed)
+        wanted, state = model.body(tokens, head_masks=masks_without(model, removed))
+        found, own = smaller.body(tokens)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+        wanted, _ = model.body(tokens, state=state, head_masks=masks_without(model, removed))
+        torch.testing.assert_close(smaller.body(tokens, state=own)[0], wanted, rtol=0, atol=1e-5)
+        with torch.no_grad():  # stored keys, also of a layer without heads
+            state = smaller.body.start(2)
+            for piece in tokens.split(1, dim=1):
+                last, state = smaller.body(piece, state=state)
+        torch.testing.assert_close(last[:, 0], found[:, -1], rtol=0, atol=1e-5)
+
+
+def test_what_has_no_relative_bias_beside_the_transformer_xl() -> None:
+    for attention in ("relative_learned", "absolute"):
+        with pytest.raises(ConfigError, match=rf"relative_bias is 3, but model.attention is {attention}"):
+            replace(XL, attention=attention)
+    model = build_model(XL)
+    for peer in (OfficialTransformerXL, TransfoXL):
+        with pytest.raises(ConfigError, match="cannot hold a model with relative_bias 3"):
+            peer.describe(model)
 
 
 def test_the_classes_of_transformers_are_refused() -> None:

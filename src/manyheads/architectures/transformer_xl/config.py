@@ -78,6 +78,9 @@ class TransformerXLConfig:
         attention: `relative` (sinusoidal distances, sec. 3.3), `relative_learned` (a trained vector and score for each
             distance, layer and head), `absolute` (sinusoidal positions at the input), `absolute_learned` (trained
             positions at each layer's input). Absolute positions are counted backwards from a segment's last token.
+        relative_bias: `relative` attention adds a trained number for each head and distance to the scores, up to this
+            distance, which clamp_len does not change; farther positions have the number of this one. The layers share
+            the numbers, unless heads are pruned. 0: none, as in the paper. (Raffel et al. 2020, sec. 2.1.)
         norm_position: `post`: LN(x + f(x)) as in the paper; `pre`: x + f(LN(x)), memory normalised too.
         norm_eps: of the layer norms.
         share_biases: one u and one v for all layers (`relative`).
@@ -118,6 +121,7 @@ class TransformerXLConfig:
     dropout: float = 0.1
     attention_dropout: float = 0.0
     attention: AttentionKind = "relative"
+    relative_bias: int = 0
     norm_position: Literal["post", "pre"] = "post"
     norm_eps: float = 1e-5
     share_biases: bool = True
@@ -134,7 +138,7 @@ class TransformerXLConfig:
     def __post_init__(self) -> None:
         check(self, "model.", between(1, MOST_UNITS), "d_model", "num_heads", "d_ff", "div_value", "max_len")
         check(self, "model.", between(1, MOST_LAYERS), "num_layers")
-        check(self, "model.", between(0, MOST_UNITS), "vocab_size", "head_dim", "d_embed")
+        check(self, "model.", between(0, MOST_UNITS), "vocab_size", "head_dim", "d_embed", "relative_bias")
         check(self, "model.", BELOW_ONE, "dropout", "attention_dropout", "norm_eps")
         check_heads_divide(self)
         if self.initial_memory == "zeros" and (self.norm_position, self.attention) != ("post", "relative"):
@@ -142,6 +146,12 @@ class TransformerXLConfig:
                 f"model.initial_memory zeros needs norm_position post and attention relative, not {self.norm_position}"
                 f" and {self.attention}; set initial_memory to empty.",
                 fields=("initial_memory", "norm_position", "attention"),
+            )
+        if self.relative_bias and self.attention != "relative":
+            raise ConfigError(
+                f"model.relative_bias is {self.relative_bias}, but model.attention is {self.attention}; only relative"
+                " attention has it. Set relative_bias to 0, or attention to relative.",
+                fields=("relative_bias", "attention"),
             )
         self._check_layer_heads()
         self._check_clusters()

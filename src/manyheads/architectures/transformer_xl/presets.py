@@ -15,7 +15,14 @@ PRESETS: dict[str, TransformerXLConfig] = {
     "debug": TransformerXLConfig(d_model=32, num_heads=2, head_dim=12, d_ff=64, num_layers=2, memory_len=8),
     # For one novel, on two cores, in minutes.
     "demo": TransformerXLConfig(
-        d_model=192, num_heads=4, head_dim=48, d_ff=768, num_layers=4, dropout=0.0, memory_len=128
+        d_model=192,
+        num_heads=4,
+        head_dim=48,
+        d_ff=768,
+        num_layers=4,
+        dropout=0.0,
+        relative_bias=16,
+        memory_len=128,
     ),
     # For a few megabytes of text on a CPU; used for speed comparisons.
     "small": TransformerXLConfig(d_model=256, num_heads=4, head_dim=64, d_ff=1024, num_layers=6, memory_len=128),

@@ -115,14 +115,14 @@ class NoHeads(nn.Module):
 class NoRelativeHeads(nn.Module):
     """A `RelativeAttention` without heads, because all were pruned: its output is zeros.
 
-    Args: head_dim: as before. learned: whether distances had scores of their own (`LearnedRelativeAttention`).
+    Args: head_dim: as before. biased: whether distances had scores of their own.
     """
 
     num_heads = 0
 
-    def __init__(self, head_dim: int, *, learned: bool) -> None:
+    def __init__(self, head_dim: int, *, biased: bool) -> None:
         super().__init__()
-        self.head_dim, self.learned = head_dim, learned
+        self.head_dim, self.biased = head_dim, biased
         self.weights_hook: Callable[[Tensor], None] | None = None
 
     def forward(
@@ -147,10 +147,9 @@ class NoRelativeHeads(nn.Module):
 
     def project_positions(self, distances: Tensor) -> tuple[Tensor, Tensor | None]:
         """See `RelativeAttention.project_positions`. distances: encoded, or whole numbers if they are learned."""
-        count = len(distances)
-        if not self.learned:
-            return distances.new_zeros(0, count, self.head_dim), None
-        return torch.zeros(0, count, self.head_dim, device=distances.device), torch.zeros(0, count).to(distances.device)
+        dtype = distances.dtype if distances.is_floating_point() else torch.get_default_dtype()
+        positions = torch.zeros(0, len(distances), self.head_dim, dtype=dtype, device=distances.device)
+        return positions, positions[:, :, 0] if self.biased else None
 
     def attend(
         self,

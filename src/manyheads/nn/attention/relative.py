@@ -6,6 +6,7 @@ Paper: Dai et al. 2019, arXiv:1901.02860, sec. 3.3. `nn/kernels/relative.py` com
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 
 import torch
@@ -16,6 +17,7 @@ from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.head_masks import mask_heads
 from manyheads.nn.attention.masks import Mask, refuse_tensor
 from manyheads.nn.attention.multi_head import biased_projections, merge_heads, split_heads, width_of_heads
+from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
 from manyheads.nn.kernels.relative import relative_attention, relative_weights
@@ -70,13 +72,15 @@ class RelativeAttention(nn.Module):
         True
 
     Paper: Dai et al. 2019, sec. 3.3. Symbols: W_q, W_k,E, W_v = q_proj, k_proj, v_proj; W_k,R = position_proj; u, v =
-        content_bias, position_bias.
+        content_bias, position_bias. With relative_bias, a number for each near distance is added to the scores (Raffel
+        et al. 2020, sec. 2.1).
     Args:
         d_model: width of input and output.
         num_heads: number of heads.
         head_dim: width of a head; None: d_model / num_heads. num_heads x head_dim may differ from d_model.
         dropout: rate on the attention weights, in training.
         bias: False: no projection has a bias, as in the paper; True: all four have one; or the names of those that do.
+        relative_bias: for causal attention; several layers can have the same.
 
     To share u and v between layers, assign the parameters of one layer to the others.
     Raises: ConfigError: a size is below 1; head_dim is None and num_heads does not divide d_model; or bias contains
@@ -95,6 +99,7 @@ class RelativeAttention(nn.Module):
         *,
         dropout: float = 0.0,
         bias: bool | Collection[str] = False,
+        relative_bias: RelativeBias | None = None,
     ) -> None:
         super().__init__()
         if head_dim is None and num_heads > 0:
@@ -111,6 +116,7 @@ class RelativeAttention(nn.Module):
         self.out_proj = Linear(inner, d_model, bias="out_proj" in biased)
         self.content_bias = nn.Parameter(torch.empty(num_heads, head_dim))
         self._make_position_parameters(d_model)
+        self.relative_bias = relative_bias
         self.weights_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()
 
@@ -119,9 +125,13 @@ class RelativeAttention(nn.Module):
         self.position_bias: nn.Parameter | None = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
 
     def reset_parameters(self) -> None:
-        """Initialise weights with N(0, 0.02), as in the official code, which has no biases, and biases with zero."""
+        """Initialise weights with N(0, 0.02), as in the official code, which has no biases, and biases with zero; for
+        the relative bias see `RelativeBias`.
+        """
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=0.02)
+        if self.relative_bias is not None:
+            self.relative_bias.reset_parameters()
         for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
@@ -139,9 +149,13 @@ class RelativeAttention(nn.Module):
         """Return r for every distance, the same for all rows of the batch.
 
         Args: distances: encodings, farthest distance first.
-        Returns: (heads, k_len, head_dim), and a trained score per distance (heads, k_len), or None as here.
+        Returns: (heads, k_len, head_dim), and a trained score per distance (heads, k_len), before the division by
+            sqrt(head_dim); None: there is none.
         """
-        return self.position_proj(distances).unflatten(-1, (self.num_heads, self.head_dim)).transpose(0, 1), None
+        positions = self.position_proj(distances).unflatten(-1, (self.num_heads, self.head_dim)).transpose(0, 1)
+        if self.relative_bias is None:
+            return positions, None
+        return positions, self.relative_bias.of_keys(distances.shape[0]) * math.sqrt(self.head_dim)
 
     def project_query(self, x: Tensor) -> Tensor:
         """Project queries: (batch, q_len, d_model) -> (batch, heads, q_len, head_dim)."""

@@ -5,6 +5,7 @@ Paper: Raffel et al. 2020, "Exploring the Limits of Transfer Learning", arXiv:19
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ from manyheads.nn.attention.slopes import PENALTY_UNIT, local_slopes
 from manyheads.nn.attention.state import register_state
 from manyheads.nn.shapes import Bool, Float
 
-__all__ = ["ByDistance", "RelativeBias"]
+__all__ = ["ByDistance", "RelativeBias", "biases_of_layers"]
 
 
 @register_state
@@ -84,6 +85,11 @@ class RelativeBias(nn.Module):
         """Return the numbers as a mask."""
         return ByDistance(self.numbers(), before=self.reach)
 
+    def of_keys(self, count: int) -> Float[Tensor, "heads count"]:
+        """Return the numbers of the last `count` keys for the last query, farthest first; for causal attention."""
+        column = (torch.arange(1 - count, 1, device=self.table.device) + self.reach).clamp(min=0)
+        return self.numbers()[:, column]
+
     def of_slots(self, seen: Bool[Tensor, "groups 1 branches slots"], length: int) -> Bias:
         """Return the numbers for one query in each branch of a group, at position `length`.
 
@@ -93,3 +99,16 @@ class RelativeBias(nn.Module):
         """
         column = (seen.long().cumsum(-1) - 1 - length + self.reach).clamp(0, self.reach)
         return Bias(self.numbers()[:, column[:, 0]].transpose(0, 1))
+
+
+def biases_of_layers(heads: Sequence[int], reach: int, *, causal: bool, are_pruned: bool) -> list[RelativeBias | None]:
+    """Return the relative bias of each layer of a stack: one for all, or one for each if heads are pruned.
+
+    Args: heads: number of them in each layer. reach: 0: no layer has a bias.
+    """
+    if not reach:
+        return [None] * len(heads)
+    made = [
+        RelativeBias(count, reach, causal=causal) if count else None for count in (heads if are_pruned else heads[:1])
+    ]
+    return made if are_pruned else made * len(heads)

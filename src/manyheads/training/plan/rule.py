@@ -196,7 +196,11 @@ def _shape(facts: Facts, width: _Width, d_model: int, steps: int) -> list[Choice
             Choice("model.relative_bias", 16, "the order of words is learned sooner than from sinusoids"),
             Choice("model.positions", "none", "the distances of the relative bias are enough"),
         ]
-    return [*found, Choice("model.memory_len", _segment_len(facts), "one segment of memory")]
+    return [
+        *found,
+        Choice("model.memory_len", _segment_len(facts), "one segment of memory"),
+        Choice("model.relative_bias", 16, "which tokens are near is learned sooner than from sinusoids"),
+    ]
 
 
 def _pairs(facts: Facts, step_tokens: int) -> list[Choice]:
