@@ -14,7 +14,7 @@ from manyheads.nn.attention.decoder_state import PlannedLayer
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.no_heads import NoHeads
-from manyheads.nn.attention.relative_bias import RelativeBias, biases_of_layers
+from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.norm import build_norm
 from manyheads.nn.residual import Residual
@@ -23,9 +23,15 @@ __all__ = ["DecoderLayer", "EncoderLayer", "relative_biases"]
 
 
 def relative_biases(config: TransformerConfig, stack: Literal["encoder", "decoder"]) -> list[RelativeBias | None]:
-    """Return the relative bias of each layer's self-attention; see `biases_of_layers`."""
-    heads, are_pruned = config.heads_by_layer()[stack], config.has_pruned(stack)
-    return biases_of_layers(heads, config.relative_bias, causal=stack == "decoder", are_pruned=are_pruned)
+    """Return the relative bias of each layer's self-attention: one for all, or one for each if heads are pruned."""
+    heads = config.heads_by_layer()[stack]
+    if not config.relative_bias:
+        return [None] * len(heads)
+    made = [
+        RelativeBias(count, config.relative_bias, causal=stack == "decoder") if count else None
+        for count in (heads if config.has_pruned(stack) else heads[:1])
+    ]
+    return made if len(made) == len(heads) else made * len(heads)
 
 
 class EncoderLayer(nn.Module):

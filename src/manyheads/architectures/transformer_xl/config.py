@@ -79,8 +79,8 @@ class TransformerXLConfig:
             distance, layer and head), `absolute` (sinusoidal positions at the input), `absolute_learned` (trained
             positions at each layer's input). Absolute positions are counted backwards from a segment's last token.
         relative_bias: `relative` attention adds a trained number for each head and distance to the scores, up to this
-            distance, which clamp_len does not change; farther positions have the number of this one. The layers share
-            the numbers, unless heads are pruned. 0: none, as in the paper. (Raffel et al. 2020, sec. 2.1.)
+            distance, which clamp_len does not change; farther positions have the number of this one. Each layer has its
+            own numbers. 0: none, as in the paper. (Raffel et al. 2020, sec. 2.1.)
         norm_position: `post`: LN(x + f(x)) as in the paper; `pre`: x + f(LN(x)), memory normalised too.
         norm_eps: of the layer norms.
         share_biases: one u and one v for all layers (`relative`).

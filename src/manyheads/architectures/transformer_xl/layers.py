@@ -26,14 +26,14 @@ class RelativeLayer(nn.Module):
 
     Paper: Dai et al. 2019, the summary at the end of sec. 3.3. Symbols: h = x, m = memory, in which nothing has a
         gradient; keys and values are those of m followed by h, queries those of h.
-    Args: index: number of the layer, from 0. relative_bias: of its attention.
+    Args: index: number of the layer, from 0.
 
     Shape: (lanes, len, d_model) in and out.
     """
 
-    def __init__(self, config: TransformerXLConfig, index: int = 0, relative_bias: RelativeBias | None = None) -> None:
+    def __init__(self, config: TransformerXLConfig, index: int = 0) -> None:
         super().__init__()
-        self.attention = _relative_attention(config, config.heads_by_layer()["decoder"][index], relative_bias)
+        self.attention = _relative_attention(config, config.heads_by_layer()["decoder"][index])
         self.feed_forward = FeedForward(config.d_model, config.d_ff, dropout=config.dropout)
         self.attention_residual = _residual(config)
         self.feed_forward_residual = _residual(config)
@@ -129,15 +129,14 @@ class AbsoluteLayer(nn.Module):
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
 
-def _relative_attention(
-    config: TransformerXLConfig, heads: int, relative_bias: RelativeBias | None
-) -> RelativeAttention | NoRelativeHeads:
+def _relative_attention(config: TransformerXLConfig, heads: int) -> RelativeAttention | NoRelativeHeads:
     is_learned = config.attention == "relative_learned"
     if not heads:
         return NoRelativeHeads(config.width_of_heads, biased=is_learned or config.relative_bias > 0)
     sizes = (config.d_model, heads, config.width_of_heads)
     if not is_learned:
-        return RelativeAttention(*sizes, dropout=config.attention_dropout, relative_bias=relative_bias)
+        bias = RelativeBias(heads, config.relative_bias, causal=True) if config.relative_bias else None
+        return RelativeAttention(*sizes, dropout=config.attention_dropout, relative_bias=bias)
     return LearnedRelativeAttention(*sizes, max_len=config.max_len, dropout=config.attention_dropout)
 
 

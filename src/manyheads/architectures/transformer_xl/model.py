@@ -21,7 +21,6 @@ from manyheads.errors import RequestError, ShapeError
 from manyheads.nn.attention.head_masks import HeadMasks, of_layers
 from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Mask, Window
 from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
-from manyheads.nn.attention.relative_bias import biases_of_layers
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
@@ -55,14 +54,8 @@ class TransformerXL(nn.Module):
             div_value=config.div_value,
         )
         self.dropout = Dropout(config.dropout)
-        heads = config.heads_by_layer()["decoder"]
-        biases = biases_of_layers(heads, config.relative_bias, causal=True, are_pruned=bool(config.layer_heads))
-        self.layers = nn.ModuleList(
-            RelativeLayer(config, index, bias)
-            if config.attention.startswith("relative")
-            else AbsoluteLayer(config, index)
-            for index, bias in enumerate(biases)
-        )
+        layer = RelativeLayer if config.attention.startswith("relative") else AbsoluteLayer
+        self.layers = nn.ModuleList(layer(config, index) for index in range(config.num_layers))
         self.encoding = None if config.attention.endswith("learned") else DistanceEncoding(config.d_model)
         self.reset_parameters()
         self.tie_weights()

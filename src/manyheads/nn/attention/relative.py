@@ -80,7 +80,7 @@ class RelativeAttention(nn.Module):
         head_dim: width of a head; None: d_model / num_heads. num_heads x head_dim may differ from d_model.
         dropout: rate on the attention weights, in training.
         bias: False: no projection has a bias, as in the paper; True: all four have one; or the names of those that do.
-        relative_bias: for causal attention; several layers can have the same.
+        relative_bias: for causal attention.
 
     To share u and v between layers, assign the parameters of one layer to the others.
     Raises: ConfigError: a size is below 1; head_dim is None and num_heads does not divide d_model; or bias contains

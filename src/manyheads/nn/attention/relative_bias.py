@@ -5,7 +5,6 @@ Paper: Raffel et al. 2020, "Exploring the Limits of Transfer Learning", arXiv:19
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +16,7 @@ from manyheads.nn.attention.slopes import PENALTY_UNIT, local_slopes
 from manyheads.nn.attention.state import register_state
 from manyheads.nn.shapes import Bool, Float
 
-__all__ = ["ByDistance", "RelativeBias", "biases_of_layers"]
+__all__ = ["ByDistance", "RelativeBias"]
 
 
 @register_state
@@ -99,16 +98,3 @@ class RelativeBias(nn.Module):
         """
         column = (seen.long().cumsum(-1) - 1 - length + self.reach).clamp(0, self.reach)
         return Bias(self.numbers()[:, column[:, 0]].transpose(0, 1))
-
-
-def biases_of_layers(heads: Sequence[int], reach: int, *, causal: bool, are_pruned: bool) -> list[RelativeBias | None]:
-    """Return the relative bias of each layer of a stack: one for all, or one for each if heads are pruned.
-
-    Args: heads: number of them in each layer. reach: 0: no layer has a bias.
-    """
-    if not reach:
-        return [None] * len(heads)
-    made = [
-        RelativeBias(count, reach, causal=causal) if count else None for count in (heads if are_pruned else heads[:1])
-    ]
-    return made if are_pruned else made * len(heads)
