@@ -30,8 +30,8 @@ A lower value gives more constituents, both correct and wrong ones.
 class SpanProbabilities(NamedTuple):
     """What a model says about a sentence; padding is undefined.
 
-    constituents: `constituents[b, s, l]`, the probability that span s (see `span_places`) is a constituent with label
-        l; label 0, `no constituent`, is left out, so l counts from 1 and has column l - 1.
+    constituents: `constituents[b, s, l - 1]`, the probability that span s (see `span_places`) is a constituent with
+        label l; labels count from 1, as 0 is `no constituent`.
     tags: of each word.
     """
 
