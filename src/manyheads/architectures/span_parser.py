@@ -28,7 +28,7 @@ A lower value gives more constituents, both correct and wrong ones.
 
 
 class SpanProbabilities(NamedTuple):
-    """What a model says about a sentence; padding is undefined.
+    """Probabilities of the constituents and tags of a sentence. Values at padding are undefined.
 
     constituents: `constituents[b, s, l - 1]`, the probability that span s (see `span_places`) is a constituent with
         label l; labels count from 1, as 0 is `no constituent`.

@@ -150,7 +150,7 @@ class RelativeAttention(nn.Module):
 
         Args: distances: encodings, farthest distance first.
         Returns: (heads, k_len, head_dim), and a trained score per distance (heads, k_len), before the division by
-            sqrt(head_dim); None: there is none.
+            sqrt(head_dim); the score is None without a relative bias.
         """
         positions = self.position_proj(distances).unflatten(-1, (self.num_heads, self.head_dim)).transpose(0, 1)
         if self.relative_bias is None:
