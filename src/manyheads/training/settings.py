@@ -29,7 +29,7 @@ class OptimiserSettings:
         beta1: decay of the first moment.
         beta2: decay of the second moment.
         eps: added to the square root of the second moment.
-        weight_decay: for matrices only, not for biases, norms and embeddings.
+        weight_decay: for matrices of linear layers only, not for biases, norms, embeddings and numbers for distances.
         clip_norm: maximum global gradient norm; 0 turns clipping off.
         muon_learning_rate: the peak learning rate of Muon's matrices; the schedule scales it like the other.
         muon_momentum: decay of Muon's momentum.

@@ -18,6 +18,8 @@ from manyheads.data.batch import PairBatch
 from manyheads.errors import ConfigError
 from manyheads.nn.attention.additive import AdditiveScore
 from manyheads.nn.attention.local import LocalSelfAttention
+from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.muon import MuonWithAdam
@@ -256,12 +258,30 @@ def test_the_vectors_of_additive_scores_are_no_matrix_of_a_map() -> None:
     assert [id(one) for one in split_by_decay(score)[1]] == [id(score.score_weight)]
 
 
-def test_penalties_of_distances_belong_to_muon() -> None:
-    """With it they learn faster than with AdamW (docs/decisions/033)."""
-    layer = LocalSelfAttention(8, 2, chunk_len=4, sloped=True, train_slopes=True)
-    optimiser = build_optimiser(layer, OptimiserSettings(name="muon", learning_rate=1e-3))
-    assert isinstance(optimiser, MuonWithAdam)
-    assert id(layer.distance_penalties) in optimiser.matrices
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("kind", ["penalties", "relative bias"])
+def test_numbers_for_distances_belong_to_muon_and_do_not_decay(name: str, kind: str) -> None:
+    """With Muon they learn faster than with AdamW (docs/decisions/033)."""
+    layer: nn.Module
+    if kind == "penalties":
+        layer = LocalSelfAttention(8, 2, chunk_len=4, sloped=True, train_slopes=True)
+        numbers = layer.distance_penalties
+    else:
+        bias = RelativeBias(2, 4, causal=True)
+        layer = MultiHeadAttention(8, 2, relative_bias=bias)
+        numbers = bias.table
+    settings = OptimiserSettings(name=name, learning_rate=1e-3, weight_decay=0.5)  # type: ignore[arg-type]
+    optimiser = build_optimiser(layer, settings)
+    if name == "muon":
+        assert isinstance(optimiser, MuonWithAdam)
+        assert id(numbers) in optimiser.matrices
+    before = {id(parameter): parameter.detach().clone() for parameter in layer.parameters()}
+    for parameter in layer.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimiser.step()
+    kept = [parameter for parameter in layer.parameters() if torch.equal(parameter, before[id(parameter)])]
+    assert any(parameter is numbers for parameter in kept)
+    assert not any(parameter is layer.q_proj.weight for parameter in kept)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])

@@ -52,7 +52,8 @@ class MuonWithAdam(torch.optim.Optimizer):
         rest: an optimiser over the other parameters.
         rate_scale: Muon's learning rate as a multiple of the schedule's; stored in its groups.
         momentum: decay of the momentum; the update uses Nesterov's form.
-        weight_decay: weight decay of the matrices.
+        weight_decay: weight decay of `matrices`.
+        without_decay: more two-dimensional parameters for Muon, without weight decay.
         dtype: type of the orthogonalisation; None: that of the matrices.
     """
 
@@ -64,20 +65,24 @@ class MuonWithAdam(torch.optim.Optimizer):
         rate_scale: float,
         momentum: float,
         weight_decay: float,
+        without_decay: Iterable[nn.Parameter] = (),
         dtype: torch.dtype | None = None,
     ) -> None:
-        by_shape: dict[torch.Size, list[nn.Parameter]] = {}
-        for matrix in matrices:
-            by_shape.setdefault(matrix.shape, []).append(matrix)
-        common = {"rate_scale": rate_scale, "momentum": momentum, "weight_decay": weight_decay, "lr": rate_scale}
+        alike: dict[tuple[torch.Size, float], list[nn.Parameter]] = {}
+        for parameters, decay in ((matrices, weight_decay), (without_decay, 0.0)):
+            for matrix in parameters:
+                alike.setdefault((matrix.shape, decay), []).append(matrix)
+        common = {"rate_scale": rate_scale, "momentum": momentum, "lr": rate_scale}
         self._rest = rest
         self._dtype = dtype
-        self._muon_groups: list[dict[str, Any]] = [{"params": same, **common} for same in by_shape.values()]
+        self._muon_groups: list[dict[str, Any]] = [
+            {"params": same, "weight_decay": decay, **common} for (_, decay), same in alike.items()
+        ]
         groups = [*self._muon_groups, *rest.param_groups]
         super().__init__([{"params": group["params"]} for group in groups], {})
         self.param_groups = groups  # shares the dicts of `rest`, so that a rate set here applies there
         rest.state = self.state
-        self.matrices = frozenset(id(matrix) for same in by_shape.values() for matrix in same)
+        self.matrices = frozenset(id(matrix) for same in alike.values() for matrix in same)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float | Tensor] | None = None) -> Any:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from manyheads.distributed.shards import part_of
 from manyheads.errors import CheckpointError
+from manyheads.nn.attention.local import LocalSelfAttention
+from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding
 from manyheads.training.optim.muon import MuonWithAdam
 from manyheads.training.settings import OptimiserSettings
@@ -30,11 +32,12 @@ _MUON_MOMENTS = frozenset({"momentum_buffer"})
 
 def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return parameters with weight decay (matrices of linear layers) and without (embeddings, positions, norms,
-    biases). Frozen parameters are in neither list.
+    biases, numbers for distances). Frozen parameters are in neither list.
 
     A matrix that is an embedding anywhere has no decay, even if it is also a tied output matrix.
     """
     kept_whole = {id(parameter) for module in model.modules() for parameter in _not_of_linear_layers(module)}
+    kept_whole |= {id(parameter) for parameter in _numbers_for_distances(model)}
     decayed: list[nn.Parameter] = []
     spared: list[nn.Parameter] = []
     for parameter in model.parameters():
@@ -58,6 +61,15 @@ def _not_of_linear_layers(module: nn.Module) -> Iterator[nn.Parameter]:
             yield parameter
 
 
+def _numbers_for_distances(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the tables of relative biases, and trained penalties: a row for each head, a column for each distance."""
+    for module in model.modules():
+        if isinstance(module, RelativeBias):
+            yield module.table
+        elif isinstance(module, LocalSelfAttention) and module.distance_penalties is not None:
+            yield module.distance_penalties
+
+
 def build_optimiser(
     model: nn.Module, settings: OptimiserSettings, precision: str = "fp32", peak: float | None = None
 ) -> torch.optim.Optimizer:
@@ -68,15 +80,19 @@ def build_optimiser(
         peak: the highest rate of the schedule, at which Muon has `muon_learning_rate`; None: `learning_rate`.
     """
     decayed, spared = split_by_decay(model)
-    matrices = [parameter for parameter in decayed if parameter.ndim == 2] if settings.name == "muon" else []
-    taken = {id(parameter) for parameter in matrices}
-    others = [parameter for parameter in decayed if id(parameter) not in taken]
-    adam = _build_adam(others, spared, settings)
-    if not matrices:
+    if settings.name != "muon":
+        return _build_adam(decayed, spared, settings)
+    matrices = [parameter for parameter in decayed if parameter.ndim == 2]
+    of_distances = {id(parameter) for parameter in _numbers_for_distances(model)}
+    tables = [parameter for parameter in spared if id(parameter) in of_distances]
+    taken = {id(parameter) for parameter in matrices + tables}
+    adam = _build_adam(*([one for one in part if id(one) not in taken] for part in (decayed, spared)), settings)
+    if not taken:
         return adam
     return MuonWithAdam(
         matrices,
         adam,
+        without_decay=tables,
         rate_scale=settings.muon_learning_rate / (settings.learning_rate if peak is None else peak),
         momentum=settings.muon_momentum,
         weight_decay=settings.weight_decay,
