@@ -19,6 +19,7 @@ from manyheads.interop.kimiyoung_transformer_xl import OfficialTransformerXL
 from manyheads.interop.marian import Marian
 from manyheads.interop.transfo_xl import TransfoXL
 from manyheads.nn import Causal, KeyValueState, Lengths, MultiHeadAttention
+from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.attention.slopes import local_slopes
 
@@ -185,6 +186,13 @@ def test_the_classes_of_transformers_are_refused() -> None:
 def test_sizes_below_one_are_refused(heads: int, reach: int) -> None:
     with pytest.raises(ConfigError, match="must be at least 1"):
         RelativeBias(heads, reach, causal=True)
+
+
+@pytest.mark.parametrize("kind", [MultiHeadAttention, RelativeAttention])
+def test_numbers_for_other_heads_are_refused(kind: type[MultiHeadAttention] | type[RelativeAttention]) -> None:
+    """One head's numbers would be added to all heads without an error."""
+    with pytest.raises(ConfigError, match="for 1 heads, but the attention has 4; make it with RelativeBias\\(4"):
+        kind(16, 4, relative_bias=RelativeBias(1, REACH, causal=True))
 
 
 def test_no_positions_need_a_relative_bias() -> None:

@@ -121,8 +121,8 @@ class MultiHeadAttention(nn.Module):
             product.
         relative_bias: numbers that are added to the scores by distance, for self-attention; layers can share it.
 
-    Raises: ConfigError: num_heads is below 1, head_dim is None and num_heads does not divide d_model, or bias contains
-        another name.
+    Raises: ConfigError: num_heads is below 1, head_dim is None and num_heads does not divide d_model, bias contains
+        another name, or relative_bias is for another number of heads.
     """
 
     _own_scores: ClassVar[bool] = False
@@ -160,6 +160,8 @@ class MultiHeadAttention(nn.Module):
         self.v_proj = Linear(value_dim or key_dim, inner_value, bias="v_proj" in biased)
         self.out_proj = Linear(inner_value, d_model, bias="out_proj" in biased)
         self.score = score
+        if relative_bias is not None:
+            relative_bias.check_heads(num_heads)
         self.relative_bias = relative_bias
         self.weights_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()

@@ -83,8 +83,8 @@ class RelativeAttention(nn.Module):
         relative_bias: for causal attention.
 
     To share u and v between layers, assign the parameters of one layer to the others.
-    Raises: ConfigError: a size is below 1; head_dim is None and num_heads does not divide d_model; or bias contains
-        another name.
+    Raises: ConfigError: a size is below 1; head_dim is None and num_heads does not divide d_model; bias contains
+        another name; or relative_bias is for another number of heads.
     """
 
     causal = True
@@ -116,6 +116,8 @@ class RelativeAttention(nn.Module):
         self.out_proj = Linear(inner, d_model, bias="out_proj" in biased)
         self.content_bias = nn.Parameter(torch.empty(num_heads, head_dim))
         self._make_position_parameters(d_model)
+        if relative_bias is not None:
+            relative_bias.check_heads(num_heads)
         self.relative_bias = relative_bias
         self.weights_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()

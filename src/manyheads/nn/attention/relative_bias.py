@@ -69,6 +69,14 @@ class RelativeBias(nn.Module):
         self.table = nn.Parameter(torch.empty(num_heads, reach + 1 + (0 if causal else reach)))
         self.reset_parameters()
 
+    def check_heads(self, num_heads: int) -> None:
+        """Raise ConfigError if the attention that uses these numbers has another number of heads."""
+        if self.table.shape[0] != num_heads:
+            raise ConfigError(
+                f"the relative bias has numbers for {self.table.shape[0]} heads, but the attention has {num_heads}; "
+                f"make it with RelativeBias({num_heads}, ...)."
+            )
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """-slope x distance."""
