@@ -106,7 +106,8 @@ def default_layer(model: Mapping[str, Any], name: str, *, keeps_preset: bool) ->
         config = xl_demo()
     values = to_plain(config)
     del values["model"], values["initial"]
-    values["optimiser"] = _lower_rates(name) or {**values["optimiser"], "name": "adamw", "learning_rate": 5e-4}
+    plain = {"name": "adamw", "learning_rate": 5e-4, "weight_decay": 0.0}
+    values["optimiser"] = _lower_rates(name) or {**values["optimiser"], **plain}
     values["schedule"] = {"kind": "linear", "warmup_steps": 50, "min_ratio": 0.0}
     if keeps_preset:
         values = {name: values[name] for name in ("optimiser", "schedule")}

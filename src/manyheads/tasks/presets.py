@@ -104,7 +104,7 @@ def demo(precision: str = "bf16") -> TrainConfig:
     return TrainConfig(
         run_dir="runs/demo",
         data=DataSettings(max_tokens=2048, max_source_len=128, max_target_len=128, pad_to_multiple=2),
-        tokenizer=TokenizerSettings(vocab_size=6000),
+        tokenizer=TokenizerSettings(vocab_size=8000),
         model=TransformerConfig(
             d_model=256 if is_fast else 192,
             num_heads=4,
@@ -120,6 +120,7 @@ def demo(precision: str = "bf16") -> TrainConfig:
             name="muon",
             learning_rate=6e-3 if is_fast else 0.01,
             muon_learning_rate=0.02 if is_fast else 0.03,
+            weight_decay=0.1,
             clip_norm=1.0,
         ),
         schedule=ScheduleSettings(kind="linear", warmup_steps=50 if is_fast else 20),

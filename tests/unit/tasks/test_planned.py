@@ -92,6 +92,13 @@ def test_short_runs_begin_and_search_as_the_demo_does() -> None:
     assert found[1:] == [dict.fromkeys(own)] * 2
 
 
+def test_only_matrices_of_pairs_that_muon_trains_decay() -> None:
+    """Adam's decay is part of the gradient; and a text gains nothing within its first passes (EXPERIMENTS)."""
+    assert plan()[1]["optimiser.weight_decay"] == demo().optimiser.weight_decay > 0
+    assert "optimiser.weight_decay" not in plan(kind="text")[1]
+    assert "optimiser.weight_decay" not in plan(given={"optimiser.name": "adam"})[1]
+
+
 def test_long_sentences_fit_into_a_step() -> None:
     values = plan(longest_source=5000, longest_target=130, minutes=1.0, tokens_per_second=500)[1]
     assert (values["data.max_source_len"], values["data.max_target_len"]) == (256, 144)

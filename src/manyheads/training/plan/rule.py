@@ -262,6 +262,8 @@ def _learning(facts: Facts, steps: int, epochs: float) -> list[Choice]:
     ]
     every = max(10, _round(steps / _validations(facts)))
     limit = [Choice("training.max_minutes", facts.minutes, "the time to be used"), Choice("training.max_steps", 0)]
+    by_muon = facts.given.get("optimiser.name", "muon") == "muon"
+    decay = Choice("optimiser.weight_decay", 0.1, "unseen sentences are translated better")
     anew = Choice("data.bpe_dropout", bpe_dropout, f"{rounded}, each with other pieces, need less dropout")
     return [
         *([anew] if bpe_dropout else []),
@@ -269,6 +271,7 @@ def _learning(facts: Facts, steps: int, epochs: float) -> list[Choice]:
         Choice("optimiser.name", "muon", "learns more in a short run than Adam"),
         Choice("optimiser.learning_rate", adam, f"for {'few' if is_short else 'many'} steps"),
         Choice("optimiser.muon_learning_rate", muon, f"for {'few' if is_short else 'many'} steps"),
+        *([decay] if facts.kind == "pairs" and by_muon else []),
         Choice("optimiser.clip_norm", 1.0),
         Choice("schedule.kind", "linear", "the rate ends at 0 with the run"),
         Choice("schedule.warmup_steps", max(10, min(200, steps // 20)), "a twentieth of the steps, at most 200"),
