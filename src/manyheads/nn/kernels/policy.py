@@ -1,8 +1,9 @@
 """Selects the fastest implementation: the only file that asks about processors, compilers, dtypes and sizes for speed.
 
 A kernel asks one question and uses the implementation that the answer names. The rules of training are fixed and cite
-their measurements, because a resumed run must compute as before. `kernels.precision` measures at run time, and the run
-stores the result. Packed weights and int8, which are used for inference only, are also chosen by measurement.
+their measurements, because a resumed run must compute as before; so must its validations (`by_fixed_rules`).
+`kernels.precision` measures at run time, and the run stores the result. In inference, measurements also choose packed
+weights, int8 and the attention of beams.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = [
     "KEYS_MULTIPLE",
     "adds_masks",
     "attention_path",
+    "by_fixed_rules",
     "can_look",
     "compiles_a_step",
     "compiling_a_step",
@@ -61,6 +63,20 @@ AttentionPath = Literal["products", "rounded products", "sums", "sdpa"]
 RelativePath = Literal["products", "tiles", "sums", "sdpa"]
 
 _compiles = False
+_measures = True
+
+
+@contextmanager
+def by_fixed_rules() -> Iterator[None]:
+    """Within the block, no measurement of speed selects an implementation, so two processes compute alike. Not safe for
+    several threads.
+    """
+    global _measures
+    before, _measures = _measures, False
+    try:
+        yield
+    finally:
+        _measures = before
 
 
 def compiles_a_step() -> bool:
@@ -165,7 +181,7 @@ def packs(*weights: Tensor) -> bool:
     if first.dtype is not torch.float32:
         return first.dtype is torch.bfloat16 and has_bf16()
     height, width = sum(len(weight) for weight in weights), first.shape[1]
-    is_measured = height * width >= _LEAST_PACKED_WEIGHT and height >= width and has_packing()
+    is_measured = _measures and height * width >= _LEAST_PACKED_WEIGHT and height >= width and has_packing()
     return onednn_is_faster() or (is_measured and packing_gain() >= _LEAST_PACKING_GAIN)
 
 
@@ -272,7 +288,8 @@ def attention_path(query: Tensor, key: Tensor, value: Tensor, dropout_rate: floa
     if not few or torch.compiler.is_compiling():
         return "sdpa"
     if not onednn_is_faster():
-        is_faster = q_len > 1 and key.element_size() == 4 and products_gain() >= _LEAST_PRODUCTS_GAIN
+        is_measured = _measures and q_len > 1 and key.element_size() == 4
+        is_faster = is_measured and products_gain() >= _LEAST_PRODUCTS_GAIN
         return "products" if is_faster else "sdpa"
     return "rounded products" if key.element_size() < 4 and not key.is_contiguous() else "products"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from manyheads.nn.kernels.policy import by_fixed_rules
 from manyheads.training.settings import RunConfig
 
 __all__ = ["computing", "free_memory_bytes", "peak_memory_bytes", "settled", "status_bytes"]
@@ -18,7 +19,10 @@ __all__ = ["computing", "free_memory_bytes", "peak_memory_bytes", "settled", "st
 
 @contextmanager
 def computing(config: RunConfig, device: torch.device) -> Iterator[None]:
-    """Set threads, determinism and generators from the config; restore them after the block."""
+    """Set threads, determinism and generators from the config; restore them after the block.
+
+    A resumed run must have the losses of an undisturbed one, so no measurement of speed selects a kernel.
+    """
     threads = torch.get_num_threads()
     strict = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -29,7 +33,7 @@ def computing(config: RunConfig, device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(True)
     gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices=gpus):
+        with by_fixed_rules(), torch.random.fork_rng(devices=gpus):
             yield
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=warn_only)

@@ -1,4 +1,6 @@
-"""Which float32 weights are packed: by measurement, where oneDNN is not faster in general."""
+"""What measurements of speed decide in inference: which float32 weights are packed, where oneDNN is not faster in
+general, and how beams attend. They decide nothing in a run.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.linear import Packed
 from manyheads.nn.kernels.measuring import ROUNDS, least_seconds, mean_gain
 from manyheads.nn.linear import Linear
+from manyheads.tasks.presets import copy
+from manyheads.training.run.device import computing
 
 pytestmark = pytest.mark.skipif(not policy.has_packing(), reason="this build of torch has no oneDNN")
 
@@ -58,6 +62,22 @@ def test_beams_attend_by_products_where_that_is_measured(monkeypatch: pytest.Mon
     assert path(1) == path(9) == path(4, torch.bfloat16) == "sdpa"
     found[0] = 1.1
     assert path(4) == "sdpa"
+
+
+def test_no_measurement_decides_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes may measure otherwise, and the validations of a resumed run would differ in the last bit."""
+    monkeypatch.setattr(policy, "onednn_is_faster", lambda: False)
+    monkeypatch.setattr(policy, "products_gain", lambda: 2.0)
+    monkeypatch.setattr(policy, "packing_gain", lambda: 2.0)
+    query, weight = torch.empty(32, 4, 4, 64), torch.empty(8000, 256)
+
+    def chosen() -> tuple[str, bool]:
+        return policy.attention_path(query, query, query, 0.0), policy.packs(weight)
+
+    assert chosen() == ("products", True)
+    with computing(copy(), torch.device("cpu")):
+        assert chosen() == ("sdpa", False)
+    assert chosen() == ("products", True)
 
 
 def test_a_measurement_times_both_in_turn_with_one_thread() -> None:
