@@ -86,7 +86,8 @@ def build_optimiser(
     of_distances = {id(parameter) for parameter in _numbers_for_distances(model)}
     tables = [parameter for parameter in spared if id(parameter) in of_distances]
     taken = {id(parameter) for parameter in matrices + tables}
-    adam = _build_adam(*([one for one in part if id(one) not in taken] for part in (decayed, spared)), settings)
+    others = [parameter for parameter in decayed if id(parameter) not in taken]
+    adam = _build_adam(others, [parameter for parameter in spared if id(parameter) not in taken], settings)
     if not taken:
         return adam
     return MuonWithAdam(
