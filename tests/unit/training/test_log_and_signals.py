@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -206,6 +207,9 @@ def test_tensorboard_shows_the_steps_of_a_run_that_began_again_once(tmp_path: Pa
         board = Board(tmp_path, 0, pytest.fail)
         board.add({"step": 1, "loss": loss})
         board.close()
+        # TensorBoard reads files in the order of their names: whole seconds, host, process, files the process wrote.
+        # A new run is another second; within one, "10" would come before "9".
+        time.sleep(1)
     events = accumulator.EventAccumulator(str(tmp_path))
     events.Reload()
     assert [event.value for event in events.Scalars("loss")] == [1.0]
