@@ -35,6 +35,7 @@ __all__ = ["TATOEBA", "PreparedData", "open_data", "prepare_corpus"]
 
 COPY_TASK = "copy-task"
 TATOEBA = "embedded:tatoeba-en-de"
+_LANGUAGES: dict[str, list[LanguagePair]] = {TATOEBA: [("en", "de")]}
 _NO_PAIRS = {
     LANGUAGE_TASK: "a text for language models",
     "classification": "labelled texts for classifiers",
@@ -141,7 +142,15 @@ def open_data(
 
         def make(folder: Path, key: str) -> None:
             splits: dict[str, Any] = {split: PairList(name, known) for split, known in pairs().items()}
-            prepare_corpus(folder, **splits, tokenizer=tokenizer_settings, replace=True, progress=progress, key=key)
+            prepare_corpus(
+                folder,
+                **splits,
+                tokenizer=tokenizer_settings,
+                languages=_LANGUAGES.get(name, ()),
+                replace=True,
+                progress=progress,
+                key=key,
+            )
 
         return cached_folder(recipe, Path(cache_dir), make, PreparedData.open)
     if name.startswith(EMBEDDED):

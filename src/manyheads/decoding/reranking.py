@@ -8,6 +8,7 @@ divided by the length penalty of the search, not by the target's length:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -27,6 +28,8 @@ from manyheads.errors import ConfigError
 from manyheads.text.sides import TranslationTokenizer
 
 __all__ = ["Reranker", "check_reranking", "check_reverse"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -100,12 +103,20 @@ def check_reranking(settings: DecodingSettings) -> None:
 
 
 def check_reverse(languages: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]]) -> None:
-    """Compare the directions of a model with those of its reverse model.
+    """Compare the directions of a model with those of its reverse model. If they cannot be compared, a warning says so.
 
     Args: languages, others: (source, target) of each direction; empty if they are unknown.
 
     Raises: ConfigError: both are known, and the reverse model does not translate back.
     """
+    if not (languages and others):
+        _log.warning(
+            "%s, so it is not known whether the reverse model translates back. `prepare` records languages that are"
+            " named by --source-lang and --target-lang",
+            "Neither model records its languages"
+            if not languages and not others
+            else f"The {'reverse' if languages else 'first'} model does not record its languages",
+        )
     known = {(source.lower(), target.lower()) for source, target in others}
     missing = [(target, source) for source, target in languages if (target.lower(), source.lower()) not in known]
     if known and missing:

@@ -73,6 +73,7 @@ def test_info_of_prepared_data(run: Path, manyheads: Program, capsys: pytest.Cap
     (folder,) = (path for path in (run / "data").iterdir() if path.is_dir())
     record = described(manyheads, capsys, folder)
     assert record["kind"] == "prepared data"
+    assert record["languages"] == described(manyheads, capsys, run / "model")["languages"] == ["en > de"]
     assert {split: counts["pairs"] for split, counts in record["counts"].items()} == {
         "train": 300, "valid": 500, "test": 1000,
     }  # fmt: skip

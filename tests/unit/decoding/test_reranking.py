@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest import TestCase
 
 import pytest
 import torch
@@ -116,6 +118,30 @@ def test_other_languages_are_refused(tokenizer: Tokenizer) -> None:
     for languages, shown in (((("en", "de"),), "en to de"), ((("de", "fr"),), "de to fr")):
         with pytest.raises(ConfigError, match=f"translates {shown}; reranking needs one that translates de to en"):
             forward.reranked_by(translator_of(tokenizer, 1, languages))
+
+
+@pytest.mark.parametrize(
+    ("languages", "others", "warning"),
+    [
+        ((), (), "Neither model records its languages, so it is not known whether the reverse model translates back"),
+        ((), (("de", "en"),), "The first model does not record its languages"),
+        ((("en", "de"),), (), "The reverse model does not record its languages"),
+    ],
+)
+def test_unknown_languages_are_warned_of(
+    languages: tuple[tuple[str, str], ...],
+    others: tuple[tuple[str, str], ...],
+    warning: str,
+    tokenizer: Tokenizer,
+) -> None:
+    with TestCase().assertLogs("manyheads", logging.WARNING) as logged:
+        translator_of(tokenizer, 0, languages).reranked_by(translator_of(tokenizer, 1, others))
+    assert [warning in record.getMessage() for record in logged.records] == [True]
+
+
+def test_known_languages_are_not_warned_of(tokenizer: Tokenizer) -> None:
+    with TestCase().assertNoLogs("manyheads", logging.WARNING):
+        translator_of(tokenizer, 0, (("en", "de"),)).reranked_by(translator_of(tokenizer, 1, (("de", "en"),)))
 
 
 def test_bad_arguments(forward: Translator, reverse: Translator, tokenizer: Tokenizer) -> None:

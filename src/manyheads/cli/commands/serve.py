@@ -104,7 +104,7 @@ PAGE = CommandPage(
     """Serve models over HTTP: our own API, and those of OpenAI (completions), LibreTranslate and DeepL,
 so that their clients work with these models. See docs/serving.md. SIGTERM finishes accepted requests, then stops.""",
     (
-        "manyheads serve runs/demo --source-lang en --target-lang de",
+        "manyheads serve runs/demo",
         "manyheads serve en-de=runs/demo novel=runs/novel --port 8080 --api-key-file keys.txt --host 0.0.0.0",
     ),
 )
