@@ -99,8 +99,7 @@ def resolve_run(
     if is_complete:
         try:
             config = resolve(kind, sources)
-            found += _unused_vocabulary(typed, config)
-
+            found += _unused_vocabulary(typed, config) + _decay_for_muon(sources)
             if initial is not None:
                 check_sizes(config, initial)
         except ConfigError as error:
@@ -193,6 +192,27 @@ def _unused_vocabulary(typed: Source, config: RunConfig) -> list[str]:
         f"--{name} has no effect on {path}, whose tokenizer was trained when the data was prepared; leave it out, or"
         f" prepare the data again with --{option.replace('_', '-')}."
         for name, option in given.items()
+    ]
+
+
+def _decay_for_muon(sources: Sequence[Source]) -> list[str]:
+    """A message if a layer takes Adam and leaves the weight decay of a layer below, which was chosen for Muon.
+
+    Muon and AdamW shrink the weights; Adam adds the decay to the gradient, where the same number does far more.
+    """
+    name, decay = (
+        next((source for source in reversed(sources) if key in source.section("optimiser")), None)
+        for key in ("name", "weight_decay")
+    )
+    if name is None or decay is None or sources.index(name) <= sources.index(decay):
+        return []
+    value = decay.section("optimiser")["weight_decay"]
+    if name.section("optimiser")["name"] != "adam" or value == 0:
+        return []
+    return [
+        f"optimiser.name is adam ({name.where('optimiser.name')}), but optimiser.weight_decay {value}"
+        f" ({decay.where('optimiser.weight_decay')}) is for an optimiser that shrinks the weights; Adam would add it to"
+        " the gradient. Choose adamw, or give --optimiser.weight_decay as well, for example 0."
     ]
 
 

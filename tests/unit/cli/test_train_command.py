@@ -107,6 +107,18 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
         assert expected in joined
 
 
+def test_adam_does_not_take_the_weight_decay_of_muon(tmp_path: Path) -> None:
+    [said] = mistakes("--preset", "demo", "--optimiser.name", "adam")
+    assert said.startswith("optimiser.name is adam (the command line), but optimiser.weight_decay 0.1 (preset demo) is")
+    (tmp_path / "mine.yaml").write_text("optimiser:\n  name: adam\n", encoding="utf-8")
+    [said] = mistakes("--preset", "demo", "--config", str(tmp_path / "mine.yaml"))
+    assert f"adam ({tmp_path / 'mine.yaml'}, line 2)" in said
+    for more in (("adamw",), ("adam", "--optimiser.weight_decay", "0"), ("adam", "--optimiser.weight_decay", "0.01")):
+        config = read_arguments(["--preset", "demo", "--optimiser.name", *more])[1]
+        assert config.optimiser.name == more[0]
+    assert read_arguments(["--preset", "xl-demo", "--optimiser.name", "adam"])[1].optimiser.weight_decay == 0
+
+
 def test_an_unknown_preset_brings_no_other_mistakes() -> None:
     assert mistakes("--preset", "dbug", "--model.num_heads", "3") == [
         f"there is no preset 'dbug'; there are: {', '.join(PRESETS)}. Did you mean debug?"
