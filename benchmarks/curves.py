@@ -55,6 +55,7 @@ JOEYNMT = ("joeynmt==2.3.0", "importlib_metadata", "sentencepiece==0.1.99")
 SMALL_LENGTH = 256
 SHORTER = 8
 INSTALL_MINUTES = 30.0
+SAY_SECONDS = 10.0
 LOOK_MINUTES = 60.0
 """A side is given up after four times its minutes and this long."""
 
@@ -157,19 +158,37 @@ def run_side(plan: Plan, side: str, chosen: str, out: Path, **changes: Any) -> d
     task |= {"max_updates": plan.max_updates, "num_looks": plan.looks, "small": plan.small}
     task |= plan.shape(side, chosen) | changes
     command = [python, str(FOLDER / SCRIPTS[side]), json.dumps(task)]
-    limit = 60 * (4 * task["minutes"] + LOOK_MINUTES)
-    with (out / "output.txt").open("w", encoding="utf-8") as stream:
+    deadline = time.monotonic() + 60 * (4 * task["minutes"] + LOOK_MINUTES)
+    variables = environment(ours=side in ("ours", "short"))
+    with (
+        (out / "output.txt").open("w", encoding="utf-8") as stream,
+        subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=variables) as process,
+    ):
         try:
-            done = subprocess.run(
-                command, stdout=stream, stderr=subprocess.STDOUT, check=False, timeout=limit,
-                env=environment(ours=side in ("ours", "short")),
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise SideError(f"it did not end within {limit / 60:.0f} minutes.") from None
-    if done.returncode:
-        raise SideError(f"it ended with {done.returncode}: {last_line((out / 'output.txt').read_text('utf-8'))}")
+            code = wait(process, out, deadline)
+        finally:
+            process.kill()
+    if code is None:
+        raise SideError(f"it did not end within {4 * task['minutes'] + LOOK_MINUTES:.0f} minutes.")
+    if code:
+        raise SideError(f"it ended with {code}: {last_line((out / 'output.txt').read_text('utf-8'))}")
     found: dict[str, Any] = json.loads((out / "side.json").read_text("utf-8"))
     return found
+
+
+def wait(process: subprocess.Popen[bytes], out: Path, deadline: float) -> int | None:
+    """Wait for a side, and say how far it is. Returns: its exit status; None: it still runs at the deadline."""
+    before = ""
+    while time.monotonic() < deadline:
+        try:
+            return process.wait(timeout=SAY_SECONDS)
+        except subprocess.TimeoutExpired:
+            path = out / "progress.txt"
+            now = path.read_text("utf-8").strip() if path.is_file() else ""
+            said = "the clock stands still (start, or held-out text)" if now == before else now
+            print(f"  {said}", file=sys.stderr, flush=True)
+            before = now
+    return None
 
 
 def judged(facts: Mapping[str, Any], found: dict[str, Any], out: Path) -> dict[str, Any]:

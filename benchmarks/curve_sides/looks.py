@@ -21,6 +21,9 @@ from typing import Any
 
 __all__ = ["Look", "Run", "Task", "inverse_sqrt", "task_of_command_line"]
 
+REPORT_SECONDS = 10.0
+"""Of training, after which a run writes `progress.txt` again; `curves.py` prints it."""
+
 Look = Callable[[str], Mapping[str, Any]]
 
 
@@ -83,6 +86,7 @@ class Run:
     looks: list[dict[str, Any]] = field(default_factory=list)
     _spent: float = 0.0
     _since: float | None = None
+    _reported: float = 0.0
 
     def seconds(self) -> float:
         """Of training so far."""
@@ -114,6 +118,15 @@ class Run:
         """To be called after each update. tokens: that it was computed on, without padding."""
         self.updates += 1
         self.tokens += tokens
+        if self.seconds() - self._reported >= REPORT_SECONDS:
+            self._report()
+
+    def _report(self) -> None:
+        """Say in `progress.txt` how far the run is."""
+        self._reported = self.seconds()
+        speed = f"{self.tokens / self._reported:,.0f} tokens/s"
+        line = f"{self._reported / 60:.1f} of {self.task.minutes:g} minutes, {self.updates} updates, {speed}\n"
+        (self.task.out / "progress.txt").write_text(line, encoding="utf-8")
 
     def train(self, update: Callable[[Run], int]) -> None:
         """Compute updates until the minutes are over. update: does one, and returns its tokens."""

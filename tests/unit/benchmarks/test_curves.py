@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -64,19 +65,20 @@ def test_the_clock_stands_still_while_a_side_looks(
 
     def update(run: Any) -> int:
         now[0] += 25.0
-        return 7
+        return 7000
 
     run = looks.Run(looks.Task(data=tmp_path, out=tmp_path, minutes=2, num_looks=3), look)
     run.train(update)
     assert [(one["number"], one["seconds"], one["updates"], one["tokens"]) for one in run.looks] == [
-        (1, 50.0, 2, 14),
-        (2, 100.0, 4, 28),
-        (3, 125.0, 5, 35),
+        (1, 50.0, 2, 14_000),
+        (2, 100.0, 4, 28_000),
+        (3, 125.0, 5, 35_000),
     ]
+    assert (tmp_path / "progress.txt").read_text("utf-8") == "2.1 of 2 minutes, 5 updates, 280 tokens/s\n"
     assert run.looks[0]["hypotheses"] == "valid-1.ids"
     run.write(12, {"rate": 0.1})
     found = json.loads((tmp_path / "side.json").read_text("utf-8"))
-    assert (found["seconds"], found["updates"], found["tokens_per_second"]) == (125.0, 5, pytest.approx(35 / 125))
+    assert (found["seconds"], found["updates"], found["tokens_per_second"]) == (125.0, 5, 280.0)
 
 
 def test_updates_end_a_run_and_count_as_progress(side_module: Import, tmp_path: Path) -> None:
@@ -158,6 +160,24 @@ def test_our_side_has_the_preset_of_each_comparison(curves: ModuleType, tmp_path
     )
 
 
+def test_waiting_tells_how_far_a_side_is(
+    curves: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line of progress.txt once, then that nothing moves; after the deadline there is no exit status."""
+    monkeypatch.setattr(curves, "SAY_SECONDS", 0.05)
+    (tmp_path / "progress.txt").write_text("0.2 of 5 minutes, 31 updates, 9 tokens/s\n", encoding="utf-8")
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert curves.wait(process, tmp_path, time.monotonic() + 0.2) is None
+        said = capsys.readouterr().err.splitlines()
+        assert said[0] == "  0.2 of 5 minutes, 31 updates, 9 tokens/s"
+        assert set(said[1:]) == {"  the clock stands still (start, or held-out text)"}
+        process.communicate(b"\n")
+        assert curves.wait(process, tmp_path, time.monotonic() + 60) == 0
+    finally:
+        process.kill()
+
+
 def run_of(curves: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["curves.py", *arguments])
     code: int = curves.main()
@@ -215,16 +235,16 @@ def plan_of(curves: ModuleType, what: str, work: Path) -> Any:
 def test_speed_is_measured_in_both_precisions_with_the_same_sizes(
     curves: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tasks = []
+    tasks, popen = [], subprocess.Popen
 
-    def run(command: list[str], **_: Any) -> Any:
+    def start(command: list[str], **_: Any) -> Any:
         task = json.loads(command[2])
         tasks.append({name: task[name] for name in ("precision", "sized_for", "minutes", "num_looks", "length")})
         rate = {"fp32": 100.0, "bf16": 200.0}[task["precision"]]
         Path(task["out"], "side.json").write_text(json.dumps({"tokens_per_second": rate}), encoding="utf-8")
-        return subprocess.CompletedProcess(command, 0)
+        return popen([sys.executable, "-c", ""])
 
-    monkeypatch.setattr(curves.subprocess, "run", run)
+    monkeypatch.setattr(curves.subprocess, "Popen", start)
     assert curves.speeds(plan_of(curves, "long", tmp_path), "exact") == {"fp32": 100.0, "bf16": 200.0}
     common = {"sized_for": "bf16", "minutes": 0.5, "num_looks": 0, "length": 16384}
     assert tasks == [{"precision": "fp32", **common}, {"precision": "bf16", **common}]
