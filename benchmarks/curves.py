@@ -185,7 +185,7 @@ def wait(process: subprocess.Popen[bytes], out: Path, deadline: float) -> int | 
         except subprocess.TimeoutExpired:
             path = out / "progress.txt"
             now = path.read_text("utf-8").strip() if path.is_file() else ""
-            said = "the clock stands still (start, or held-out text)" if now == before else now
+            said = "no update has ended (start, held-out text, or a long update)" if now == before else now
             print(f"  {said}", file=sys.stderr, flush=True)
             before = now
     return None

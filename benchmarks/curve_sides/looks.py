@@ -21,8 +21,8 @@ from typing import Any
 
 __all__ = ["Look", "Run", "Task", "inverse_sqrt", "task_of_command_line"]
 
-REPORT_SECONDS = 10.0
-"""Of training, after which a run writes `progress.txt` again; `curves.py` prints it."""
+REPORT_SECONDS = 1.0
+"""Of training, after which a run writes `progress.txt` again. `curves.py` reads it less often, and finds a new line."""
 
 Look = Callable[[str], Mapping[str, Any]]
 
