@@ -60,6 +60,7 @@ class BpeDropout:
         merges: list[list[str]] = content["model"]["merges"]
         self._library = tokenizers.Tokenizer.from_str(tokenizer.to_json())
         self._library.encode_special_tokens = True
+        self._library.normalizer = tokenizers.normalizers.Prepend(" ")  # what was decoded is normal
         self._vocab: dict[str, int] = content["model"]["vocab"]
         self._size = len(self._vocab)
         self._first_tag = self._size - len(tokenizer.target_languages)

@@ -104,7 +104,7 @@ def demo(precision: str = "bf16") -> TrainConfig:
     return TrainConfig(
         run_dir="runs/demo",
         data=DataSettings(max_tokens=2048, max_source_len=128, max_target_len=128, pad_to_multiple=2),
-        tokenizer=TokenizerSettings(vocab_size=8000),
+        tokenizer=TokenizerSettings(vocab_size=8000, normalize_spaces=True),
         model=TransformerConfig(
             d_model=256 if is_fast else 192,
             num_heads=4,

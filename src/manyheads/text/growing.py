@@ -17,7 +17,7 @@ from tokenizers import models, pre_tokenizers, trainers
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.learning import MAX_LEARNED_CHARS, MIN_FREQUENCY, rare_characters
 from manyheads.text.piece_vocabulary import PieceVocabulary
-from manyheads.text.pipeline import SPECIAL_PIECES, assemble, heads_of, take_apart
+from manyheads.text.pipeline import SPECIAL_PIECES, WHITE_OF_TARGETS, assemble, heads_of, normalizer, take_apart
 from manyheads.text.settings import GrowthSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.tokenizer_file import check_encodable
@@ -103,24 +103,25 @@ def grow(tokenizer: Tokenizer, texts: Iterable[str], new_pieces: int) -> Tokeniz
 
     Raises: DataError: there is no text, or it contains an unpaired surrogate.
     """
-    kind, lowercase, pieces, merges, *_ = take_apart(json.loads(tokenizer.to_json()), "The tokenizer")
+    kind, lowercase, pieces, merges, *_, spaces = take_apart(json.loads(tokenizer.to_json()), "The tokenizer")
     words = _count_words(tokenizer, texts)
     if not words:
         raise DataError("There is no text to learn new pieces from: every line is empty.")
     if kind == "word":
         ranked = sorted(words.keys() - set(pieces), key=lambda word: (-words[word], word))
-        return Tokenizer(kind, lowercase, pieces + ranked[:new_pieces], [])
+        return Tokenizer(kind, lowercase, pieces + ranked[:new_pieces], [], normalize_spaces=spaces)
     pieces = pieces + _new_characters(words, set(pieces), new_pieces)
-    with_characters = Tokenizer(kind, lowercase, pieces, merges)
+    with_characters = Tokenizer(kind, lowercase, pieces, merges, normalize_spaces=spaces)
     room = new_pieces - (len(pieces) - tokenizer.vocab_size)
     more, more_merges = _learn_merges(with_characters, words, room) if room else ([], [])
-    return Tokenizer(kind, lowercase, pieces + more, merges + more_merges)
+    return Tokenizer(kind, lowercase, pieces + more, merges + more_merges, normalize_spaces=spaces)
 
 
 def _library_of(tokenizer: Tokenizer) -> Any:
     """The tokenizer in the `tokenizers` library, without special tokens, which could be found in a text."""
-    kind, lowercase, pieces, extra, *_ = take_apart(json.loads(tokenizer.to_json()), "The tokenizer")
-    blueprint = {**assemble(kind, lowercase, pieces, extra), "added_tokens": []}
+    kind, lowercase, pieces, extra, *_, spaces = take_apart(json.loads(tokenizer.to_json()), "The tokenizer")
+    normal = normalizer(kind, lowercase, WHITE_OF_TARGETS if spaces else "")
+    blueprint = {**assemble(kind, lowercase, pieces, extra), "added_tokens": [], "normalizer": normal}
     return tokenizers.Tokenizer.from_str(json.dumps(blueprint))
 
 

@@ -13,7 +13,15 @@ from typing import Any, Generic, TypeVar
 import tokenizers
 from tokenizers import models, trainers
 
-from manyheads.text.pipeline import BYTE_PIECES, BYTE_SCORE, SPECIAL_PIECES, assemble, heads_of
+from manyheads.text.pipeline import (
+    BYTE_PIECES,
+    BYTE_SCORE,
+    SPECIAL_PIECES,
+    WHITE_OF_TARGETS,
+    assemble,
+    heads_of,
+    normalizer,
+)
 
 __all__ = ["MAX_LEARNED_CHARS", "MIN_FREQUENCY", "SYMBOL_SCORE", "Thinned", "learn_pieces", "rare_characters"]
 
@@ -45,7 +53,13 @@ class Thinned(Generic[T]):
 
 
 def learn_pieces(
-    kind: str, texts: list[str], vocab_size: int, lowercase: bool, symbols: Sequence[str] = ()
+    kind: str,
+    texts: list[str],
+    vocab_size: int,
+    lowercase: bool,
+    symbols: Sequence[str] = (),
+    *,
+    normalize_spaces: bool = False,
 ) -> tuple[list[str], list[Any]]:
     """Return all pieces by id (special pieces first, then symbols) and the extra argument of `pipeline.model`.
 
@@ -55,13 +69,16 @@ def learn_pieces(
         vocab_size: maximum number of pieces; a small text gives fewer.
         lowercase: fold case first.
         symbols: pieces that are always included; encoding almost never produces one, unless the text also teaches it.
+        normalize_spaces: first normalise white space, as in targets.
     """
     texts = [text[:MAX_LEARNED_CHARS] for text in texts]
-    blank = tokenizers.Tokenizer.from_str(json.dumps(assemble("word", lowercase, list(SPECIAL_PIECES), [])))
+    words = assemble("word", lowercase, list(SPECIAL_PIECES), [])
+    words["normalizer"] = normalizer("word", lowercase, WHITE_OF_TARGETS if normalize_spaces else "")
+    blank = tokenizers.Tokenizer.from_str(json.dumps(words))
     texts = [blank.normalizer.normalize_str(text) for text in texts]
     if kind == "word":
-        words = (word for text in texts for word, _ in blank.pre_tokenizer.pre_tokenize_str(text))
-        return _learn_words(words, vocab_size, symbols)
+        split = blank.pre_tokenizer.pre_tokenize_str
+        return _learn_words((word for text in texts for word, _ in split(text)), vocab_size, symbols)
     heads = [*heads_of(kind), *symbols]
     room = vocab_size - len(heads)
     known = set(symbols)

@@ -7,7 +7,7 @@ these four; any other content is damage and is refused.
 from __future__ import annotations
 
 import math
-from itertools import takewhile
+from itertools import product, takewhile
 from typing import Any
 
 from manyheads.errors import DataError
@@ -17,11 +17,15 @@ __all__ = [
     "BYTE_PIECES",
     "BYTE_SCORE",
     "LANGUAGE_FORMAT",
+    "NO_WIDTH",
     "SPACE_SIGN",
     "SPECIAL_PIECES",
+    "WHITE",
+    "WHITE_OF_TARGETS",
     "WORD_PATTERN",
     "assemble",
     "heads_of",
+    "normalizer",
     "take_apart",
 ]
 
@@ -45,9 +49,29 @@ WORD_PATTERN = (
 )
 
 
-def normalizer(kind: str, lowercase: bool) -> dict[str, Any]:
-    """Normalise to NFC, fold case if requested, and add a space in front, so that a first word is like any other."""
+# Characters without width or meaning in a sentence: control characters, the soft hyphen, zero-width spaces and the
+# marks of writing direction. Joiners have one after marks (Indic scripts), in Arabic, Syriac, Mongolian and in emoji.
+# The patterns are valid in Oniguruma and in JavaScript, where exports are read.
+NO_WIDTH = (
+    r"[\x00-\x08\x0E-\x1B\u007F-\u0084\u0086-\u009F\u00AD\u034F\u061C\u180E\u200B\u200E\u200F\u202A-\u202E\u2060-\u206F\uFEFF"
+    r"\uFFF9-\uFFFB]|(?<![\p{M}\p{So}\p{Sk}\u0600-\u077F\u08A0-\u08FF\u1800-\u18AF\uFB50-\uFDFF\uFE70-\uFEFC])[\u200C\u200D]"
+)
+WHITE = r"[\s\x1C-\x1F\u0085]+"
+# No-break spaces belong to a language: to French before a semicolon.
+WHITE_OF_TARGETS = r"[\t-\r\x1C-\x20\u0085\u1680\u2000-\u200A\u2028\u2029\u205F\u3000]+"
+
+
+def normalizer(kind: str, lowercase: bool, white: str = "") -> dict[str, Any]:
+    """Normalise to NFC, fold case if requested, and add a space in front, so that a first word is like any other.
+
+    Args: white: pattern of what becomes a single space between words and nothing at the ends; characters without width
+        then are left out, too. Empty: all of them stay.
+    """
     stages: list[dict[str, Any]] = [{"type": "NFC"}]
+    if white:
+        for pattern, content in ((NO_WIDTH, ""), (white, " ")):
+            stages.append({"type": "Replace", "pattern": {"Regex": pattern}, "content": content})
+        stages.append({"type": "Strip", "strip_left": True, "strip_right": True})
     if lowercase:
         stages.append({"type": "Lowercase"})
     if kind != "word":
@@ -98,7 +122,13 @@ def heads_of(kind: str) -> tuple[str, ...]:
 
 
 def assemble(
-    kind: str, lowercase: bool, pieces: list[str], extra: list[Any], num_symbols: int = 0, num_tags: int = 0
+    kind: str,
+    lowercase: bool,
+    pieces: list[str],
+    extra: list[Any],
+    num_symbols: int = 0,
+    num_tags: int = 0,
+    normalize_spaces: bool = False,
 ) -> dict[str, Any]:
     """Return the content of tokenizer.json in the format of the `tokenizers` library.
 
@@ -109,6 +139,7 @@ def assemble(
         extra: see `model`.
         num_symbols: number of pieces after the special and byte pieces that stand for whole words of targets.
         num_tags: number of pieces at the end that name the language of the translation, see `text.tags`.
+        normalize_spaces: see `settings.TokenizerSettings`.
     """
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     first = len(heads_of(kind))
@@ -118,7 +149,7 @@ def assemble(
         "truncation": None,
         "padding": None,
         "added_tokens": [{"id": index, "content": pieces[index], **flags} for index in added],
-        "normalizer": normalizer(kind, lowercase),
+        "normalizer": normalizer(kind, lowercase, WHITE if normalize_spaces else ""),
         "pre_tokenizer": pre_tokenizer(kind),
         "post_processor": None,
         "decoder": decoder(kind),
@@ -126,7 +157,7 @@ def assemble(
     }
 
 
-def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any], int, int]:
+def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any], int, int, bool]:
     """Return the arguments of `assemble` for a parsed file.
 
     Raises: DataError: the content differs from the result of `assemble`; `where` is its name in the message.
@@ -157,10 +188,11 @@ def take_apart(data: Any, where: str) -> tuple[str, bool, list[str], list[Any], 
     named = min(named, len(pieces) - len(heads))
     num_tags = sum(1 for _ in takewhile(TAG.fullmatch, reversed(pieces[len(pieces) - named :])))
     num_symbols = named - num_tags
-    for lowercase in (False, True):
-        if data == assemble(kind, lowercase, pieces, extra, num_symbols, num_tags):
-            return kind, lowercase, pieces, extra, num_symbols, num_tags
     expected = assemble(kind, False, pieces, extra, num_symbols, num_tags)
+    for lowercase, normalize_spaces in product((False, True), repeat=2):
+        normal = normalizer(kind, lowercase, WHITE if normalize_spaces else "")
+        if data == {**expected, "normalizer": normal}:
+            return kind, lowercase, pieces, extra, num_symbols, num_tags, normalize_spaces
     odd = [key for key in sorted({*data, *expected}) if data.get(key) != expected.get(key)]
     raise DataError(
         f"{where} was changed or damaged: unexpected content under {', '.join(odd)}. Train the tokenizer again."

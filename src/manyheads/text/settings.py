@@ -23,6 +23,9 @@ class TokenizerSettings:
             `word` splits at spaces only and maps other words to `<unk>` (for artificial data such as the copy task).
         vocab_size: total number of ids, including special tokens and the 256 byte tokens.
         lowercase: fold case before tokenising; decoding cannot restore the case.
+        normalize_spaces: read white space of any kind and length as one space, and leave out characters without width
+            or meaning (soft hyphens, zero-width spaces, marks of direction, control characters). In targets no-break
+            spaces stay. New preparations of sentence pairs do so; it is recorded in tokenizer.json.
 
     Raises: ConfigError: vocab_size is too small for the special and byte tokens.
     """
@@ -30,6 +33,7 @@ class TokenizerSettings:
     kind: Literal["bpe", "unigram", "word"] = "bpe"
     vocab_size: int = 8000
     lowercase: bool = False
+    normalize_spaces: bool = False
 
     def __post_init__(self) -> None:
         least = 8 if self.kind == "word" else 300

@@ -1,7 +1,7 @@
 """Conversion between text and ids: one tokenizer for both languages, stored in one JSON file that contains no code.
 
-Text is normalised to NFC (and lower case, if requested). Nothing else changes, and decoding restores every space and
-character, so `decode(encode(text)) == text` for NFC text. With `bpe` and `unigram` no text is unknown: characters
+Text is normalised to NFC (and lower case, if requested; and white space, see `TokenizerSettings.normalize_spaces`).
+Nothing else changes: `decode(encode(text)) == text` for normalised text. With `bpe` and `unigram` no text is unknown: characters
 without a piece are encoded as UTF-8 bytes. `word` splits at white space and joins with single spaces. The words `<s>`,
 `</s>` etc. in a text are ordinary text and never become special ids.
 
@@ -18,6 +18,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,17 @@ from tokenizers import normalizers
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.learning import SYMBOL_SCORE, learn_pieces
 from manyheads.text.long_lines import grouped, in_parts
-from manyheads.text.pipeline import SPACE_SIGN, SPECIAL_PIECES, assemble, heads_of, take_apart
+from manyheads.text.pipeline import (
+    NO_WIDTH,
+    SPACE_SIGN,
+    SPECIAL_PIECES,
+    WHITE,
+    WHITE_OF_TARGETS,
+    assemble,
+    heads_of,
+    normalizer,
+    take_apart,
+)
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tags import refuse_untagged, tag_of, untagged
 from manyheads.text.tokenizer_file import TokenizerFile, check_encodable, parse_json, read_tokenizer_file
@@ -56,15 +68,18 @@ class Tokenizer(TokenizerFile):
         extra: list[Any],
         num_symbols: int = 0,
         num_tags: int = 0,
+        normalize_spaces: bool = False,
     ) -> None:
         self.kind = kind
         self.lowercase = lowercase
+        self.normalize_spaces = normalize_spaces
         self._pieces = pieces
         self._num_tags = num_tags
-        content = assemble(kind, lowercase, pieces, extra, num_symbols, num_tags)
+        content = assemble(kind, lowercase, pieces, extra, num_symbols, num_tags, normalize_spaces)
         self._json = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
         first = len(heads_of(kind))
         self._symbols = {pieces[index].removeprefix(" "): index for index in range(first, first + num_symbols)}
+        self._white = WHITE if normalize_spaces else ""
         try:
             self._library = tokenizers.Tokenizer.from_str(self._json)
         except Exception as error:
@@ -100,12 +115,15 @@ class Tokenizer(TokenizerFile):
         _check_symbols(symbols, settings, len(languages))
         named = [symbol if settings.kind == "word" else f" {symbol}" for symbol in symbols]
         size = settings.vocab_size - len(languages)
-        pieces, extra = learn_pieces(settings.kind, known, size, settings.lowercase, named)
+        pieces, extra = learn_pieces(
+            settings.kind, known, size, settings.lowercase, named, normalize_spaces=settings.normalize_spaces
+        )
         tags = [tag_of(language) for language in languages]
         # A word of the text that is spelled like a tag is an unknown word.
         pieces = [piece for piece in pieces if piece not in tags] + tags
         extra = extra + [SYMBOL_SCORE] * len(tags) if settings.kind == "unigram" else extra
-        return cls(settings.kind, settings.lowercase, pieces, extra, len(symbols), len(tags))
+        known_as = len(symbols), len(tags), settings.normalize_spaces
+        return cls(settings.kind, settings.lowercase, pieces, extra, *known_as)
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
@@ -137,14 +155,15 @@ class Tokenizer(TokenizerFile):
         """The languages that have a tag, in the order of their ids; empty for one pair of languages."""
         return tuple(piece[2:-2] for piece in self._pieces[self.vocab_size - self._num_tags :])
 
-    @property
+    @cached_property
     def target(self) -> Tokenizer:
-        """The side for targets: this tokenizer; with symbols, one whose `encode` is `encode_targets`."""
-        return _TargetSide(self) if self._symbols else self
+        """The side for targets: `encode` is `encode_targets`, and `decode` leaves out invalid byte sequences."""
+        return _TargetSide(self)
 
     def describe(self) -> dict[str, object]:
         """Return the properties to show to users."""
-        return {"vocab_size": self.vocab_size, "lowercase": self.lowercase}
+        spaces = {"normalize_spaces": True} if self.normalize_spaces else {}
+        return {"vocab_size": self.vocab_size, "lowercase": self.lowercase, **spaces}
 
     @property
     def vocab_size(self) -> int:
@@ -192,15 +211,21 @@ class Tokenizer(TokenizerFile):
         ids: list[int] = []
         if self.kind == "word":
             text = self._without_endless_words(text)
+        if self._white:  # here, because a part must not lose the spaces at its ends
+            for pattern, content in ((NO_WIDTH, ""), (self._white, " ")):
+                text = normalizers.Replace(tokenizers.Regex(pattern), content).normalize_str(text)
+            text = text.strip(" ")
         inside: tokenizers.Tokenizer | None = None
         for part, begins in in_parts(text, MAX_CHARS_AT_ONCE, through_words=self.kind != "word"):
             if not begins and inside is None:
-                folding = [normalizers.Lowercase()] if self.lowercase else []
-                inside = tokenizers.Tokenizer.from_str(self._json)
-                inside.normalizer = normalizers.Sequence([normalizers.NFC(), *folding])
-                inside.encode_special_tokens = True
+                inside = self._with_normalizer(normalizer("word", self.lowercase))
             ids += _ids(self._library if begins or inside is None else inside, [part])[0]
         return ids
+
+    def _with_normalizer(self, content: dict[str, Any]) -> tokenizers.Tokenizer:
+        library = tokenizers.Tokenizer.from_str(json.dumps({**json.loads(self._json), "normalizer": content}))
+        library.encode_special_tokens = True
+        return library
 
     def _without_endless_words(self, text: str) -> str:
         """Replace words that are too long to be in the vocabulary.
@@ -266,13 +291,38 @@ def _ids(library: tokenizers.Tokenizer, texts: list[str]) -> list[list[int]]:
 
 
 class _TargetSide(Tokenizer):
-    """The target side of a tokenizer with symbols."""
+    """The target side of a tokenizer."""
 
     def __init__(self, whole: Tokenizer) -> None:
         vars(self).update(vars(whole))
+        if self.normalize_spaces:
+            self._white = WHITE_OF_TARGETS
+            self._library = self._with_normalizer(normalizer(self.kind, self.lowercase, self._white))
+
+    @property
+    def target(self) -> Tokenizer:  # type: ignore[override]  # cached in the whole tokenizer only
+        return self
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return self.encode_targets(texts)
+        return self.encode_targets(texts) if self._symbols else super().encode_batch(texts)
+
+    def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        texts = super().decode_batch(batch)
+        broken = [place for place, text in enumerate(texts) if "\ufffd" in text and self.kind != "word"]
+        mended = super().decode_batch([_with_whole_characters(batch[place]) for place in broken])
+        for place, text in zip(broken, mended, strict=True):
+            texts[place] = text
+        return texts
+
+
+def _with_whole_characters(ids: Sequence[int]) -> list[int]:
+    """Return the ids without bytes that are no part of a character in UTF-8."""
+    first = len(SPECIAL_PIECES)
+    whole: list[int] = []
+    for is_byte, run in groupby(ids, lambda index: first <= index < first + 256):
+        text = bytes(index - first for index in run) if is_byte else b""
+        whole += [first + byte for byte in text.decode(errors="ignore").encode()] if is_byte else run
+    return whole
 
 
 class _SourceSide(Tokenizer):

@@ -224,10 +224,11 @@ def test_without_sentencepiece(monkeypatch: pytest.MonkeyPatch) -> None:
         MarianTokenizer(files, MarianOptions())
 
 
-def test_our_tokenizer_has_two_sides_that_are_one() -> None:
+def test_our_tokenizer_has_two_sides_with_one_vocabulary() -> None:
     ours = Tokenizer.train([*ENGLISH, *GERMAN], TokenizerSettings(vocab_size=320))
     assert ours.source is ours
-    assert ours.target is ours
+    assert ours.target is ours.target
+    assert ours.target.pieces == ours.pieces
     assert ours.files() == {"tokenizer.json": ours.to_json().encode("utf-8")}
 
 

@@ -94,6 +94,11 @@ class PrepareOptions(PairOptions):
     test_pair: tuple[str, ...] = option(
         "With --pair: test pairs of one direction.", default=(), metavar="SRC TGT FILE FILE"
     )
+    keep_spaces: bool = option(
+        "Keep white space and characters without width as they are, as source code needs; otherwise new tokenizers read"
+        " white space of any kind and length as one space, and leave those characters out.",
+        default=False,
+    )
     clean: bool = option(
         "Leave out the training pairs that the cleaning rules find; without this option they are only counted.",
         default=False,

@@ -94,8 +94,7 @@ def learn_shortlist(
         frequent=torch.from_numpy(lexicon.frequent).int(),
         offsets=torch.from_numpy(lexicon.offsets),
         candidates=torch.from_numpy(lexicon.candidates).int(),
-        is_shared=tokenizer.source is tokenizer.target
-        or (isinstance(tokenizer, Tokenizer) and bool(tokenizer.target_languages)),
+        is_shared=isinstance(tokenizer, Tokenizer),
         vocabulary=tokenizer.digest,
     )
     _write(folder, shortlist.to_bytes())

@@ -48,6 +48,7 @@ _FORMERLY = {
     "initial.embeddings": "random",
     "model.relative_bias": 0,
     "model.train_slopes": False,
+    "tokenizer.normalize_spaces": False,
 }
 """Settings that older versions did not record, with the value that those versions used."""
 
