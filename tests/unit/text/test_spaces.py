@@ -60,7 +60,7 @@ def test_the_file_records_it(tokenizer: Tokenizer) -> None:
     again = Tokenizer.from_json(tokenizer.to_json())
     assert again.normalize_spaces
     assert again.describe()["normalize_spaces"] is True
-    assert again.encode("\u00a0a\u00a0 b") == grown.encode("a b")
+    assert again.encode("\u00a0a\u00a0 b") == again.encode("a b")
     assert again.target.encode("a\u00a0b") == tokenizer.target.encode("a\u00a0b") != tokenizer.encode("a b")
 
 
