@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from manyheads.decoding.rules import RULES
 from manyheads.decoding.search_problem import SearchProblem, length_limits
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import encode_texts
-from manyheads.decoding.translator import Translator
+from manyheads.decoding.translation_model import TranslationModel
 from manyheads.decoding.truncation import fit, source_limit
 from manyheads.text.sides import Side
 
@@ -36,11 +35,12 @@ class Forced:
     """A translation with forced phrases.
 
     Args:
-        text: detokenised.
+        text: detokenised. hypothesis: of the search.
         missing: the phrases that are not in it: their tokens are outside the vocabulary, or the limit is too short.
     """
 
     text: str
+    hypothesis: Hypothesis
     missing: tuple[str, ...] = ()
 
 
@@ -50,24 +50,24 @@ def can_force(side: Side, phrase: str) -> bool:
 
 
 def translate_forced(
-    translator: Translator,
+    translator: TranslationModel,
     texts: Sequence[str],
     phrases: Sequence[Sequence[str]],
+    settings: DecodingSettings,
     *,
     stop: Callable[[], bool] | None = None,
-    **overrides: Any,
 ) -> list[Forced]:
     """Translate texts so that each translation contains its phrases, each once, where they fit best.
 
     Args:
         texts: not empty.
         phrases: of each text, in any order.
+        settings: of the search, without sampling.
         stop: see `Translator.translate`.
-        overrides: fields of `DecodingSettings`; sampling is not possible.
 
     Raises: as `Translator.translate`.
     """
-    settings = translator.options(**{**overrides, "do_sample": False, "num_return_sequences": 1})
+    settings = replace(settings, do_sample=False, num_return_sequences=1)
     reader, writer = translator.tokenizer.source, translator.tokenizer.target
     sources = [[*ids, reader.eos_id] for ids in encode_texts(texts, reader)]
     limit, reason = source_limit(settings, translator.model.max_len)
@@ -81,7 +81,9 @@ def translate_forced(
         problem = _problem(translator, [sources[number] for number in batch], settings, batch, stop)
         results = forced_search(problem, [ids[number] for number in batch])
         return [
-            _forced(writer.decode(hypothesis.ids), phrases[number], [wanted[number][index] for index in met])
+            _forced(
+                writer.decode(hypothesis.ids), hypothesis, phrases[number], [wanted[number][index] for index in met]
+            )
             for number, (hypothesis, met) in zip(batch, results, strict=True)
         ]
 
@@ -90,16 +92,16 @@ def translate_forced(
         return map_batches(search, batches, None)
 
 
-def _forced(text: str, phrases: Sequence[str], met: Sequence[str]) -> Forced:
+def _forced(text: str, hypothesis: Hypothesis, phrases: Sequence[str], met: Sequence[str]) -> Forced:
     """Return a translation, and the phrases that it lacks. A phrase can be required twice."""
     missing = list(phrases)
     for phrase in met:
         missing.remove(phrase)
-    return Forced(text, tuple(missing))
+    return Forced(text, hypothesis, tuple(missing))
 
 
 def _problem(
-    translator: Translator,
+    translator: TranslationModel,
     sources: Sequence[Sequence[int]],
     settings: DecodingSettings,
     indices: Sequence[int],

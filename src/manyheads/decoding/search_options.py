@@ -139,6 +139,11 @@ class DecodingOptions(SamplingOptions):
     no_well_formed: bool = option(
         "For parsers: allow output that is not a tree over the words; it is repaired afterwards.", default=False
     )
+    no_keep_words: bool = option(
+        "Translate everything, also addresses, numbers, code and emoji, which are otherwise copied; and lines in"
+        " capitals as they are.",
+        default=False,
+    )
     max_tokens: int | None = option(
         "Maximum size of a batch in tokens: rows x beams x longest source.", metavar="N", default_is="the model's"
     )
@@ -171,6 +176,8 @@ class DecodingOptions(SamplingOptions):
                 values[name] = False
         if self.no_well_formed:
             values["well_formed"] = False
+        if self.no_keep_words:
+            values["keep_words"] = False
         if self.forced_prefix is not None and tokenizer is not None:
             values["forced_prefix_ids"] = tuple(tokenizer.target.encode(self.forced_prefix))
         return values

@@ -64,6 +64,8 @@ class DecodingSettings:
         forced_eos: the last token within the limit is EOS with log-probability 0; otherwise a hypothesis is cut there.
         well_formed: for parsers: produce only tokens that can still lead to a tree over exactly the words of the
             sentence (see `grammar.TreeGrammar`).
+        keep_words: copy things that are not words (addresses, numbers, code, emoji; docs/kept-words.md), and search
+            lines in capitals in sentence case, too.
         renormalize_logits: renormalise the probabilities after bans and penalties.
         rules: scores and stopping of beams: `manyheads` (see `rules.BeamRules`), or for models converted from
             `transformers`: `marian` (4.35; see `rules.MarianRules`) or `marian-5` (5; see `rules.Marian5Rules`).
@@ -94,6 +96,7 @@ class DecodingSettings:
     forced_prefix_ids: tuple[int, ...] = ()
     forced_eos: bool = False
     well_formed: bool = True
+    keep_words: bool = True
     renormalize_logits: bool = False
     rules: Literal["manyheads", "marian", "marian-5"] = "manyheads"
     max_tokens: int = 8192
@@ -146,6 +149,7 @@ class DecodingOverrides(CommonOverrides, total=False):
     forced_prefix_ids: tuple[int, ...]
     forced_eos: bool
     well_formed: bool
+    keep_words: bool
     renormalize_logits: bool
     rules: Literal["manyheads", "marian", "marian-5"]
     max_tokens: int

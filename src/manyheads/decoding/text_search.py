@@ -113,10 +113,14 @@ class TextSearch:
         first: int = 0,
         told: Told | None = None,
         numbers: Sequence[int] | None = None,
+        draws: Sequence[int] | None = None,
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each text; an empty list for an empty text.
 
-        Args: first: number of earlier texts. numbers: of the texts in messages; None: first + 1, first + 2, ...
+        Args:
+            first: number of earlier texts.
+            numbers: of the texts in messages; None: first + 1, first + 2, ...
+            draws: of the texts for sampling; None: first, first + 1, ...
 
         Raises: see `Translator.translate`.
         """
@@ -132,7 +136,8 @@ class TextSearch:
         if self.engine is not None and self._engine_takes(all_of_beam):
             found = self.engine.search(sources, all_of_beam, stop=stop, told=told)
         else:
-            found = self._by_torch(sources, all_of_beam, [first + place for place in full], stop, told)
+            indices = [first + place if draws is None else draws[place] for place in full]
+            found = self._by_torch(sources, all_of_beam, indices, stop, told)
         if self.reranker is not None:
             found = self._reranked([texts[place] for place in full], found, settings, named, stop)
         for place, hypotheses in zip(full, found, strict=True):

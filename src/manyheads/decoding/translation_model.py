@@ -41,7 +41,9 @@ __all__ = ["TranslationModel"]
 class TranslationModel(RunsModel[Searchable]):
     """The model of a `Translator`, which adds the methods that take texts.
 
-    Attributes: search: the search for translations, with this package or another engine.
+    Attributes:
+        search: the search for translations, with this package or another engine.
+        stand_ins: target language -> what `stand_ins.stand_ins_of` found.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class TranslationModel(RunsModel[Searchable]):
         self.search = TextSearch(self.runner, tokenizer, shortlist)
         self.languages: tuple[LanguagePair, ...] = ()
         self.target_lang: str | None = None
+        self.stand_ins: dict[str | None, Sequence[str]] = {}
         self._whole: Self | None = None
 
     def __repr__(self) -> str:

@@ -8,7 +8,9 @@ from itertools import islice
 from typing import Unpack, overload
 
 from manyheads.decoding.batching import Told
-from manyheads.decoding.hypothesis import Hypothesis, Stop
+from manyheads.decoding.forced import translate_forced
+from manyheads.decoding.hypothesis import Stop
+from manyheads.decoding.kept_texts import Candidate, KeptTexts
 from manyheads.decoding.pair_scoring import score_pairs
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
 from manyheads.decoding.text_ids import check_texts
@@ -89,7 +91,7 @@ class Translator(TranslationModel):
         lines = [[text] if isinstance(self.tokenizer, ParsingTokenizer) else _LINE_BREAK.split(text) for text in texts]
         numbers = [number for number, of_text in enumerate(lines, 1) for _ in of_text]
         flat = [line for of_text in lines for line in of_text]
-        found = iter(self._best_texts(self.search.hypotheses(flat, settings, stop, told=told, numbers=numbers)))
+        found = iter(_best_texts(self._candidates(flat, settings, stop, told=told, numbers=numbers)))
         return [
             _joined(list(islice(found, len(of_text))), _LINE_BREAK.findall(text))
             for text, of_text in zip(texts, lines, strict=True)
@@ -135,9 +137,10 @@ class Translator(TranslationModel):
         """
         if isinstance(texts, str):
             return self.translate_nbest([texts], stop=stop, told=told, first_number=first_number, **overrides)[0]
-        found = self.search.hypotheses(texts, self.options(**overrides), stop, first_number - 1, told)
+        check_texts(texts)
+        found = self._candidates(texts, self.options(**overrides), stop, first_number - 1, told)
         empty = Translation("", 0.0, [], [])
-        return [[self._translation(hypothesis) for hypothesis in hypotheses] or [empty] for hypotheses in found]
+        return [[self._translation(candidate) for candidate in candidates] or [empty] for candidates in found]
 
     def translate_lines(
         self,
@@ -216,17 +219,42 @@ class Translator(TranslationModel):
     def _stream(self, lines: Iterator[str], count: int, settings: DecodingSettings, stop: Stop | None) -> Iterator[str]:
         first = 0
         while texts := list(islice(lines, count)):
-            yield from map(one_line, self._best_texts(self.search.hypotheses(texts, settings, stop, first)))
+            check_texts(texts)
+            yield from map(one_line, _best_texts(self._candidates(texts, settings, stop, first)))
             first += len(texts)
 
-    def _best_texts(self, found: list[list[Hypothesis]]) -> list[str]:
-        return self.tokenizer.target.decode_batch([hypotheses[0].ids if hypotheses else [] for hypotheses in found])
+    def _candidates(
+        self,
+        texts: Sequence[str],
+        settings: DecodingSettings,
+        stop: Stop | None,
+        first: int = 0,
+        told: Told | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> list[list[Candidate]]:
+        """Return the translations of each text. Args: see `TextSearch.hypotheses`."""
+        kept = KeptTexts(self, texts, settings)
+        found = self.search.hypotheses(
+            kept.rows,
+            settings,
+            stop,
+            told=None if told is None else lambda count: told(min(count, len(texts))),
+            numbers=[first + owner + 1 if numbers is None else numbers[owner] for owner in kept.owners],
+            draws=[first + owner for owner in kept.owners],
+        )
+        lacking = kept.lacking(found)
+        rows = [kept.rows[row] for row in lacking]
+        forced = translate_forced(self, rows, list(lacking.values()), settings, stop=stop) if rows else []
+        return kept.candidates(found, {row: one.hypothesis for row, one in zip(lacking, forced, strict=True)})
 
-    def _translation(self, hypothesis: Hypothesis) -> Translation:
-        writer = self.tokenizer.target
+    def _translation(self, candidate: Candidate) -> Translation:
+        writer, hypothesis = self.tokenizer.target, candidate.hypothesis
         ids = [*hypothesis.ids, writer.eos_id] if hypothesis.ended else hypothesis.ids
-        text = writer.decode(hypothesis.ids)
-        return Translation(text, hypothesis.score, writer.tokens(ids), hypothesis.token_log_probs)
+        return Translation(candidate.text, hypothesis.score, writer.tokens(ids), hypothesis.token_log_probs)
+
+
+def _best_texts(found: list[list[Candidate]]) -> list[str]:
+    return [candidates[0].text if candidates else "" for candidates in found]
 
 
 def _joined(lines: list[str], breaks: list[str]) -> str:

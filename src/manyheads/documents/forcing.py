@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.decoding.degenerate import is_degenerate
-from manyheads.decoding.forced import translate_forced
+from manyheads.decoding.kept_texts import translate_with_phrases
 from manyheads.decoding.translator import Translator
 from manyheads.documents.terms import Terms, contains
 
@@ -53,10 +53,10 @@ def force_terms(
     ]
     if lacking:
         wanted = [[term.target for term in found[place]] for place in lacking]
-        forced = translate_forced(translator, [sources[place] for place in lacking], wanted, **overrides)
-        for place, one in zip(lacking, forced, strict=True):
-            if not is_degenerate(sources[place], one.text) or is_degenerate(sources[place], texts[place]):
-                texts[place] = one.text
+        forced = translate_with_phrases(translator, [sources[place] for place in lacking], wanted, **overrides)
+        for place, text in zip(lacking, forced, strict=True):
+            if not is_degenerate(sources[place], text) or is_degenerate(sources[place], texts[place]):
+                texts[place] = text
     counts.forced += len(lacking)
     counts.wanted += sum(map(len, found))
     counts.met += sum(contains(text, term.target) for text, each in zip(texts, found, strict=True) for term in each)

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from manyheads.text.kept_words import PRIVATE
+
 __all__ = [
     "LINE_END",
-    "PRIVATE",
     "Document",
     "Part",
     "Segment",
@@ -29,8 +30,6 @@ __all__ = [
     "trimmed",
 ]
 
-PRIVATE = 0xF0000
-"""First of the private characters (plane 15) that stand for words that are kept. Documents hardly ever contain one."""
 GLUE = chr(PRIVATE + 0xFFF0)  # a space at which no line is broken
 
 
@@ -54,12 +53,14 @@ class Tag:
             sentence, for example code, an image, a URL.
         pair: the same number for the two tags of a pair.
         is_text: code is text without the format's escapes; otherwise it is written as it is.
+        is_loose: a word that is no part of the grammar; see `text.kept_words.is_loose`.
     """
 
     code: str
     kind: Literal["open", "close", "alone", "word"]
     pair: int = -1
     is_text: bool = False
+    is_loose: bool = False
 
 
 Part = Text | Tag

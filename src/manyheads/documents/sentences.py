@@ -6,38 +6,19 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from manyheads.documents.parts import PRIVATE, Part, Tag, Text
-from manyheads.documents.words import AFTER, BEFORE, LETTER, WIDE_SIGNS
+from manyheads.documents.parts import Part, Tag, Text
 from manyheads.errors import needing_extra
 from manyheads.text.abbreviations import stands_before_number
+from manyheads.text.kept_words import KEPT, MAX_KEPT, PRIVATE, has_words, private, with_letters
 
 __all__ = [
-    "MAX_KEPT",
     "Sentence",
-    "kept_index",
     "protected",
     "sentence_splitter",
     "sentences_of",
     "split_at_clauses",
-    "with_letters",
 ]
 
-MAX_KEPT = 0x1000
-"""Words that can be kept in one segment."""
-_IN_URL = rf"[^\s<>\"'{WIDE_SIGNS}]"
-_ENDS_URL = rf"[^\s<>\"'{WIDE_SIGNS}.,;:!?)\]}}]"  # not punctuation, which belongs to the sentence
-_PROTECTED = (
-    rf"{BEFORE}(?:https?|ftp|file|ssh|git)://{_IN_URL}*{_ENDS_URL}",
-    rf"{BEFORE}(?<![.+-])(?:mailto:)?(?:{LETTER}|[.+-])+@(?:{LETTER}|-)+(?:\.(?:{LETTER}|-)+)+",  # an e-mail address
-    rf"{BEFORE}www\.(?:{LETTER}|-)+\.{_IN_URL}*{_ENDS_URL}",
-    r"\{\{[^{}]*\}\}|\{%[^{}]*%\}|\$\{[^{}]*\}|\{[\w.:,#!-]*\}",  # {{ name }} {% if x %} ${name} {name} {0:.2f}
-    rf"%\(\w+\)[-#0-9.]*[a-zA-Z]|%(?:\d+\$)?[-+#0-9.]*[sdifgxXeEcu@](?!%){AFTER}|%\d(?!\d)",
-    r"</?\w+/?>",  # <name>, <0>
-    rf"{BEFORE}(?<!-)--[a-z](?:{LETTER}|-)*",  # --option
-    rf"{BEFORE}{LETTER}*[a-z0-9]_{LETTER}+(?:\(\))?",  # snake_case
-)
-PROTECTED = re.compile("|".join(_PROTECTED))
-WORD = re.compile(r"[^\W\d_]")
 # Where a long sentence is divided, the best places first: after clauses, before conjunctions, between words.
 CLAUSE_ENDS = (
     re.compile(r"(?<=[;:])\s+|(?<=[。；：])|(?<!\s)\s+(?=[–—]\s)"),
@@ -54,7 +35,7 @@ class Sentence:
     """A sentence, or a clause of one that was too long.
 
     Args:
-        text: has a private character in place of each word that is kept: `chr(PRIVATE + index in kept)`.
+        text: has a private character in place of each word that is kept: `private(index in kept)`.
         kept: those words, of the whole segment.
         marks: (place in the text, tag) of markup, which has no characters in the text; in order.
         before: white space between the last sentence and this one.
@@ -68,18 +49,7 @@ class Sentence:
     @property
     def is_text(self) -> bool:
         """Whether there is a letter to translate."""
-        return WORD.search(self.text) is not None
-
-
-def kept_index(char: str) -> int | None:
-    """Return the index of the kept word that a private character stands for; None for other characters."""
-    index = ord(char) - PRIVATE
-    return index if 0 <= index < MAX_KEPT else None
-
-
-def with_letters(text: str) -> str:
-    """Return a text with a letter for each kept word."""
-    return "".join("X" if kept_index(char) is not None else char for char in text)
+        return has_words(self.text)
 
 
 def protected(parts: Sequence[Part]) -> list[Part]:
@@ -90,9 +60,9 @@ def protected(parts: Sequence[Part]) -> list[Part]:
             found.append(part)
             continue
         done = 0
-        for match in PROTECTED.finditer(part.text):
+        for match in KEPT.finditer(part.text):
             found.append(Text(part.text[done : match.start()]))
-            found.append(Tag(match[0], "word", is_text=True))
+            found.append(Tag(match[0], "word", is_text=True, is_loose=match["loose"] is not None))
             done = match.end()
         found.append(Text(part.text[done:]))
     return [part for part in found if part != Text("")]
@@ -115,7 +85,7 @@ def sentences_of(parts: Sequence[Part], split: Callable[[str], Sequence[str]]) -
         if isinstance(part, Text):
             flat.append(part.text)
         elif part.kind == "word":
-            flat.append(chr(PRIVATE + len(kept)))
+            flat.append(private(len(kept), part.is_loose))
             kept.append(part)
         else:
             marks.append((length, part))

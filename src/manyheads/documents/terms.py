@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.data.lines import read_lines
-from manyheads.documents.words import begins, stands
 from manyheads.errors import DataError
+from manyheads.text.words import begins, stands
 
 __all__ = ["Term", "Terms", "contains"]
 

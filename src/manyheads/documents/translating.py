@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from manyheads.decoding.alignment import align
 from manyheads.decoding.degenerate import is_degenerate
-from manyheads.decoding.forced import can_force, translate_forced
+from manyheads.decoding.forced import translate_forced
+from manyheads.decoding.stand_ins import MOST_STAND_INS, Shown, has_all, restored, show, stand_ins_of
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
-from manyheads.documents.parts import PRIVATE, Document, Part, Text
+from manyheads.documents.parts import Document, Part, Text
 from manyheads.documents.placing import place, unchanged
-from manyheads.documents.sentences import Sentence, kept_index, sentences_of, split_at_clauses, with_letters
+from manyheads.documents.sentences import Sentence, sentences_of, split_at_clauses
 from manyheads.documents.terms import Terms, contains
-from manyheads.documents.words import AFTER, BEFORE, LETTER, stands
+from manyheads.text.kept_words import is_loose, kept_index, private, with_letters
 
 __all__ = ["DocumentReport", "DocumentTranslation", "Unit", "UnitTranslator", "Work", "WorkOfUnits"]
 
-# Letters that stand for kept words in what the model reads and writes.
-STAND_INS = "XYZQWVKJ"
 AGAIN: dict[str, Any] = {"repetition_penalty": 1.5, "no_repeat_ngram_size": 3, "min_new_tokens": 2}
 """Decoding settings of the second search, after an output that degenerated."""
 MOST_EXAMPLES = 3
@@ -200,7 +198,7 @@ def _unit(sentence: Sentence) -> Unit:
     chars = []
     for char in sentence.text:
         if kept_index(char) is not None:
-            char = _private(numbers.setdefault(char, len(numbers)))
+            char = private(numbers.setdefault(char, len(numbers)), is_loose(char))
         chars.append(char)
     return Unit("".join(chars), any(0 < place < len(sentence.text) for place, _ in sentence.marks))
 
@@ -211,10 +209,6 @@ def _restored(text: str, sentence: Sentence) -> str:
     return "".join(
         own[index] if (index := kept_index(char)) is not None and index < len(own) else char for char in text
     )
-
-
-def _private(index: int) -> str:
-    return chr(PRIVATE + index)
 
 
 class UnitTranslator:
@@ -235,14 +229,12 @@ class UnitTranslator:
         if settings.max_new_tokens == 1:
             self._again["min_new_tokens"] = 1
         self._limit = source_limit(settings, translator.model.max_len)[0]
-        self._stand_ins = _stand_ins(translator)
 
     def fits(self, text: str) -> bool:
         """Whether a sentence is short enough for the model, and has few enough kept words."""
         kept = sum(kept_index(char) is not None for char in text)
-        return len(self._translator.tokenizer.source.encode(with_letters(text))) + 1 <= self._limit and kept <= len(
-            STAND_INS
-        )
+        size = len(self._translator.tokenizer.source.encode(with_letters(text))) + 1
+        return size <= self._limit and kept <= MOST_STAND_INS
 
     def translate(
         self, units: Sequence[Unit], told: Callable[[int], None] | None = None, stop: Callable[[], bool] | None = None
@@ -271,25 +263,27 @@ class UnitTranslator:
             translator = self._translator.by_torch() if is_again else self._translator
             return translator.translate(work.texts, told=told, stop=stop, **work.overrides)
         if work.kind == "force":
-            found = translate_forced(self._translator, work.texts, work.others, stop=stop, **work.overrides)
+            settings = self._translator.options(**work.overrides)
+            found = translate_forced(self._translator, work.texts, work.others, settings, stop=stop)
             return [one.text for one in found]
         return [align(self._translator, *pair) for pair in zip(work.texts, work.others, strict=True)]
 
     def work(self, units: Sequence[Unit]) -> WorkOfUnits:
         """Return a generator that yields the work for the model, so that a server can do it among other requests."""
-        shown = [self._shown(unit.text) for unit in units]
-        sources = [text for text, _ in shown]
+        shown = [self._shown(unit) for unit in units]
+        sources = [one.text for one in shown]
         texts = list((yield Work("search", sources, overrides=self._overrides)))
         bad = [place for place, text in enumerate(texts) if is_degenerate(sources[place], text)]
         repaired = yield Work("search", [sources[one] for one in bad], overrides=self._again)
         for where, text in zip(bad, repaired, strict=True):
             texts[where] = text if text.strip() else texts[where]
         terms = [self._terms.of(text) for text in sources]
-        wanted = [[*(term.target for term in each), *letters] for each, (_, letters) in zip(terms, shown, strict=True)]
         lacking = [
-            where for where, phrases in enumerate(wanted) if not all(_has(texts[where], phrase) for phrase in phrases)
+            where
+            for where, text in enumerate(texts)
+            if not has_all(shown[where], text) or not all(contains(text, term.target) for term in terms[where])
         ]
-        phrases_of = [wanted[one] for one in lacking]
+        phrases_of = [[*(term.target for term in terms[one]), *shown[one].names] for one in lacking]
         forced = yield Work("force", [sources[one] for one in lacking], phrases_of, self._overrides)
         for where, text in zip(lacking, forced, strict=True):
             if not is_degenerate(sources[where], text) or is_degenerate(sources[where], texts[where]):
@@ -303,7 +297,7 @@ class UnitTranslator:
             json.dumps(
                 asdict(
                     _Found(
-                        text=_with_private(texts[where], shown[where][1]),
+                        text=restored(shown[where], texts[where])[0],
                         alignment=alignments.get(where, []),
                         again=where in bad,
                         degenerate=is_degenerate(sources[where], texts[where]),
@@ -316,48 +310,12 @@ class UnitTranslator:
             for where in range(len(units))
         ]
 
-    def _shown(self, text: str) -> tuple[str, list[str]]:
-        """Return a unit's text as the model reads it, and the letters that stand for its kept words, in their order."""
-        free = [letter for letter in self._stand_ins if letter not in text]
-        letters: list[str] = []
-        chars = []
-        for char in text:
-            index = kept_index(char)
-            if index is None:
-                chars.append(char)
-            elif index < len(free):
-                letters.append(free[index])
-                chars.append(free[index])
-            # Without a letter the word is left out here, and `placing` puts it at the end of the sentence.
-        return "".join(chars), letters
-
-
-def _stand_ins(translator: Translator) -> list[str]:
-    """Return the letters that the target's tokenizer restores, in the case that it restores."""
-    writer, reader = translator.tokenizer.target, translator.tokenizer.source
-    found = []
-    for letter in (*STAND_INS, *STAND_INS.lower()):
-        known = reader.decode(reader.encode(letter)) == letter and writer.decode(writer.encode(letter)) == letter
-        if known and can_force(writer, letter):
-            found.append(letter)
-    return found
-
-
-def _has(text: str, phrase: str) -> bool:
-    if len(phrase) == 1:
-        return re.search(stands(phrase), text) is not None
-    return contains(text, phrase)
-
-
-def _with_private(text: str, letters: Sequence[str]) -> str:
-    """Return a translation with private characters in place of the first occurrence of each letter."""
-    for index, letter in enumerate(letters):
-        # A letter may have become the beginning of a word; the rest of that word goes with it.
-        found = re.search(stands(letter), text) or re.search(rf"{BEFORE}{letter}{LETTER}*", text)
-        if found is not None:
-            text = text[: found.start()] + _private(index) + text[found.end() :]
-            text = re.sub(rf"{BEFORE}{letter}{AFTER}\s?", "", text)  # it stands for one word, and occurs once
-    return text
+    def _shown(self, unit: Unit) -> Shown:
+        """Return what the model reads of a unit. Alignment counts characters, so each stand-in is then one letter."""
+        names = stand_ins_of(self._translator)
+        if unit.aligned:
+            return show(unit.text, [name for name in names if len(name) == 1], is_aligned=True)
+        return show(unit.text, names)
 
 
 def _ended_like(source: str, text: str) -> str:

@@ -109,9 +109,9 @@ async def _done(service: Service, request: Request, model: ServedTranslator, wor
 
 def _forced(model: ServedTranslator, text: str, phrases: list[str], overrides: dict[str, Any], end: float) -> str:
     """Search on the engine's thread, up to the deadline."""
-    options = {**overrides, "max_tokens": model.limits.max_batch_tokens}
+    settings = model.reader.options(**{**overrides, "max_tokens": model.limits.max_batch_tokens})
     try:
-        [found] = translate_forced(model.reader, [text], [phrases], stop=lambda: time.monotonic() > end, **options)
+        [found] = translate_forced(model.reader, [text], [phrases], settings, stop=lambda: time.monotonic() > end)
     except SearchStopped:
         return ""  # the deadline, for which `Service.stream` answers 504
     return found.text

@@ -165,6 +165,7 @@ def search_line(protocol: Mapping[str, Any]) -> str:
         "no_repeat_ngram_size": 0,
         "rules": "manyheads",
         "well_formed": True,
+        "keep_words": True,
     }
     parts += [f"{name} {decoding[name]}" for name, usual in unusual.items() if decoding[name] != usual]
     parts += [f"{name} {list(decoding[name])}" for name in ("banned_ids", "forced_prefix_ids") if decoding[name]]

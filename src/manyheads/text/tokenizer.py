@@ -1,9 +1,9 @@
 """Conversion between text and ids: one tokenizer for both languages, stored in one JSON file that contains no code.
 
 Text is normalised to NFC (and lower case, if requested; and white space, see `TokenizerSettings.normalize_spaces`).
-Nothing else changes: `decode(encode(text)) == text` for normalised text. With `bpe` and `unigram` no text is unknown: characters
-without a piece are encoded as UTF-8 bytes. `word` splits at white space and joins with single spaces. The words `<s>`,
-`</s>` etc. in a text are ordinary text and never become special ids.
+Nothing else changes: `decode(encode(text)) == text` for normalised text. With `bpe` and `unigram` no text is unknown:
+characters without a piece are encoded as UTF-8 bytes. `word` splits at white space and joins with single spaces. The
+words `<s>`, `</s>` etc. in a text are ordinary text and never become special ids.
 
 Symbols are whole words of the target side that must be one piece each, such as the brackets of trees. `encode_targets`
 uses them. `encode` returns one only for a word with the same spelling (the tag `NN`), never for a bracket. All ids of
@@ -320,8 +320,11 @@ def _with_whole_characters(ids: Sequence[int]) -> list[int]:
     first = len(SPECIAL_PIECES)
     whole: list[int] = []
     for is_byte, run in groupby(ids, lambda index: first <= index < first + 256):
-        text = bytes(index - first for index in run) if is_byte else b""
-        whole += [first + byte for byte in text.decode(errors="ignore").encode()] if is_byte else run
+        some = list(run)
+        if is_byte:
+            text = bytes(index - first for index in some).decode(errors="ignore")
+            some = [first + byte for byte in text.encode()]
+        whole += some
     return whole
 
 

@@ -148,7 +148,7 @@ def test_texts(hash_model: Any) -> None:
     settings = DecodingSettings(max_new_tokens=8, banned_ids=(tokenizer.unk_id,))
     translator = Translator(hash_model(vocab_size=tokenizer.vocab_size, seed=7), tokenizer, settings, device="cpu")
     texts = ["the cat sees you", "a dog"]
-    one, two = translate_forced(translator, texts, [["a dog", "and"], ["the bird"]])
+    one, two = translate_forced(translator, texts, [["a dog", "and"], ["the bird"]], translator.settings)
     assert "a dog" in one.text
     assert "and" in one.text.split()
     assert one.missing == ()

@@ -11,8 +11,10 @@ from manyheads.text.tokenizer import Tokenizer
 
 TEXTS = ["I am very hungry.", "The computer is expensive!", "Oui\u00a0! Non\u00a0; 10\u202f%", "میخواهم क्ष 😊"] * 5
 PLAIN = "I am very hungry, computer!"
-WHITE = ["\t", "\v", "\f", "\x1c", "\x1f", "\x85", "\u00a0", "\u1680", "\u2003", "\u2009", "\u2028", "\u2029", "\u202f", "\u205f", "\u3000", "\r", "\n"]  # fmt: skip
-NO_WIDTH = ["\u00ad", "\u200b", "\u2060", "\ufeff", "\u200e", "\u200f", "\u202a", "\u202c", "\u2066", "\u2069", "\u061c", "\u034f", "\u180e", "\x00", "\x1b", "\x7f", "\x9f", "\ufff9", "\u200c", "\u200d"]  # fmt: skip
+WHITE = "\t\v\f\x1c\x1f\x85\u00a0\u1680\u2003\u2009\u2028\u2029\u202f\u205f\u3000\r\n"
+NO_WIDTH = (
+    "\u00ad\u200b\u2060\ufeff\u200e\u200f\u202a\u202c\u2066\u2069\u061c\u034f\u180e\x00\x1b\x7f\x9f\ufff9\u200c\u200d"
+)
 
 
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
@@ -37,7 +39,7 @@ def test_characters_without_width_are_left_out(tokenizer: Tokenizer, sign: str) 
 @pytest.mark.parametrize(
     "text",
     [
-        "👨\u200d👩\u200d👧\u200d👦 ❤\ufe0f 👩🏽\u200d🚀 🏴\U000e0067\U000e007f 1\ufe0f\u20e3",  # joined emoji, flags, keycaps
+        "👨\u200d👩\u200d👧\u200d👦 ❤\ufe0f 👩🏽\u200d🚀 🏴\U000e0067\U000e007f 1\ufe0f\u20e3",  # emoji
         "می\u200cخواهم",  # Persian prefixes
         "क्\u200dष ക്\u200c",  # half forms
         "“a” „b“ … ． 「x」 l’été",  # marks of other widths stay

@@ -151,7 +151,9 @@ def preparation_of(
     is_text = isinstance(options, PrepareOptions) and options.vocabulary.kind != "word"
     keep_spaces = isinstance(options, PrepareOptions) and options.keep_spaces
     if keep_spaces and options.vocabulary.tokenizer is not None:
-        raise ConfigError("--keep-spaces is for a new tokenizer; leave it out with --tokenizer, which is used as it is.")
+        raise ConfigError(
+            "--keep-spaces is for a new tokenizer; leave it out with --tokenizer, which is used as it is."
+        )
     defaults = {"normalize_spaces": is_text and not keep_spaces}
     tokenizer = chosen_vocabulary(options.vocabulary, TokenizerSettings, Tokenizer.load, defaults)
     if options.valid_count and "valid" not in splits:

@@ -1,0 +1,209 @@
+"""Texts for a search in which some words are kept (see `text.kept_words`), and the translations with these words.
+
+A text becomes one row or several for the search, or none: a text without a letter is copied. Of a text in capitals a
+second row is searched in sentence case; of both, the translation with the higher log-probability a token is taken.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from manyheads.decoding.forced import translate_forced
+from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.stand_ins import Shown, has_all, restored, show, stand_ins_of
+from manyheads.decoding.translation_model import TranslationModel
+from manyheads.text.kept_words import has_words, hide, is_loose, unhide
+from manyheads.text.parsing_tokenizer import ParsingTokenizer
+from manyheads.text.sides import Side
+from manyheads.text.tags import TAG
+
+__all__ = ["Candidate", "KeptTexts", "translate_with_phrases"]
+
+_LETTERS = re.compile(r"[^\W\d_]+")
+_LEAST_CAPITALS = 4
+_SENTENCE_ENDS = frozenset(".!?…。！？")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A translation of a text. text: with the kept words. hypothesis: of the search, with stand-ins in its ids."""
+
+    text: str
+    hypothesis: Hypothesis
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of a text. text: with private characters. words: the kept words of the whole text.
+
+    rows: number of a row -> what the model reads in it; empty: the part is copied.
+    """
+
+    text: str
+    words: list[str]
+    rows: dict[int, Shown]
+
+
+class KeptTexts:
+    """The rows of texts, and the translations of texts from those of the rows.
+
+    Args:
+        model: a translator.
+        texts: to be translated.
+        settings: of the search. Where `keep_words` is false, and for parsers and tokenizers of words, a text is a row.
+
+    Attributes: rows: what is to be searched. owners: the number of the text of each row.
+    """
+
+    def __init__(self, model: TranslationModel, texts: Sequence[str], settings: DecodingSettings) -> None:
+        tokenizer = model.tokenizer
+        self._model, self._decode = model, tokenizer.target.decode
+        self._is_whole = bool(settings.forced_prefix_ids)  # with which the one output of a text begins
+        self._has_tags = bool(tokenizer.target_languages) and model.target_lang is None
+        is_on = settings.keep_words and tokenizer.kind != "word" and not isinstance(tokenizer, ParsingTokenizer)
+        self.rows: list[str] = []
+        self.owners: list[int] = []
+        self._pieces = [self._of_text(text, number, is_on) for number, text in enumerate(texts)]
+
+    def _of_text(self, text: str, owner: int, is_on: bool) -> list[_Piece]:
+        tag = TAG.match(text) if self._has_tags else None
+        hidden, words = hide(text[tag.end() :] if tag else text) if is_on else (text, [])
+        if not is_on or not text.strip() or not (words or _is_in_capitals(hidden) or not has_words(hidden)):
+            return [_Piece(text, [], {self._add_row(text, owner): Shown(text)})]
+        parts = [hidden] if self._is_whole else _parts(hidden)
+        return [self._piece(part, words, owner, tag[0] + " " if tag else "") for part in parts]
+
+    def _piece(self, text: str, words: list[str], owner: int, tag: str) -> _Piece:
+        if not has_words(text) and not self._is_whole:
+            return _Piece(text, words, {})
+        cases = [text, _in_sentence_case(text, self._model.tokenizer.source)] if _is_in_capitals(text) else [text]
+        names = stand_ins_of(self._model) if words else ()
+        shown = [show(one, names, whole=self._is_whole) for one in dict.fromkeys(cases)]
+        return _Piece(text, words, {self._add_row(tag + one.text, owner): one for one in shown})
+
+    def _add_row(self, text: str, owner: int) -> int:
+        self.rows.append(text)
+        self.owners.append(owner)
+        return len(self.rows) - 1
+
+    def lacking(self, found: Sequence[list[Hypothesis]]) -> dict[int, tuple[str, ...]]:
+        """Return number of a row -> its stand-ins, for rows whose best translation lacks one.
+
+        These are to be searched again with the stand-ins forced. Args: found: the hypotheses of each row.
+        """
+        chosen = (self._chosen(piece, found) for pieces in self._pieces for piece in pieces if piece.rows)
+        return {
+            row: shown.names
+            for row, shown in chosen
+            if found[row] and not has_all(shown, self._decode(found[row][0].ids))
+        }
+
+    def candidates(
+        self, found: Sequence[list[Hypothesis]], forced: Mapping[int, Hypothesis] | None = None
+    ) -> list[list[Candidate]]:
+        """Return the translations of each text, best first; none for an empty text.
+
+        Args: found: the hypotheses of each row. forced: those of the rows that `lacking` named.
+        """
+        results = []
+        for pieces in self._pieces:
+            each = [self._of_piece(piece, found, forced or {}) for piece in pieces]
+            ranks = range(max(map(len, each), default=0)) if all(each) else ()
+            results.append([self._joined([one[min(rank, len(one) - 1)] for one in each]) for rank in ranks])
+        return results
+
+    def _of_piece(
+        self, piece: _Piece, found: Sequence[list[Hypothesis]], forced: Mapping[int, Hypothesis]
+    ) -> list[Candidate]:
+        if not piece.rows:
+            return [Candidate(unhide(piece.text, piece.words), Hypothesis([], 0.0, [], False))]
+        row, shown = self._chosen(piece, found)
+        best, others = found[row][:1], found[row][1:]
+        candidates = []
+        for rank, hypothesis in enumerate([*([forced[row]] if row in forced else best), *others]):
+            written = self._decode(hypothesis.ids)
+            if rank and not has_all(shown, written):
+                continue
+            text, lost = restored(shown, written)
+            text = " ".join([text, *lost]) if lost else text
+            candidates.append(Candidate(unhide(text, piece.words), hypothesis))
+        return candidates
+
+    def _joined(self, candidates: Sequence[Candidate]) -> Candidate:
+        """Return the translation of a text of several parts; EOS stands between the ids of two parts."""
+        if len(candidates) == 1:
+            return candidates[0]
+        parts = [one.hypothesis for one in candidates if one.hypothesis.ids]
+        eos_id, is_ended = self._model.tokenizer.target.eos_id, bool(parts) and parts[-1].ended
+        ids = [index for part in parts for index in [*part.ids, *([eos_id] if part.ended else [])]]
+        log_probs = [each for part in parts for each in part.token_log_probs]
+        whole = Hypothesis(ids[:-1] if is_ended else ids, sum(part.score for part in parts), log_probs, is_ended)
+        return Candidate("".join(one.text for one in candidates), whole)
+
+    def _chosen(self, piece: _Piece, found: Sequence[list[Hypothesis]]) -> tuple[int, Shown]:
+        """Return the row with the best translation, and what the model read in it."""
+
+        def quality(row: int) -> float:
+            best = found[row][0] if found[row] else None
+            if best is None or not best.token_log_probs:
+                return -math.inf if best is None else best.score
+            return best.sum_log_prob / len(best.token_log_probs)
+
+        row = max(piece.rows, key=quality)
+        return row, piece.rows[row]
+
+
+def _parts(text: str) -> list[str]:
+    """Return a text in parts: emoji behind the end of a sentence are the start of another part."""
+    parts, start, stop = [], 0, 0  # stop: the place behind the last character that is no white space
+    for place, char in enumerate(text):
+        if is_loose(char) and stop > start and text[stop - 1] in _SENTENCE_ENDS:
+            parts.append(text[start:stop])
+            start = stop
+        stop = stop if char.isspace() else place + 1
+    return [*parts, text[start:]]
+
+
+def _is_in_capitals(text: str) -> bool:
+    return not any(map(str.islower, text)) and sum(map(str.isupper, text)) >= _LEAST_CAPITALS
+
+
+def _in_sentence_case(text: str, reader: Side) -> str:
+    """Return a text in capitals with each word in the case that the vocabulary knows best."""
+
+    def known(found: re.Match[str]) -> str:
+        def cost(word: str) -> tuple[int, list[int]]:  # of two pieces the more frequent one has the lower id
+            ids = reader.encode(word)
+            return len(ids), ids
+
+        word = found[0]
+        return min((word.lower(), word.capitalize(), word), key=cost)
+
+    cased = _LETTERS.sub(known, text)
+    first = _LETTERS.search(cased)
+    return cased if first is None else cased[: first.start()] + first[0][0].upper() + cased[first.start() + 1 :]
+
+
+def translate_with_phrases(
+    translator: TranslationModel, texts: Sequence[str], phrases: Sequence[Sequence[str]], **overrides: Any
+) -> list[str]:
+    """Translate texts so that each translation contains its phrases, and the words that are kept.
+
+    Args: see `forced.translate_forced`.
+
+    Raises: as `Translator.translate`.
+    """
+    settings = translator.options(**{**overrides, "do_sample": False, "num_return_sequences": 1})
+    hidden = [hide(text) if settings.keep_words else (text, []) for text in texts]
+    shown = [show(text, stand_ins_of(translator) if words else (), whole=True) for text, words in hidden]
+    wanted = [[*each, *one.names] for each, one in zip(phrases, shown, strict=True)]
+    found = translate_forced(translator, [one.text for one in shown], wanted, settings)
+    return [
+        unhide(" ".join(filter(None, restored(one, forced.text))), words)
+        for one, forced, (_, words) in zip(shown, found, hidden, strict=True)
+    ]
