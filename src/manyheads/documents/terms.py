@@ -91,8 +91,9 @@ class Terms:
 
 
 def contains(text: str, phrase: str) -> bool:
-    """Whether a text contains a phrase, whatever its case; a word may be inflected at its end."""
-    return re.search(begins(_composed(phrase)), _composed(text), re.IGNORECASE) is not None
+    """Whether a text contains a phrase, whatever its case; a word of several letters may be inflected at its end."""
+    pattern = stands if len(phrase) == 1 else begins
+    return re.search(pattern(_composed(phrase)), _composed(text), re.IGNORECASE) is not None
 
 
 def _composed(text: str) -> str:

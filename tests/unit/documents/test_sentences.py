@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.documents.parts import PRIVATE, Part, Tag, Text
+from manyheads.documents.parts import Part, Tag, Text
 from manyheads.documents.placing import unchanged
 from manyheads.documents.sentences import Sentence, protected, sentence_splitter, sentences_of, split_at_clauses
+from manyheads.text.kept_words import PRIVATE
 
 pytest.importorskip("sentencex")
 OPEN, CLOSE, ALONE, CODE = Tag("<b>", "open", 1), Tag("</b>", "close", 1), Tag("[^1]", "alone"), Tag("`c`", "word")
