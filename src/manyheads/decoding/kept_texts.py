@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from manyheads.decoding.degenerate import is_degenerate
 from manyheads.decoding.forced import translate_forced
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
@@ -148,12 +149,15 @@ class KeptTexts:
     def _chosen(self, piece: _Piece, found: Sequence[list[Hypothesis]]) -> tuple[int, Shown]:
         """Return the row with the best translation, and what the model read in it."""
 
-        def quality(row: int) -> float:
-            best = found[row][0] if found[row] else None
-            if best is None or not best.token_log_probs:
-                return -math.inf if best is None else best.score
-            return best.sum_log_prob / len(best.token_log_probs)
+        def quality(row: int) -> tuple[bool, float]:
+            if not found[row]:
+                return False, -math.inf
+            best, shown = found[row][0], piece.rows[row]
+            each = best.sum_log_prob / len(best.token_log_probs) if best.token_log_probs else best.score
+            return not is_degenerate(shown.text, self._decode(best.ids)), each
 
+        if len(piece.rows) == 1:
+            return next(iter(piece.rows.items()))
         row = max(piece.rows, key=quality)
         return row, piece.rows[row]
 

@@ -19,8 +19,8 @@ from manyheads.text.words import AFTER, BEFORE, LETTER, stands
 
 __all__ = ["MOST_STAND_INS", "Shown", "has_all", "restored", "show", "stand_ins_of"]
 
-_NAMES = ("Tom", "Maria", "London", "Anna", "Paris", "Peter", "Berlin", "David", "Japan", "Martin", "Boston", "Daniel")
-"""Names that many languages spell alike."""
+_NAMES = ("Tom", "Maria", "Anna", "Peter", "David", "Martin", "Daniel", "Robert", "Linda", "Paul", "Laura", "Alex")
+"""First names that many languages spell alike."""
 _LETTERS = "XYZQWVKJ"
 MOST_STAND_INS = 16
 _FINAL_MARKS = ".!?…。！？"
@@ -86,12 +86,12 @@ def show(text: str, names: Sequence[str], *, whole: bool = False, is_aligned: bo
         whole: nothing is cut off at the ends.
         is_aligned: only characters are replaced, by single letters.
     """
-    start, end = 0, len(text)
-    marks = end - len(text.rstrip(_FINAL_MARKS)) if text[-1:] in _FINAL_MARKS else 0
+    stop = len(text.rstrip(_FINAL_MARKS))
+    start, end = 0, stop
     if not (whole or is_aligned) and any(map(is_loose, text)):
         start = len(text) - len(_without_loose_start(text))
-        end = start + len(_without_loose_start(text[start : len(text) - marks][::-1]))
-    core = text[start:end] + (text[len(text) - marks :] if marks else "")
+        end = start + len(_without_loose_start(text[start:stop][::-1]))
+    core = text[start:end] + text[stop:]
     used = core.casefold()
     free = [name for name in names if name.casefold() not in used]
     shown: list[str] = []
@@ -113,8 +113,8 @@ def show(text: str, names: Sequence[str], *, whole: bool = False, is_aligned: bo
         kept="".join(char for _, char, _ in stands_for),
         tight=tuple(tight for _, _, tight in stands_for),
         before=text[:start],
-        after=text[end : len(text) - marks],
-        is_inside=bool(marks),
+        after=text[end:stop],
+        is_inside=stop < len(text),
         lost=lost,
     )
 

@@ -28,8 +28,10 @@ PRIVATE = 0xF0000
 MAX_KEPT = 0x1000
 """Words that can be kept in one text."""
 
-_IN_URL = rf"[^\s<>\"'{WIDE_SIGNS}]"
-_ENDS_URL = rf"[^\s<>\"'{WIDE_SIGNS}.,;:!?)\]}}]"  # not punctuation, which belongs to the sentence
+_PLAIN = rf"[^\s<>\"'(){WIDE_SIGNS}]"
+_IN_URL = rf"(?:{_PLAIN}|\({_PLAIN}*\))"
+# The last character is no punctuation, which belongs to the sentence.
+_ENDS_URL = rf"(?:[^\s<>\"'(){WIDE_SIGNS}.,;:!?\]}}]|\({_PLAIN}*\))"
 _ENDS_PATH = r"(?<![.,;:!?)\]])"
 _DOMAINS = "com|org|net|edu|gov|info|io|dev|app|eu|de|at|ch|uk|fr|es|it|nl|pl|ru|cn|jp|kr|in|br|us|ca|au"
 _FILES = (
