@@ -64,7 +64,6 @@ _KINDS = (
 )
 KEPT = re.compile(rf"(?P<loose>{_EMOJI}+)|" + "|".join(_KINDS))
 """Loose ones are no part of a sentence's grammar."""
-_WORD = re.compile(r"[^\W\d_]")
 
 
 def kept_index(char: str) -> int | None:
@@ -90,7 +89,7 @@ def with_letters(text: str) -> str:
 
 def has_words(text: str) -> bool:
     """Whether there is a letter to translate. text: with private characters in place of kept words."""
-    return _WORD.search(text) is not None
+    return any(map(str.isalpha, text))
 
 
 def hide(text: str) -> tuple[str, list[str]]:
