@@ -73,7 +73,7 @@ def corpus_bleu(
     """
     all_references = (references, *more_references)
     _check_counts(hypotheses, all_references)
-    choice = choose_tokenizer(tokenize, languages, references)
+    choice = choose_tokenizer(tokenize, languages, references, "tokenize")
     if choice.warning:
         warnings.warn(choice.warning, stacklevel=2)
     metric = bleu_metric(all_references, choice.name, lowercase)

@@ -13,7 +13,7 @@ _TOKENISED = re.compile(
 )
 """Signs that tokenizers have moved away from their word, or escaped as Moses does. Some languages have spaces before
 other signs, such as French."""
-_PLAIN = re.compile(r"\w[.,](?= |$)|\w'(?:s|re|ve|ll|d|m|t)\b")
+_PLAIN = re.compile(r"\w[.,](?= |$)|\w\w'(?:s|re|ve|ll|d|m|t)\b")
 _MOST_TEXTS = 10_000
 """Texts of each side that are looked at, evenly spaced."""
 _FORMS = {
@@ -55,7 +55,7 @@ def text_hints(
     if tokenize != "none" and (names := [name for name, one in some.items() if _is_tokenised(one)]):
         hints.append(
             f"The {' and the '.join(names)} look tokenised (such as `Hello , world .`), which changes BLEU; score"
-            " detokenised text, or give {option} none if both sides are tokenised alike."
+            f" detokenised text, or give {option} none if both sides are tokenised alike."
         )
     for form, patterns in _FORMS.items():
         shares = {name: _share(one, *patterns) for name, one in some.items()}

@@ -172,12 +172,9 @@ def _of_script(texts: Sequence[str]) -> tuple[str | None, float]:
 
     A letter of a script without spaces counts as much as a word of another one.
     """
-    counts: Counter[int] = Counter()
+    counts: Counter[int | None] = Counter()
     for text in texts[:: 1 + len(texts) // _MOST_TEXTS]:
-        if text.isascii():
-            counts[5] += len(text.split())
-        else:
-            counts.update(unit.lastindex or 5 for unit in _UNITS.finditer(text))
+        counts.update(unit.lastindex for unit in _UNITS.finditer(text))
     han, kana, hangul, others, words = (counts[number] for number in range(1, 6))
     is_japanese = kana > _LEAST_KANA * (han + kana)
     kinds = {

@@ -153,7 +153,7 @@ def _dropout(config: TrainConfig, data: PreparedData) -> BpeDropout | None:
 
 
 def _tokenizer(config: TrainConfig, data: PreparedData) -> TokenizerChoice:
-    """BLEU's tokenizer for the data. Where something is missing, a run, which may have begun elsewhere, still goes on."""
+    """BLEU's tokenizer for the data. A missing package does not end a run, which may have begun elsewhere."""
     asked = config.validation.bleu_tokenize
     if data.task is not None:  # a parser has no BLEU
         return TokenizerChoice("13a" if asked == AUTO else asked, "")
