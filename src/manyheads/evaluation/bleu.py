@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
 
 from manyheads.errors import ConfigError, DataError
+from manyheads.evaluation.fast_chrf import FastCHRF
 from manyheads.evaluation.tokenizers import AUTO, choose_tokenizer
 
 __all__ = ["Score", "bleu_metric", "composed", "corpus_bleu", "corpus_chrf"]
@@ -113,14 +113,14 @@ def corpus_chrf(
     _check_counts(hypotheses, all_references)
     if word_order < 0:
         raise ConfigError(f"word_order is {word_order}; it must be at least 0 (2 is chrF++).")
-    metric = CHRF(lowercase=lowercase, word_order=word_order)
+    metric = FastCHRF(lowercase=lowercase, word_order=word_order)
     result = _summed(metric, hypotheses, all_references, told)
     ref_len, hyp_len = (sum(len("".join(composed(text).split())) for text in side) for side in (references, hypotheses))
     return Score(float(result.score), str(metric.get_signature()), ref_len, hyp_len)
 
 
 def _summed(
-    metric: BLEU | CHRF,
+    metric: BLEU | FastCHRF,
     hypotheses: Sequence[str],
     all_references: Sequence[Sequence[str]],
     told: Callable[[int], None] | None,

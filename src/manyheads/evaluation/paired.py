@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
 from manyheads.errors import DataError
 from manyheads.evaluation.bleu import bleu_metric, composed
+from manyheads.evaluation.fast_chrf import FastCHRF
 from manyheads.evaluation.tokenizers import AUTO, choose_tokenizer
 
 __all__ = ["RESAMPLES", "Paired", "most_different", "paired_losses", "paired_scores", "sentence_chrf"]
@@ -67,7 +67,7 @@ def paired_scores(
         raise DataError(f"two systems or more need {len(references)} sentences each, at least one; they have {counts}.")
     name = choose_tokenizer(tokenize, languages, references).name
     targets = [[composed(text) for text in one] for one in (references, *more_references)]
-    metrics = {"BLEU": bleu_metric(targets, name, lowercase), "chrF": CHRF(lowercase=lowercase)}
+    metrics = {"BLEU": bleu_metric(targets, name, lowercase), "chrF": FastCHRF(lowercase=lowercase)}
     named: list[tuple[str, Sequence[str]]] = [
         (str(number), [composed(text) for text in one]) for number, one in enumerate(systems)
     ]
@@ -138,9 +138,10 @@ def sentence_chrf(
     translations: Sequence[str], *references: Sequence[str], lowercase: bool = False
 ) -> NDArray[np.float64]:
     """Return the chrF of each sentence, from 0 to 100. references: one list or several. (sentences,)"""
-    metric = CHRF(lowercase=lowercase)
-    rows = (list(map(composed, row)) for row in zip(translations, *references, strict=True))
-    return np.array([metric.sentence_score(one, some).score for one, *some in rows], dtype=np.float64)
+    metric = FastCHRF(lowercase=lowercase)
+    some, *others = ([composed(text) for text in one] for one in (translations, *references))
+    counts = metric._extract_corpus_statistics(some, others)
+    return np.array([metric._compute_score_from_stats(one).score for one in counts], dtype=np.float64)
 
 
 def most_different(scores: Sequence[NDArray[np.float64]], most: int) -> list[int]:

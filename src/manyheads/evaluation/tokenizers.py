@@ -108,8 +108,8 @@ def choose_tokenizer(
             f"The references are in several languages ({', '.join(languages)}), so BLEU's tokenizer is {name} for all;"
             f" {option} chooses another.",
         )
-    elif recorded and (found is None or _cuts(*recorded, found)):
-        choice = TokenizerChoice(*recorded, f"for the language {', '.join(languages)}")
+    elif recorded and (found is None or _cuts(next(iter(recorded)), found)):
+        choice = TokenizerChoice(recorded.pop(), f"for the language {', '.join(languages)}")
     else:
         choice = _by_script(found or _WORDS, share, languages, option)
     try:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from manyheads.evaluation import bleu
+from manyheads.evaluation import bleu, fast_chrf
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
 from manyheads.evaluation.paired import paired_scores, sentence_chrf
 from manyheads.evaluation.text_hints import text_hints
@@ -81,8 +81,9 @@ def test_ends_of_lines_do_not_count() -> None:
 @pytest.mark.parametrize("word_order", [0, 2])
 def test_sums_of_blocks_are_the_corpus_score(word_order: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bleu, "_BLOCK", 2)
+    monkeypatch.setattr(fast_chrf, "_BLOCK", 3)
     generator = np.random.default_rng(1)
-    words = ["ein", "Haus,", "und", "der", "alte", "Mann.", "sah", "(die)", "Straße", "nicht:", "gut"]
+    words = ["ein", "Haus,", "und", "der", "alte", "Mann.", "sah", "(die)", "Straße", "nicht:", "gut", "😀", "今天"]
     texts = [[" ".join(generator.choice(words, generator.integers(0, 12))) for _ in range(51)] for _ in range(3)]
     hypotheses, *references = texts
     told: list[int] = []
@@ -94,6 +95,8 @@ def test_sums_of_blocks_are_the_corpus_score(word_order: int, monkeypatch: pytes
     chrf = corpus_chrf(hypotheses, *references, word_order=word_order)
     assert chrf.value == sacrebleu.corpus_chrf(hypotheses, references, word_order=word_order).score
     assert chrf.signature.startswith("nrefs:2|")
+    alone = corpus_chrf(hypotheses, references[0], lowercase=True).value
+    assert alone == sacrebleu.corpus_chrf(hypotheses, references[:1], lowercase=True).score
     sentences = sentence_chrf(hypotheses, *references)
     assert sentences[3] == sacrebleu.sentence_chrf(hypotheses[3], [one[3] for one in references]).score
 
