@@ -17,7 +17,7 @@ _CHARACTERS = 0x110000
 """Unicode's code points."""
 
 
-class FastCHRF(CHRF):  # type: ignore[misc]  # sacreBLEU has no types here
+class FastCHRF(CHRF):
     """chrF: statistics and scores are exactly those of sacreBLEU. With n-grams of words (chrF++) it counts them too."""
 
     def _extract_corpus_statistics(self, hypotheses: Sequence[str], references: Any) -> Any:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from manyheads.architectures.head_names import Head, all_heads
 from manyheads.architectures.hub import resolve_model_path
@@ -20,6 +20,7 @@ from manyheads.errors import DataError
 from manyheads.evaluation.bleu import corpus_bleu
 from manyheads.evaluation.heads import nats_per_token
 from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
+from manyheads.evaluation.reading import BleuTokenizer
 from manyheads.evaluation.tokenizers import choose_tokenizer
 from manyheads.files.commit import write_text
 from manyheads.files.guarded import open_regular, read_limited
@@ -91,7 +92,7 @@ def pruning_curve(subject: Subject, options: CurveOptions, record: Path, show: P
     return PruningCurve(judged.name, found)
 
 
-def _tokenizer(subject: Subject, judged: HeldPairs | HeldSegments, asked: str) -> str:
+def _tokenizer(subject: Subject, judged: HeldPairs | HeldSegments, asked: BleuTokenizer) -> BleuTokenizer:
     """Return the name of BLEU's tokenizer. Raises: MissingExtraError: something that it needs is missing."""
     if isinstance(judged, HeldSegments) or not isinstance(subject.reader, Translator):
         return asked
@@ -99,7 +100,7 @@ def _tokenizer(subject: Subject, judged: HeldPairs | HeldSegments, asked: str) -
     choice = choose_tokenizer(asked, languages, [reference for _, reference in judged.pairs])
     if choice.warning:
         warnings.warn(choice.warning, stacklevel=2)
-    return choice.name
+    return cast(BleuTokenizer, choice.name)
 
 
 def _score(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -19,6 +20,7 @@ from manyheads.data.progress import Progress
 from manyheads.data.stream import TrainingStream
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, MissingExtraError
+from manyheads.evaluation.reading import BleuTokenizer
 from manyheads.evaluation.text_hints import text_hints
 from manyheads.evaluation.tokenizers import AUTO, TokenizerChoice, choose_tokenizer, instead_of
 from manyheads.seeding import derive_seed
@@ -166,7 +168,7 @@ def _tokenizer(config: TrainConfig, data: PreparedData) -> TokenizerChoice:
 
 
 def _with_tokenizer(config: TrainConfig, choice: TokenizerChoice) -> TrainConfig:
-    return replace(config, validation=replace(config.validation, bleu_tokenize=choice.name))
+    return replace(config, validation=replace(config.validation, bleu_tokenize=cast(BleuTokenizer, choice.name)))
 
 
 def _resolve(config: TrainConfig, data: PreparedData) -> TrainConfig:
