@@ -101,7 +101,7 @@ def test_several_references(
     write("b", OTHER[:2])
     assert manyheads("evaluate", "--hypotheses", hypotheses, *given) == 2
     error = capsys.readouterr().err
-    assert "h has 3 lines, b has 2" in error.replace(f"{hypotheses.parent}/", "")
+    assert 'h has 3 lines, b has 2 (lines end at "\\n" alone)' in error.replace(f"{hypotheses.parent}/", "")
 
 
 def test_models_with_several_references(

@@ -270,7 +270,7 @@ def _of_files(first: str, options: EvaluateOptions, read: ReadReport) -> HeldOut
         if len(lines) != len(sides[0]):
             raise DataError(
                 f"The files are not aligned: {describe(first)} has {len(sides[0])} lines, {describe(path)} has"
-                f' {len(lines)} (lines end at "\n" alone). Align the files again.'
+                f' {len(lines)} (lines end at "\\n" alone). Align the files again.'
             )
     pairs = list(zip(sides[0], sides[1], strict=True))
     return HeldOutSet(pairs, " + ".join(map(describe, paths)), more_references=sides[2:])
