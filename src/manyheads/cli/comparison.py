@@ -15,7 +15,9 @@ __all__ = ["compare_runs", "draw_curves", "sorted_rows", "table_lines"]
 _LARGER_IS_BETTER = ("bleu", "chrf", "f1", "accuracy")
 _LOSSES = ("valid_nll", "perplexity", "bits_per_byte", "bits_per_character", "bits_per_dim")
 _SCORES = (*_LOSSES, *_LARGER_IS_BETTER)
-_COLUMNS = ("run", "data", "architecture", "parameters", "step", "epoch", "tokens", "minutes", *_SCORES)
+_PART = "of_the_first"
+"""Number of sentences or tokens, if the scores are of a part."""
+_COLUMNS = ("run", "data", "architecture", "parameters", "step", "epoch", "tokens", "minutes", *_SCORES, _PART)
 
 
 def compare_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
@@ -87,7 +89,7 @@ def _row(path: Path, record: dict[str, Any]) -> dict[str, Any]:
         "tokens": record["target_tokens"],
         "minutes": record["minutes"],
     }
-    return row | {name: best.get(name) for name in _SCORES}
+    return row | {name: best.get(name) for name in (*_SCORES, _PART)}
 
 
 def _section(config: dict[str, Any], name: str) -> dict[str, Any]:

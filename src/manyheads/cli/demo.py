@@ -92,7 +92,8 @@ def run(run_dir: Path) -> int:
     _show(sources, references, translations)
     draw_pictures(run_dir, translator, sources, references, translations)
     say(f"\ntype next   {program()} translate {run_dir}\n")
-    chrf, bleu = corpus_chrf(translations, references), corpus_bleu(translations, references)
+    languages = {target for _, target in translator.languages}
+    chrf, bleu = corpus_chrf(translations, references), corpus_bleu(translations, references, languages=languages)
     say(f"{len(sources):,} sentences that the model has never seen, beam {NUM_BEAMS}:")
     say(f"held-out chrF = {chrf.value:.2f}")
     say(chrf.signature)

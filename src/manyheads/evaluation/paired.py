@@ -5,17 +5,18 @@ Paper: Koehn 2004, "Statistical significance tests for machine translation evalu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
 from manyheads.errors import DataError
+from manyheads.evaluation.bleu import bleu_metric, composed
+from manyheads.evaluation.fast_chrf import FastCHRF
+from manyheads.evaluation.tokenizers import AUTO, choose_tokenizer
 
 __all__ = ["RESAMPLES", "Paired", "most_different", "paired_losses", "paired_scores", "sentence_chrf"]
 
@@ -44,26 +45,33 @@ class Paired:
 
 
 def paired_scores(
-    systems: Sequence[Sequence[str]], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
+    systems: Sequence[Sequence[str]],
+    references: Sequence[str],
+    *more_references: Sequence[str],
+    tokenize: str = AUTO,
+    languages: Collection[str] = (),
+    lowercase: bool = False,
 ) -> dict[str, list[Paired]]:
     """Return BLEU and chrF of each system, compared with the first one by sacreBLEU's paired bootstrap.
 
     Args:
         systems: the translations of each, two systems or more.
         references: one for each sentence.
-        tokenize, lowercase: see `bleu.corpus_bleu`.
+        more_references, tokenize, languages, lowercase: see `bleu.corpus_bleu`.
 
     Raises: DataError: a system and the references have different numbers of sentences, or no sentences.
     """
-    if len(systems) < 2 or any(len(one) != len(references) for one in systems) or not references:
+    size = len(references)
+    if len(systems) < 2 or any(len(one) != size for one in (*systems, *more_references)) or not references:
         counts = ", ".join(str(len(one)) for one in systems)
         raise DataError(f"two systems or more need {len(references)} sentences each, at least one; they have {counts}.")
-    metrics = {
-        "BLEU": BLEU(tokenize=tokenize, lowercase=lowercase, force=True, references=[list(references)]),
-        "chrF": CHRF(lowercase=lowercase, references=[list(references)]),
-    }
-    named: list[tuple[str, Sequence[str]]] = [(str(number), list(one)) for number, one in enumerate(systems)]
-    test = PairedTest(named, metrics, None, test_type="bs", n_samples=_num_resamples(len(references)))
+    name = choose_tokenizer(tokenize, languages, references).name
+    targets = [[composed(text) for text in one] for one in (references, *more_references)]
+    metrics = {"BLEU": bleu_metric(targets, name, lowercase), "chrF": FastCHRF(lowercase=lowercase)}
+    named: list[tuple[str, Sequence[str]]] = [
+        (str(number), [composed(text) for text in one]) for number, one in enumerate(systems)
+    ]
+    test = PairedTest(named, metrics, targets, test_type="bs", n_samples=_num_resamples(len(references)))
     signatures, results = test()
     table: Any = results  # of a metric: one result for each system
     found: dict[str, list[Paired]] = {}
@@ -127,12 +135,13 @@ def _num_resamples(size: int) -> int:
 
 
 def sentence_chrf(
-    translations: Sequence[str], references: Sequence[str], *, lowercase: bool = False
+    translations: Sequence[str], *references: Sequence[str], lowercase: bool = False
 ) -> NDArray[np.float64]:
-    """Return the chrF of each sentence, from 0 to 100. (sentences,)"""
-    metric = CHRF(lowercase=lowercase)
-    pairs = zip(translations, references, strict=True)
-    return np.array([metric.sentence_score(one, [reference]).score for one, reference in pairs], dtype=np.float64)
+    """Return the chrF of each sentence, from 0 to 100. references: one list or several. (sentences,)"""
+    metric = FastCHRF(lowercase=lowercase)
+    some, *others = ([composed(text) for text in one] for one in (translations, *references))
+    counts = metric._extract_corpus_statistics(some, others)
+    return np.array([metric._compute_score_from_stats(one).score for one in counts], dtype=np.float64)
 
 
 def most_different(scores: Sequence[NDArray[np.float64]], most: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Settings of the evaluation of a text that change its score."""
+"""Settings of the evaluation of a text that change its score. Imports no sacreBLEU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import Any, Literal
 from manyheads.config.checks import at_least, check
 from manyheads.errors import ConfigError
 
-__all__ = ["Reading"]
+__all__ = ["BleuTokenizer", "Reading"]
+
+BleuTokenizer = Literal[
+    "auto", "13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab", "spm", "flores101", "flores200"
+]
+"""sacreBLEU's tokenizers; `auto` is the one of the target language, or else of the script of the references."""
 
 
 @dataclass(frozen=True, kw_only=True)

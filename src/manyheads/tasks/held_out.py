@@ -17,6 +17,7 @@ __all__ = [
     "chosen_split",
     "copy_settings",
     "held_out_directions",
+    "held_out_languages",
     "pairs_of_split",
     "own_data",
     "run_file",
@@ -120,6 +121,18 @@ def held_out_directions(data: str, split: str, num_pairs: int) -> list[tuple[Lan
     from manyheads.data.tagged import directions_of
 
     return directions_of(PreparedData.open(data, verify=False).manifest, split, num_pairs)
+
+
+def held_out_languages(data: str) -> list[str]:
+    """The languages of the references, as far as they are recorded. See `pairs_of_split`.
+
+    Raises: DataError: the folder is missing or damaged.
+    """
+    if data == COPY_TASK or data.startswith("embedded:"):
+        return ["de"] if data == EMBEDDED else []
+    from manyheads.data.prepared import PreparedData
+
+    return list(dict.fromkeys(target for _, target in PreparedData.open(data, verify=False).languages))
 
 
 def chosen_split(splits: Mapping[str, Sized | None], split: str | None) -> str | None:

@@ -136,12 +136,18 @@ def _scores(axes: Axes, records: list[Mapping[str, Any]]) -> None:
         if len(steps):
             label = f"{name}  {values[-1]:.1f}"
             axes.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=3.5, label=label)
-    style_axes(axes, title="Validation scores")
+    style_axes(axes, title=f"Validation scores{_part(records)}")
     _from_zero(axes)
     # Leave space above the curves for their labels, which would overlap at the curves' ends.
     # Scores go up to 100; below 10 the axis stays, so that a score of almost zero looks like one.
     axes.set_ylim(bottom=0, top=min(max(axes.get_ylim()[1], 10.0) * 1.3, 130.0))
     axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="upper left", ncols=2)
+
+
+def _part(records: list[Mapping[str, Any]]) -> str:
+    """Return ` of the first 100`, if scores are of a part."""
+    counts = {int(count) for count in series(records, "of_the_first")[1]}
+    return f" of the first {' or '.join(f'{count:,}' for count in sorted(counts))}" if counts else ""
 
 
 def _rate(axes: Axes, records: list[Mapping[str, Any]]) -> None:
@@ -209,7 +215,8 @@ def compared_curves_figure(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> F
                     linewidth=1.8,
                     label=f"{name if name[:1] != '_' else f'./{name}'}  {last:.3g}",  # matplotlib hides labels with _
                 )
-        style_axes(axes, title=title, x_label="step", y_label=unit)
+        part = "" if key == "valid_nll" else _part([one for records in runs.values() for one in records])
+        style_axes(axes, title=title + part, x_label="step", y_label=unit)
         axes.set_xlim(left=0)
         legend = axes.legend(frameon=False, fontsize=9, labelcolor=INK, title="best", loc="best", title_fontsize=9)
         plain_text(legend.get_texts())

@@ -21,12 +21,14 @@ import yaml
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.cli import main
 from manyheads.cli.command_line import parsing, task_pages
-from manyheads.cli.command_line.train_options import read_arguments
+from manyheads.cli.command_line.parsing import make_parser, read
+from manyheads.cli.command_line.train_options import TrainOptions, read_arguments
 from manyheads.cli.commands.inspect import KINDS
 from manyheads.cli.main import COMMANDS
 from manyheads.config.files import Source, to_plain
 from manyheads.errors import ManyHeadsError
 from manyheads.tasks import layers
+from manyheads.tasks.translation.settings import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(
@@ -185,6 +187,21 @@ def test_the_program_takes_its_own_examples(place: Path, monkeypatch: pytest.Mon
     for line in examples:
         for call in arguments_of(line):
             assert complaint_of(call, monkeypatch) == "", line
+
+
+def test_no_option_with_one_value_is_won_by_its_last_one() -> None:
+    pages = [module.PAGE for module in MODULES if hasattr(module, "PAGE")]
+    pages += [page for module in MODULES for page in getattr(module, "PAGES", ())]
+    tried = 0
+    for cls in [page.options for page in pages] + [TrainOptions]:
+        settings = (TrainConfig,) if cls is TrainOptions else ()
+        for action in make_parser(cls, settings)._actions:
+            if action.option_strings and action.nargs == "?":
+                name = action.option_strings[0]
+                told = read(cls, [name, "1", f"{name}=2"], settings).mistakes
+                assert any("takes one value, but is given as '1' and as '2'" in one for one in told), (cls, name)
+                tried += 1
+    assert tried > 300
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,14 @@ def test_progress_is_shown(
 ) -> None:
     assert manyheads("evaluate", model_folder, *files, "--max-tokens", "60") == 0
     shown = told()
-    assert list(shown) == ["loading the model", "likelihood", "translating"]
+    assert list(shown) == [
+        "reading",
+        "loading the model",
+        "likelihood",
+        "translating",
+        "scoring (BLEU)",
+        "scoring (chrF)",
+    ]
     for what in ("likelihood", "translating"):
         assert len(shown[what]) > 2  # for each batch
         assert shown[what][0] == f"0 of {len(pairs)}"

@@ -34,6 +34,7 @@ class Options:
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     seed: int = 1
+    shuffle: bool = False
     max_steps: int = 1
     names: tuple[str, ...] = ()
 
@@ -57,13 +58,39 @@ def test_values_of_an_option_that_is_given_twice_are_all_kept() -> None:
     assert given.settings.values == {"names": ["a", "b", "c"]}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--rate 1 --rate 2", "--rate: takes one value, but is given as '1' and as '2'; give it once."),
+        (
+            "--beam 4 --num_beams=5",
+            "--num-beams/--beam: takes one value, but is given as '4' and as '5'; give it once.",
+        ),
+        ("-o g", "--output/-o: takes one value, but is given as 'f' and as 'g'; give it once."),
+        ("--seed 1 --seed=2", "--seed: takes one value, but is given as '1' and as '2'; give it once."),
+        ("--shuffle --shuffle false", "--shuffle: takes one value, but is given as true and as 'false'; give it once."),
+    ],
+)
+def test_an_option_with_one_value_is_given_once(arguments: str, message: str) -> None:
+    given = read(Options, ["m", "-o", "f", *arguments.split()], (Settings,))
+    assert given.mistakes == [message]
+
+
+def test_the_same_value_may_be_repeated() -> None:
+    given = read(
+        Options, ["-o", "f", "m", "--loud", "-o", "f", "text", "--loud", "--seed", "1", "--seed", "1"], [Settings]
+    )
+    assert (given.mistakes, given.settings.values) == ([], {"seed": "1"})
+    assert given.options == {"model": "m", "input": "text", "output": "f", "loud": True}
+
+
 def test_arguments_stand_anywhere() -> None:
     assert parsed("m", "-o", "f", "text") == parsed("-o", "f", "m", "text") == parsed("m", "text", "-o", "f")
 
 
 @pytest.mark.parametrize("value", ["-1e-3", "-0.5", "-", "-x"])
 def test_values_may_begin_with_a_dash(value: str) -> None:
-    assert parsed("m", "-o", "f", "--output", value).output == value
+    assert parsed("m", "--output", value).output == value
     assert parsed("m", f"--output={value}").output == value
 
 

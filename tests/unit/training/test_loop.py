@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -21,6 +21,9 @@ import manyheads.training.run.loop
 from manyheads.architectures.pretrained import load
 from manyheads.checkpoint.format import load_checkpoint
 from manyheads.checkpoint.retain import list_checkpoints, read_pointer
+from manyheads.cli.comparison import compare_runs
+from manyheads.cli.lines.record import lines_of
+from manyheads.cli.records import describe_folder
 from manyheads.config.files import to_plain
 from manyheads.data.prepared import prepare_corpus
 from manyheads.data.preparing_pairs import PairList
@@ -107,6 +110,69 @@ def test_bleu_is_tokenized_as_the_settings_say(name: str, small: Make) -> None:
     signatures = {record["bleu_signature"] for record in metrics(config) if "bleu_signature" in record}
     assert all(f"tok:{name}" in signature for signature in signatures)
     assert signatures
+
+
+def in_chinese(path: Path, languages: Sequence[tuple[str, str]] = (("en", "zh"),)) -> None:
+    """Data whose sides are equal, so that `echo` is perfect."""
+    pairs = [(text, text) for text in ("今天我喜欢一只狗。", "她明天看见那座房子。", "我们现在想要一本书。")] * 4
+    settings = TokenizerSettings(vocab_size=300)
+    train_pairs, valid = PairList("made up", pairs), PairList("made up", pairs[:3])
+    prepare_corpus(path, train=train_pairs, valid=valid, tokenizer=settings, languages=languages)
+
+
+@pytest.mark.parametrize("languages", [(("en", "zh"),), ()])
+def test_bleu_is_tokenized_for_the_language(languages: Sequence[tuple[str, str]], small: Make, tmp_path: Path) -> None:
+    in_chinese(tmp_path / "data", languages)
+    config = small(data={"path": str(tmp_path / "data")}, validation={"bleu_sentences": -1, "best_by": "bleu"})
+    result = train(config, translate=echo)
+    records = [record for record in metrics(config) if "bleu" in record]
+    assert all("tok:zh" in record["bleu_signature"] and "of_the_first" not in record for record in records)
+    assert result.best() == f"step {result.best_step}, BLEU 100.00"
+    assert "bleu_tokenize: zh" in (Path(config.run_dir) / "config.yaml").read_text()
+
+
+def test_a_missing_tokenizer_does_not_end_a_run(small: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
+    in_chinese(tmp_path / "data", [("en", "ja")])
+    for name in ("auto", "ja-mecab"):
+        config = small(
+            data={"path": str(tmp_path / "data")},
+            validation={"bleu_sentences": -1, "bleu_tokenize": name},
+            run_dir=str(tmp_path / name),
+        )
+        train(config, translate=echo)
+        assert all("tok:char" in record["bleu_signature"] for record in metrics(config) if "bleu" in record)
+        log = (tmp_path / name / "train.log").read_text()
+        assert log.count("pip install 'sacrebleu[ja]'") == 1
+
+
+def test_an_older_run_is_told_that_its_tokenizer_changes(small: Make, tmp_path: Path) -> None:
+    in_chinese(tmp_path / "data")
+    common = {"bleu_sentences": -1, "best_by": "bleu", "every_steps": 3}
+    config = small(data={"path": str(tmp_path / "data")}, validation={**common, "bleu_tokenize": "13a"})
+    train(config, translate=lambda texts, stop: ["1 2 3 4"] * len(texts))
+    longer = small(data={"path": str(tmp_path / "data")}, validation=common, training={"max_steps": 9})
+    reporter = Recording()
+    result = train(longer, resume="auto", reporter=reporter, translate=echo)
+    log = (Path(config.run_dir) / "train.log").read_text()
+    assert "validation.bleu_tokenize was '13a', is 'zh'" in log
+    assert "computed in another way" in log
+    assert result.best() == "step 9, BLEU 100.00"
+
+
+def test_scores_of_a_part_say_so(small: Make) -> None:
+    config = small(validation={"bleu_sentences": 5, "best_by": "bleu"})
+    result = train(config, translate=echo)
+    run = Path(config.run_dir)
+    assert all(record["of_the_first"] == 5 for record in metrics(config) if "bleu" in record)
+    log = (run / "train.log").read_text()
+    assert "BLEU 100.00 of the first 5 | chrF 100.00 of the first 5" in log
+    assert result.best() == f"step {result.best_step}, BLEU 100.00 of the first 5"
+    assert f"best: {result.best()}" in log
+    assert train(config, resume="auto", translate=echo).best() == result.best()  # without a validation of its own
+    [row] = compare_runs([run])
+    assert row["of_the_first"] == 5
+    assert "of the first" in "\n".join(lines_of(describe_folder(run)))
 
 
 def test_a_validation_pair_that_does_not_fit_is_refused_before_the_first_step(small: Make, tmp_path: Path) -> None:

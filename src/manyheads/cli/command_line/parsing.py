@@ -2,8 +2,9 @@
 
 A dataclass declares the options; argparse reads them as text, and pydantic converts the text to values.
 
-Every value of an option may begin with a dash. An option that takes several values may be given several times. Options
-may stand before, between and after arguments. `_` and `-` in the name of an option are alike. See docs/decisions/018.
+Every value of an option may begin with a dash. An option that takes several values may be given several times; one
+that takes one value may be repeated only with the same value. Options may stand before, between and after arguments.
+`_` and `-` in the name of an option are alike. See docs/decisions/018.
 """
 
 from __future__ import annotations
@@ -38,6 +39,17 @@ T = TypeVar("T")
 _NO_VALUE = object()
 _FILES = {"FILE", "DIR", "MODEL", "INPUT", "RUN", "DATA", "PATH", "SOURCE"}
 """Metavars for the name of a file or folder. A shell completes such names."""
+
+
+class _Once(argparse.Action):
+    """Stores the only value of an option. Raises: argparse.ArgumentError: it already has another value."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        before = getattr(namespace, self.dest, values)
+        if before != values:
+            shown = " and as ".join("true" if one is True else repr(one) for one in (before, values))
+            raise argparse.ArgumentError(self, f"takes one value, but is given as {shown}; give it once")
+        setattr(namespace, self.dest, values)
 
 
 @dataclass(frozen=True)
@@ -147,7 +159,7 @@ def make_parser(cls: type, settings: Sequence[type] = (), *, complete: bool = Fa
         if one.is_positional:
             action = parser.add_argument(one.path, metavar=one.names[0], **about)
         else:
-            about |= {"action": "extend"} if one.takes_several else {"const": _NO_VALUE}
+            about |= {"action": "extend"} if one.takes_several else {"const": _NO_VALUE, "action": _Once}
             action = parser.add_argument(*one.names, dest=one.path, **about)
         if complete:
             action.choices = one.choices or None
@@ -159,7 +171,7 @@ def make_parser(cls: type, settings: Sequence[type] = (), *, complete: bool = Fa
     for name in _dotted(settings):
         # With underscores for completion, as the help page has them; else with dashes, see `_tokens`.
         shown = name if complete and "." in name else name.replace("_", "-")
-        number: dict[str, Any] = {"nargs": "?", "const": True}
+        number: dict[str, Any] = {"nargs": "?", "const": True, "action": _Once}
         if name in several:
             number = {"nargs": "*", "action": "extend"}
         parser.add_argument(f"--{shown}", dest=f"setting {name}", **number)

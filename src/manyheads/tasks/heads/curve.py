@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from manyheads.architectures.head_names import Head, all_heads
 from manyheads.architectures.hub import resolve_model_path
@@ -19,6 +20,8 @@ from manyheads.errors import DataError
 from manyheads.evaluation.bleu import corpus_bleu
 from manyheads.evaluation.heads import nats_per_token
 from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
+from manyheads.evaluation.reading import BleuTokenizer
+from manyheads.evaluation.tokenizers import choose_tokenizer
 from manyheads.files.commit import write_text
 from manyheads.files.guarded import open_regular, read_limited
 from manyheads.files.json_object import json_text
@@ -67,6 +70,7 @@ def pruning_curve(subject: Subject, options: CurveOptions, record: Path, show: P
     longer = replace(options.text, pairs=options.judge_pairs, max_tokens=options.judge_tokens)
     held, judged = subject.text(options.text), subject.text(longer, "test")
     heads = all_heads(subject.model.config)
+    options = replace(options, tokenize=_tokenizer(subject, judged, options.tokenize))
     counts = sorted({num_removed(share, len(heads)) for share in options.share})
     lines = _lines(record)
     orders = tuple(dict.fromkeys(options.by))
@@ -86,6 +90,17 @@ def pruning_curve(subject: Subject, options: CurveOptions, record: Path, show: P
                 write_text(record, "".join(json_text(line) + "\n" for line in lines))
             found.append(known[by, count])
     return PruningCurve(judged.name, found)
+
+
+def _tokenizer(subject: Subject, judged: HeldPairs | HeldSegments, asked: BleuTokenizer) -> BleuTokenizer:
+    """Return the name of BLEU's tokenizer. Raises: MissingExtraError: something that it needs is missing."""
+    if isinstance(judged, HeldSegments) or not isinstance(subject.reader, Translator):
+        return asked
+    languages = {target for _, target in subject.reader.languages}
+    choice = choose_tokenizer(asked, languages, [reference for _, reference in judged.pairs])
+    if choice.warning:
+        warnings.warn(choice.warning, stacklevel=2)
+    return cast(BleuTokenizer, choice.name)
 
 
 def _score(

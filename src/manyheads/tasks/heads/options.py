@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import argument, given_options, group, option
 from manyheads.errors import ConfigError
+from manyheads.evaluation.reading import BleuTokenizer
 
 __all__ = ["ORDERS", "CurveOptions", "HeadTextOptions", "Order", "PruneOptions"]
 
@@ -74,8 +75,8 @@ class CurveOptions:
     num_beams: int | None = option(
         "Beam width of the search; 1 is greedy search, which is faster.", metavar="N", default_is="the model's"
     )
-    tokenize: str = option(
-        "BLEU's tokenizer; none if the text is already tokenized.", default="13a", metavar="{13a,none,intl,char,zh}"
+    tokenize: BleuTokenizer = option(
+        "BLEU's tokenizer; none if the text is already tokenized; auto: the target language's.", default="auto"
     )
     record: str | None = option(
         "JSON Lines file with the points; points that it contains are not computed again.",

@@ -258,7 +258,19 @@ class TextJudge:
 
     def _report(self, step: int, found: Likelihood, samples: tuple[Sample, ...]) -> ValidationReport:
         bits = self._bits_per_byte(found)
-        return ValidationReport(step=step, loss=found.nats_per_token, bits_per_byte=bits, samples=samples)
+        return ValidationReport(
+            step=step,
+            loss=found.nats_per_token,
+            bits_per_byte=bits,
+            of_the_first=self.of_the_first,
+            samples=samples,
+        )
+
+    @property
+    def of_the_first(self) -> int | None:
+        """Number of tokens that are read; None: all."""
+        count, valid = self.config.reading.max_tokens, self.data.valid
+        return count if valid is not None and 0 < count < len(valid) else None
 
     def _bits_per_byte(self, found: Likelihood) -> float | None:
         """Of the whole text; of a part only where every token is a byte, since the bytes of a part are not counted."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from manyheads.data.progress import Progress
@@ -10,11 +12,13 @@ from manyheads.data.readers import ReadReport
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.paired import most_different, paired_scores, sentence_chrf
+from manyheads.evaluation.text_hints import text_hints
+from manyheads.evaluation.tokenizers import AUTO, check_tokenizer
 from manyheads.tasks.comparison import PAGE_EXAMPLES, Comparison, Example, letters
 from manyheads.tasks.held_out import own_data, run_file
 from manyheads.tasks.report import machine_lines, search_line
 from manyheads.tasks.table import task_of_folder
-from manyheads.tasks.translation.evaluate import HeldOutSet, find_test_set, run_model
+from manyheads.tasks.translation.evaluate import HeldOutSet, find_test_set, reference_lines, run_model, tokenizer_of
 from manyheads.tasks.translation.options import EvaluateOptions
 
 __all__ = ["compare"]
@@ -32,7 +36,10 @@ def compare(options: EvaluateOptions, show: Progress) -> Comparison:
     for name in names:
         if task_of_folder(name) not in (None, "translation"):
             raise ConfigError(f"{name} is no translator, but {names[0]} is; compare models of one task.")
+    if options.tokenize != AUTO:
+        check_tokenizer(options.tokenize)
     read = ReadReport()
+    show("reading", 0, 0)
     test_set = find_test_set(each[names[0]], read)
     pairs, data = test_set.pairs, test_set.name
     if not pairs:
@@ -50,9 +57,15 @@ def compare(options: EvaluateOptions, show: Progress) -> Comparison:
         translations.append(texts)
         protocols.append(protocol)
         nats.append(likelihood.nll_sum / len(pairs))
-    references = [reference for _, reference in pairs]
-    scores = paired_scores(translations, references, tokenize=options.tokenize, lowercase=options.lowercase)
-    by_sentence = [sentence_chrf(one, references, lowercase=options.lowercase) for one in translations]
+    references, common = test_set.references, {"data": data, "sentences": len(pairs)}
+    choice = tokenizer_of(test_set, options, protocols[0])
+    hinted = [text_hints(one, references, choice.name) for one in translations]
+    hints = list(dict.fromkeys(filter(None, [choice.warning, *chain.from_iterable(hinted)])))
+    for hint in hints:
+        sys.stderr.write(f"manyheads: warning: {hint}\n")
+    show("comparing", 0, 0)
+    scores = paired_scores(translations, *references, tokenize=choice.name, lowercase=options.lowercase)
+    by_sentence = [sentence_chrf(one, *references, lowercase=options.lowercase) for one in translations]
     examples = [
         Example(
             f"line {place + 1}",
@@ -71,7 +84,7 @@ def compare(options: EvaluateOptions, show: Progress) -> Comparison:
         example_score="chrF of the sentence",
         smaller_is_better=False,
         num_shown=options.differences,
-        protocol={"data": data, "sentences": len(pairs), "models": protocols},
+        protocol={**common, "hints": hints, "models": protocols},
         protocol_lines=_protocol_lines(list(names), protocols, data, len(pairs)),
         page=options.page,
         read=read,
@@ -112,7 +125,7 @@ def _notes(scores: dict[str, Any]) -> list[str]:
 
 
 def _protocol_lines(names: list[str], protocols: list[dict[str, Any]], data: str, num_sentences: int) -> list[str]:
-    lines = [f"  data       {data}", f"  sentences  {num_sentences:,}"]
+    lines = [f"  data       {data}", f"  sentences  {num_sentences:,}", *reference_lines(protocols[0])]
     for letter, protocol in zip(letters(names), protocols, strict=True):
         lines += [
             f"  {letter:<9}  {protocol['parameters']:,} parameters, {search_line(protocol)}",

@@ -6,13 +6,13 @@ import hashlib
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from manyheads.data.line_source import GivenItems
 from manyheads.data.lines import describe, read_lines
 from manyheads.data.progress import Progress, telling
-from manyheads.data.readers import PairFiles, ReadReport
+from manyheads.data.readers import ReadReport
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation import one_line
 from manyheads.decoding.translator import Translator
@@ -22,7 +22,16 @@ from manyheads.distributed.sharded_lines import is_sharded, model_identity, run_
 from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.evaluation.bleu import Score, corpus_bleu, corpus_chrf
 from manyheads.evaluation.likelihood import Likelihood
-from manyheads.tasks.held_out import COPY_TASK, copy_settings, held_out_directions, own_data, pairs_of_split
+from manyheads.evaluation.text_hints import text_hints
+from manyheads.evaluation.tokenizers import AUTO, TokenizerChoice, check_tokenizer, choose_tokenizer
+from manyheads.tasks.held_out import (
+    COPY_TASK,
+    copy_settings,
+    held_out_directions,
+    held_out_languages,
+    own_data,
+    pairs_of_split,
+)
 from manyheads.tasks.report import NoPictures, machine_lines, model_line, search_line, search_record
 from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.tasks.translation.options import EvaluateOptions
@@ -40,7 +49,9 @@ CLEARLY_LIKELIER = 0.5
 
 @dataclass(frozen=True)
 class TranslationReport(NoPictures):
-    """See `tasks.report.Report`. likelihood: None for translations made elsewhere. by_direction: of several ones."""
+    """See `tasks.report.Report`. likelihood: None for translations made elsewhere. by_direction: of several ones.
+    hints: what a person should know about the scores.
+    """
 
     scores: dict[str, Score]
     likelihood: Likelihood | None
@@ -48,6 +59,7 @@ class TranslationReport(NoPictures):
     output: list[str]
     read: ReadReport
     by_direction: list[DirectionScores] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """See `Report.to_json`."""
@@ -64,7 +76,7 @@ class TranslationReport(NoPictures):
             record["likelihood"] = likelihood_record(self.likelihood)
         if self.by_direction:
             record["directions"] = [one.to_json() for one in self.by_direction]
-        return {**record, "protocol": self.protocol}
+        return {**record, "hints": self.hints, "protocol": self.protocol}
 
     def to_lines(self) -> list[str]:
         """See `Report.to_lines`."""
@@ -78,6 +90,7 @@ class TranslationReport(NoPictures):
             head = f"{'direction':<15}  sentences    BLEU    chrF"
             lines += [head, *(one.to_line() for one in self.by_direction)]
         lines += ["protocol", f"  data       {protocol['data']}", f"  sentences  {protocol['sentences']:,}"]
+        lines += reference_lines(protocol)
         if self.likelihood is None:
             return [*lines, f"  judged     {protocol['hypotheses']}"]
         return [
@@ -103,6 +116,7 @@ class DirectionScores:
             "languages": list(self.direction),
             "sentences": self.sentences,
             **{name.lower(): one.value for name, one in self.scores.items()},
+            "signatures": {name.lower(): one.signature for name, one in self.scores.items()},
         }
 
     def to_line(self) -> str:
@@ -119,7 +133,10 @@ def evaluate(options: EvaluateOptions, show: Progress) -> TranslationReport | No
     """
     if options.hypotheses is not None:
         refuse_ranks("evaluate of --hypotheses")
+    if options.tokenize != AUTO:
+        check_tokenizer(options.tokenize)  # now, and not after the search
     read = ReadReport()
+    show("reading", 0, 0)
     test_set = find_test_set(options, read)
     pairs, name = test_set.pairs, test_set.name
     if not pairs:
@@ -134,20 +151,49 @@ def evaluate(options: EvaluateOptions, show: Progress) -> TranslationReport | No
             return None  # the main rank has all that the others found
         translations, likelihood, more = found
         protocol |= more
-    references = [reference for _, reference in pairs]
-    scores = _scores(translations, references, options)
-    by_direction = [
-        DirectionScores(direction, part.stop - part.start, _scores(translations[part], references[part], options))
-        for direction, part in test_set.directions
-    ]
-    return TranslationReport(scores, likelihood, protocol, translations, read, by_direction)
+    choice = tokenizer_of(test_set, options, protocol)
+    hints = [one for one in (choice.warning, *text_hints(translations, test_set.references, choice.name)) if one]
+    for hint in hints:
+        sys.stderr.write(f"manyheads: warning: {hint}\n")
+    scores = _scores(translations, test_set.references, choice.name, options.lowercase, show)
+    by_direction = []
+    for direction, part in test_set.directions:
+        some = [one[part] for one in test_set.references]
+        own = choose_tokenizer(options.tokenize, [direction[1]], some[0]).name
+        found_scores = _scores(translations[part], some, own, options.lowercase, show)
+        by_direction.append(DirectionScores(direction, part.stop - part.start, found_scores))
+    return TranslationReport(scores, likelihood, protocol, translations, read, by_direction, hints)
 
 
-def _scores(translations: list[str], references: list[str], options: EvaluateOptions) -> dict[str, Score]:
-    return {
-        "BLEU": corpus_bleu(translations, references, tokenize=options.tokenize, lowercase=options.lowercase),
-        "chrF": corpus_chrf(translations, references, lowercase=options.lowercase),
-    }
+def tokenizer_of(test_set: HeldOutSet, options: EvaluateOptions, protocol: dict[str, Any]) -> TokenizerChoice:
+    """Choose BLEU's tokenizer for a test set, and add it to the protocol, with the number of references.
+
+    The language is the one that is asked for, or else the data's, or else the model's if it has only one.
+    """
+    chosen = options.target_lang or protocol.get("target_lang")
+    of_model = {target for _, target in protocol.get("languages", ())}
+    languages = [chosen] if chosen else test_set.languages or (of_model if len(of_model) == 1 else ())
+    choice = choose_tokenizer(options.tokenize, languages, test_set.references[0])
+    protocol["references"] = len(test_set.references)
+    protocol |= {"bleu_tokenizer": choice.name, "bleu_tokenizer_why": choice.why}
+    return choice
+
+
+def reference_lines(protocol: dict[str, Any]) -> list[str]:
+    """The references in a protocol for people, and how BLEU cuts them."""
+    lines = [f"  references {protocol['references']} for each sentence"] if protocol["references"] > 1 else []
+    return [*lines, f"  tokenizer  {protocol['bleu_tokenizer']} of BLEU, {protocol['bleu_tokenizer_why']}"]
+
+
+def _scores(
+    translations: list[str], references: list[list[str]], tokenize: str, lowercase: bool, show: Progress
+) -> dict[str, Score]:
+    common: dict[str, Any] = {"lowercase": lowercase}
+    total = len(translations)
+    told = telling(show, "scoring (BLEU)", total)
+    bleu = corpus_bleu(translations, *references, tokenize=tokenize, told=told, **common)
+    told = telling(show, "scoring (chrF)", total)
+    return {"BLEU": bleu, "chrF": corpus_chrf(translations, *references, told=told, **common)}
 
 
 @dataclass(frozen=True)
@@ -158,11 +204,20 @@ class HeldOutSet:
         pairs: (source or hypothesis, reference).
         name: for people.
         directions: of each stretch of pairs, whose sources then have tags; empty if there is one.
+        languages: of the references, as far as the data records them.
+        more_references: further references of each pair.
     """
 
     pairs: list[tuple[str, str]]
     name: str
     directions: list[tuple[LanguagePair, slice]] = field(default_factory=list)
+    languages: list[str] = field(default_factory=list)
+    more_references: list[list[str]] = field(default_factory=list)
+
+    @property
+    def references(self) -> list[list[str]]:
+        """One list or several, each with a reference for each pair."""
+        return [[reference for _, reference in self.pairs], *self.more_references]
 
     def into(self, target: str | None) -> HeldOutSet:
         """Return the pairs of one target language; None: all.
@@ -181,29 +236,49 @@ class HeldOutSet:
         if not directions:
             targets = ", ".join(dict.fromkeys(known for (_, known), _ in self.directions))
             raise ConfigError(f"--target-lang is {target}, but {self.name} has translations into {targets}.")
-        return HeldOutSet(pairs, f"{self.name}, into {target}", directions)
+        return HeldOutSet(pairs, f"{self.name}, into {target}", directions, [directions[0][0][1]])
 
 
 def find_test_set(options: EvaluateOptions, read: ReadReport) -> HeldOutSet:
     """The pairs to compare."""
     first = options.source if options.hypotheses is None else options.hypotheses
-    if first is not None and options.reference is not None:
-        files = PairFiles(source=first, target=options.reference, on_bad_utf8=options.on_bad_utf8)
-        return HeldOutSet(list(files.read(read)), files.describe())
+    if first is not None and options.reference:
+        return _of_files(first, options, read)
     data, seed = (options.data, 1) if options.data is not None else own_data(options.model)
     copy_task = copy_settings(options.model) if data == COPY_TASK else None
     pairs, split = pairs_of_split(data, options.split, seed, copy_task)
-    directions = held_out_directions(data, split, len(pairs))
-    chosen = HeldOutSet(pairs, f"{data} {split}", directions).into(options.target_lang)
+    directions, languages = held_out_directions(data, split, len(pairs)), held_out_languages(data)
+    chosen = HeldOutSet(pairs, f"{data} {split}", directions, languages).into(options.target_lang)
     pairs = chosen.pairs
     if options.hypotheses is not None:
-        found = list(read_lines(options.hypotheses, on_bad_utf8=options.on_bad_utf8, report=read))
+        found = _lines(options.hypotheses, options, read)
         if len(found) != len(pairs):
             raise DataError(
                 f"{describe(options.hypotheses)} has {len(found)} lines, but {chosen.name} has {len(pairs)} pairs."
             )
         pairs = [(hypothesis, reference) for hypothesis, (_, reference) in zip(found, pairs, strict=True)]
-    return HeldOutSet(pairs, chosen.name, chosen.directions)
+    return replace(chosen, pairs=pairs)
+
+
+def _of_files(first: str, options: EvaluateOptions, read: ReadReport) -> HeldOutSet:
+    """The lines of a file of sources or hypotheses beside those of one or several files of references."""
+    paths = (first, *options.reference)
+    if paths.count("-") > 1:
+        raise ConfigError(f"{' and '.join(paths)}: only one of them can be standard input; name files.")
+    sides = [_lines(path, options, read) for path in paths]
+    for path, lines in zip(paths, sides, strict=True):
+        if len(lines) != len(sides[0]):
+            raise DataError(
+                f"The files are not aligned: {describe(first)} has {len(sides[0])} lines, {describe(path)} has"
+                f' {len(lines)} (lines end at "\\n" alone). Align the files again.'
+            )
+    pairs = list(zip(sides[0], sides[1], strict=True))
+    return HeldOutSet(pairs, " + ".join(map(describe, paths)), more_references=sides[2:])
+
+
+def _lines(path: str, options: EvaluateOptions, read: ReadReport) -> list[str]:
+    """The texts of a file, one for each sentence."""
+    return list(read_lines(path, on_bad_utf8=options.on_bad_utf8, report=read))
 
 
 def run_model(
@@ -214,7 +289,7 @@ def run_model(
     Args: is_compared: with other models, some of which may have tags: --target-lang is for these alone.
     """
     pairs = test_set.pairs
-    with naming_lines(text=options.source or "the source", reference=options.reference or "the reference"):
+    with naming_lines(text=options.source or "the source", reference=next(iter(options.reference), "the reference")):
         translator = options.run_on.load(Translator.from_pretrained, options.models.all(options.model), show)
         if translator.tokenizer.target_languages or test_set.directions or not is_compared:
             translator = _chosen(translator, test_set, options)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -18,7 +19,10 @@ from manyheads.data.prepared import TATOEBA, PreparedData, open_data
 from manyheads.data.progress import Progress
 from manyheads.data.stream import TrainingStream
 from manyheads.distributed.group import Group
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, MissingExtraError
+from manyheads.evaluation.reading import BleuTokenizer
+from manyheads.evaluation.text_hints import text_hints
+from manyheads.evaluation.tokenizers import AUTO, TokenizerChoice, choose_tokenizer, instead_of
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import fewer_tokens, known_sets, open_sets
 from manyheads.tasks.first_embeddings import begin_embeddings
@@ -49,7 +53,8 @@ class TranslationObjective(PlainObjective):
         )
         self.data = self.sets[config.data.path]
         self.digest = mixed_digest([one.digest for one in self.sets.values()])
-        self.config = _resolve(config, self.data)
+        self._asked, self._choice = config, _tokenizer(config, self.data)
+        self.config = _with_tokenizer(_resolve(config, self.data), self._choice)
         self.model_config, self.generation = self.config.model, self.config.decoding
         self.task = "translation" if self.data.task is None else "parsing"
         self.languages = self.data.languages
@@ -79,6 +84,10 @@ class TranslationObjective(PlainObjective):
                 f"validation {verb} the first {count} of {found} pairs, because validation.bleu_sentences is {count};"
                 f" -1 {verb} all. The validation loss covers all pairs"
             )
+        if self.data.task is None and count:
+            references, option = [reference for _, reference in self.data.valid_text], "validation.bleu_tokenize"
+            hints = [self._choice.warning, *text_hints([], [references], self._choice.name, option)]
+            lines += [f"warning: {hint}" for hint in hints if hint]
         return "\n".join(lines)
 
     def prepare_weights(self, model: Seq2Seq, group: Group) -> Sequence[str]:
@@ -126,7 +135,9 @@ class TranslationObjective(PlainObjective):
             # Also where nothing is translated its errors come now: the model is saved with these settings.
             search = build_translate(model, data, self.config, device)
             translate = search if self.config.validation.bleu_sentences else None
-        return Validator(model, data, self.config, device, translate, stop)
+        # Other data may have another target language than the run's.
+        config = _with_tokenizer(self.config, _tokenizer(self._asked, data))
+        return Validator(model, data, config, device, translate, stop)
 
     def lighter(self) -> str:
         """See `Objective.lighter`."""
@@ -141,6 +152,23 @@ def _dropout(config: TrainConfig, data: PreparedData) -> BpeDropout | None:
     """Raises: ConfigError: the tokenizer of the data has no merges to leave out."""
     probability = config.data.bpe_dropout
     return BpeDropout(data.tokenizer, probability, config.seed) if probability else None
+
+
+def _tokenizer(config: TrainConfig, data: PreparedData) -> TokenizerChoice:
+    """BLEU's tokenizer for the data. A missing package does not end a run, which may have begun elsewhere."""
+    asked = config.validation.bleu_tokenize
+    if data.task is not None:  # a parser has no BLEU
+        return TokenizerChoice("13a" if asked == AUTO else asked, "")
+    references = [reference for _, reference in data.valid_text]
+    languages = list(dict.fromkeys(target for _, target in data.languages))
+    try:
+        return choose_tokenizer(asked, languages, references, "validation.bleu_tokenize")
+    except MissingExtraError as error:
+        return instead_of(asked, error)
+
+
+def _with_tokenizer(config: TrainConfig, choice: TokenizerChoice) -> TrainConfig:
+    return replace(config, validation=replace(config.validation, bleu_tokenize=cast(BleuTokenizer, choice.name)))
 
 
 def _resolve(config: TrainConfig, data: PreparedData) -> TrainConfig:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
 from typing import Literal
 
 from manyheads.config.options import CommandPage, argument, given_options, group, option
@@ -10,6 +12,7 @@ from manyheads.decoding.model_options import EnsembleOptions, RerankingOptions
 from manyheads.decoding.options import DeviceOptions, SearchDeviceOptions, TranslationDeviceOptions
 from manyheads.decoding.search_options import DecodingOptions
 from manyheads.errors import ConfigError
+from manyheads.evaluation.reading import BleuTokenizer
 from manyheads.tasks import preparation
 from manyheads.tasks.comparing import check_comparison
 
@@ -141,22 +144,30 @@ class EvaluateOptions(SearchEvaluateOptions):
     page: str | None = option("Of several models: write the comparison as one HTML page.", default=None, metavar="FILE")
     differences: int = option("Of several models: show the N sentences that differ most.", default=10, metavar="N")
     source: str | None = option("Source sentences, one per line, plain or gzip.", default=None, metavar="FILE")
-    reference: str | None = option("Reference translations, line by line.", default=None, metavar="FILE")
+    reference: tuple[str, ...] = option(
+        "Reference translations, line by line; several files are several references for each sentence.",
+        default=(),
+        metavar="FILE ...",
+    )
     hypotheses: str | None = option("Translations to evaluate instead of a model's.", default=None, metavar="FILE")
     data: str | None = option(
         "A folder written by prepare, embedded:tatoeba-en-de, or copy-task.", metavar="DATA", default_is="the run's"
     )
     target_lang: str | None = option(
-        "Target language, for a model or data with several.", metavar="TAG", default_is="all of the data"
+        "Target language, for a model or data with several; of --hypotheses, for BLEU's tokenizer.",
+        metavar="TAG",
+        default_is="all of the data",
     )
-    tokenize: str = option(
-        "BLEU's tokenizer; none if the text is already tokenized.", default="13a", metavar="{13a,none,intl,char,zh}"
+    tokenize: BleuTokenizer = option(
+        "BLEU's tokenizer; none if the text is already tokenized; auto: the target language's.", default="auto"
     )
     lowercase: bool = option("Ignore case in BLEU and chrF.", default=False)
     models: RerankingOptions = group(RerankingOptions)
     run_on: TranslationDeviceOptions = group(TranslationDeviceOptions)
 
     def __post_init__(self) -> None:
+        if self.hypotheses is None and not self.model:
+            self._find_models()
         if self.hypotheses is not None and (self.model or self.source is not None):
             raise ConfigError("--hypotheses names finished translations; leave out MODEL and --source.")
         unused = given_options(self.models, self.run_on, self.decoding)
@@ -164,13 +175,13 @@ class EvaluateOptions(SearchEvaluateOptions):
             raise ConfigError(f"With --hypotheses there is no model to run; leave out {', '.join(unused)}.")
         if self.hypotheses is None and not self.model:
             raise ConfigError("Say what to evaluate: a MODEL, or --hypotheses FILE with --reference FILE.")
-        if self.hypotheses is not None and self.reference is None and self.data is None:
+        if self.hypotheses is not None and not self.reference and self.data is None:
             raise ConfigError("--hypotheses needs --reference FILE, or --data (trees: --trees), to be compared with.")
-        if self.data is not None and (self.source is not None or self.reference is not None):
+        if self.data is not None and (self.source is not None or self.reference):
             raise ConfigError("--data contains its own sources and references; leave out --source and --reference.")
-        if self.split is not None and self.reference is not None:
+        if self.split is not None and self.reference:
             raise ConfigError("--split selects a part of --data; it cannot be used with --reference.")
-        if self.hypotheses is None and (self.source is None) != (self.reference is None):
+        if self.hypotheses is None and (self.source is None) == bool(self.reference):
             raise ConfigError("--source and --reference belong together, line by line; give both or neither.")
         for_one_model = {
             "--output": self.output,
@@ -180,10 +191,21 @@ class EvaluateOptions(SearchEvaluateOptions):
         }
         check_comparison(self, for_one_model)
 
+    def _find_models(self) -> None:
+        """Take what follows `--reference FILE` and is no file for models, as in `--reference FILE MODEL`."""
+        files = list(
+            takewhile(lambda name: name == "-" or (Path(name).exists() and not Path(name).is_dir()), self.reference)
+        )
+        files = files or list(self.reference[:1])  # a mistyped name of the first file stays one
+        model, *others = (*self.reference[len(files) :], "")
+        object.__setattr__(self, "reference", tuple(files))
+        object.__setattr__(self, "model", model)
+        object.__setattr__(self, "others", tuple(others[:-1]))
+
     @property
     def inputs(self) -> tuple[str | None, ...]:
         """Files that are read."""
-        return self.source, self.reference, self.hypotheses
+        return self.source, *self.reference, self.hypotheses
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from manyheads.config.checks import at_least, check
 from manyheads.data.settings import DataSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
+from manyheads.evaluation.reading import BleuTokenizer
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import JudgingSettings, RunConfig, TokenInitialSettings
 
@@ -29,11 +30,12 @@ class ValidationSettings(JudgingSettings):
     Args:
         bleu_sentences: validation sentences translated (by the `decoding` settings) for BLEU and chrF, or of a parser
             for F1; 0 skips it; -1 is all.
-        bleu_tokenize: BLEU's tokenizer: `none` for text that is tokenised already, `13a` (sacreBLEU's default) else.
+        bleu_tokenize: BLEU's tokenizer: `none` for text that is tokenised already; `auto` is the target language's, or
+            without a recorded language that of the script of the references: `13a` for text with spaces.
     """
 
     bleu_sentences: int = 500
-    bleu_tokenize: Literal["13a", "none", "intl", "char", "zh"] = "13a"
+    bleu_tokenize: BleuTokenizer = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()

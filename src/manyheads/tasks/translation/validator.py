@@ -69,6 +69,12 @@ class Validator:
         """Whether there is anything to validate on."""
         return self.data.valid is not None and len(self.data.valid) > 0
 
+    @property
+    def of_the_first(self) -> int | None:
+        """Number of pairs that are translated; None: all."""
+        count, found = self.config.validation.bleu_sentences, len(self.data.valid_text)
+        return count if self.translate is not None and 0 < count < found else None
+
     def _refuse_too_long(self) -> None:
         """Check that all held-out text fits.
 
@@ -100,7 +106,7 @@ class Validator:
         texts = self.data.valid_text
         count = self.config.validation.bleu_sentences
         texts = texts if count < 0 else texts[:count]
-        plain = ValidationReport(step=step, loss=loss)
+        plain = ValidationReport(step=step, loss=loss, of_the_first=self.of_the_first)
         if not texts or self.translate is None:
             return plain
         try:

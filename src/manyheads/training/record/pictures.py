@@ -74,7 +74,7 @@ class Board:
                 self._open()
             if self._writer is not None and not self._off:
                 for key, value in record.items():
-                    if isinstance(value, int | float) and key != "step":
+                    if isinstance(value, int | float) and key not in ("step", "of_the_first"):
                         self._writer.add_scalar(key, value, record["step"])
         except OSError as error:
             self._off = True

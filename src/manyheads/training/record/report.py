@@ -75,6 +75,7 @@ class ValidationReport:
     labelled brackets and exact_match, both in percent, and ill_formed, the number of sentences whose trees were
     repaired.
     For a language model: bits_per_byte of the text; for the duplication task: accuracy in percent.
+    of_the_first: if the scores are of a part, the number of its sentences, or of a language model's tokens.
     """
 
     step: int
@@ -89,6 +90,7 @@ class ValidationReport:
     brackets_signature: str | None = None
     bits_per_byte: float | None = None
     accuracy: float | None = None
+    of_the_first: int | None = None
     best: bool = False
     samples: tuple[Sample, ...] = ()
 
@@ -98,7 +100,7 @@ class ValidationReport:
         return math.exp(min(self.loss, 700.0))
 
     def scores(self) -> list[str]:
-        """Return texts such as `BLEU 31.41`."""
+        """Return texts such as `BLEU 31.41`, or `BLEU 31.41 of the first 100`."""
         named = (
             ("BLEU", self.bleu, ""),
             ("chrF", self.chrf, ""),
@@ -106,9 +108,12 @@ class ValidationReport:
             ("exact", self.exact_match, "%"),
             ("accuracy", self.accuracy, "%"),
         )
-        shown = [f"{name} {value:.2f}{unit}" for name, value, unit in named if value is not None]
+        part = of_the_first(self.of_the_first)
+        shown = [f"{name} {value:.2f}{unit}{part}" for name, value, unit in named if value is not None]
         if self.bits_per_byte is not None:
             shown.append(f"{self.bits_per_byte:.3f} bits/byte")
+        if part and self.bleu is None and self.f1 is None:
+            shown.append(f"all{part} tokens")
         return [*shown, *([] if self.ill_formed is None else [f"ill-formed {self.ill_formed}"])]
 
     def signatures(self) -> list[str]:
@@ -128,9 +133,9 @@ class TrainResult:
 
     stopped_by: the reason; for `signal`, signal_number is the signal, and the exit code should be 128 + it. model_dir:
     the best model so far, None if there is none yet. checkpoint: the last one. best_score: lower is better (see
-    `ValidationReport.merit`); best_by: the name of the score. next_command: a command to use the model, in which
-    `{run}` stands for the run's folder. compared: for a run that began from a model: of each held-out set its name, the
-    scores before and the scores after.
+    `ValidationReport.merit`); best_by: the name of the score; of_the_first: see `ValidationReport`. next_command: a
+    command to use the model, in which `{run}` stands for the run's folder. compared: for a run that began from a model:
+    of each held-out set its name, the scores before and the scores after.
     """
 
     run_dir: Path
@@ -145,6 +150,7 @@ class TrainResult:
     best_step: int | None
     best_score: float | None
     best_by: Literal["loss", "bleu", "f1"] = "loss"
+    of_the_first: int | None = None
     last_validation: ValidationReport | None = None
     plots: tuple[Path, ...] = ()
     next_command: str = "translate {run}"
@@ -154,8 +160,14 @@ class TrainResult:
         """Return a text such as `step 3,000, BLEU 31.41`; None before the first validation."""
         if self.best_step is None or self.best_score is None:
             return None
-        named = {"bleu": f"BLEU {-self.best_score:.2f}", "f1": f"F1 {-self.best_score:.2f}"}
+        part = of_the_first(self.of_the_first)
+        named = {"bleu": f"BLEU {-self.best_score:.2f}{part}", "f1": f"F1 {-self.best_score:.2f}{part}"}
         return f"step {self.best_step:,}, {named.get(self.best_by, f'validation loss {self.best_score:.4f}')}"
+
+
+def of_the_first(count: int | None) -> str:
+    """Return ` of the first 100` of a part, and nothing of the whole."""
+    return "" if count is None else f" of the first {count:,}"
 
 
 class Reporter(Protocol):

@@ -345,6 +345,7 @@ class Trainer:
             best_score=counters.best_score,
             next_command=self._assembly.objective.next_command,
             best_by=self._config.validation.best_by,
+            of_the_first=getattr(self._judge, "of_the_first", None),  # of judges that can score a part
             last_validation=self._last_validation,
             plots=plots,
             compared=compared,
