@@ -125,7 +125,6 @@ ASKING = {
     "manyheads.decoding.text_search": "another engine runs on CPUs only",
     "manyheads.distributed.process": "the GPU of this rank",
     "manyheads.distributed.group": "tensors of NCCL are on GPUs",
-    "manyheads.nn.kernels.consistency": "autocast",
     "manyheads.nn.kernels.loss": "autocast",
     "manyheads.nn.kernels.recomputation": "autocast, and the random generators of GPUs",
     "manyheads.nn.kernels.precision": "measures larger products on a GPU",

@@ -47,23 +47,17 @@ class Seq2Seq(nn.Module):
         label_smoothing: float = 0.0,
         smoothing_kind: SmoothingKind = "all",
         chunk_tokens: int = 2048,
-        r_drop: float = 0.0,
         num_sampled: int = 0,
         head_masks: HeadMasks | None = None,
     ) -> Output:
         """Return the loss of a batch with teacher forcing, summed over target tokens (with EOS, without BOS and
         padding).
 
-        With `r_drop` every pair is computed twice with different dropout, and the loss penalises the difference: see
-        `nn.kernels.consistency`. With `num_sampled` candidates replace the vocabulary: see `nn.heads.sampled`.
-        With `head_masks` each head's output is multiplied by its factor; of a `Transformer` only, and not with r_drop.
+        With `num_sampled` candidates replace the vocabulary: see `nn.heads.sampled`. With `head_masks` each head's
+        output is multiplied by its factor; of a `Transformer` only.
         """
-        again, masks = None, {} if head_masks is None else {"head_masks": head_masks}
-        if r_drop:
-            both = batch.twice()
-            hidden, again = self.body(both.source, both.source_lengths, both.target_input).chunk(2)
-        else:
-            hidden = self.body(batch.source, batch.source_lengths, batch.target_input, **masks)
+        masks = {} if head_masks is None else {"head_masks": head_masks}
+        hidden = self.body(batch.source, batch.source_lengths, batch.target_input, **masks)
         labels = batch.target_labels
         steps = torch.arange(labels.shape[1], device=labels.device)
         keep = steps[None, :] < batch.target_lengths[:, None] - 1
@@ -75,8 +69,6 @@ class Seq2Seq(nn.Module):
             smoothing_kind=smoothing_kind,
             pad_id=batch.pad_id,
             chunk_tokens=chunk_tokens,
-            again=again,
-            r_drop=r_drop,
             num_sampled=num_sampled,
         )
         return Output(loss_sum=loss_sum, nll_sum=nll_sum, num_tokens=keep.sum(), state=None)

@@ -77,7 +77,13 @@ def _section(cls: type, values: Any, path: str, mistakes: list[tuple[str, str]])
     before = len(mistakes)
     given: dict[str, Any] = {}
     wrong: set[str] = set()
+    removed: Mapping[str, Any] = getattr(cls, "removed", {})  # settings of earlier versions -> the value without effect
     for name, value in values.items():
+        if name in removed:
+            if value != removed[name]:
+                neutral = f"it is no longer there; set it to {removed[name]!r}, or leave it out."
+                mistakes.append((f"{dot}{name}", f"{dot}{name} is {_shown(value)}, but {neutral}"))
+            continue
         if name not in annotations:
             near = did_you_mean(str(name), annotations, prefix=dot) if len(mistakes) < MOST_HINTS else ""
             mistakes.append((f"{dot}{name}", f"there is no setting {dot}{name}.{near}"))

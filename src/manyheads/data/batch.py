@@ -68,10 +68,6 @@ class PairBatch(_Batch):
         """Return the number of labels that count in the loss: real target tokens and EOS, without BOS and padding."""
         return int(self.target_lengths.sum()) - self.target_lengths.numel()
 
-    def twice(self) -> PairBatch:
-        """Return a batch that contains the whole batch twice, one after the other."""
-        return self._with(lambda tensor: torch.cat([tensor, tensor]))
-
 
 @dataclass(frozen=True)
 class LabelledBatch(_Batch):

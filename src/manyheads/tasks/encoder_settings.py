@@ -31,7 +31,7 @@ class EncoderConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, usual in (("r_drop", 0.0), ("num_sampled", 0), ("smoothing_kind", "all")):
+        for name, usual in (("num_sampled", 0), ("smoothing_kind", "all")):
             if getattr(self.training, name) != usual:
                 raise ConfigError(
                     f"training.{name} is {getattr(self.training, name)!r}, but {self.predicts} and no tokens to"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from manyheads.config.checks import ABOVE_ZERO, BELOW_ONE, FRACTION, MOST_THREADS, at_least, between, check
 from manyheads.errors import ConfigError
@@ -110,6 +111,8 @@ class JudgingSettings:
 class TrainingSettings:
     """The training loop.
 
+    Attributes: removed: settings of earlier versions, with the value that has no effect; another one is refused.
+
     Args:
         max_steps: optimiser steps of the whole run; 0 means no limit (then max_minutes must be set).
         max_minutes: wall-clock limit of the training, including validations before its end; 0 means none. With it,
@@ -118,9 +121,6 @@ class TrainingSettings:
         label_smoothing: probability that is spread evenly over other tokens (sec. 5.4).
         smoothing_kind: the tokens that share it: `all`, the correct one and padding included; `without_padding`;
             or `others`, those besides the correct one and padding, as in the Annotated Transformer.
-        r_drop: weight alpha of R-Drop (Liang et al. 2021): every pair is computed twice with different dropout, and the
-            loss penalises the difference of the two predictions; 0 is off. A step takes twice the time; it helps with
-            small data. The paper uses 5 for translation.
         num_sampled: number of candidates that replace the whole vocabulary in the training loss (sampled softmax, Jean
             et al. 2015), for ids ordered by decreasing frequency; 0 uses the whole vocabulary. Validation always does.
         ema_decay: exponential moving average of the weights, used for validation and the model folder; 0 is off.
@@ -144,11 +144,12 @@ class TrainingSettings:
         tensorboard: write TensorBoard files if that package is installed.
     """
 
+    removed: ClassVar[Mapping[str, Any]] = {"r_drop": 0.0}
+
     max_steps: int = 100_000
     max_minutes: float = 0.0
     label_smoothing: float = 0.1
     smoothing_kind: SmoothingKind = "all"
-    r_drop: float = 0.0
     num_sampled: int = 0
     ema_decay: float = 0.0
     freeze: tuple[str, ...] = ()
@@ -167,7 +168,7 @@ class TrainingSettings:
     tensorboard: bool = True
 
     def __post_init__(self) -> None:
-        check(self, "training.", at_least(0), "max_steps", "save_every", "num_sampled", "max_minutes", "r_drop")
+        check(self, "training.", at_least(0), "max_steps", "save_every", "num_sampled", "max_minutes")
         check(self, "training.", at_least(1), "log_every", "max_skips", "chunk_tokens")
         check(self, "training.", at_least(2), "keep")
         check(self, "training.", BELOW_ONE, "label_smoothing", "ema_decay")
@@ -176,13 +177,12 @@ class TrainingSettings:
                 "training.max_steps and training.max_minutes are both 0; set one, or the run would never end.",
                 fields=("max_steps", "max_minutes"),
             )
-        for name in ("label_smoothing", "r_drop"):
-            if self.num_sampled and getattr(self, name):
-                raise ConfigError(
-                    f"training.num_sampled is {self.num_sampled} and training.{name} {getattr(self, name)}; sampled"
-                    f" candidates have no probabilities of other tokens. Set training.{name} to 0, or num_sampled.",
-                    fields=("num_sampled", name),
-                )
+        if self.num_sampled and self.label_smoothing:
+            raise ConfigError(
+                f"training.num_sampled is {self.num_sampled} and training.label_smoothing {self.label_smoothing};"
+                " sampled candidates have no probabilities of other tokens. Set one of them to 0.",
+                fields=("num_sampled", "label_smoothing"),
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

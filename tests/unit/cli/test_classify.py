@@ -249,7 +249,7 @@ def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: py
         (("generate", run, "a"), "gives texts labels; use `manyheads classify`"),
         (("inspect", "shapes", run, "--text", "a"), "gives texts labels"),
         (("train", "--data.path", data), "Name --preset classifier-demo"),
-        ((*train, "--training.r_drop", 1), "training.r_drop is 1.0, but a classifier has labels"),
+        ((*train, "--training.num_sampled", 1), "training.num_sampled is 1"),
         ((*train, "--validation.best_by", "bleu"), "a classifier is judged by 'loss' or 'f1'"),
         ((*train, "--model.labels", "a", "b"), "leave model.labels out"),
         ((*train, "--model.positions", "none"), "model.positions none needs a relative bias"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import pytest
 import torch
@@ -108,11 +107,10 @@ def test_a_head_takes_candidates_in_place_of_its_vocabulary() -> None:
     assert hidden.grad[keep].ne(0).any()
 
 
-@pytest.mark.parametrize("other", [{"label_smoothing": 0.1}, {"again": torch.zeros(N, D), "r_drop": 1.0}])
-def test_candidates_go_with_no_loss_over_the_whole_vocabulary(other: dict[str, Any]) -> None:
+def test_candidates_go_with_no_loss_over_the_whole_vocabulary() -> None:
     head, keep = LinearHead(D, V), torch.ones(N, dtype=torch.bool)
     with pytest.raises(ConfigError, match="num_sampled is 12"):
-        head.loss(torch.randn(N, D), torch.randint(0, V, (N,)), keep, num_sampled=12, **other)
+        head.loss(torch.randn(N, D), torch.randint(0, V, (N,)), keep, num_sampled=12, label_smoothing=0.1)
 
 
 def test_an_adaptive_softmax_has_no_candidates() -> None:

@@ -213,7 +213,6 @@ def test_candidates_stand_for_the_vocabulary_in_training_alone(text: Callable[..
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"training": {"r_drop": 1.0}}, "training.r_drop"),
         ({"training": {"smoothing_kind": "others"}}, "training.smoothing_kind"),
         ({"training": {"num_sampled": 9}, "model": {"cutoffs": (20,)}}, "the model's softmax is adaptive"),
         ({"validation": {"best_by": "bleu"}}, "validation.best_by"),

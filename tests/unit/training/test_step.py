@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.config.build import build as build_settings
 from manyheads.data.batch import PairBatch
 from manyheads.errors import ConfigError
 from manyheads.nn.attention.additive import AdditiveScore
@@ -359,36 +359,12 @@ def test_the_moving_average_follows_and_steps_aside() -> None:
     assert all(torch.equal(named[name], value) for name, value in trained.items())
 
 
-def test_r_drop_reads_every_pair_twice_under_other_dropout() -> None:
-    """Without dropout both passes agree and the step is the plain one; with it, their disagreement is a loss."""
-    results = {}
-    for dropout in (0.0, 0.3):
-        for r_drop in (0.0, 5.0):
-            training = TrainingSettings(label_smoothing=0.1, r_drop=r_drop)
-            model, stepper = build(config(training=training, model=replace(MODEL, dropout=dropout)))
-            results[dropout, r_drop] = stepper.take([batch(6)], 1, 1e-2), gradients(model)
-    (plain, plain_gradients), (agreed, agreed_gradients) = results[0.0, 0.0], results[0.0, 5.0]
-    assert agreed.num_tokens == plain.num_tokens
-    assert (agreed.loss_sum, agreed.nll_sum) == (pytest.approx(plain.loss_sum), pytest.approx(plain.nll_sum))
-    for name, gradient in plain_gradients.items():
-        torch.testing.assert_close(agreed_gradients[name], gradient, rtol=1e-4, atol=1e-6)
-    noisy, dropped = results[0.3, 5.0][0], results[0.3, 0.0][0]
-    assert noisy.loss_sum - noisy.nll_sum > 1.1 * (dropped.loss_sum - dropped.nll_sum)
-
-
-@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_r_drop_is_a_number_of_at_least_zero(value: float) -> None:
-    with pytest.raises(ConfigError, match=r"training\.r_drop"):
-        TrainingSettings(r_drop=value)
-
-
-@pytest.mark.parametrize("r_drop", [0.0, 5.0])
-def test_the_kind_of_smoothing_reaches_the_loss(r_drop: float) -> None:
+def test_the_kind_of_smoothing_reaches_the_loss() -> None:
     """And padding is the id that the batch says."""
     losses = {}
     for kind in ("all", "without_padding", "others"):
         for pad_id in (0, 3):
-            training = TrainingSettings(label_smoothing=0.3, smoothing_kind=kind, r_drop=r_drop)
+            training = TrainingSettings(label_smoothing=0.3, smoothing_kind=kind)
             _, stepper = build(config(training=training))
             losses[kind, pad_id] = stepper.take([replace(batch(6), pad_id=pad_id)], 1, 1e-2).loss_sum
     assert losses["all", 0] == losses["all", 3]
@@ -406,7 +382,14 @@ def test_candidates_serve_translators_too() -> None:
     assert all(gradient.isfinite().all() for gradient in gradients(model).values())
 
 
-@pytest.mark.parametrize("name", ["label_smoothing", "r_drop"])
-def test_candidates_and_losses_over_the_whole_vocabulary_exclude_each_other(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"num_sampled is 5 and training.{name}"):
-        TrainingSettings(**{"label_smoothing": 0.0, name: 0.1, "num_sampled": 5})
+def test_candidates_and_label_smoothing_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="num_sampled is 5 and training.label_smoothing"):
+        TrainingSettings(label_smoothing=0.1, num_sampled=5)
+
+
+def test_a_removed_setting_may_have_the_value_without_effect() -> None:
+    assert build_settings(TrainingSettings, {"r_drop": 0.0}) == TrainingSettings()
+    with pytest.raises(
+        ConfigError, match=r"r_drop is 5\.0, but it is no longer there; set it to 0\.0, or leave it out"
+    ):
+        build_settings(TrainingSettings, {"r_drop": 5.0})

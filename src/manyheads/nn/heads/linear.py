@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError
 from manyheads.nn.heads.sampled import LogUniformCandidates, sampled_loss
 from manyheads.nn.kernels import policy
-from manyheads.nn.kernels.consistency import consistent_loss
 from manyheads.nn.kernels.linear import Packed, linear_by
 from manyheads.nn.kernels.loss import HeadLoss, smoothed_loss
 from manyheads.nn.shapes import Float, Int
@@ -96,8 +95,6 @@ class LinearHead(nn.Module):
         smoothing_kind: SmoothingKind = "all",
         pad_id: int = 0,
         chunk_tokens: int = 2048,
-        again: Float[Tensor, "*rows d_model"] | None = None,
-        r_drop: float = 0.0,
         num_sampled: int = 0,
     ) -> HeadLoss:
         """Return the summed loss over the positions to keep.
@@ -108,13 +105,11 @@ class LinearHead(nn.Module):
             smoothing_kind: all tokens, or those without padding; see `nn.smoothing.spread`.
             pad_id: the token of padding, for smoothing_kind.
             chunk_tokens: rows of logits that exist at once.
-            again: the same positions' hidden states from a second pass with different dropout.
-            r_drop: with `again`, the weight of the divergence between the two passes (see `kernels.consistency`).
             num_sampled: number of draws of candidates that replace the whole vocabulary, from torch's global generator
                 (see `heads.sampled`); both sums are then estimates. 0: the whole vocabulary.
 
         Returns: (loss_sum, nll_sum), float32 scalars; only the first has a gradient.
-        Raises: ConfigError: num_sampled together with label_smoothing or r_drop, which need every token's probability.
+        Raises: ConfigError: num_sampled together with label_smoothing, which needs every token's probability.
         Cost: memory chunk_tokens x vocab_size, not tokens x vocab_size; tokens x num_sampled with candidates.
         """
         rows = keep.flatten().nonzero().squeeze(1)
@@ -122,17 +117,13 @@ class LinearHead(nn.Module):
         if policy.is_compiled() or len(rows) < keep.numel():  # otherwise all rows are kept, and need not be copied
             kept, wanted = kept.index_select(0, rows), wanted.index_select(0, rows)
         if num_sampled:
-            if label_smoothing or again is not None:
+            if label_smoothing:
                 raise ConfigError(
-                    f"num_sampled is {num_sampled}: sampled softmax has no label smoothing ({label_smoothing}) or"
-                    f" R-Drop ({r_drop}); set these to 0, or num_sampled."
+                    f"num_sampled is {num_sampled}: sampled softmax has no label smoothing ({label_smoothing}); set one"
+                    " of them to 0."
                 )
             loss = self._against_candidates(kept, wanted, num_sampled)
             return loss, loss.detach()
-        if again is not None:
-            other = again.flatten(0, -2).index_select(0, rows)
-            arguments = (kept, other, wanted, self.weight, self.bias, r_drop, label_smoothing, chunk_tokens)
-            return consistent_loss(*arguments, smoothing_kind, pad_id)
         return smoothed_loss(
             kept, wanted, self.weight, self.bias, label_smoothing, chunk_tokens, smoothing_kind, pad_id
         )

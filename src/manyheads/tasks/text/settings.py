@@ -64,11 +64,6 @@ class TextConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.training.r_drop:
-            raise ConfigError(
-                f"training.r_drop is {self.training.r_drop}; it is for translators and parsers, set it to 0.",
-                fields=["training"],
-            )
         if self.training.smoothing_kind != "all":
             raise ConfigError(
                 f"training.smoothing_kind is {self.training.smoothing_kind!r}, but the targets of a language model have"

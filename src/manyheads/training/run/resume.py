@@ -9,6 +9,7 @@ from typing import Any
 from manyheads.checkpoint.format import read_scalars, step_of, verify_checkpoint
 from manyheads.checkpoint.retain import find_latest, read_pointer
 from manyheads.errors import CheckpointError, ConfigError
+from manyheads.training.settings import TrainingSettings
 
 __all__ = ["check_same_run", "differences", "find_checkpoint", "judges_alike"]
 
@@ -51,6 +52,7 @@ _FORMERLY = {
     "tokenizer.normalize_spaces": False,
 }
 """Settings that older versions did not record, with the value that those versions used."""
+_REMOVED = {f"training.{name}": value for name, value in TrainingSettings.removed.items()}
 
 
 def find_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Path | None, list[str]]:
@@ -139,6 +141,8 @@ def differences(before: Any, now: Any, prefix: str = "") -> list[tuple[str, str]
     if before is None and isinstance(now, Mapping):
         before = {}
     if before is None and (now in ("", []) or (prefix in _FORMERLY and now == _FORMERLY[prefix])):
+        return []
+    if now is None and before is not None and before == _REMOVED.get(prefix):
         return []
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         found = []

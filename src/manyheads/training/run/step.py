@@ -159,7 +159,7 @@ class Stepper:
             torch.manual_seed(seed)
         settings = self._config.training
         # Not every model has these, so they are given only where they are set.
-        given: dict[str, Any] = {"r_drop": settings.r_drop, "num_sampled": settings.num_sampled}
+        given: dict[str, Any] = {"num_sampled": settings.num_sampled}
         if settings.smoothing_kind != "all":
             given["smoothing_kind"] = settings.smoothing_kind
         options = {name: value for name, value in given.items() if value}
