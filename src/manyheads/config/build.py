@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
+from manyheads.config.checks import one_or_more
 from manyheads.config.files import Source
 from manyheads.config.merge import field_types, merge, tag_of, variants
 from manyheads.config.suggest import did_you_mean
@@ -160,11 +161,15 @@ def _choice(classes: tuple[type, ...], value: Any, path: str, mistakes: list[tup
 def convert(annotation: Any, value: Any, name: str) -> Any:
     """A value of this type from plain data, such as the text of a command line.
 
+    One text or number in place of a tuple is its only item.
+
     Args: name: of the setting or option, for the message.
 
     Raises: ConfigError: it does not fit the type.
     """
-    if isinstance(value, str) and (annotation is str or str in get_args(annotation)):
+    if get_origin(annotation) is tuple:
+        value = one_or_more(value)
+    elif isinstance(value, str) and (annotation is str or str in get_args(annotation)):
         return value
     from pydantic import ValidationError  # importing it takes a tenth of a second, which `--help` should not need
 

@@ -66,10 +66,10 @@ def test_a_batch_writes_what_each_prompt_alone_does(generator: Generator, option
 def test_log_probabilities_are_those_of_one_pass(generator: Generator) -> None:
     """With a memory that covers everything, writing token by token says what reading all at once does."""
     [[found]] = generator.continuations(["The prompt"], memory_len=100, temperature=2.0)
-    tokens = torch.tensor([[*b"The prompt", *found.ids]])
+    tokens = torch.tensor([[*b"\nThe prompt", *found.ids]])
     with torch.no_grad():
         log_probs = generator.model.log_probs(tokens)[0]
-    expected = log_probs[len(b"The prompt") - 1 : -1].gather(1, tokens[0, len(b"The prompt") :, None])[:, 0]
+    expected = log_probs[len(b"The prompt") : -1].gather(1, tokens[0, 1 + len(b"The prompt") :, None])[:, 0]
     torch.testing.assert_close(torch.tensor(found.log_probs), expected, atol=1e-4, rtol=1e-4)
 
 
