@@ -29,7 +29,8 @@ class LanguageModel(nn.Module):
 
     Args:
         body: a module that is a `protocols.LanguageBody`; it contains the embedding.
-        head: has `log_probs(hidden)`, `logits(hidden)`, `loss(hidden, targets, keep)` and `token_losses(hidden, targets)`.
+        head: has `log_probs(hidden)`, `logits(hidden)`, `loss(hidden, targets, keep)` and `token_losses(hidden,
+            targets)`.
         config: the architecture's, stored for files.
     """
 

@@ -167,8 +167,9 @@ def convert(annotation: Any, value: Any, name: str) -> Any:
 
     Raises: ConfigError: it does not fit the type.
     """
+    given = value
     if get_origin(annotation) is tuple:
-        value = one_or_more(value)
+        value = one_or_more(given)
     elif isinstance(value, str) and (annotation is str or str in get_args(annotation)):
         return value
     from pydantic import ValidationError  # importing it takes a tenth of a second, which `--help` should not need
@@ -177,7 +178,7 @@ def convert(annotation: Any, value: Any, name: str) -> Any:
     try:
         result = _adapter(annotation).validate_python(value)
     except ValidationError as error:
-        raise ConfigError(f"{name} is {_shown(value)}; {_reason(annotation, value, error)}") from None
+        raise ConfigError(f"{name} is {_shown(given)}; {_reason(annotation, value, error)}") from None
     for number in result if isinstance(result, tuple | list) else (result,):
         if isinstance(number, int) and abs(number) > MOST_NUMBER:
             raise ConfigError(f"{name} is {_shown(number)}; it must be from {-MOST_NUMBER:,} to {MOST_NUMBER:,}.")

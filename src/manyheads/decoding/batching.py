@@ -49,5 +49,5 @@ def map_batches(work: Callable[[list[int]], Sequence[T]], batches: Sequence[list
 
 def padded(rows: Sequence[Sequence[int]], pad_id: int = 0, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """Return rows of ids padded on the right, (rows, longest), and their lengths, (rows,)."""
-    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=pad_id)
+    ids = pad_sequence([torch.tensor(row, device="cpu") for row in rows], batch_first=True, padding_value=pad_id)
     return ids.to(device), torch.tensor([len(row) for row in rows], device=device)

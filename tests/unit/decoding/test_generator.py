@@ -128,6 +128,64 @@ def test_stop_texts(generator: Generator) -> None:
     assert "".join(generator.stream("Stop", stop=(middle,), **options)) == cut.text
 
 
+def test_stop_texts_wait_for_the_minimum(generator: Generator, ending: Generator) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 60, "banned_ids": tuple(range(128, 256)), "do_sample": False}
+    [[whole]] = generator.continuations(["Stop"], **options)
+    letter = whole.text[0]
+    for fewest in (0, 1, 30):
+        [[cut], [other]] = generator.continuations(["Stop", "a"], stop=(letter,), min_new_tokens=fewest, **options)
+        place = whole.text.find(letter, fewest)
+        assert cut.text == (whole.text if place < 0 else whole.text[:place])
+        assert len(cut.ids) > fewest or cut.ended_by == "length"
+        assert len(other.ids) > fewest or other.ended_by == "length"
+        pieces = list(generator.stream("Stop", stop=(letter,), min_new_tokens=fewest, **options))
+        assert "".join(pieces) == cut.text
+    across = whole.text[10:14]  # begins before the minimum, and ends after it
+    [[cut]] = generator.continuations(["Stop"], stop=(across,), min_new_tokens=12, **options)
+    assert cut.text == whole.text[: whole.text.index(across, 12 - 3)]
+    [[written]] = ending.continuations(["Stop"], min_new_tokens=50, stop=("e", "\n", " "), max_new_tokens=60)
+    assert len(written.ids) > 50 or written.ended_by == "length"
+
+
+def test_a_stop_text_before_the_minimum_is_text() -> None:
+    """Also where it begins a longer one, which ends after the minimum."""
+    ending = Ending(["ab", "abcd", "x"])
+    shown = [ending.add(bytes([byte]), may_stop=False) for byte in b"xab"]
+    assert "".join(shown) == "x"
+    assert ending.add(b"c") == ""
+    assert ending.add(b"d") == ""
+    assert ending.stopped
+    assert ending.text == "x"
+    other = Ending(["ab", "abcd", "x"])
+    shown = [other.add(b"ab", may_stop=False), other.add(b"c"), other.add(b"ex")]
+    assert "".join(shown) == "abce"
+    assert other.stopped
+
+
+def test_a_long_prompt_does_not_pad_the_short_ones() -> None:
+    """Prompts of one batch are of similar length, and the results those of each alone."""
+    generator = make()
+    sizes: list[int] = []
+    steps = generator.runner.steps
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(steps, name)
+
+        def step(self, tokens: torch.Tensor, *more: Any, **options: Any) -> Any:
+            sizes.append(tokens.numel())
+            return steps.step(tokens, *more, **options)
+
+    prompts = ["ab", "x" * 9_000, *(f"{place:02}" for place in range(40))]
+    generator.runner.steps = Counting()
+    found = generator.continuations(prompts, max_new_tokens=2)
+    assert sum(sizes) < 2 * sum(map(len, prompts))
+    generator.runner.steps = steps
+    for number in (0, 1, 2, 41):
+        [[alone]] = generator.continuations([prompts[number]], first=number, max_new_tokens=2)
+        assert [one.ids for one in found[number]] == [alone.ids]
+
+
 def test_endings_hold_back_what_may_be_a_stop_or_half_a_character() -> None:
     ending = Ending(["END", "é!"])
     shown = [ending.add(bytes([byte])) for byte in "aEéENxé?EN".encode()]

@@ -173,9 +173,9 @@ def risen_rate(before: Any, config: Any, d_model: int, counters: Counters) -> st
     if following <= last:
         return None
     return (
-        f"the learning rate goes up again, from {last:.3g} at step {step} to {following:.3g} at step {step + 1}, because"
-        f" the {schedule.kind} schedule now falls over a longer run. If that is not wanted, keep the old length and"
-        " begin a new run from the model: --init THIS_RUN --run-dir NEW with a lower optimiser.learning_rate."
+        f"the learning rate goes up again, from {last:.3g} at step {step} to {following:.3g} at step {step + 1},"
+        f" because the {schedule.kind} schedule now falls over a longer run. If that is not wanted, keep the old length"
+        " and begin a new run from the model: --init THIS_RUN --run-dir NEW with a lower optimiser.learning_rate."
     )
 
 
