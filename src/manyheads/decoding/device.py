@@ -144,5 +144,6 @@ def on_cpu_by_default() -> AbstractContextManager[Any]:
 @contextmanager
 def inference(device: torch.device, precision: InferencePrecision) -> Iterator[None]:
     """Disable gradients and, for `bf16`, enable autocast. A tensor whose device is not named is made on the CPU."""
-    with on_cpu_by_default(), torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+    casting = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    with on_cpu_by_default(), torch.inference_mode(), casting:
         yield

@@ -86,7 +86,12 @@ class Generation:
     ) -> None:
         self._runner, self._vocabulary = runner, vocabulary
         self._context = context_settings(runner.model, settings)
-        self._prompts, self._settings = prompts, settings
+        self._settings = settings
+        # A space at the end of a prompt is the border of its last word: the next token has a space of its own.
+        spaces, self._word_ids = vocabulary.spaced_ids()
+        self._at_border = [ids[-1] in spaces for ids in prompts]
+        prompts = [ids[:-1] if cut else ids for ids, cut in zip(prompts, self._at_border, strict=True)]
+        self._prompts = prompts
         self._wanted = {"logits": True} if settings.repetition_penalty != 1 else {}  # the penalty acts on logits
         self._num_top, self._stop_asked = num_top, stop_asked
         self._cache = cache if len(prompts) == 1 else None
@@ -205,6 +210,8 @@ class Generation:
             banned.append(vocabulary.begin_id)  # the model only reads this token
         if banned:
             scores = scores.index_fill(1, torch.tensor(banned, device=scores.device), -torch.inf)
+        if not step and any(self._at_border):
+            scores = self._begin_words(scores)
         scores = self._repetition.apply(scores)
         if settings.do_sample:
             numbers = torch.tensor([float(row.random.random()) for row in self._rows], device=scores.device)
@@ -216,6 +223,14 @@ class Generation:
         check_finite(any(map(math.isnan, gained)), step + 1)
         return chosen, gained
 
+    def _begin_words(self, scores: Tensor) -> Tensor:
+        """Allow only the beginning of a word, or the end of a line or document, where the prompt ended in a space."""
+        ends = {self._vocabulary.end_id, self._vocabulary.line_id} - {None}
+        inside = torch.ones_like(scores[0], dtype=torch.bool)
+        inside[[*self._word_ids, *ends]] = False
+        at_border = torch.tensor([self._at_border[row.prompt] for row in self._rows], device=scores.device)
+        return scores.masked_fill(at_border[:, None] & inside, -torch.inf)
+
     def _append(self, row: _Row, token: int, log_prob: float, top: list[tuple[int, float]]) -> NewToken:
         """Append a token to a row."""
         row.ids.append(token)
@@ -225,7 +240,10 @@ class Generation:
             text = row.ending.finish()
         else:
             may_stop = len(row.ids) > self._settings.min_new_tokens
-            text = row.ending.add(self._vocabulary.continuation(row.last, [token]), may_stop=may_stop)
+            new = self._vocabulary.continuation(row.last, [token])
+            if len(row.ids) == 1 and self._at_border[row.prompt]:
+                new = new.removeprefix(b" ")  # the prompt has it
+            text = row.ending.add(new, may_stop=may_stop)
             # The text of a token without bytes depends on the tokens before it, so these are kept.
             row.last = [token] if self._vocabulary.decode_bytes([token]) else [*row.last, token]
             if row.ending.stopped:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from manyheads.config.options import option
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.text_ids import prefix_ids
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -177,5 +178,5 @@ class DecodingOptions(SamplingOptions):
         if self.no_well_formed:
             values["well_formed"] = False
         if self.forced_prefix is not None and tokenizer is not None:
-            values["forced_prefix_ids"] = tuple(tokenizer.target.encode(self.forced_prefix))
+            values["forced_prefix_ids"] = prefix_ids(self.forced_prefix, tokenizer.target)
         return values
