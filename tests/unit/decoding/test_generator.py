@@ -20,7 +20,10 @@ from manyheads.decoding.repetition import Repetition
 from manyheads.decoding.sampling import draw
 from manyheads.errors import ConfigError, NonFiniteError, RequestError
 from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.piece_vocabulary import PieceVocabulary
+from manyheads.text.settings import TokenizerSettings
 from manyheads.text.symbol_vocabulary import SymbolVocabulary
+from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.word_vocabulary import WordVocabulary
 
 PROMPTS = ["", "a", "It is a truth", "x" * 9, "Zürich, ein längerer Anfang"]
@@ -184,6 +187,33 @@ def test_a_long_prompt_does_not_pad_the_short_ones() -> None:
     for number in (0, 1, 2, 41):
         [[alone]] = generator.continuations([prompts[number]], first=number, max_new_tokens=2)
         assert [one.ids for one in found[number]] == [alone.ids]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_after_a_space_a_word_begins(seed: int) -> None:
+    """Subwords hold the space before them, so the one at the end of a prompt is no piece of its own."""
+    text = "it is an island, and the other one is another island"
+    vocabulary = PieceVocabulary(Tokenizer.train([text], TokenizerSettings(vocab_size=300)))
+    config = TransformerXLConfig(
+        vocab_size=vocabulary.vocab_size, d_model=16, num_heads=2, d_ff=24, num_layers=1, memory_len=32
+    )
+    torch.manual_seed(seed)
+    model = build_model(config)
+    assert isinstance(model, LanguageModel)
+    generator = Generator(model, vocabulary, GenerationSettings(max_new_tokens=4, seed=seed), "cpu")
+    for prompt in ("it is ", "it is  ", "and"):
+        [[found]] = generator.continuations([prompt])
+        whole = vocabulary.decode([*vocabulary.encode(prompt.rstrip()), *found.ids])
+        if prompt.endswith(" "):
+            first = vocabulary.tokens(found.ids[:1])[0]
+            assert (first[0] == "▁" and first.strip("▁")) or found.ids[0] == vocabulary.line_id
+            assert not found.text.startswith(" ")
+            assert (prompt.rstrip() + " " + found.text).split() == whole.split()
+        else:
+            assert prompt + found.text == whole
+    together = generator.continuations(["it is ", "and"], do_sample=False)
+    [alone] = generator.continuations(["and"], do_sample=False)
+    assert [one.ids for one in together[1]] == [one.ids for one in alone], "other rows are free"
 
 
 def test_endings_hold_back_what_may_be_a_stop_or_half_a_character() -> None:
