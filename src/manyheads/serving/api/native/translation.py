@@ -61,7 +61,7 @@ class TranslateJob:
         if body.forced_prefix is not None:
             if forced is not None:
                 raise invalid("forced_prefix", "give it as text or as ids, not both.")
-            forced = prefix_ids(body.forced_prefix, model.reader.tokenizer.target)
+            forced = list(prefix_ids(body.forced_prefix, model.reader.tokenizer.target))
         if forced:
             if len(self._sentences) != 1:
                 count = len(self._sentences)
