@@ -23,7 +23,15 @@ from manyheads.errors import ConfigError
 from manyheads.nn.attention.state import register_state
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["Ensemble", "EnsembleState", "PlansForAll", "RestrictedEnsemble", "mean_log_probs", "shortest_limit"]
+__all__ = [
+    "Ensemble",
+    "EnsembleState",
+    "PlansForAll",
+    "RestrictedEnsemble",
+    "mean_log_probs",
+    "mean_scores",
+    "shortest_limit",
+]
 
 
 def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
@@ -34,6 +42,16 @@ def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
     largest = largest.clamp(min=torch.finfo(largest.dtype).min)
     total = reduce(torch.add, [(values - largest).exp() for values in log_probs])
     return largest + (total / len(log_probs)).log()
+
+
+def mean_scores(scores: Sequence[Tensor], logits: bool) -> Tensor:
+    """Return `mean_log_probs`; of logits, with the mean of the models' normalisers, so that equal ones stay as they
+    are.
+    """
+    if not logits:
+        return mean_log_probs(scores)
+    normalisers = torch.stack([one.logsumexp(-1, keepdim=True) for one in scores])
+    return mean_log_probs([one - own for one, own in zip(scores, normalisers, strict=True)]) + normalisers.mean(0)
 
 
 @register_state
@@ -90,9 +108,10 @@ class PlansForAll:
         each = [model.plan(tokens, one) for model, one in zip(self.models, state.each, strict=True)]
         return PlannedSteps(tuple(step for step, _ in each)), EnsembleState(tuple(after for _, after in each))
 
-    def compute(self, step: PlannedSteps) -> Tensor:
+    def compute(self, step: PlannedSteps, logits: bool = False) -> Tensor:
         """See `protocols.PlansSteps`."""
-        return mean_log_probs([model.compute(one) for model, one in zip(self.models, step.each, strict=True)])
+        found = [model.compute(one, logits) for model, one in zip(self.models, step.each, strict=True)]
+        return mean_scores(found, logits)
 
 
 class _Averaging:
@@ -109,10 +128,10 @@ class _Averaging:
         """See `protocols.Searchable.start`."""
         return EnsembleState(tuple(model.start(source, source_lengths) for model in self.models))
 
-    def step(self, tokens: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
+    def step(self, tokens: Tensor, state: EnsembleState, *, logits: bool = False) -> tuple[Tensor, EnsembleState]:
         """See `protocols.Searchable.step`."""
-        each = [model.step(tokens, one) for model, one in zip(self.models, state.each, strict=True)]
-        return mean_log_probs([log_probs for log_probs, _ in each]), EnsembleState(tuple(after for _, after in each))
+        each = [model.step(tokens, one, logits=logits) for model, one in zip(self.models, state.each, strict=True)]
+        return mean_scores([scores for scores, _ in each], logits), EnsembleState(tuple(after for _, after in each))
 
 
 class RestrictedEnsemble(_Averaging):

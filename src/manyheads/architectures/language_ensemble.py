@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.ensemble import EnsembleState, PlansForAll, mean_log_probs, shortest_limit
+from manyheads.architectures.ensemble import EnsembleState, PlansForAll, mean_log_probs, mean_scores, shortest_limit
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.protocols import Output
 from manyheads.data.batch import SegmentBatch
@@ -122,11 +122,16 @@ class LanguageEnsemble(PlansForAll, nn.Module):
         return mean_log_probs(found), after
 
     def step(
-        self, tokens: Int[Tensor, "rows new_len"], state: EnsembleState, lengths: Int[Tensor, " rows"] | None = None
+        self,
+        tokens: Int[Tensor, "rows new_len"],
+        state: EnsembleState,
+        lengths: Int[Tensor, " rows"] | None = None,
+        *,
+        logits: bool = False,
     ) -> tuple[Float[Tensor, "rows vocab_size"], EnsembleState]:
         """Append tokens to every row; see `LanguageModel.step`."""
-        found, after = self._each(state, lambda model, one: model.step(tokens, one, lengths))
-        return mean_log_probs(found), after
+        found, after = self._each(state, lambda model, one: model.step(tokens, one, lengths, logits=logits))
+        return mean_scores(found, logits), after
 
     def _each(
         self, state: EnsembleState | None, call: Callable[[Any, Any], tuple[Tensor, Any]]

@@ -12,7 +12,7 @@ from manyheads.data.batch import SegmentBatch
 from manyheads.errors import ShapeError
 from manyheads.nn.attention.head_masks import HeadMasks
 from manyheads.nn.heads.adaptive import AdaptiveHead
-from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.heads.linear import LinearHead, token_scores
 from manyheads.nn.kernels import policy
 from manyheads.nn.shapes import Bool, Float, Int
 
@@ -29,7 +29,8 @@ class LanguageModel(nn.Module):
 
     Args:
         body: a module that is a `protocols.LanguageBody`; it contains the embedding.
-        head: has `log_probs(hidden)`, `loss(hidden, targets, keep)` and `token_losses(hidden, targets)`.
+        head: has `log_probs(hidden)`, `logits(hidden)`, `loss(hidden, targets, keep)` and `token_losses(hidden,
+            targets)`.
         config: the architecture's, stored for files.
     """
 
@@ -149,21 +150,27 @@ class LanguageModel(nn.Module):
         return self.body.start(lanes, attending, projected=projected, **options)
 
     def step(
-        self, tokens: Int[Tensor, "rows new_len"], state: Any, lengths: Int[Tensor, " rows"] | None = None
+        self,
+        tokens: Int[Tensor, "rows new_len"],
+        state: Any,
+        lengths: Int[Tensor, " rows"] | None = None,
+        *,
+        logits: bool = False,
     ) -> tuple[Float[Tensor, "rows vocab_size"], Any]:
         """Append tokens to every row; see `protocols.Searchable.step`.
 
         Args: lengths: number of real tokens, padding on the right, as for prompts of different lengths; None: all are
             real.
 
-        Returns: log-probabilities of the token after each row's last real one, in float32, and the new state. A row
-            without new tokens keeps its state, and its log-probabilities are undefined.
+        Returns: log-probabilities of the token after each row's last real one, in float32, and the new state; with
+            `logits` the values before the softmax. A row without new tokens keeps its state, and its values are
+            undefined.
         """
         hidden, state = self.body(tokens, lengths, state)
         if lengths is None:
-            return self.head.log_probs(hidden[:, -1]), state
+            return token_scores(self.head, hidden[:, -1], logits), state
         rows = torch.arange(len(tokens), device=tokens.device)
-        return self.head.log_probs(hidden[rows, (lengths - 1).clamp(min=0)]), state
+        return token_scores(self.head, hidden[rows, (lengths - 1).clamp(min=0)], logits), state
 
     @property
     def plans_steps(self) -> bool:
@@ -174,9 +181,9 @@ class LanguageModel(nn.Module):
         """See `protocols.PlansSteps`."""
         return cast(tuple[Any, Any], self.body.plan(tokens, state))  # type: ignore[attr-defined]
 
-    def compute(self, step: Any) -> Float[Tensor, "rows vocab_size"]:
+    def compute(self, step: Any, logits: bool = False) -> Float[Tensor, "rows vocab_size"]:
         """See `protocols.PlansSteps`."""
-        return self.head.log_probs(self.body.compute(step)[:, -1])  # type: ignore[attr-defined]
+        return token_scores(self.head, self.body.compute(step)[:, -1], logits)  # type: ignore[attr-defined]
 
     def _read(self, batch: SegmentBatch, state: Any, **options: Any) -> tuple[Tensor, Any]:
         # Not every body has these, so they are given only where they are set.

@@ -198,10 +198,11 @@ class Searchable(Protocol):
     def start(self, source: Tensor, source_lengths: Tensor) -> SearchState:
         """Encode the sources. source (batch, source_len) ids padded on the right, lengths (batch,) with EOS."""
 
-    def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, tokens: Tensor, state: Any, *, logits: bool = False) -> tuple[Tensor, Any]:
         """Append `tokens` (rows, new_len) to every row; the very first token is BOS.
 
         Returns: log-probabilities of the token after the last one, (rows, vocab_size) in float32, and the new state.
+            With `logits` the values before the softmax.
             The given state is consumed: clone it first to branch. The caller may modify the log-probabilities.
         """
 
@@ -237,8 +238,8 @@ class PlansSteps(Protocol):
         Returns: a `PlannedStep`, and the next state. The given state is consumed.
         """
 
-    def compute(self, step: Any) -> Tensor:
-        """Compute the rest of the step and return log-probabilities, (rows, vocab_size) in float32."""
+    def compute(self, step: Any, logits: bool = False) -> Tensor:
+        """Compute the rest of the step and return log-probabilities or logits, (rows, vocab_size) in float32."""
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from manyheads.architectures.protocols import Output
 from manyheads.data.batch import PairBatch
 from manyheads.nn.attention.head_masks import HeadMasks
-from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.heads.linear import LinearHead, token_scores
 from manyheads.nn.shapes import Float, Int
 from manyheads.nn.smoothing import SmoothingKind
 
@@ -22,7 +22,7 @@ class Seq2Seq(nn.Module):
 
     Args:
         body: has `encode(source, source_lengths)`, `decode(target, memory, source_lengths)`, `start` and `step`.
-        head: has `log_probs(hidden)` and `loss(hidden, targets, keep)`.
+        head: has `log_probs(hidden)`, `logits(hidden)` and `loss(hidden, targets, keep)`.
         config: stored for files; the head shares the target table if `config.tie_embeddings` is `all` or `decoder`.
     """
 
@@ -93,10 +93,10 @@ class Seq2Seq(nn.Module):
         """See `protocols.Searchable.start`."""
         return self.body.start(source, source_lengths)
 
-    def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, tokens: Tensor, state: Any, *, logits: bool = False) -> tuple[Tensor, Any]:
         """See `protocols.Searchable.step`."""
         hidden, state = self.body.step(tokens, state)
-        return self.head.log_probs(hidden[:, -1]), state
+        return token_scores(self.head, hidden[:, -1], logits), state
 
     def restricted(self, ids: Int[Tensor, " count"]) -> RestrictedSeq2Seq:
         """See `protocols.Restrictable.restricted`."""
@@ -111,9 +111,9 @@ class Seq2Seq(nn.Module):
         """See `protocols.PlansSteps`."""
         return cast(tuple[Any, Any], self.body.plan(tokens, state))
 
-    def compute(self, step: Any) -> Tensor:
+    def compute(self, step: Any, logits: bool = False) -> Tensor:
         """See `protocols.PlansSteps`."""
-        return self.head.log_probs(self.body.compute(step)[:, -1])
+        return token_scores(self.head, self.body.compute(step)[:, -1], logits)
 
 
 class RestrictedSeq2Seq:
@@ -136,7 +136,7 @@ class RestrictedSeq2Seq:
         """See `protocols.Searchable.start`. source: real ids."""
         return self._model.start(source, source_lengths)
 
-    def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, tokens: Tensor, state: Any, *, logits: bool = False) -> tuple[Tensor, Any]:
         """See `protocols.Searchable.step`. tokens: as numbered here; so are the columns of the result."""
         hidden, state = self._model.body.step(self._ids[tokens], state)
-        return self._head.log_probs(hidden[:, -1]), state
+        return token_scores(self._head, hidden[:, -1], logits), state

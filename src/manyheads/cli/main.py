@@ -143,6 +143,7 @@ def _run(arguments: list[str]) -> int:
         say(f"manyheads {__version__}")
     elif name in COMMANDS:
         _check_working_folder(arguments)
+        _keep_compiled_code()
         code = module_of(name).run(arguments[1:])
     else:
         say(f"manyheads: there is no command {name!r}.{did_you_mean(name, COMMANDS)}", file=sys.stderr)
@@ -157,6 +158,19 @@ def _run(arguments: list[str]) -> int:
         abandon_output()
         raise SaveError(f"Cannot write standard output: {error.strerror or error}.") from None
     return code
+
+
+def _keep_compiled_code() -> None:
+    """Set the folder of torch's compiler: among the user's caches instead of the folder for temporary files.
+
+    torch makes this folder when it imports its compiler, also where nothing is compiled.
+    """
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  (help needs no pathlib)
+    folder = existing = f"{caches}/manyheads/compiled"
+    while existing and not os.path.exists(existing):  # noqa: PTH110
+        existing = os.path.dirname(existing)  # noqa: PTH120
+    if existing and os.access(existing, os.W_OK):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
 
 
 def _check_working_folder(arguments: list[str]) -> None:

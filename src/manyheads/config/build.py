@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
+from manyheads.config.checks import one_or_more
 from manyheads.config.files import Source
 from manyheads.config.merge import field_types, merge, tag_of, variants
 from manyheads.config.suggest import did_you_mean
@@ -166,11 +167,16 @@ def _choice(classes: tuple[type, ...], value: Any, path: str, mistakes: list[tup
 def convert(annotation: Any, value: Any, name: str) -> Any:
     """A value of this type from plain data, such as the text of a command line.
 
+    One text or number in place of a tuple is its only item.
+
     Args: name: of the setting or option, for the message.
 
     Raises: ConfigError: it does not fit the type.
     """
-    if isinstance(value, str) and (annotation is str or str in get_args(annotation)):
+    given = value
+    if get_origin(annotation) is tuple:
+        value = one_or_more(given)
+    elif isinstance(value, str) and (annotation is str or str in get_args(annotation)):
         return value
     from pydantic import ValidationError  # importing it takes a tenth of a second, which `--help` should not need
 
@@ -178,7 +184,7 @@ def convert(annotation: Any, value: Any, name: str) -> Any:
     try:
         result = _adapter(annotation).validate_python(value)
     except ValidationError as error:
-        raise ConfigError(f"{name} is {_shown(value)}; {_reason(annotation, value, error)}") from None
+        raise ConfigError(f"{name} is {_shown(given)}; {_reason(annotation, value, error)}") from None
     for number in result if isinstance(result, tuple | list) else (result,):
         if isinstance(number, int) and abs(number) > MOST_NUMBER:
             raise ConfigError(f"{name} is {_shown(number)}; it must be from {-MOST_NUMBER:,} to {MOST_NUMBER:,}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from manyheads.errors import ConfigError
@@ -23,6 +23,8 @@ __all__ = [
     "between",
     "check",
     "check_labels",
+    "one_or_more",
+    "set_tuples",
 ]
 
 MOST_LAYERS = 1024
@@ -102,6 +104,19 @@ def check(settings: Any, section: str, allowed: Range, *names: str, hint: str = 
         if value is not None and value not in allowed:
             wanted = f"a finite number {allowed.wanted}" if value == allowed.high == math.inf else allowed.wanted
             raise ConfigError(f"{section}{shown} is {_shown(value)}; it must be {wanted}{hint}.", fields=[name])
+
+
+def one_or_more(value: Any) -> Any:
+    """Return a single text or number as a tuple of one, anything else as it is: a text is never taken as letters."""
+    return (value,) if isinstance(value, str | int | float) else value
+
+
+def set_tuples(settings: Any) -> None:
+    """Make the fields whose type is a tuple tuples: of one text or number, or of the items of a list."""
+    for item in fields(settings):
+        if str(item.type).startswith("tuple["):
+            value = one_or_more(getattr(settings, item.name))
+            object.__setattr__(settings, item.name, tuple(value) if isinstance(value, list) else value)
 
 
 def _shown(value: object) -> str:

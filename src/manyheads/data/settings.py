@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from manyheads.config.checks import BELOW_ONE, MOST_LANES, MOST_UNITS, at_least, between, check
+from manyheads.config.checks import BELOW_ONE, MOST_LANES, MOST_UNITS, at_least, between, check, set_tuples
 from manyheads.data.context_lengths import Stage, stages_of
 from manyheads.errors import ConfigError
 
@@ -89,6 +89,7 @@ class DataSettings:
     copy_task: CopyTaskSettings = field(default_factory=CopyTaskSettings)
 
     def __post_init__(self) -> None:
+        set_tuples(self)
         check(self, "data.", between(8, MOST_UNITS), "max_tokens")
         check(self, "data.", between(2, MOST_UNITS), "max_source_len")
         check(self, "data.", between(3, MOST_UNITS), "max_target_len")
@@ -157,6 +158,7 @@ class SegmentSettings:
     mix: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        set_tuples(self)
         check(self, "data.", between(1, MOST_LANES), "lanes")
         check(self, "data.", between(1, MOST_UNITS), "segment_len", "accumulate")
         _check_mix(self.mix, self.path)

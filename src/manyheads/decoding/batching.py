@@ -9,32 +9,32 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-__all__ = ["Told", "cut_batches", "cut_rows", "map_batches", "padded"]
+__all__ = ["PADDED_TOKENS", "Told", "cut_batches", "map_batches", "padded"]
 
 T = TypeVar("T")
+PADDED_TOKENS = 16_384
+"""Tokens of a batch of texts for a language model, padding included."""
 Told = Callable[[int], None]
 """Called after each batch with the number of items that are done."""
 
 
-def cut_batches(lengths: Sequence[int], max_tokens: int, rows_each: int = 1) -> list[list[int]]:
+def cut_batches(
+    lengths: Sequence[int], max_tokens: int = PADDED_TOKENS, rows_each: int = 1, max_rows: int | None = None
+) -> list[list[int]]:
     """Group indices of sentences by similar length, longest first.
 
-    In a batch rows_each x sentences x longest <= max_tokens. A sentence that exceeds this limit is a batch by itself.
+    In a batch rows_each x sentences x longest <= max_tokens, and rows_each x sentences <= max_rows, if that is given. A
+    sentence that exceeds a limit is a batch by itself.
     """
     order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
     batches: list[list[int]] = []
     for place in order:
-        if batches and rows_each * (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= max_tokens:
+        rows = rows_each * (len(batches[-1]) + 1) if batches else 0
+        if rows and rows * lengths[batches[-1][0]] <= max_tokens and (max_rows is None or rows <= max_rows):
             batches[-1].append(place)
         else:
             batches.append([place])
     return batches
-
-
-def cut_rows(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Group indices of rows by similar length, longest first, with at most `most` rows per batch."""
-    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
-    return [order[start : start + most] for start in range(0, len(order), most)]
 
 
 def map_batches(work: Callable[[list[int]], Sequence[T]], batches: Sequence[list[int]], told: Told | None) -> list[T]:
@@ -49,5 +49,5 @@ def map_batches(work: Callable[[list[int]], Sequence[T]], batches: Sequence[list
 
 def padded(rows: Sequence[Sequence[int]], pad_id: int = 0, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """Return rows of ids padded on the right, (rows, longest), and their lengths, (rows,)."""
-    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=pad_id)
+    ids = pad_sequence([torch.tensor(row, device="cpu") for row in rows], batch_first=True, padding_value=pad_id)
     return ids.to(device), torch.tensor([len(row) for row in rows], device=device)

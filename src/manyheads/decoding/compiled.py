@@ -72,7 +72,7 @@ class CompiledSteps:
         self._packed: list[Any] = []
 
     @cached_property
-    def _compute(self) -> Callable[[Any], Tensor]:
+    def _compute(self) -> Callable[[Any, bool], Tensor]:
         """The compiled step. It is made in the first step, so that weights can be packed before."""
         # The program contains the numbers of packed weights, so these must not be reused while it exists.
         self._packed = [
@@ -92,31 +92,34 @@ class CompiledSteps:
         sentences = given if isinstance(given, int) else len(given)
         return _State(self._model.start(given, *more), sentences, sentences == 1)
 
-    def step(self, tokens: Tensor, state: Any, lengths: Tensor | None = None) -> tuple[Tensor, _State]:
+    def step(
+        self, tokens: Tensor, state: Any, lengths: Tensor | None = None, *, logits: bool = False
+    ) -> tuple[Tensor, _State]:
         """See `protocols.Searchable.step`. lengths: of the prompts of a language model, see `LanguageModel.step`.
 
         Raises: RequestError: the compiler failed.
         """
         if lengths is not None:
-            log_probs, inner = self._model.step(tokens, state.inner, lengths)
-            return log_probs, replace(state, inner=inner)
+            scores, inner = self._model.step(tokens, state.inner, lengths, logits=logits)
+            return scores, replace(state, inner=inner)
         planned, inner = self._model.plan(tokens, state.inner)
         after = replace(state, inner=inner)
         # A size of one needs a separate program, which does not pay for a batch that has shrunk to one sentence.
         if not (planned.can_compile and (state.sentences > 1 or state.began_alone)):
-            return self._model.compute(planned), after
+            return self._model.compute(planned, logits), after
         planned = planned.for_compiler()
-        if planned.kind in self._kinds:
-            return self._compute(planned), after
+        kind = (planned.kind, logits)
+        if kind in self._kinds:
+            return self._compute(planned, logits), after
         with _compiling():
-            log_probs = self._compute(planned)
-        self._kinds.add(planned.kind)
-        return log_probs, after
+            scores = self._compute(planned, logits)
+        self._kinds.add(kind)
+        return scores, after
 
 
-def _compiled(model: PlansSteps) -> Callable[[Any], Tensor]:
-    def compute(planned: Any) -> Tensor:
-        return model.compute(planned)
+def _compiled(model: PlansSteps) -> Callable[[Any, bool], Tensor]:
+    def compute(planned: Any, logits: bool) -> Tensor:
+        return model.compute(planned, logits)
 
     # The compiler stores programs with the code object of a function. All functions made here would share it, and one
     # model would use the program of another, because guards on the model are removed.

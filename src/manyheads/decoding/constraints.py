@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from manyheads.decoding.repetition import penalised
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import RequestError
 
@@ -16,8 +17,8 @@ class Constraints:
 
     Log-probabilities are renormalised only if `renormalize_logits` is set.
 
-    Paper: Keskar et al. 2019, arXiv:1909.05858, sec. 4.1 for the repetition penalty. Differs: it multiplies the
-    log-probability of an earlier token (the paper divides its logit, but a search has no logits).
+    The repetition penalty (see `repetition.penalised`) changes logits in greedy search and sampling, and
+    log-probabilities in beams, both as `transformers` does.
 
     Args:
         settings: see `DecodingSettings`.
@@ -25,6 +26,8 @@ class Constraints:
         bos_id: never produced.
         eos_id: banned before `min_new_tokens`.
         device: device of the log-probabilities.
+
+    Attributes: wants_logits: whether `apply` needs the normaliser.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class Constraints:
         self._harmless = never[0]
         self._min_new_tokens = settings.min_new_tokens
         self._penalty = settings.repetition_penalty
+        self.wants_logits = self._penalty != 1 and settings.num_beams == 1
         self._ngram = settings.no_repeat_ngram_size
         self._renormalize = settings.renormalize_logits
 
@@ -44,7 +48,14 @@ class Constraints:
         """Whether `apply` reads the tokens produced so far."""
         return self._penalty != 1 or self._ngram > 0
 
-    def apply(self, log_probs: Tensor, history: Tensor | None, length: int, allowed: Tensor | None = None) -> Tensor:
+    def apply(
+        self,
+        log_probs: Tensor,
+        history: Tensor | None,
+        length: int,
+        allowed: Tensor | None = None,
+        normaliser: Tensor | float = 0.0,
+    ) -> Tensor:
         """Return the log-probabilities for the search.
 
         Args:
@@ -53,25 +64,27 @@ class Constraints:
             length: number of target tokens so far.
             allowed: (rows, vocab_size or more) bool, the tokens that a grammar permits; None: all. If only one token is
                 permitted, its log-probability is 0, because a forced word carries no information about the tree.
+            normaliser: (rows, 1) logits minus log_probs, if `wants_logits`.
         Returns: (rows, vocab_size), -inf for forbidden tokens; `log_probs` itself if no other value changed.
         """
         if allowed is not None:
             allowed = allowed[:, : log_probs.size(1)]
             only_choice = allowed & (allowed.sum(1, keepdim=True) == 1)
             log_probs.masked_fill_(~allowed, -torch.inf).masked_fill_(only_choice, 0.0)
-        adjusted = self._restrain(log_probs, history, length)
+        adjusted = self._restrain(log_probs, history, length, normaliser)
         if not self._renormalize:
             return adjusted
         total = adjusted.logsumexp(-1, keepdim=True)
         return adjusted - total.masked_fill(total.isneginf(), 0.0)  # a row without any allowed token is not changed
 
-    def _restrain(self, log_probs: Tensor, history: Tensor | None, length: int) -> Tensor:
+    def _restrain(self, log_probs: Tensor, history: Tensor | None, length: int, normaliser: Tensor | float) -> Tensor:
         log_probs.index_fill_(1, self._banned_early if length < self._min_new_tokens else self._banned, -torch.inf)
         if history is None or length == 0:
             return log_probs
         adjusted = log_probs
         if self._penalty != 1:
-            adjusted = log_probs.scatter(1, history, log_probs.gather(1, history) * self._penalty)
+            logits = log_probs.gather(1, history) + normaliser
+            adjusted = log_probs.scatter(1, history, penalised(logits, self._penalty) - normaliser)
         if 0 < self._ngram <= length:
             self._ban_repeats(adjusted, history)
         return adjusted

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal, get_args
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -27,6 +27,7 @@ __all__ = [
     "choose_precision",
     "inference",
     "narrow",
+    "on_cpu_by_default",
     "pack",
     "warn_of_slow_bf16",
 ]
@@ -131,8 +132,18 @@ def pack(model: nn.Module, precision: InferencePrecision = "fp32") -> None:
         )
 
 
+def on_cpu_by_default() -> AbstractContextManager[Any]:
+    """Within the block, make tensors whose device is not named on the CPU, whatever `torch.set_default_device` says."""
+    try:
+        is_cpu = torch.get_default_device().type == "cpu"
+    except (AssertionError, RuntimeError):  # a default device that this machine lacks
+        is_cpu = False
+    return nullcontext() if is_cpu else torch.device("cpu")
+
+
 @contextmanager
 def inference(device: torch.device, precision: InferencePrecision) -> Iterator[None]:
-    """Disable gradients and, for `bf16`, enable autocast."""
-    with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+    """Disable gradients and, for `bf16`, enable autocast. A tensor whose device is not named is made on the CPU."""
+    casting = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    with on_cpu_by_default(), torch.inference_mode(), casting:
         yield

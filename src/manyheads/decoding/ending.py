@@ -29,15 +29,19 @@ class Ending:
     def text(self) -> str:
         return "".join(self._parts)
 
-    def add(self, more: bytes) -> str:
-        """Add bytes. Returns: the text to show now, without incomplete characters and without a possible start of a
-        stop text.
+    def add(self, more: bytes, *, may_stop: bool = True) -> str:
+        """Add bytes.
+
+        Args: may_stop: whether a stop text that ends in these bytes counts; it may have begun before them.
+
+        Returns: the text to show now, without incomplete characters and without a possible start of a stop text.
         """
         if self.stopped:
             return ""
+        before = len(self._held)
         self._held += more
-        places = [place for place in (self._held.find(stop) for stop in self._stops) if place >= 0]
-        if places:
+        begins = (self._held.find(stop, max(0, before - len(stop) + 1)) for stop in self._stops)
+        if may_stop and (places := [place for place in begins if place >= 0]):
             self.stopped = True
             return self._show(self._held[: min(places)], final=True)
         kept = max((self._begun(stop) for stop in self._stops), default=0)

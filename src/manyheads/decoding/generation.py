@@ -86,7 +86,13 @@ class Generation:
     ) -> None:
         self._runner, self._vocabulary = runner, vocabulary
         self._context = context_settings(runner.model, settings)
-        self._prompts, self._settings = prompts, settings
+        self._settings = settings
+        # A space at the end of a prompt is the border of its last word: the next token has a space of its own.
+        spaces, self._word_ids = vocabulary.spaced_ids()
+        self._at_border = [ids[-1] in spaces for ids in prompts]
+        prompts = [ids[:-1] if cut else ids for ids, cut in zip(prompts, self._at_border, strict=True)]
+        self._prompts = prompts
+        self._wanted = {"logits": True} if settings.repetition_penalty != 1 else {}  # the penalty acts on logits
         self._num_top, self._stop_asked = num_top, stop_asked
         self._cache = cache if len(prompts) == 1 else None
         self._dropped: set[int] = set()
@@ -102,7 +108,7 @@ class Generation:
             for path in range(settings.num_return_sequences)
         ]
         self._repetition = Repetition(
-            [prompts[row.prompt] for row in self._rows],
+            [prompts[row.prompt][1:] for row in self._rows],  # without the token before the text
             runner.model.config.vocab_size,
             penalty=settings.repetition_penalty,
             ngram_size=settings.no_repeat_ngram_size,
@@ -124,17 +130,18 @@ class Generation:
 
     def steps(self) -> TextSteps:
         """Return the steps; see `TextSteps`."""
-        log_probs, state = yield from self._read()
+        scores, state = yield from self._read()
         paths = self._settings.num_return_sequences
         with self._runner.inference():
             if paths > 1:
                 each = torch.arange(len(self._prompts), device=self._runner.device).repeat_interleave(paths)
-                log_probs, state = log_probs[each], state.reorder(each)
-            log_probs, state = self._of_unfinished(log_probs, state)
+                scores, state = scores[each], state.reorder(each)
+            scores, state = self._of_unfinished(scores, state)
         step = 0
         while self._rows:
             check_stop(self._stop_asked)
-            chosen, gained = self._choose(log_probs, step)
+            log_probs = scores.log_softmax(-1) if self._wanted else scores
+            chosen, gained = self._choose(scores, log_probs, step)
             tops = _top(log_probs[:, : self._vocabulary.vocab_size], self._num_top)
             new = [self._append(*one) for one in zip(self._rows, chosen.tolist(), gained, tops, strict=True)]
             step += 1
@@ -142,7 +149,7 @@ class Generation:
             with self._runner.inference():
                 chosen, state = self._of_unfinished(chosen, state)
                 if self._rows:
-                    log_probs, state = self._runner.steps.step(chosen[:, None], state)
+                    scores, state = self._runner.steps.step(chosen[:, None], state, **self._wanted)
 
     def _of_unfinished(self, values: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Remove rows that ended, or whose prompt is no longer needed, from the batch.
@@ -160,7 +167,7 @@ class Generation:
         return values[which], state.reorder(which) if unfinished else None
 
     def _read(self) -> Generator[list[NewToken], Collection[int] | None, tuple[Tensor, Any]]:
-        """Return the log-probabilities of the token after each prompt, and the state.
+        """Return the log-probabilities, or logits, of the token after each prompt, and the state.
 
         Long prompts are read in parts, with a step after each but the last.
         """
@@ -172,27 +179,27 @@ class Generation:
                 first, state = self._cache.take(self._prompts[0], context)
             if not first:
                 state = self._runner.steps.start(len(self._prompts), self._context)
-        log_probs: Tensor | None = None
+        scores: Tensor | None = None
         for begin in range(first, ids.shape[1], READ_AT_ONCE):
             check_stop(self._stop_asked)
             part = ids[:, begin : begin + READ_AT_ONCE].to(device)
             real = (lengths - begin).clamp(min=0, max=part.shape[1])
             whole = bool((real == part.shape[1]).all())
             with self._runner.inference():
-                found, state = self._runner.steps.step(part, state, None if whole else real.to(device))
+                real_on_device = None if whole else real.to(device)
+                found, state = self._runner.steps.step(part, state, real_on_device, **self._wanted)
                 ends_here = ((real > 0) & (lengths <= begin + part.shape[1])).to(device)
-                log_probs = found if log_probs is None else torch.where(ends_here[:, None], found, log_probs)
+                scores = found if scores is None else torch.where(ends_here[:, None], found, scores)
                 if self._cache is not None and part.shape[1] == READ_AT_ONCE:
                     self._cache.put(self._prompts[0][: begin + READ_AT_ONCE], context, state)
             if begin + READ_AT_ONCE < ids.shape[1]:
                 self._dropped.update((yield []) or ())
-        assert log_probs is not None  # because no prompt is empty
-        return log_probs, state
+        assert scores is not None  # because no prompt is empty
+        return scores, state
 
-    def _choose(self, log_probs: Tensor, step: int) -> tuple[Tensor, list[float]]:
-        """Return the next token of each row, and the model's log-probability of it."""
+    def _choose(self, scores: Tensor, log_probs: Tensor, step: int) -> tuple[Tensor, list[float]]:
+        """Return the next token of each row, and the model's log-probability of it. scores: logits or log_probs."""
         settings, vocabulary = self._settings, self._vocabulary
-        scores = log_probs
         if scores.shape[1] > vocabulary.vocab_size:
             scores = scores.clone()
             scores[:, vocabulary.vocab_size :] = -torch.inf
@@ -203,6 +210,8 @@ class Generation:
             banned.append(vocabulary.begin_id)  # the model only reads this token
         if banned:
             scores = scores.index_fill(1, torch.tensor(banned, device=scores.device), -torch.inf)
+        if not step and any(self._at_border):
+            scores = self._begin_words(scores)
         scores = self._repetition.apply(scores)
         if settings.do_sample:
             numbers = torch.tensor([float(row.random.random()) for row in self._rows], device=scores.device)
@@ -214,6 +223,14 @@ class Generation:
         check_finite(any(map(math.isnan, gained)), step + 1)
         return chosen, gained
 
+    def _begin_words(self, scores: Tensor) -> Tensor:
+        """Allow only the beginning of a word, or the end of a line or document, where the prompt ended in a space."""
+        ends = {self._vocabulary.end_id, self._vocabulary.line_id} - {None}
+        inside = torch.ones_like(scores[0], dtype=torch.bool)
+        inside[[*self._word_ids, *ends]] = False
+        at_border = torch.tensor([self._at_border[row.prompt] for row in self._rows], device=scores.device)
+        return scores.masked_fill(at_border[:, None] & inside, -torch.inf)
+
     def _append(self, row: _Row, token: int, log_prob: float, top: list[tuple[int, float]]) -> NewToken:
         """Append a token to a row."""
         row.ids.append(token)
@@ -222,7 +239,11 @@ class Generation:
             row.ended_by = "end"
             text = row.ending.finish()
         else:
-            text = row.ending.add(self._vocabulary.continuation(row.last, [token]))
+            may_stop = len(row.ids) > self._settings.min_new_tokens
+            new = self._vocabulary.continuation(row.last, [token])
+            if len(row.ids) == 1 and self._at_border[row.prompt]:
+                new = new.removeprefix(b" ")  # the prompt has it
+            text = row.ending.add(new, may_stop=may_stop)
             # The text of a token without bytes depends on the tokens before it, so these are kept.
             row.last = [token] if self._vocabulary.decode_bytes([token]) else [*row.last, token]
             if row.ending.stopped:

@@ -27,16 +27,18 @@ class GenerationSettings:
 
     Args:
         max_new_tokens: maximum number of tokens after the prompt.
-        min_new_tokens: minimum number of tokens before the end of a document.
+        min_new_tokens: minimum number of tokens; before it a document does not end, and a stop text that ends among
+            these tokens does not count.
         do_sample: sample tokens; false takes the most probable token each time.
         temperature: divides the logits before sampling; > 0.
         top_k: sample only from the k most probable tokens; 0 means all.
         top_p: sample only from the most probable tokens that together have this probability; 1 means all.
         min_p: sample only from tokens with at least this fraction of the highest probability; 0 means all.
-        repetition_penalty: > 1 makes tokens in the prompt and the continuation less probable; 1 is off.
+        repetition_penalty: > 1 makes tokens in the prompt and the continuation less probable: positive logits are
+            divided by it, negative ones multiplied, as in transformers and vLLM; 1 is off.
         no_repeat_ngram_size: no n-gram of this size occurs twice, prompt included, while another token is left; 0 is
             off.
-        stop: texts that end a continuation; they are not part of it.
+        stop: texts that end a continuation, after min_new_tokens; they are not part of it.
         num_return_sequences: continuations of each prompt; more than one needs do_sample.
         banned_ids: token ids that are never produced.
         memory_len: positions per layer that attention can reach, in tokens; null: the model's, or 512 for a model

@@ -12,7 +12,7 @@ from manyheads.architectures.language_ensemble import LanguageEnsemble
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.config.build import build
-from manyheads.decoding.batching import cut_rows, map_batches
+from manyheads.decoding.batching import cut_batches, map_batches
 from manyheads.decoding.continuation import Continuation, TextSteps
 from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.generation import Generation, token_limit
@@ -215,7 +215,7 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
                 written |= {(token.prompt, token.path): token.ended for token in new if token.ended is not None}
             return [[written[prompt, path] for path in range(paths)] for prompt in range(len(batch))]
 
-        batches = cut_rows([len(ids) for ids in encoded], max(1, settings.max_rows // paths))
+        batches = cut_batches([len(ids) for ids in encoded], rows_each=paths, max_rows=settings.max_rows)
         return map_batches(write, batches, None)
 
     def stream(
@@ -233,14 +233,14 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
                 yield shown
 
     def encode_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each prompt, with the token that precedes a document or, if there are no ids, a text.
+        """Return the ids of each prompt after the token that is read before a text, as in scoring.
 
         Raises: RequestError: a prompt is not a string. DataError: a prompt is not valid Unicode.
         """
         if isinstance(prompts, str):
             raise RequestError("give a list of prompts, not one string.")
         check_texts(prompts, "prompt")
-        return [self._begun(ids) for ids in self.vocabulary.encode_batch(list(prompts))]
+        return [[self.vocabulary.start_id, *ids] for ids in self.vocabulary.encode_batch(list(prompts))]
 
     def begin_ids(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return prompts given as ids as `encode_prompts` does.
@@ -253,7 +253,7 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
                 raise RequestError(
                     f"prompt {place + 1} holds the id {wrong}; ids are 0 to {self.vocabulary.vocab_size - 1}."
                 )
-        return [self._begun(list(prompt)) for prompt in prompts]
+        return [[self.vocabulary.start_id, *prompt] for prompt in prompts]
 
     def most_new_tokens(self, prompt_len: int, settings: GenerationSettings) -> int:
         """Return how many tokens can follow a prompt of this length; less than 1 if the prompt is too long."""
@@ -294,7 +294,3 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
             stop_asked=stop_asked,
         )
         return generation.steps()
-
-    def _begun(self, ids: list[int]) -> list[int]:
-        """Return a prompt's ids after the token that precedes a document or, without documents, a text."""
-        return [self.vocabulary.start_id, *ids] if self.vocabulary.begin_id is not None or not ids else ids

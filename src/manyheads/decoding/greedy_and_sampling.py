@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
 from manyheads.decoding.sampling import Sampler
 from manyheads.decoding.search_problem import SearchProblem, SearchSteps
@@ -73,9 +75,9 @@ def greedy_and_sampling_steps(problem: SearchProblem) -> SearchSteps:
         history = tokens[:, 1:]
     while True:
         check_stop(problem.stop)
-        log_probs, state = problem.model.step(tokens, state)
+        log_probs, normaliser, state = _step(problem.model, tokens, state, constraints.wants_logits)
         allowed = problem.allowed(history, rows.sentence, rows.limits)
-        adjusted = constraints.apply(log_probs, history, length, allowed)
+        adjusted = constraints.apply(log_probs, history, length, allowed, normaliser)
         length += 1
         if length >= shortest:
             problem.last_step(log_probs, adjusted, rows.limits <= length)
@@ -109,6 +111,16 @@ def greedy_and_sampling_steps(problem: SearchProblem) -> SearchSteps:
             shortest = int(rows.limits.min())
             state, tokens = state.reorder(on_rows), tokens[on_rows.flatten()]
             history = None if history is None else history[on_rows.flatten()]
+
+
+def _step(model: Searchable, tokens: Tensor, state: Any, wants_logits: bool) -> tuple[Tensor, Tensor | float, Any]:
+    """Take a step. Returns: the log-probabilities; with `wants_logits` what the logits are above them; the state."""
+    if not wants_logits:
+        log_probs, state = model.step(tokens, state)
+        return log_probs, 0.0, state
+    logits, state = model.step(tokens, state, logits=True)
+    normaliser = logits.logsumexp(-1, keepdim=True)
+    return logits - normaliser, normaliser, state
 
 
 def _first_rows(problem: SearchProblem, paths: int) -> _Rows:

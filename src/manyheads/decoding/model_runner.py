@@ -22,6 +22,7 @@ from manyheads.decoding.device import (
     choose_precision,
     inference,
     narrow,
+    on_cpu_by_default,
     pack,
 )
 from manyheads.errors import ConfigError, ModelFileError, RequestError
@@ -64,7 +65,8 @@ class ModelRunner(Generic[M]):
         if isinstance(model, nn.Module):
             model.to(self.device).eval()
             if self.precision == "int8":
-                pack(model, "int8")
+                with on_cpu_by_default():
+                    pack(model, "int8")
         self.steps: Any = CompiledSteps(model) if compile_steps else model  # type: ignore[arg-type]
 
     def prepare_weights(self) -> None:
@@ -73,9 +75,10 @@ class ModelRunner(Generic[M]):
         With bf16 the model cannot be trained or saved afterwards; see `device.narrow` and `device.pack`.
         """
         assert isinstance(self.model, nn.Module)
-        narrow(self.model, self.precision)
-        if self.precision != "int8":  # which is packed already
-            pack(self.model)
+        with on_cpu_by_default():
+            narrow(self.model, self.precision)
+            if self.precision != "int8":  # which is packed already
+                pack(self.model)
 
     @property
     def is_compiled(self) -> bool:
@@ -87,7 +90,8 @@ class ModelRunner(Generic[M]):
         choose_precision(self.precision, chosen)
         if isinstance(self.model, nn.Module):
             self.model.to(chosen)
-            pack(self.model, self.precision)  # the copies of weights in a faster layout belong to a device
+            with on_cpu_by_default():
+                pack(self.model, self.precision)  # the copies of weights in a faster layout belong to a device
         self.device = chosen
         if self.is_compiled:
             self.steps = CompiledSteps(self.model)  # type: ignore[arg-type]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from manyheads.config.checks import at_least, check
@@ -98,11 +96,8 @@ class SearchDeviceOptions(DeviceOptions):
         return {"compile_steps": self.compile}
 
     def announce(self) -> None:
-        """If steps are to be compiled, announce that this takes long, and set the folder of the compiler's cache."""
+        """If steps are to be compiled, announce that this takes long."""
         if self.compile:
-            # Unless the user has set another folder, compiled code is kept among the user's caches, not in /tmp.
-            caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(caches / "manyheads" / "compiled"))
             sys.stderr.write("Compiling: half a minute the first time, some seconds from the cache.\n")
 
 

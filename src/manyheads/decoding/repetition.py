@@ -8,19 +8,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Repetition"]
+__all__ = ["Repetition", "penalised"]
+
+
+def penalised(scores: Tensor, penalty: float) -> Tensor:
+    """Return the logits or log-probabilities of earlier tokens with the penalty: positive ones are divided by it.
+
+    Paper: Keskar et al. 2019, arXiv:1909.05858, sec. 4.1. Differs, as in transformers and vLLM: negative ones are
+    multiplied, because division would make them more probable.
+    """
+    return torch.where(scores > 0, scores / penalty, scores * penalty)
 
 
 class Repetition:
     """Makes earlier tokens less probable, and forbids n-grams that already occurred.
 
-    Paper: Keskar et al. 2019, arXiv:1909.05858, sec. 4.1 (the penalty). Differs: it multiplies log-probabilities.
     Args:
         histories: tokens of each row so far.
         vocab_size: number of ids.
-        penalty: 1 is off.
+        penalty: see `penalised`; 1 is off.
         ngram_size: 0 is off.
-        device: device of the log-probabilities.
+        device: device of the scores.
 
     Cost: per step, rows x vocab_size for the penalty, rows for n-grams.
     """
@@ -45,13 +53,13 @@ class Repetition:
                 for token in history:
                     self._follow(row, token)
 
-    def apply(self, log_probs: Tensor) -> Tensor:
+    def apply(self, scores: Tensor) -> Tensor:
         """Apply the penalty to (rows, vocab_size), and set tokens that would repeat an n-gram to -inf.
 
         A row that would have no token left may repeat one: it must go on with some token of the vocabulary.
         """
         if self._seen is not None:
-            log_probs = torch.where(self._seen, log_probs * self._penalty, log_probs)
+            scores = torch.where(self._seen, penalised(scores, self._penalty), scores)
         if self._size:
             banned = [
                 (row, token)
@@ -60,11 +68,11 @@ class Repetition:
                 for token in self._followers[row].get(last, ())
             ]
             if banned:
-                rows, tokens = torch.tensor(banned, device=log_probs.device).t()
-                restrained = log_probs.index_put((rows, tokens), log_probs.new_tensor(-torch.inf))
+                rows, tokens = torch.tensor(banned, device=scores.device).t()
+                restrained = scores.index_put((rows, tokens), scores.new_tensor(-torch.inf))
                 is_stuck = restrained.amax(-1, keepdim=True).isneginf()
-                log_probs = torch.where(is_stuck, log_probs, restrained)
-        return log_probs
+                scores = torch.where(is_stuck, scores, restrained)
+        return scores
 
     def add(self, tokens: Tensor) -> None:
         """Add the token that each row produced. tokens: (rows,)"""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from manyheads.config.options import option
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.text_ids import prefix_ids
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +21,11 @@ __all__ = ["DecodingOptions", "GenerationOptions", "SamplingOptions"]
 class SamplingOptions:
     """Options of search and of generation."""
 
-    min_new_tokens: int | None = option("Minimum number of tokens of an output.", metavar="N", default_is="the model's")
+    min_new_tokens: int | None = option(
+        "Minimum number of tokens before an output can end; of generate: also before a text of --stop counts.",
+        metavar="N",
+        default_is="the model's",
+    )
     temperature: float | None = option(
         "Temperature of sampling; below 1 likely tokens become more likely, above 1 unlikely ones do.",
         metavar="X",
@@ -35,7 +40,8 @@ class SamplingOptions:
         default_is="the model's",
     )
     repetition_penalty: float | None = option(
-        "Above 1: tokens that occurred before, in the output or its prompt, become less likely.",
+        "Above 1: tokens that occurred before, in the output or its prompt, become less likely: their positive logits"
+        " are divided by it, negative ones multiplied (in a beam: log-probabilities, as in transformers).",
         metavar="X",
         default_is="the model's",
     )
@@ -179,5 +185,5 @@ class DecodingOptions(SamplingOptions):
         if self.no_keep_words:
             values["keep_words"] = False
         if self.forced_prefix is not None and tokenizer is not None:
-            values["forced_prefix_ids"] = tuple(tokenizer.target.encode(self.forced_prefix))
+            values["forced_prefix_ids"] = prefix_ids(self.forced_prefix, tokenizer.target)
         return values

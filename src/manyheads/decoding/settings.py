@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from manyheads.config.checks import POSITIVE_FRACTION, Range, at_least, between, check
+from manyheads.config.checks import POSITIVE_FRACTION, Range, at_least, between, check, set_tuples
 from manyheads.errors import ConfigError
 
 __all__ = ["CommonOverrides", "DecodingOverrides", "DecodingSettings", "check_common", "check_drawing"]
@@ -56,7 +56,9 @@ class DecodingSettings:
         temperature: divides the logits before sampling; > 0.
         top_k: sample only from the k most probable tokens; 0 means all.
         top_p: sample only from the most probable tokens that together have this probability; 1 means all.
-        repetition_penalty: > 1 makes earlier tokens less probable (Keskar et al. 2019); 1 is off.
+        repetition_penalty: > 1 makes earlier tokens less probable (Keskar et al. 2019); 1 is off. As in transformers,
+            their positive values are divided by it and negative ones multiplied: logits in greedy search and sampling,
+            log-probabilities in a beam, where the same number therefore has less effect.
         no_repeat_ngram_size: no n-gram of this size occurs twice in an output; 0 is off.
         num_return_sequences: number of hypotheses returned for each input, best first.
         banned_ids: token ids that are never produced (pad and BOS never are).
@@ -161,6 +163,7 @@ def check_common(settings: Any, ranges: Mapping[str, Range]) -> None:
 
     Raises: ConfigError: an option is out of range, or two contradict each other.
     """
+    set_tuples(settings)
     for name, allowed in {**_COMMON_RANGES, **ranges}.items():
         check(settings, "", allowed, name)
     for name in ("banned_ids", "forced_prefix_ids"):

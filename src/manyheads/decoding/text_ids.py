@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from manyheads.errors import RequestError
 from manyheads.text.sides import Side
 
-__all__ = ["check_texts", "encode_texts"]
+__all__ = ["check_texts", "encode_texts", "prefix_ids"]
 
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 
@@ -23,6 +23,11 @@ def encode_texts(texts: Sequence[str], side: Side) -> list[list[int]]:
     """
     check_texts(texts)
     return side.encode_batch([" ".join(filter(None, _LINE_BREAKS.split(text))) for text in texts])
+
+
+def prefix_ids(text: str, side: Side) -> tuple[int, ...]:
+    """Return the ids of the beginning of a translation. White space at its end only ends a word: it is no piece."""
+    return tuple(side.encode(text.rstrip()))
 
 
 def check_texts(texts: Sequence[str], what: str = "text") -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from manyheads.data.segments import SegmentBatch
-from manyheads.decoding.batching import Told, cut_rows, map_batches, padded
+from manyheads.decoding.batching import Told, cut_batches, map_batches, padded
 from manyheads.decoding.device import inference
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generator import Generator
@@ -52,7 +52,7 @@ def score_texts(
                 f"text {number} has {len(ids):,} tokens, but the model has {longest:,} positions; split it."
             )
     full = [ids for ids in encoded if ids]
-    batches = cut_rows([len(ids) for ids in full], max_rows)
+    batches = cut_batches([len(ids) for ids in full], max_rows=max_rows)
     losses = iter(map_batches(lambda batch: _losses(generator, [full[place] for place in batch]), batches, told))
     return [Scored(vocabulary.tokens(ids), next(losses) if ids else []) for ids in encoded]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, get_origin, get_type_hints
 
 from manyheads.config.build import build, convert
-from manyheads.config.checks import Range, at_least, between, check
+from manyheads.config.checks import Range, at_least, between, check, set_tuples
 from manyheads.errors import ConfigError
 
 __all__ = ["ENVIRONMENT_PREFIX", "ServingSettings"]
@@ -100,6 +100,7 @@ class ServingSettings:
     json_logs: bool = False
 
     def __post_init__(self) -> None:
+        set_tuples(self)
         for name, allowed in _RANGES.items():
             check(self, "", allowed, name)
         for host in self.allowed_hosts:

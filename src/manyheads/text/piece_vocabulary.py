@@ -37,6 +37,9 @@ class PieceVocabulary(Vocabulary):
         pieces[:_FIRST_BYTE] = [b""] * _FIRST_BYTE
         pieces[_FIRST_BYTE : _FIRST_BYTE + len(BYTE_PIECES)] = [bytes([byte]) for byte in range(len(BYTE_PIECES))]
         self._bytes = pieces
+        spaced = [index for index, piece in enumerate(pieces) if piece.startswith(b" ")]
+        bare = [index for index in spaced if not pieces[index].strip(b" ")]
+        self._spaced = bare, sorted({*spaced} - {*bare})
 
     @property
     def vocab_size(self) -> int:
@@ -46,6 +49,10 @@ class PieceVocabulary(Vocabulary):
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the pieces of each line, using all threads of the library."""
         return self.tokenizer.encode_batch(lines)
+
+    def spaced_ids(self) -> tuple[list[int], list[int]]:
+        """See `Vocabulary.spaced_ids`."""
+        return self._spaced
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         """Return the joined pieces, without the space before each line's first word; special ids give nothing."""

@@ -84,6 +84,13 @@ class Vocabulary(TokenizerFile):
         Raises: DataError: an id is outside the vocabulary.
         """
 
+    def spaced_ids(self) -> tuple[list[int], list[int]]:
+        """Return the ids of pieces that are only spaces, and of those that begin with a space before other text.
+
+        In a text nearly every space belongs to the word after it. A vocabulary without such pieces has none of both.
+        """
+        return [], []
+
     def continuation(self, before: Sequence[int], ids: Sequence[int]) -> bytes:
         """Return the bytes that `ids` add after `before`: `decode_bytes(before + ids)` without the bytes of `before`.
 

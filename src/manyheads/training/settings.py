@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from manyheads.config.checks import ABOVE_ZERO, BELOW_ONE, FRACTION, MOST_THREADS, at_least, between, check
+from manyheads.config.checks import ABOVE_ZERO, BELOW_ONE, FRACTION, MOST_THREADS, at_least, between, check, set_tuples
 from manyheads.errors import ConfigError
 from manyheads.nn.smoothing import SmoothingKind
 
@@ -168,6 +168,7 @@ class TrainingSettings:
     tensorboard: bool = True
 
     def __post_init__(self) -> None:
+        set_tuples(self)
         check(self, "training.", at_least(0), "max_steps", "save_every", "num_sampled", "max_minutes")
         check(self, "training.", at_least(1), "log_every", "max_skips", "chunk_tokens")
         check(self, "training.", at_least(2), "keep")

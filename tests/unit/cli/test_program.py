@@ -214,3 +214,19 @@ def test_an_ignored_signal_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_nothing_stays_in_the_folder_for_temporary_files(tmp_path: Path) -> None:
+    """torch makes a folder for its compiler when it imports it, which a backward pass or a Reformer causes."""
+    temporary, caches = tmp_path / "tmp", tmp_path / "caches"
+    temporary.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    environment |= {"TMPDIR": str(temporary), "XDG_CACHE_HOME": str(caches), "OMP_NUM_THREADS": "1"}
+    arguments = ("train", "--preset", "reformer-debug", "--dry-run", "--run-dir", str(tmp_path / "run"))
+    script = f"import sys; from manyheads.cli.main import main; code = main({arguments!r}); import torch._dynamo"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}; sys.exit(code)"], env=environment, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(temporary.iterdir()) == []
+    assert (caches / "manyheads" / "compiled").is_dir()

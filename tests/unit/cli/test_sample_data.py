@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 from collections.abc import Callable
@@ -116,3 +117,18 @@ def test_mistakes(
     assert manyheads("sample-data", *arguments) == 2
     assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_on_a_full_disk_no_empty_folder_stays(
+    manyheads: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert manyheads("sample-data", tmp_path / "sample") == 2
+    assert "No space left" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    assert manyheads("sample-data", tmp_path / "mine") == 2
+    assert list(tmp_path.iterdir()) == [tmp_path / "mine"]  # it was there before

@@ -185,6 +185,26 @@ def test_a_runs_own_settings_are_taken_when_nothing_else_is_named(tmp_path: Path
     assert config.run_dir == str(tmp_path)
 
 
+@pytest.mark.parametrize(("kind", "rises"), [("cosine", True), ("noam", False)])
+def test_a_longer_run_says_that_the_rate_goes_up_again(
+    manyheads: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, rises: bool
+) -> None:
+    run, schedule = tmp_path / "run", ("--schedule.kind", kind, "--schedule.warmup_steps", "1")
+    options = ("--preset", "debug", "--run-dir", run, *SHORT, *schedule, "--optimiser.learning_rate", "0.003")
+    assert manyheads("train", *options, "--quiet") == 0
+    capsys.readouterr()
+    assert manyheads("train", "--run-dir", run, "--training.max_steps", "8", "--quiet") == 0
+    said = capsys.readouterr().err
+    assert "training.max_steps was 4, is 8" in said
+    assert ("the learning rate goes up again" in said) == rises
+    if rises:
+        lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        rate = {one["step"]: one["learning_rate"] for one in map(json.loads, lines) if "learning_rate" in one}
+        assert f"from {rate[4]:.3g} at step 4 to {rate[5]:.3g} at step 5" in said
+        assert rate[5] > rate[4]
+        assert "--init THIS_RUN --run-dir NEW" in said
+
+
 def test_train_then_go_on(manyheads: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     assert manyheads("train", "--preset", "debug", "--run-dir", run, *SHORT) == 0
@@ -199,6 +219,10 @@ def test_train_then_go_on(manyheads: Program, tmp_path: Path, capsys: pytest.Cap
     shown = capsys.readouterr()
     assert "best     step 6" in shown.out
     assert shown.err == "warning: changed since the checkpoint: training.max_steps was 4, is 6\n"
+    assert manyheads("train", "--run-dir", run, "--training.max_steps", "6", "--optimiser.learning_rate", "0.01") == 2
+    shown = capsys.readouterr()
+    assert "optimiser.learning_rate was" in shown.err
+    assert "--init THIS_RUN --run-dir NEW" in shown.err
     assert manyheads("train", "--preset", "debug", "--run-dir", run, "--resume", "nowhere") == 2
     assert "no checkpoint 'nowhere'" in capsys.readouterr().err
 

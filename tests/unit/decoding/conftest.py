@@ -56,16 +56,18 @@ class HashModel:
             codes = torch.where(column < source_lengths, self._mix(codes, source[:, column]), codes)
         return HashState(codes, source.size(0), self.reorders)
 
-    def step(self, tokens: Tensor, state: HashState) -> tuple[Tensor, HashState]:
+    def step(self, tokens: Tensor, state: HashState, *, logits: bool = False) -> tuple[Tensor, HashState]:
         assert tokens.size(0) == state.codes.size(0)
         self.steps.append((tokens.size(0), tokens.size(1)))
         codes = state.codes
         for column in tokens.unbind(1):
             codes = self._mix(codes, column)
         values = self._mix(codes[:, None], torch.arange(self.vocab_size)).double() / 2**63  # in [-1, 1)
-        logits = values * self.sharpness / 2
-        logits[:, EOS] += self.eos_bonus
-        return logits.log_softmax(-1).float(), HashState(codes, state.sentences, state.calls)
+        scores = values * self.sharpness / 2
+        scores[:, EOS] += self.eos_bonus
+        if not logits:
+            scores = scores.log_softmax(-1)
+        return scores.float(), HashState(codes, state.sentences, state.calls)
 
     @staticmethod
     def _mix(codes: Tensor, tokens: Tensor) -> Tensor:

@@ -161,7 +161,8 @@ def test_exhaustive_width_finds_the_best_of_all(hash_model: Any, seed: int, kind
 @fewer
 @given(some_options(), some_sources, st.integers(0, 10**6))
 def test_one_beam_is_greedy(hash_model: Any, options: DecodingSettings, sources: list[list[int]], seed: int) -> None:
-    options = replace(options, num_beams=1, num_return_sequences=1, early_stopping=True)
+    # The penalty of repetition acts on logits in greedy search, on log-probabilities in a beam.
+    options = replace(options, num_beams=1, num_return_sequences=1, early_stopping=True, repetition_penalty=1.0)
     model = hash_model(seed=seed)
     greedy = search_all(model, sources, options, **IDS)
     for one, other in zip(greedy, beam_only(model, sources, options), strict=True):

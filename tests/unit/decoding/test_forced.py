@@ -72,7 +72,7 @@ def test_tokens_of_a_phrase_that_is_not_completed_can_begin_another(hash_model: 
         place = 0
         output = (4, *phrases[-1], *(one for phrase in phrases[:-1] for one in phrase), EOS)
 
-        def step(self, tokens: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+        def step(self, tokens: torch.Tensor, state: Any, *, logits: bool = False) -> tuple[torch.Tensor, Any]:
             log_probs, state = super().step(tokens, state)
             place, self.place = self.place, self.place + 1
             log_probs[:, self.output[min(place, len(self.output) - 1)]] += 20
@@ -101,7 +101,7 @@ def test_phrases_that_begin_alike(
 
         place = 0
 
-        def step(self, tokens: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+        def step(self, tokens: torch.Tensor, state: Any, *, logits: bool = False) -> tuple[torch.Tensor, Any]:
             log_probs, state = super().step(tokens, state)
             place, self.place = self.place, self.place + 1
             for token, more in preferred[min(place, len(preferred) - 1)].items():

@@ -20,7 +20,10 @@ from manyheads.decoding.repetition import Repetition
 from manyheads.decoding.sampling import draw
 from manyheads.errors import ConfigError, NonFiniteError, RequestError
 from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.piece_vocabulary import PieceVocabulary
+from manyheads.text.settings import TokenizerSettings
 from manyheads.text.symbol_vocabulary import SymbolVocabulary
+from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.word_vocabulary import WordVocabulary
 
 PROMPTS = ["", "a", "It is a truth", "x" * 9, "Zürich, ein längerer Anfang"]
@@ -66,10 +69,10 @@ def test_a_batch_writes_what_each_prompt_alone_does(generator: Generator, option
 def test_log_probabilities_are_those_of_one_pass(generator: Generator) -> None:
     """With a memory that covers everything, writing token by token says what reading all at once does."""
     [[found]] = generator.continuations(["The prompt"], memory_len=100, temperature=2.0)
-    tokens = torch.tensor([[*b"The prompt", *found.ids]])
+    tokens = torch.tensor([[*b"\nThe prompt", *found.ids]])
     with torch.no_grad():
         log_probs = generator.model.log_probs(tokens)[0]
-    expected = log_probs[len(b"The prompt") - 1 : -1].gather(1, tokens[0, len(b"The prompt") :, None])[:, 0]
+    expected = log_probs[len(b"The prompt") : -1].gather(1, tokens[0, 1 + len(b"The prompt") :, None])[:, 0]
     torch.testing.assert_close(torch.tensor(found.log_probs), expected, atol=1e-4, rtol=1e-4)
 
 
@@ -126,6 +129,91 @@ def test_stop_texts(generator: Generator) -> None:
     assert cut.ended_by == "stop"
     assert cut.text == whole.text[: whole.text.index(middle)]
     assert "".join(generator.stream("Stop", stop=(middle,), **options)) == cut.text
+
+
+def test_stop_texts_wait_for_the_minimum(generator: Generator, ending: Generator) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 60, "banned_ids": tuple(range(128, 256)), "do_sample": False}
+    [[whole]] = generator.continuations(["Stop"], **options)
+    letter = whole.text[0]
+    for fewest in (0, 1, 30):
+        [[cut], [other]] = generator.continuations(["Stop", "a"], stop=(letter,), min_new_tokens=fewest, **options)
+        place = whole.text.find(letter, fewest)
+        assert cut.text == (whole.text if place < 0 else whole.text[:place])
+        assert len(cut.ids) > fewest or cut.ended_by == "length"
+        assert len(other.ids) > fewest or other.ended_by == "length"
+        pieces = list(generator.stream("Stop", stop=(letter,), min_new_tokens=fewest, **options))
+        assert "".join(pieces) == cut.text
+    across = whole.text[10:14]  # begins before the minimum, and ends after it
+    [[cut]] = generator.continuations(["Stop"], stop=(across,), min_new_tokens=12, **options)
+    assert cut.text == whole.text[: whole.text.index(across, 12 - 3)]
+    [[written]] = ending.continuations(["Stop"], min_new_tokens=50, stop=("e", "\n", " "), max_new_tokens=60)
+    assert len(written.ids) > 50 or written.ended_by == "length"
+
+
+def test_a_stop_text_before_the_minimum_is_text() -> None:
+    """Also where it begins a longer one, which ends after the minimum."""
+    ending = Ending(["ab", "abcd", "x"])
+    shown = [ending.add(bytes([byte]), may_stop=False) for byte in b"xab"]
+    assert "".join(shown) == "x"
+    assert ending.add(b"c") == ""
+    assert ending.add(b"d") == ""
+    assert ending.stopped
+    assert ending.text == "x"
+    other = Ending(["ab", "abcd", "x"])
+    shown = [other.add(b"ab", may_stop=False), other.add(b"c"), other.add(b"ex")]
+    assert "".join(shown) == "abce"
+    assert other.stopped
+
+
+def test_a_long_prompt_does_not_pad_the_short_ones() -> None:
+    """Prompts of one batch are of similar length, and the results those of each alone."""
+    generator = make()
+    sizes: list[int] = []
+    steps = generator.runner.steps
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(steps, name)
+
+        def step(self, tokens: torch.Tensor, *more: Any, **options: Any) -> Any:
+            sizes.append(tokens.numel())
+            return steps.step(tokens, *more, **options)
+
+    prompts = ["ab", "x" * 9_000, *(f"{place:02}" for place in range(40))]
+    generator.runner.steps = Counting()
+    found = generator.continuations(prompts, max_new_tokens=2)
+    assert sum(sizes) < 2 * sum(map(len, prompts))
+    generator.runner.steps = steps
+    for number in (0, 1, 2, 41):
+        [[alone]] = generator.continuations([prompts[number]], first=number, max_new_tokens=2)
+        assert [one.ids for one in found[number]] == [alone.ids]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_after_a_space_a_word_begins(seed: int) -> None:
+    """Subwords hold the space before them, so the one at the end of a prompt is no piece of its own."""
+    text = "it is an island, and the other one is another island"
+    vocabulary = PieceVocabulary(Tokenizer.train([text], TokenizerSettings(vocab_size=300)))
+    config = TransformerXLConfig(
+        vocab_size=vocabulary.vocab_size, d_model=16, num_heads=2, d_ff=24, num_layers=1, memory_len=32
+    )
+    torch.manual_seed(seed)
+    model = build_model(config)
+    assert isinstance(model, LanguageModel)
+    generator = Generator(model, vocabulary, GenerationSettings(max_new_tokens=4, seed=seed), "cpu")
+    for prompt in ("it is ", "it is  ", "and"):
+        [[found]] = generator.continuations([prompt])
+        whole = vocabulary.decode([*vocabulary.encode(prompt.rstrip()), *found.ids])
+        if prompt.endswith(" "):
+            first = vocabulary.tokens(found.ids[:1])[0]
+            assert (first[0] == "▁" and first.strip("▁")) or found.ids[0] == vocabulary.line_id
+            assert not found.text.startswith(" ")
+            assert (prompt.rstrip() + " " + found.text).split() == whole.split()
+        else:
+            assert prompt + found.text == whole
+    together = generator.continuations(["it is ", "and"], do_sample=False)
+    [alone] = generator.continuations(["and"], do_sample=False)
+    assert [one.ids for one in together[1]] == [one.ids for one in alone], "other rows are free"
 
 
 def test_endings_hold_back_what_may_be_a_stop_or_half_a_character() -> None:

@@ -46,9 +46,9 @@ class Counted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def step(self, tokens: torch.Tensor, *more: Any) -> Any:
+    def step(self, tokens: torch.Tensor, *more: Any, **options: Any) -> Any:
         self.tokens += tokens.numel()
-        return self.model.step(tokens, *more)
+        return self.model.step(tokens, *more, **options)
 
 
 def written(generator: Generator, text: str, cache: PrefixCache | None, **options: Any) -> Continuation:
@@ -64,11 +64,11 @@ def test_only_what_is_new_is_read(generator: Generator) -> None:
     counted = Counted(generator.runner.steps)
     generator.runner.steps = counted
     first = written(generator, prompt, cache)
-    assert counted.tokens == 1300 + 5
+    assert counted.tokens == 1 + 1300 + 5
     longer = prompt + first.text + "and more"
     counted.tokens = 0
     again = written(generator, longer, cache)
-    assert counted.tokens == len(longer.encode()) - 1024 + 5
+    assert counted.tokens == 1 + len(longer.encode()) - 1024 + 5
     assert cache.longest(generator.encode_prompts([longer])[0], "another context") == 0
     alone = written(generator, longer, None)
     assert again.ids == alone.ids

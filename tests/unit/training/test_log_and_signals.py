@@ -169,6 +169,7 @@ def test_another_architecture_is_told_in_a_word() -> None:
     said = str(error.value)
     assert "model.architecture was 'transformer', is 'reformer-seq2seq'; seed was 1, is 2." in said
     assert "choose another run_dir" in said
+    assert "begin a new run from its model with them: --init THIS_RUN --run-dir NEW" in said
     for name in ("norm", "bias", "chunk_len"):
         assert name not in said
 

@@ -804,3 +804,14 @@ def test_tokens_per_second_are_those_of_the_steps_alone(small: Make, monkeypatch
     reports = reporter.of("step")
     tokens = [after.tokens - before.tokens for before, after in zip(reports[1::2], reports[3::2], strict=False)]
     assert [report.tokens_per_second for report in reports[3::2]] == [number / 4.0 for number in tokens]
+
+
+def test_a_default_device_without_values_does_not_matter(small: Any) -> None:
+    """`torch.set_default_device("meta")`: a run computes what it does without."""
+    expected = weights(train(small(), translate=echo))
+    try:
+        torch.set_default_device("meta")
+        found = train(small(), resume="none", translate=echo)
+    finally:
+        torch.set_default_device(None)
+    assert weights(found) == expected

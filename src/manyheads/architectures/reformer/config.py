@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal, Self
 
 from manyheads.architectures.size_checks import check_heads_divide, check_tied_sizes
-from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check
+from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check, set_tuples
 from manyheads.errors import ConfigError, RequestError
 from manyheads.nn.attention.lsh_settings import LSHSettings
 
@@ -70,6 +70,7 @@ class _Sizes:
     hash_seed: int = 0
 
     def __post_init__(self) -> None:
+        set_tuples(self)
         check(self, "model.", between(1, MOST_UNITS), "d_model", "num_heads", "d_ff", "max_len")
         check(self, "model.", between(0, MOST_UNITS), "head_dim", "ff_chunk_len")
         check(self, "model.", between(0, 2**63 - 1), "hash_seed")

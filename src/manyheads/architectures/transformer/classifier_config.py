@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Union
 
 from manyheads.architectures.transformer.config import Activation, TransformerConfig
-from manyheads.config.checks import MOST_LAYERS, MOST_UNITS, between, check, check_labels
+from manyheads.config.checks import MOST_LAYERS, MOST_UNITS, between, check, check_labels, set_tuples
 from manyheads.nn.attention.kinds import ATTENTIONS, DotProductAttentionConfig
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class TransformerClassifierConfig:
     attention: AttentionConfig = field(default_factory=DotProductAttentionConfig)
 
     def __post_init__(self) -> None:
+        set_tuples(self)
         check(self, "model.", between(1, MOST_LAYERS), "num_layers")
         check(self, "model.", between(0, MOST_UNITS), "vocab_size")
         _ = self.stack  # checks the other numbers

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 
 from manyheads.architectures.head_names import HEAD_KINDS, HeadKind
 from manyheads.architectures.size_checks import check_tied_sizes
-from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check
+from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check, set_tuples
 from manyheads.errors import ConfigError
 from manyheads.nn.attention.kinds import ATTENTIONS, DotProductAttentionConfig
 
@@ -114,6 +114,7 @@ class TransformerConfig:
     initialisation: Literal["default", "glorot"] = "default"
 
     def __post_init__(self) -> None:
+        set_tuples(self)
         check(self, "model.", between(1, MOST_UNITS), "d_model", "num_heads", "d_ff", "max_len")
         check(self, "model.", between(1, MOST_UNITS), "head_dim", "value_dim")
         check(self, "model.", between(1, MOST_LAYERS), "num_decoder_layers")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from manyheads.architectures.transformer.config import Activation, TransformerConfig
-from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, at_least, between, check
+from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, at_least, between, check, set_tuples
 from manyheads.errors import ConfigError
 
 __all__ = ["PRESETS", "TransformerSpanParserConfig"]
@@ -73,6 +73,7 @@ class TransformerSpanParserConfig:
     relative_bias: int = 0
 
     def __post_init__(self) -> None:
+        set_tuples(self)
         check(self, "model.", between(1, MOST_UNITS), "span_dim", "num_affixes")
         check(self, "model.", between(1, 1_000), "max_len")
         check(self, "model.", between(1, 15), "window")

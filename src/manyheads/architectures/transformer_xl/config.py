@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from manyheads.architectures.head_names import HeadKind
 from manyheads.architectures.size_checks import check_heads_divide
-from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, at_least, between, check
+from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, at_least, between, check, set_tuples
 from manyheads.errors import ConfigError
 
 __all__ = ["Attending", "AttentionKind", "TransformerXLConfig"]
@@ -136,6 +136,7 @@ class TransformerXLConfig:
     tie_projections: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
+        set_tuples(self)
         check(self, "model.", between(1, MOST_UNITS), "d_model", "num_heads", "d_ff", "div_value", "max_len")
         check(self, "model.", between(1, MOST_LAYERS), "num_layers")
         check(self, "model.", between(0, MOST_UNITS), "vocab_size", "head_dim", "d_embed", "relative_bias")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from manyheads.data.corpora.novel import load_novel
@@ -74,6 +75,13 @@ def write_new_files(folder: Path, files: Mapping[str, bytes]) -> list[str]:
                 f"{path} exists already with other content, so nothing was written; move it away, or name another"
                 " folder."
             )
-    for name in missing:
-        write_file(folder / name, files[name])
+    is_new = not folder.exists()
+    try:
+        for name in missing:
+            write_file(folder / name, files[name])
+    except SaveError:
+        if is_new:
+            with suppress(OSError):  # it holds the files that were written
+                folder.rmdir()
+        raise
     return missing

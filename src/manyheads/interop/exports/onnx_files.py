@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import logging
+import os
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ MOST_BYTES = 2_000_000_000
 
 def package(name: str) -> Any:
     """Import onnx or onnxruntime. Raises: MissingExtraError: it is not installed."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it would leave a file in the folder for temporary files
     with needing_extra(f"{name.partition('.')[0]} is not installed", "onnx"):
         return importlib.import_module(name)
 

@@ -171,7 +171,14 @@ class AdaptiveHead(nn.Module):
 
     def log_probs(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab_size"]:
         """Return log-probabilities of all tokens in the vocabulary's order, in float32 or float64."""
-        first = _log_softmax(linear(self._project(0, hidden), *self._first()))
+        return self._with_clusters(_log_softmax(linear(self._project(0, hidden), *self._first())), hidden)
+
+    def logits(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab_size"]:
+        """Return scores whose softmax gives the probabilities: only the first of the two softmaxes is left out."""
+        return self._with_clusters(linear(self._project(0, hidden), *self._first()), hidden)
+
+    def _with_clusters(self, first: Tensor, hidden: Tensor) -> Tensor:
+        """Return the scores of all tokens. first: those of the shortlist and of each cluster."""
         shortlist = self.clusters.sizes[0]
         parts = [first[..., :shortlist]]
         for index in range(1, len(self.clusters.ranges)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,7 @@ from manyheads.nn.kernels.loss import HeadLoss, smoothed_loss
 from manyheads.nn.shapes import Float, Int
 from manyheads.nn.smoothing import SmoothingKind
 
-__all__ = ["LinearHead", "centred_logarithms"]
+__all__ = ["LinearHead", "centred_logarithms", "token_scores"]
 
 
 class LinearHead(nn.Module):
@@ -144,6 +146,12 @@ class LinearHead(nn.Module):
         rows = max(1, policy.logit_rows_at_once(len(targets), self.weight.shape[0], hidden.device))
         parts = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
         return torch.cat([-self.log_probs(some).gather(1, wanted[:, None])[:, 0] for some, wanted in parts])
+
+
+def token_scores(head: Any, hidden: Float[Tensor, "*rows d_model"], logits: bool) -> Float[Tensor, "*rows vocab_size"]:
+    """Return the head's log-probabilities, or its logits in float32."""
+    scores: Tensor = head.logits(hidden).float() if logits else head.log_probs(hidden)
+    return scores
 
 
 def centred_logarithms(counts: Float[Tensor, " vocab_size"]) -> Float[Tensor, " vocab_size"]:

@@ -30,7 +30,7 @@ from manyheads.training.record.log import MetricsLog
 from manyheads.training.run.arithmetic import changed_arithmetic
 from manyheads.training.run.assembly import Assembly
 from manyheads.training.run.nonfinite import first_bad
-from manyheads.training.run.resume import check_same_run, find_checkpoint, judges_alike
+from manyheads.training.run.resume import check_same_run, find_checkpoint, judges_alike, risen_rate
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.state import MEMORY, Counters, allocator_for, gather, named_parameters, restore
 
@@ -152,6 +152,9 @@ class CheckpointManager:
         if told is not None:
             self._warn(told)
         assembly.counters = Counters.from_json(checkpoint.scalars.get("counters"))
+        model, counters = assembly.objective.model_config, assembly.counters
+        if risen := risen_rate(checkpoint.scalars.get("config"), assembly.config, model.d_model, counters):
+            self._warn(risen)
         row, rows = assembly.counters.row, assembly.stream.rows(assembly.counters.epoch)
         if row >= rows:
             raise CheckpointError(

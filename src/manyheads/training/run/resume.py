@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from manyheads.checkpoint.format import read_scalars, step_of, verify_checkpoint
 from manyheads.checkpoint.retain import find_latest, read_pointer
 from manyheads.errors import CheckpointError, ConfigError
+from manyheads.training.optim.schedule import learning_rate
+from manyheads.training.run.clock import RunClock
+from manyheads.training.run.state import Counters
 from manyheads.training.settings import TrainingSettings
 
-__all__ = ["check_same_run", "differences", "find_checkpoint", "judges_alike"]
+__all__ = ["check_same_run", "differences", "find_checkpoint", "judges_alike", "risen_rate"]
 
 _MAY_CHANGE = (
     "run_dir",
@@ -128,7 +132,8 @@ def check_same_run(
     if fatal:
         raise ConfigError(
             "The checkpoint belongs to another run: " + "; ".join(fatal) + "."
-            " Restore these settings, or choose another run_dir, or --resume none."
+            " Restore these settings, or begin a new run from its model with them: --init THIS_RUN --run-dir NEW; or"
+            " choose another run_dir, or --resume none."
         )
     return [text for _, text in changed]
 
@@ -151,6 +156,31 @@ def differences(before: Any, now: Any, prefix: str = "") -> list[tuple[str, str]
             found += differences(before.get(key), now.get(key), name)
         return found
     return [] if before == now else [(prefix, f"{prefix} was {before!r}, is {now!r}")]
+
+
+def risen_rate(before: Any, config: Any, d_model: int, counters: Counters) -> str | None:
+    """Return a sentence if the next step's learning rate is above the last one, because the run became longer.
+
+    Args: before: the checkpoint's config, as plain data. config: the present run config. counters: of the checkpoint.
+    """
+    step, schedule, now = counters.step, config.schedule, config.training
+    old = {name: before["training"].get(name) for name in ("max_steps", "max_minutes")}
+    if schedule.kind not in ("cosine", "linear") or step <= schedule.warmup_steps:
+        return None
+
+    def rate(training: TrainingSettings, step: int) -> float:
+        progress = RunClock(training, counters.elapsed_seconds).progress(step)
+        peak = config.optimiser.learning_rate
+        return learning_rate(schedule, peak=peak, d_model=d_model, step=step, progress=progress)
+
+    last, following = rate(replace(now, **old), step), rate(now, step + 1)
+    if following <= last:
+        return None
+    return (
+        f"the learning rate goes up again, from {last:.3g} at step {step} to {following:.3g} at step {step + 1},"
+        f" because the {schedule.kind} schedule now falls over a longer run. If that is not wanted, keep the old length"
+        " and begin a new run from the model: --init THIS_RUN --run-dir NEW with a lower optimiser.learning_rate."
+    )
 
 
 _CHANGE_SCORES = ("validation.bleu_sentences", "validation.bleu_tokenize", "decoding")

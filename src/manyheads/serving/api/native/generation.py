@@ -53,7 +53,7 @@ class GenerateJob:
 
     @property
     def _num_prompt_tokens(self) -> int:
-        return sum(len(row.content.ids) for row in self._rows)
+        return sum(len(row.content.ids) - 1 for row in self._rows)  # without the token before the text
 
     async def answer(self) -> Response:
         """Return the whole answer."""

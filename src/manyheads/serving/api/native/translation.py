@@ -14,6 +14,7 @@ from fastapi.responses import Response
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.text_ids import prefix_ids
 from manyheads.serving.api.answers import large_answer, server_event
 from manyheads.serving.api.fields import finite, given
 from manyheads.serving.api.languages import translator_for
@@ -60,7 +61,7 @@ class TranslateJob:
         if body.forced_prefix is not None:
             if forced is not None:
                 raise invalid("forced_prefix", "give it as text or as ids, not both.")
-            forced = model.reader.tokenizer.target.encode(body.forced_prefix)
+            forced = list(prefix_ids(body.forced_prefix, model.reader.tokenizer.target))
         if forced:
             if len(self._sentences) != 1:
                 count = len(self._sentences)
