@@ -53,6 +53,11 @@ class ReadReport:
         bad_utf8_skipped: lines or pairs left out because of bad bytes.
         line_breaks_replaced: pairs whose JSON text contained line breaks, which were replaced by spaces.
         columns_ignored: lines of a TSV with more than two columns; the others were ignored.
+        headers_kept: first lines that look like a header and were read as text, because numbers name the columns.
+        units_incomplete: units of a TMX file without one of the languages, left out.
+        variants_ignored: further variants of a language in the units of a TMX file; the first was used.
+        bad_units_replaced: units of a TMX file with characters that XML does not allow, which were replaced.
+        bad_units_skipped: units left out because of such characters.
     """
 
     lines: int = 0
@@ -60,6 +65,11 @@ class ReadReport:
     bad_utf8_skipped: int = 0
     line_breaks_replaced: int = 0
     columns_ignored: int = 0
+    headers_kept: int = 0
+    units_incomplete: int = 0
+    variants_ignored: int = 0
+    bad_units_replaced: int = 0
+    bad_units_skipped: int = 0
 
 
 def decoded_lines(path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport) -> Iterator[str | None]:
