@@ -9,6 +9,7 @@ from pathlib import Path
 
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe, read_lines
 from manyheads.data.pair_formats import json_record, mended, nested_value, parquet_pairs, preview, table_pairs
+from manyheads.data.sgm import Segment
 from manyheads.data.tmx import tmx_pairs
 from manyheads.errors import ConfigError, DataError
 
@@ -144,6 +145,11 @@ def aligned_lines(
         if line is None or other is None:
             yield None
         elif isinstance(line, str) and isinstance(other, str):
+            if isinstance(line, Segment) and isinstance(other, Segment) and line.place != other.place:
+                raise DataError(
+                    f"The files are not aligned: segment {counts[0]} of {describe(source)} is {_shown(line)}, that of"
+                    f" {describe(target)} {_shown(other)}. Give files of the same texts in the same order."
+                )
             if not suspicion and is_suspicious is not None and is_suspicious(line, other):
                 suspicion = f" Line {counts[0]} looks suspicious first: {preview(line)} beside {preview(other)}."
             yield line, other
@@ -153,6 +159,10 @@ def aligned_lines(
             f"The files are not aligned: {describe(source)} has {counts[0]} lines, {describe(target)} has {counts[1]}"
             f' (lines end at "\\n" alone).{hint} Align the files again.'
         )
+
+
+def _shown(segment: Segment) -> str:
+    return f"{segment.place[1]!r} of document {segment.place[0]!r}"
 
 
 def _is_suspicious(source: str, target: str) -> bool:

@@ -135,7 +135,7 @@ def test_a_page_of_our_own_differs_in_its_text_only(manyheads: Cli, model_folder
         (["--on-bad-utf8", "skip"], "--on-bad-utf8 is for lines"),
         (["--column", "a"], "--column a is for csv, tsv and jsonl"),
         (["--terms", "missing.tsv"], "missing.tsv"),
-        (["--format", "csv", "--column", "a"], "there is no such column"),
+        (["--format", "csv", "--column", "a"], "there is no column 'a'"),
         (["--format", "jsonl", "--column", "a"], "line 1 is not a JSON object"),
         (["--format", "lines", "--column", "a"], "--column is for documents"),
         (["--format", "xml"], "--format"),
@@ -160,7 +160,7 @@ def test_files_that_cannot_be_read(
     for content, message in (
         (b"a\n\xff", "byte 2, is not UTF-8; convert the file: iconv -f WINDOWS-1252 -t UTF-8 FILE"),
         (subtitles, "iconv -f UTF-16 -t"),
-        (b"\x1f\x8b..", "is packed"),
+        (b"\x1f\x8b..", "begins like a gzip file but is cut off or damaged"),
     ):
         (tmp_path / "a.md").write_bytes(content)
         assert manyheads("translate", model_folder, tmp_path / "a.md") == 2
