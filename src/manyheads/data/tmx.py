@@ -45,10 +45,11 @@ _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf
 
 
 class _Unit(NamedTuple):
-    """The characters of a translation unit, and the line on which it begins."""
+    """A translation unit: its characters, the line on which it begins, and its number in the file."""
 
     text: str
     line: int
+    number: int
 
 
 Variant = tuple[str, str]
@@ -89,7 +90,7 @@ def tmx_pairs(
             report.units_incomplete += 1
             continue
         num_pairs += 1
-        report.variants_ignored += sum(len(side) - 1 for side in sides)
+        report.variants_ignored += len({id(one) for side in sides for one in side}) - 2
         yield sides[0][0][1], sides[1][0][1]
     if not num_units:
         raise DataError(f"{name} has no translation units (<tu>).")
@@ -138,9 +139,9 @@ def _matches(found: str, wanted: str) -> bool:
 
 
 def _of_language(variants: list[Variant], language: str) -> list[Variant]:
-    """Return the variants of a language: those of its exact tag, or else of its varieties."""
-    exact = [one for one in variants if one[0] == language.lower().replace("_", "-")]
-    return exact or [one for one in variants if _matches(one[0], language)]
+    """Return the variants of a language and of its varieties; those with its exact tag are first."""
+    found = [one for one in variants if _matches(one[0], language)]
+    return sorted(found, key=lambda one: one[0] != language.lower().replace("_", "-"))
 
 
 def _decoded(path: str | Path, name: str) -> Iterator[str]:
@@ -180,7 +181,7 @@ def _units(path: str | Path, name: str, header: list[str] | None = None) -> Iter
 
     Raises: DataError: it is no TMX file, is incomplete, or a unit does not end.
     """
-    text, place = "", 0
+    text, place, number = "", 0, 0
     line, counted = 1, 0  # the line at the place in `text` up to which line ends are counted
     begun: int | None = None  # place of the unit
     waiting = ""  # the end of a comment or of a literal section
@@ -207,8 +208,9 @@ def _units(path: str | Path, name: str, header: list[str] | None = None) -> Iter
                     header.append((given[1] or given[2] or "").strip())
             elif kind in ("<tu", "</tu", "</body", "</tmx"):  # the others end an empty <tu/>, or an unclosed unit
                 if begun is not None:
-                    yield _Unit(text[begun : found.end() if kind == "</tu" else found.start()], line)
+                    yield _Unit(text[begun : found.end() if kind == "</tu" else found.start()], line, number)
                 begun = found.start() if kind == "<tu" else None
+                number += kind == "<tu"
                 line += text.count("\n", counted, found.start())
                 counted = found.start()
             seen.add(kind)
@@ -237,18 +239,18 @@ def _variants(unit: _Unit, name: str, on_bad_utf8: OnBadUtf8, report: ReadReport
             reason = expat.ErrorString(error.code) if isinstance(error, expat.ExpatError) else str(error)
             line = unit.line + (error.lineno - 1 if isinstance(error, expat.ExpatError) else 0)
             raise DataError(
-                f"{name}: line {line}: the translation unit is not XML ({reason}); correct it, or let --on-bad-utf8"
-                " skip it."
+                f"{name}: line {line}: translation unit {unit.number} is not XML ({reason}); correct it, or let"
+                " --on-bad-utf8 skip it."
             ) from None
         if on_bad_utf8 == "fail":
             shown = fault[0].encode("utf-8", "surrogateescape" if "\udc80" <= fault[0] <= "\udcff" else "surrogatepass")
             line = unit.line + unit.text.count("\n", 0, fault.start())
             raise DataError(
-                f"{name}: line {line}: the translation unit has {str(shown)[1:]}, which XML does not allow there;"
-                " correct it, or let --on-bad-utf8 replace it or skip the unit."
+                f"{name}: line {line}: translation unit {unit.number} has {str(shown)[1:]}, which XML does not allow"
+                " there; correct it, or let --on-bad-utf8 replace it or skip the unit."
             ) from None
         report.bad_units_replaced += 1
-        mended = _Unit(_BAD.sub(_mended, unit.text), unit.line)
+        mended = unit._replace(text=_BAD.sub(_mended, unit.text))
     return _variants(mended, name, "fail", report)
 
 

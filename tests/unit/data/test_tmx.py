@@ -81,7 +81,7 @@ def test_languages_of_the_whole_file_without_names(tmp_path: Path) -> None:
     [
         ({"EN_us": "a", "de": "b"}, ("en", "de"), ("a", "b"), 0),
         ({"en": "a", "de": "b"}, ("en-GB", "de_AT"), ("a", "b"), 0),
-        ({"en_GB": "a", "en": "b", "de": "c"}, ("en", "de"), ("b", "c"), 0),
+        ({"en_GB": "a", "en": "b", "de": "c"}, ("en", "de"), ("b", "c"), 1),
         ({"en_GB": "a", "en_US": "b", "de": "c"}, ("en-us", "de"), ("b", "c"), 0),
         ({"en_GB": "a", "en_US": "b", "de": "c"}, ("en", "de"), ("a", "c"), 1),
         ({"en_GB": "a", "en_US": "b"}, ("en-US", "en-GB"), ("b", "a"), 0),
@@ -136,7 +136,7 @@ def test_units_without_segments(tmp_path: Path) -> None:
 def test_a_bad_character_concerns_its_unit(bad: str | bytes, shown: str, mended: str, tmp_path: Path) -> None:
     text = tmx(GOOD, unit(en="BAD", de="Schlecht."), unit(en="one", de="eins")).encode()
     text = text.replace(b"BAD", bad if isinstance(bad, bytes) else bad.encode())
-    with pytest.raises(DataError, match=rf"a\.tmx: line 4: the translation unit has {shown}.*let --on-bad-utf8 repl"):
+    with pytest.raises(DataError, match=rf"a\.tmx: line 4: translation unit 2 has {shown}.*let --on-bad-utf8 repl"):
         read(tmp_path, text)
     good = [("Good night.", "Gute Nacht."), ("one", "eins")]
     pairs, report = read(tmp_path, text, policy="skip")
@@ -151,7 +151,7 @@ def test_a_bad_character_concerns_its_unit(bad: str | bytes, shown: str, mended:
 def test_a_unit_that_is_no_xml_concerns_no_other(bad: str, tmp_path: Path) -> None:
     text = tmx(GOOD, unit(en=bad, de="Schlecht."), unit(en="one", de="eins"))
     for policy in ("fail", "replace"):
-        with pytest.raises(DataError, match=r"line [45]: the translation unit is not XML .*let --on-bad-utf8 skip it"):
+        with pytest.raises(DataError, match=r"line [45]: translation unit [23] is not XML .*let --on-bad-utf8 skip it"):
             read(tmp_path, text, policy=policy)
     pairs, report = read(tmp_path, text, policy="skip")
     assert pairs == [("Good night.", "Gute Nacht."), ("one", "eins")]
@@ -213,7 +213,7 @@ def test_a_file_cannot_expand_or_read_other_files(tmp_path: Path) -> None:
     entities = "".join(f'<!ENTITY e{n + 1} "{f"&e{n};" * 10}">' for n in range(9))
     for declared in (f'<!ENTITY e0 "{"a" * 100}">{entities}', f'<!ENTITY e9 SYSTEM "file://{tmp_path}/secret">'):
         text = tmx(unit(en="x&e9;", de="y"), above=f"<!DOCTYPE tmx [{declared}]>")
-        with pytest.raises(DataError, match="line 3: the translation unit has '&e9;', which XML does not allow there"):
+        with pytest.raises(DataError, match="line 3: translation unit 1 has '&e9;', which XML does not allow there"):
             read(tmp_path, text)
         assert read(tmp_path, text, policy="replace")[0] == [("x&e9;", "y")]
 
@@ -226,7 +226,7 @@ def test_blocks_of_any_size_give_the_same(size: int, tmp_path: Path, monkeypatch
     monkeypatch.setattr(byte_lines, "CHUNK_BYTES", size)
     monkeypatch.setattr("manyheads.data.tmx._LONGEST_MARK", 20)
     assert read(tmp_path, text, (None, None), "replace") == expected
-    with pytest.raises(DataError, match="line 8: the translation unit has '&'"):
+    with pytest.raises(DataError, match="line 8: translation unit 5 has '&'"):
         read(tmp_path, text, (None, None))
 
 
