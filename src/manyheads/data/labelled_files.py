@@ -10,7 +10,7 @@ from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe
 from manyheads.data.pair_formats import json_record, mended, nested_value, preview, read_table
 from manyheads.data.readers import aligned_lines
 from manyheads.errors import ConfigError, DataError
-from manyheads.text.tables import Columns, columns_of, is_header, named, width
+from manyheads.text.tables import Columns, check_width, columns_of, is_header, named, width
 
 __all__ = ["Labelled", "LabelledFiles", "LabelledList", "LabelledReport", "LabelledTexts"]
 
@@ -110,7 +110,7 @@ class LabelledFiles:
         Raises: DataError: a file cannot be read or decoded, the numbers of lines of texts and labels differ, a line has
             another form, or its text or label is empty and `on_empty` is `fail`.
         """
-        for number, row in enumerate(self._rows(report), 1):
+        for number, row in self._rows(report):
             report.lines += 1
             if row is None:
                 report.bad_utf8_skipped += 1
@@ -127,28 +127,31 @@ class LabelledFiles:
                 )
             report.empty_dropped += 1
 
-    def _rows(self, report: ReadReport) -> Iterator[tuple[str, str] | None]:
+    def _rows(self, report: ReadReport) -> Iterator[tuple[int, tuple[str, str] | None]]:
+        """Yield the line, and label and text; None for a line that is skipped."""
         if self.tsv is not None:
             return self._tsv_rows(self.tsv, report)
         if self.jsonl is not None:
-            return self._jsonl_rows(self.jsonl, report)
+            return enumerate(self._jsonl_rows(self.jsonl, report), 1)
         assert self.texts is not None
         assert self.labels is not None
         pairs = aligned_lines(self.texts, self.labels, self.on_bad_utf8, report)
-        return (None if pair is None else (pair[1], pair[0]) for pair in pairs)
+        return enumerate((None if pair is None else (pair[1], pair[0]) for pair in pairs), 1)
 
-    def _tsv_rows(self, path: str, report: ReadReport) -> Iterator[tuple[str, str] | None]:
-        name, columns = f"{describe(path)}: ", None
+    def _tsv_rows(self, path: str, report: ReadReport) -> Iterator[tuple[int, tuple[str, str] | None]]:
+        name, columns, first = f"{describe(path)}: ", None, None
+        is_bare = self.label_key is None and self.text_key is None
         for row in read_table(path, self.on_bad_utf8, report, is_tsv=True):
             if row is None or row.is_blank:
-                yield None if row is None else ("", "")
+                yield (0, None) if row is None else (row.line, ("", ""))
                 continue
             texts = [cell.text for cell in row.cells]
             if columns is None:  # the first row
-                if self.label_key or self.text_key:
+                if not is_bare:
                     columns = columns_of([self.label_key or "label", self.text_key or "text"], row, _KEYS, name)
                     report.headers_kept += not columns.has_header and is_header(texts)
                     if columns.has_header:
+                        first = row
                         continue
                 elif len(texts) > 1 and is_header(texts):
                     raise DataError(
@@ -160,8 +163,9 @@ class LabelledFiles:
             if max(columns.places) >= len(texts):
                 shown = f"no tab: {preview(texts[0])}" if len(texts) == 1 else f"only {width(row)}"
                 raise DataError(f"{name}line {row.line} has {shown}; expected label<TAB>text.")
-            is_bare = not (self.label_key or self.text_key)
-            yield texts[columns.places[0]], " ".join(texts[1:]) if is_bare else texts[columns.places[1]]
+            if first is not None:
+                check_width(row, first, name)
+            yield row.line, (texts[columns.places[0]], " ".join(texts[1:]) if is_bare else texts[columns.places[1]])
 
     def _jsonl_rows(self, path: str, report: ReadReport) -> Iterator[tuple[str, str] | None]:
         for number, line in enumerate(decoded_lines(path, self.on_bad_utf8, report), 1):
