@@ -16,7 +16,7 @@ __all__ = ["Segment", "is_sgm", "sgm_segments"]
 
 _TAG = re.compile(r"<(seg|doc|srcset|refset|tstset)\b([^<>]*)>", re.IGNORECASE)
 _END = re.compile(r"</seg\s*>|<seg\b", re.IGNORECASE)
-_ATTRIBUTE = re.compile(r"""([\w-]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
+_ATTRIBUTE = re.compile(r"""(?<![\w-])([\w-]++)\s*+=\s*+(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 _MOST_TAG_CHARS = 10_000
 

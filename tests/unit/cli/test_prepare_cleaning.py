@@ -204,7 +204,9 @@ def test_tokenised_and_escaped_text_is_named(
     told = capsys.readouterr().out
     assert "is tokenised" not in told
     assert "is escaped" not in told
-    rows = [(source.replace(".", " .").replace("'", " &apos;"), target) for source, target in PAIRS]
+    rows = [
+        (source.replace(".", " .").replace("'", " &apos;").replace('"', "&quot;"), target) for source, target in PAIRS
+    ]
     text = "".join(f"{source}\t{target}\n" for source, target in rows)
     (tmp_path / "train.tsv").write_text(text, encoding="utf-8")
     assert manyheads("prepare", *files, "-o", tmp_path / "moses") == 0

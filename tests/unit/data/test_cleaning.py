@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +136,17 @@ def test_the_same_number_written_in_another_way(source: str, target: str) -> Non
 )
 def test_another_number(source: str, target: str) -> None:
     assert numbers_differ(source, target)
+
+
+def test_many_numbers_are_compared_in_linear_time() -> None:
+    def seconds(count: int) -> float:
+        one, other = (" ; ".join(str(n) for n in range(first, first + count)) for first in (10_000, 10_001))
+        began = time.perf_counter()
+        assert numbers_differ(one, other)
+        return time.perf_counter() - began
+
+    seconds(100)
+    assert seconds(50_000) < 40 * max(seconds(5_000), 0.01)
 
 
 @pytest.mark.parametrize(

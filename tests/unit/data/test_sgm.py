@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import time
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,16 @@ def test_a_segment_with_bad_bytes_keeps_its_place(tmp_path: Path) -> None:
     assert report.bad_utf8_replaced == 2
     with pytest.raises(DataError, match="line 7 is not UTF-8"):
         list(read_lines(path))
+
+
+@pytest.mark.parametrize("part", ["<seg", "</seg", "<seg id=", "a", "a=", " ", "<doc ", "&a", "<seg>", '"'])
+def test_time_grows_with_the_text(part: str, tmp_path: Path) -> None:
+    def seconds(count: int) -> float:
+        path = write(tmp_path, "a.sgm", f"<srcset a{part * count}><seg>{part * count}</seg>")
+        began = time.perf_counter()
+        with contextlib.suppress(DataError):
+            list(read_lines(path))
+        return time.perf_counter() - began
+
+    seconds(1000)
+    assert seconds(100_000) < 40 * max(seconds(10_000), 0.01)
