@@ -308,6 +308,8 @@ def _parsed(unit: str) -> list[Variant]:
 
 def _segment(text: str) -> str:
     """Return the text of a segment in one line. text: a NUL stands for code."""
+    if text.isprintable():  # there is neither code nor a line break
+        return text.strip(" ")
     first, *others = re.split("\0+", text)
     pieces = [first]
     for piece in others:

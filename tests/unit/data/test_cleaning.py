@@ -141,12 +141,12 @@ def test_another_number(source: str, target: str) -> None:
 def test_many_numbers_are_compared_in_linear_time() -> None:
     def seconds(count: int) -> float:
         one, other = (" ; ".join(str(n) for n in range(first, first + count)) for first in (10_000, 10_001))
-        began = time.perf_counter()
+        began = time.process_time()
         assert numbers_differ(one, other)
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     seconds(100)
-    assert seconds(50_000) < 40 * max(seconds(5_000), 0.01)
+    assert seconds(50_000) < 40 * max(seconds(5_000), 0.02)
 
 
 @pytest.mark.parametrize(

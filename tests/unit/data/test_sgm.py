@@ -100,10 +100,10 @@ def test_a_segment_with_bad_bytes_keeps_its_place(tmp_path: Path) -> None:
 def test_time_grows_with_the_text(part: str, tmp_path: Path) -> None:
     def seconds(count: int) -> float:
         path = write(tmp_path, "a.sgm", f"<srcset a{part * count}><seg>{part * count}</seg>")
-        began = time.perf_counter()
+        began = time.process_time()
         with contextlib.suppress(DataError):
             list(read_lines(path))
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     seconds(1000)
-    assert seconds(100_000) < 40 * max(seconds(10_000), 0.01)
+    assert seconds(100_000) < 40 * max(seconds(10_000), 0.02)

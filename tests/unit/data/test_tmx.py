@@ -241,13 +241,13 @@ def test_a_unit_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_time_grows_with_the_text(part: str, tmp_path: Path) -> None:
     def seconds(count: int) -> float:
         text = tmx(unit(en=part * count, de="x"))
-        began = time.perf_counter()
+        began = time.process_time()
         with contextlib.suppress(DataError):
             read(tmp_path, text, policy="replace")
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     seconds(1000)
-    assert seconds(40_000) < 30 * max(seconds(4_000), 0.01)
+    assert seconds(40_000) < 30 * max(seconds(4_000), 0.02)
 
 
 def test_a_pipe_needs_both_languages(tmp_path: Path) -> None:
