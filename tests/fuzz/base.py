@@ -20,7 +20,7 @@ SAMPLES: dict[str, bytes] = {
     "pairs.csv": b'source,target\r\n"a ""cat""","eine\nKatze"\nb,c\n',
     "pairs.tmx": (
         b'<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE tmx [<!ENTITY a "b">]>\n<tmx version="1.4">'
-        b'<header srclang="en"/><body><tu><tuv xml:lang="en"><seg>a &a; <ph x="1">c</ph></seg></tuv>'
+        b'<header srclang="en"/><body><tu><tuv xml:lang="en"><seg>a <ph x="1">c</ph> cat</seg></tuv>'
         b'<tuv xml:lang="de"><seg>eine &amp; Katze</seg></tuv></tu></body></tmx>\n'
     ),
     "trees.ptb": b"( (S (NP (DT The) (NN cat)) (VP (VBD sat)) (. .)) )\n(S (NP-SBJ (-NONE- *)) (VP (VB Go)))\n",

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe
-from manyheads.data.pair_formats import json_record, mended, nested_value, preview
+from manyheads.data.pair_formats import json_record, mended, nested_value, preview, read_table
 from manyheads.data.readers import aligned_lines
 from manyheads.errors import ConfigError, DataError
+from manyheads.text.tables import Columns, check_width, columns_of, is_header, named, width
 
 __all__ = ["Labelled", "LabelledFiles", "LabelledList", "LabelledReport", "LabelledTexts"]
 
 _FORMS = ("tsv", "jsonl", "texts")
+_KEYS = "--label-key and --text-key"
 
 
 class Labelled(NamedTuple):
@@ -59,12 +61,12 @@ class LabelledFiles:
     """The labelled texts of one split: `tsv`, or `jsonl`, or `texts` and `labels`.
 
     Args:
-        tsv: file of `label<TAB>text` lines; further tabs belong to the text.
+        tsv: file of `label<TAB>text` lines; further tabs belong to the text. Or keys name its columns.
         jsonl: file of JSON objects, one per line.
         texts: file of texts, one per line.
         labels: file of their labels, in the same order.
-        text_key: key of the text in JSONL; dots lead into nested objects.
-        label_key: key of the label, a text or a whole number.
+        text_key: key of the text in JSONL, or column in TSV; dots lead into nested objects. None: `text`.
+        label_key: key of the label, a text or a whole number. None: `label`.
         on_bad_utf8: `fail`, `replace` bad bytes by U+FFFD, or `skip` the line; counted.
         on_empty: a line without text or without label: `fail`, or `skip` it; counted.
 
@@ -75,8 +77,8 @@ class LabelledFiles:
     jsonl: str | None = None
     texts: str | None = None
     labels: str | None = None
-    text_key: str = "text"
-    label_key: str = "label"
+    text_key: str | None = None
+    label_key: str | None = None
     on_bad_utf8: OnBadUtf8 = "fail"
     on_empty: str = "fail"
 
@@ -91,6 +93,11 @@ class LabelledFiles:
         if self.texts == self.labels == "-":
             raise ConfigError("Texts and labels cannot both be standard input; use a TSV file.")
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether the form has keys or columns, which `text_key` and `label_key` name."""
+        return self.texts is None
+
     def describe(self) -> str:
         """Return the names of the files."""
         return " + ".join(
@@ -103,7 +110,7 @@ class LabelledFiles:
         Raises: DataError: a file cannot be read or decoded, the numbers of lines of texts and labels differ, a line has
             another form, or its text or label is empty and `on_empty` is `fail`.
         """
-        for number, row in enumerate(self._rows(report), 1):
+        for number, row in self._rows(report):
             report.lines += 1
             if row is None:
                 report.bad_utf8_skipped += 1
@@ -120,27 +127,45 @@ class LabelledFiles:
                 )
             report.empty_dropped += 1
 
-    def _rows(self, report: ReadReport) -> Iterator[tuple[str, str] | None]:
+    def _rows(self, report: ReadReport) -> Iterator[tuple[int, tuple[str, str] | None]]:
+        """Yield the line, and label and text; None for a line that is skipped."""
         if self.tsv is not None:
             return self._tsv_rows(self.tsv, report)
         if self.jsonl is not None:
-            return self._jsonl_rows(self.jsonl, report)
+            return enumerate(self._jsonl_rows(self.jsonl, report), 1)
         assert self.texts is not None
         assert self.labels is not None
         pairs = aligned_lines(self.texts, self.labels, self.on_bad_utf8, report)
-        return (None if pair is None else (pair[1], pair[0]) for pair in pairs)
+        return enumerate((None if pair is None else (pair[1], pair[0]) for pair in pairs), 1)
 
-    def _tsv_rows(self, path: str, report: ReadReport) -> Iterator[tuple[str, str] | None]:
-        for number, line in enumerate(decoded_lines(path, self.on_bad_utf8, report), 1):
-            if line is None:
-                yield None
+    def _tsv_rows(self, path: str, report: ReadReport) -> Iterator[tuple[int, tuple[str, str] | None]]:
+        name, columns, first = f"{describe(path)}: ", None, None
+        is_bare = self.label_key is None and self.text_key is None
+        for row in read_table(path, self.on_bad_utf8, report, is_tsv=True):
+            if row is None or row.is_blank:
+                yield (0, None) if row is None else (row.line, ("", ""))
                 continue
-            label, tab, text = line.partition("\t")
-            if line.strip() and not tab:
-                raise DataError(
-                    f"{describe(path)}: line {number} has no tab: {preview(line)}; expected label<TAB>text."
-                )
-            yield label, text.replace("\t", " ")
+            texts = [cell.text for cell in row.cells]
+            if columns is None:  # the first row
+                if not is_bare:
+                    columns = columns_of([self.label_key or "label", self.text_key or "text"], row, _KEYS, name)
+                    report.headers_kept += not columns.has_header and is_header(texts)
+                    if columns.has_header:
+                        first = row
+                        continue
+                elif len(texts) > 1 and is_header(texts):
+                    raise DataError(
+                        f"{name}line {row.line} looks like a header: {named(texts)}. Name the columns by {_KEYS}; if it"
+                        " is a label and a text, give --label-key 1 --text-key 2."
+                    )
+                else:
+                    columns = Columns((0, 1), False)
+            if max(columns.places) >= len(texts):
+                shown = f"no tab: {preview(texts[0])}" if len(texts) == 1 else f"only {width(row)}"
+                raise DataError(f"{name}line {row.line} has {shown}; expected label<TAB>text.")
+            if first is not None:
+                check_width(row, first, name)
+            yield row.line, (texts[columns.places[0]], " ".join(texts[1:]) if is_bare else texts[columns.places[1]])
 
     def _jsonl_rows(self, path: str, report: ReadReport) -> Iterator[tuple[str, str] | None]:
         for number, line in enumerate(decoded_lines(path, self.on_bad_utf8, report), 1):
@@ -153,7 +178,7 @@ class LabelledFiles:
             where = f"{describe(path)}: line {number}"
             record = json_record(line, where)
             values = [
-                nested_value(record, self.label_key, where, whole=True),
-                nested_value(record, self.text_key, where),
+                nested_value(record, self.label_key or "label", where, whole=True),
+                nested_value(record, self.text_key or "text", where),
             ]
             yield mended(values, where, self.on_bad_utf8, report)

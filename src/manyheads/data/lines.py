@@ -11,6 +11,7 @@ from typing import Literal
 
 from manyheads.data import byte_lines
 from manyheads.data.byte_lines import ByteLines, describe, opened
+from manyheads.data.sgm import is_sgm, sgm_segments
 from manyheads.errors import DataError
 from manyheads.files.guarded import open_regular
 
@@ -53,6 +54,11 @@ class ReadReport:
         bad_utf8_skipped: lines or pairs left out because of bad bytes.
         line_breaks_replaced: pairs whose JSON text contained line breaks, which were replaced by spaces.
         columns_ignored: lines of a TSV with more than two columns; the others were ignored.
+        headers_kept: first lines that look like a header and were read as text, because numbers name the columns.
+        units_incomplete: units of a TMX file without one of the languages, left out.
+        variants_ignored: further variants of a language in the units of a TMX file; the first was used.
+        bad_units_replaced: units of a TMX file with characters that XML does not allow, which were replaced.
+        bad_units_skipped: units left out because of such characters.
     """
 
     lines: int = 0
@@ -60,17 +66,39 @@ class ReadReport:
     bad_utf8_skipped: int = 0
     line_breaks_replaced: int = 0
     columns_ignored: int = 0
+    headers_kept: int = 0
+    units_incomplete: int = 0
+    variants_ignored: int = 0
+    bad_units_replaced: int = 0
+    bad_units_skipped: int = 0
 
 
 def decoded_lines(path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport) -> Iterator[str | None]:
     """Yield each line without its "\\n" or "\\r\\n"; None for a line that is skipped because of bad bytes.
 
-    A byte order mark at the beginning is removed, and a last line needs no "\\n".
+    A byte order mark at the beginning is removed, and a last line needs no "\\n". The lines of one of WMT's .sgm files
+    are its segments.
 
     Raises: DataError: the file cannot be read, a line is longer than MAX_LINE_BYTES, or bytes are bad under `fail`.
     """
     with opened(path) as lines:
-        yield from _decoded(lines, describe(path), on_bad_utf8, report)
+        yield from _texts(lines, path, on_bad_utf8, report)
+
+
+def _texts(lines: ByteLines, path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport) -> Iterator[str | None]:
+    name = describe(path)
+    if not is_sgm(path):
+        yield from _decoded(lines, name, on_bad_utf8, report)
+        return
+    found = ReadReport() if on_bad_utf8 == "skip" else report
+    decoded = _decoded(lines, name, "replace" if on_bad_utf8 == "skip" else on_bad_utf8, found)
+
+    def marked() -> Iterator[tuple[str, bool]]:
+        for text in decoded:
+            yield text or "", found is not report and found.bad_utf8_replaced > 0
+            found.bad_utf8_replaced = 0 if found is not report else found.bad_utf8_replaced
+
+    yield from sgm_segments(marked(), name)
 
 
 def _decoded(lines: ByteLines, name: str, on_bad_utf8: OnBadUtf8, report: ReadReport) -> Iterator[str | None]:
@@ -154,7 +182,7 @@ def read_blocks(
     block: list[str] = []
     until = 0.0
     with opened(path) as lines:
-        for line in _decoded(lines, describe(path), on_bad_utf8, report):
+        for line in _texts(lines, path, on_bad_utf8, report):
             until = until if block else time.monotonic() + PAUSE_SECONDS
             block.append(_noted(line, report))
             if len(block) == most or not lines.ready(max(0.0, until - time.monotonic())):

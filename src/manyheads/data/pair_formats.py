@@ -1,31 +1,37 @@
-"""Sentence pairs from CSV, TMX and Parquet files, and the values of JSON records and nested keys."""
+"""Sentence pairs from tables and Parquet files, and the values of JSON records and nested keys."""
 
 from __future__ import annotations
 
-import csv
 import json
 import re
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from manyheads.data.byte_lines import read_chunks
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe
 from manyheads.errors import DataError, needing_extra
-from manyheads.text.csv_delimiter import csv_delimiter
+from manyheads.text.tables import (
+    Columns,
+    Row,
+    check_width,
+    columns_of,
+    csv_delimiter,
+    is_header,
+    named,
+    numbers_only,
+    read_rows,
+    width,
+)
 
-__all__ = ["csv_pairs", "json_record", "mended", "nested_value", "parquet_pairs", "preview", "tmx_pairs"]
+__all__ = ["json_record", "mended", "nested_value", "one_line", "parquet_pairs", "preview", "read_table", "table_pairs"]
 
 Pairs = Iterator[tuple[str, str] | None]
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 MOST_NAMED = 8
 MOST_SHOWN = 60
-NAME_THEM = "Name the columns by --source-key and --target-key."
-XML_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
-# Elements in a TMX segment whose content is code of a document format, not text.
-TMX_CODE = frozenset({"bpt", "ept", "it", "ph", "ut"})
+LOOKED_AT = 100  # rows that show whether a column has numbers only
+KEYS = "--source-key and --target-key"
 
 
 def nested_value(
@@ -90,184 +96,114 @@ def preview(text: str) -> str:
     return repr(text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…")
 
 
-def csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, report: ReadReport) -> Pairs:
-    """Return the pairs of two columns of a CSV file; the delimiter is that of its first line.
+def read_table(path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport, *, is_tsv: bool) -> Iterator[Row | None]:
+    """Yield the rows of a CSV or TSV file; None for a row that is skipped because of bad bytes.
 
-    The columns are named as in its header. Numbers, from 1, name the columns of a file without a header. A line such as
-    `sep=;` above, which Excel reads, names the delimiter.
+    The delimiter of CSV is that of its first line. A line such as `sep=;` above the table, which Excel reads, names it.
 
-    Raises: DataError: no such column, a row without them, a quotation mark that is not closed, or carriage returns as
-        line ends.
+    Raises: DataError: see `text.tables.read_rows`.
     """
-    try:
-        yield from _csv_pairs(path, keys, on_bad_utf8, report)
-    except csv.Error:
-        raise DataError(
-            f"{describe(path)} has a carriage return in a row, outside quotation marks. If its lines end in carriage"
-            " returns alone, convert them (tr '\\r' '\\n'); otherwise put the text into quotation marks."
-        ) from None
-
-
-def _csv_pairs(path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, report: ReadReport) -> Pairs:
-    bad = ended = False
+    is_bad = False
 
     def lines() -> Iterator[str]:
-        nonlocal bad, ended
+        nonlocal is_bad
         for line in decoded_lines(path, on_bad_utf8, report):
-            bad |= line is None
-            yield "\n" if line is None else line + "\n"
-        ended = True
+            is_bad |= line is None
+            yield (line or "") + "\n"
 
     source = lines()
-    first = next(source, "").removeprefix("\ufeff")
-    above = 1  # lines of the header
-    delimiter, table = csv_delimiter(first)
-    if table:  # the line only names the delimiter
-        first, above = next(source, ""), 2
-    header = [name.strip() for name in next(csv.reader([first], delimiter=delimiter), [])]
-    by_number = all(re.fullmatch("[1-9][0-9]{0,5}", key) and key not in header for key in keys)
-    if by_number:
-        source, above = chain([first] if first else [], source), above - 1
-    for key in keys:
-        if key not in header and not by_number:
-            raise DataError(
-                f"{describe(path)} has no column {key!r}; its first line has:"
-                f" {', '.join(header[:MOST_NAMED]) or 'none'}. {NAME_THEM} Numbers, from 1, name the columns of a file"
-                " without a header."
-            )
-    places = [int(key) - 1 if by_number else header.index(key) for key in keys]
-    csv.field_size_limit(2**31 - 1)
-    reader = csv.reader(source, delimiter=delimiter)
-    began = above + 1
-    needed = f"column {max(places) + 1} was asked for" if by_number else f"the first has {len(header)}"
-    for row in reader:
-        if ended:  # the reader looked for more of this row; its text would be the rest of the file
-            raise DataError(
-                f"{describe(path)}: the row that begins in line {began} has a quotation mark that is never closed;"
-                " close it, or double the mark if it belongs to the text."
-            )
-        began = reader.line_num + above + 1
-        if bad:
-            bad = False
-            yield None
-        elif not row:
-            yield "", ""
-        elif max(places) >= len(row):
-            raise DataError(f"{describe(path)}: line {reader.line_num + above} has {len(row)} columns; {needed}.")
-        else:
-            texts = [row[place] for place in places]
-            report.line_breaks_replaced += any("\n" in text for text in texts)
-            yield one_line(texts[0]), one_line(texts[1])
+    first = next(source, "")
+    delimiter, above = csv_delimiter(first)
+    if above:  # the line only names the delimiter
+        first = next(source, "")
+    elif is_tsv:
+        delimiter = "\t"
+    quotes, name = not is_tsv or delimiter != "\t", f"{describe(path)}: "
+    given = chain([first] if first else [], source)
+    for row in read_rows(given, delimiter, quotes=quotes, line=2 if above else 1, name=name):
+        yield None if is_bad else row
+        is_bad = False
 
 
-def tmx_pairs(path: str | Path, languages: tuple[str | None, str | None]) -> Pairs:
-    """Return the segments of the translation units of a TMX file in two languages.
+def table_pairs(
+    path: str | Path,
+    keys: tuple[str | None, str | None],
+    on_bad_utf8: OnBadUtf8,
+    report: ReadReport,
+    *,
+    is_tsv: bool,
+) -> Pairs:
+    """Return the pairs of two columns of a CSV or TSV file.
 
-    Args: languages: as in BCP 47; None: of a file in two languages, `srclang` of its header is the source, the other
-        language the target.
+    Args: keys: see `text.tables.columns_of`; None: `source` and `target`. Without both keys, the first two columns of a
+        TSV file that has no such header are the pairs.
 
-    A unit without one of the languages gives a pair with an empty side. Units before the first one by which both
-    languages are known are left out.
-
-    Raises: DataError: the file is not TMX, or has other or more languages.
+    Raises: DataError: no such column; a row without them, or with more columns than the header; in TSV without keys a
+        header, or a column of numbers; and see `read_table`.
     """
-    source = target = None
-    usual = "*all*"
-    seen: set[str] = set()
-    parser: ElementTree.XMLPullParser[Any] = ElementTree.XMLPullParser(("start", "end"))
-    body = None
-    try:
-        for chunk in read_chunks(path):
-            _feed(parser, chunk)
-            events: Iterator[Any] = parser.read_events()
-            for event, element in events:
-                name = element.tag.rpartition("}")[2]
-                if event == "start":
-                    body = element if name == "body" else body
-                    if name == "header":
-                        usual = element.get("srclang", "*all*")
-                    continue
-                if name != "tu":
-                    continue
-                texts = _unit_texts(element)
-                if body is not None:
-                    body.clear()  # so that a large file does not stay in memory
-                if not texts.keys() <= seen:
-                    seen |= texts.keys()
-                    source, target = _languages(languages, usual, seen, path)
-                if source is not None and target is not None:
-                    yield _of_language(texts, source), _of_language(texts, target)
-        parser.close()
-    except ElementTree.ParseError as error:
-        raise DataError(f"{describe(path)} is not a TMX file: {error}.") from None
-    if not seen:
-        raise DataError(f"{describe(path)} has no translation units; is it a TMX file?")
+    rows = read_table(path, on_bad_utf8, report, is_tsv=is_tsv)
+    head = list(islice(rows, 1 if any(keys) else LOOKED_AT))
+    name, filled = f"{describe(path)}: ", [row for row in head if row is not None and not row.is_blank]
+    first = filled[0] if filled else Row(1, [])
+    names = [cell.text.strip() for cell in first.cells]
+    is_bare = is_tsv and not any(keys) and not {"source", "target"} <= {*names}
+    if is_bare:
+        columns = Columns((0, 1), False)
+        _check_bare(filled, name)
+    else:
+        columns = columns_of([keys[0] or "source", keys[1] or "target"], first, KEYS, name)
+        report.headers_kept += not columns.has_header and is_header(names[place] for place in columns.places)
+    is_strict = columns.has_header or not is_tsv
+    for row in chain(head, rows):
+        if row is None:
+            yield None
+        elif row.is_blank:
+            yield "", ""
+        elif row is not first or not columns.has_header:
+            yield _pair_of(row, columns, first if is_strict else None, name, report)
+            report.columns_ignored += is_bare and len(row.cells) > 2
 
 
-def _feed(parser: ElementTree.XMLPullParser[Any], chunk: bytes) -> None:
-    """Give bytes to the parser. Raises: ParseError: also for an encoding that is unknown, or unknown to the parser."""
-    try:
-        parser.feed(chunk)
-    except (LookupError, ValueError) as error:
-        raise ElementTree.ParseError(f"{error}; convert it to UTF-8, and name this in its first line") from None
-
-
-def _unit_texts(unit: ElementTree.Element) -> dict[str, str]:
-    """Return language, in lower case -> text."""
-    texts = {}
-    for variant in unit:
-        segment = next((one for one in variant if one.tag.rpartition("}")[2] == "seg"), None)
-        language = variant.get(XML_LANGUAGE) or variant.get("lang") or ""
-        if segment is not None and language:
-            texts[language.lower()] = one_line(_segment_text(segment)).strip()
-    return texts
-
-
-def _languages(
-    given: tuple[str | None, str | None], usual: str, seen: set[str], path: str | Path
-) -> tuple[str | None, str | None]:
-    """Return both languages, as far as they are known from the units so far; usual: `srclang` of the header."""
-    if len(seen) < 2:
-        return None, None
-    name, languages = describe(path), ", ".join(sorted(seen))
-    source, target = given
-    for one in given:
-        if one is not None and not any(_matches(language, one) for language in seen):
-            raise DataError(f"{name} has no {one}; its languages are {languages}.")
-    if source is None and target is None:
-        if usual == "*all*":
+def _pair_of(row: Row, columns: Columns, first: Row | None, name: str, report: ReadReport) -> tuple[str, str]:
+    """Return a row's pair. first: the row that must have as many columns; None: a row may have more."""
+    if max(columns.places) >= len(row.cells):
+        needed = f"column {max(columns.places) + 1} was asked for"
+        if columns.has_header and first is not None:
+            needed = f"the first has {len(first.cells)}"
+        elif len(row.cells) == 1 and columns.places == (0, 1):
             raise DataError(
-                f"{name} does not say which of its languages is the source ({languages}); give --source-lang and"
-                " --target-lang."
+                f"{name}line {row.line} has no tab: {preview(row.cells[0].raw)}; expected source<TAB>target."
             )
-        source = usual
-    if source is not None and target is not None:
-        return source, target
-    known = source or target or ""
-    others = sorted(one for one in seen if not _matches(one, known))
-    if len(others) != 1:
-        raise DataError(f"{name} has the languages {languages}; choose two by --source-lang and --target-lang.")
-    return (source, others[0]) if source is not None else (others[0], target)
+        raise DataError(f"{name}line {row.line} has {width(row)}; {needed}.")
+    if first is not None:
+        check_width(row, first, name)
+    texts = [row.cells[place].text for place in columns.places]
+    report.line_breaks_replaced += any("\n" in text for text in texts)
+    return one_line(texts[0]), one_line(texts[1])
 
 
-def _matches(found: str, wanted: str) -> bool:
-    """Return whether a language is the wanted one or a variety of it, as en-gb is of en."""
-    found, wanted = found.lower().replace("_", "-"), wanted.lower().replace("_", "-")
-    return found == wanted or found.startswith(wanted + "-") or wanted.startswith(found + "-")
-
-
-def _of_language(texts: Mapping[str, str], language: str) -> str:
-    exact = texts.get(language.lower())
-    return exact if exact is not None else next((texts[one] for one in texts if _matches(one, language)), "")
-
-
-def _segment_text(segment: ElementTree.Element) -> str:
-    parts = [segment.text or ""]
-    for child in segment:
-        if child.tag.rpartition("}")[2] not in TMX_CODE:
-            parts.append(_segment_text(child))
-        parts.append(child.tail or "")
-    return "".join(parts)
+def _check_bare(rows: Sequence[Row], name: str) -> None:
+    """Raises: DataError: the first two columns of a TSV file do not look like text."""
+    if not rows or len(rows[0].cells) < 2:
+        return
+    first = [cell.text.strip() for cell in rows[0].cells]
+    if is_header(first[:2]):
+        raise DataError(
+            f"{name}line {rows[0].line} looks like a header: {named(first)}. Name the columns by {KEYS}; if it is a"
+            " pair, give --source-key 1 --target-key 2."
+        )
+    numbers = [
+        numbers_only(row.cells[place].raw for row in rows if place < len(row.cells)) for place in range(len(first))
+    ]
+    if any(numbers[:2]):
+        place = numbers.index(True)
+        texts = [str(place + 1) for place, is_number in enumerate(numbers) if not is_number]
+        source, target = texts[:2] if len(texts) > 1 else ("N", "M")
+        raise DataError(
+            f"{name}column {place + 1} has numbers only ({preview(first[place])} in line {rows[0].line}), as ids have."
+            f" Name the columns of the texts, perhaps --source-key {source} --target-key {target}; if the numbers are"
+            " texts, --source-key 1 --target-key 2."
+        )
 
 
 def parquet_pairs(path: str | Path, keys: tuple[str, str], report: ReadReport) -> Pairs:
@@ -286,7 +222,7 @@ def parquet_pairs(path: str | Path, keys: tuple[str, str], report: ReadReport) -
             if "" in columns:
                 missing = next(key for key in keys if key not in names and key.split(".")[0] not in names)
                 raise DataError(
-                    f"{describe(path)} has no column {missing!r}; it has: {', '.join(names[:MOST_NAMED])}. " + NAME_THEM
+                    f"{describe(path)} has no column {missing!r}; it has: {named(names)}. Name the columns by {KEYS}."
                 )
             number = 0
             for batch in file.iter_batches(columns=columns, batch_size=4096):

@@ -8,7 +8,9 @@ from itertools import zip_longest
 from pathlib import Path
 
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe, read_lines
-from manyheads.data.pair_formats import csv_pairs, json_record, mended, nested_value, parquet_pairs, preview, tmx_pairs
+from manyheads.data.pair_formats import json_record, mended, nested_value, parquet_pairs, preview, table_pairs
+from manyheads.data.sgm import Segment
+from manyheads.data.tmx import tmx_pairs
 from manyheads.errors import ConfigError, DataError
 
 __all__ = ["PairFiles", "ReadReport", "aligned_lines", "read_lines"]
@@ -24,12 +26,13 @@ class PairFiles:
     Args:
         source: file of source sentences, one per line.
         target: file of their translations, in the same order.
-        tsv: file of `source<TAB>target` lines; further columns are ignored and counted.
+        tsv: file of `source<TAB>target` lines; further columns are ignored and counted. Or keys name its columns.
         jsonl: file of JSON objects, one per line.
         pairs: a file whose name ends in .csv, .tsv, .jsonl, .tmx (these also with .gz) or .parquet.
-        source_key: key or column of the source sentence in JSONL, CSV and Parquet; dots lead into nested ones.
+        source_key: key or column of the source sentence in JSONL, tables and Parquet; dots lead into nested ones. None:
+            `source`, or the first column of a TSV file without such a header.
         target_key: the same of the target sentence.
-        languages: of source and target in a TMX file; None: see `pair_formats.tmx_pairs`.
+        languages: of source and target in a TMX file; None: see `tmx.tmx_pairs`.
         on_bad_utf8: `fail`, `replace` bad bytes by U+FFFD, or `skip` the pair; counted.
 
     Raises: ConfigError: not exactly one of the forms is given, or one of two aligned files is missing.
@@ -40,8 +43,8 @@ class PairFiles:
     tsv: str | Path | None = None
     jsonl: str | Path | None = None
     pairs: str | Path | None = None
-    source_key: str = "source"
-    target_key: str = "target"
+    source_key: str | None = None
+    target_key: str | None = None
     languages: tuple[str | None, str | None] = (None, None)
     on_bad_utf8: OnBadUtf8 = "fail"
 
@@ -71,6 +74,11 @@ class PairFiles:
         return next(path for path in (self.source, self.tsv, self.jsonl, self.pairs) if path is not None)
 
     @property
+    def has_keys(self) -> bool:
+        """Whether the form has keys or columns, which `source_key` and `target_key` name."""
+        return self._form not in ("", ".tmx")
+
+    @property
     def _form(self) -> str:
         """An entry of `FORMS`; empty for two aligned files, and for a name of `pairs` that ends in none of them."""
         if self.pairs is None:
@@ -88,23 +96,23 @@ class PairFiles:
             counts of aligned files differ (it gives both counts), or a line is not a pair.
         """
         report = report if report is not None else ReadReport()
-        for pair in self._pairs(self._path, (self.source_key, self.target_key), report):
+        for pair in self._pairs(self._path, report):
             report.lines += 1
             if pair is None:
                 report.bad_utf8_skipped += 1
             else:
                 yield pair
 
-    def _pairs(self, path: str | Path, keys: tuple[str, str], report: ReadReport) -> Iterator[tuple[str, str] | None]:
+    def _pairs(self, path: str | Path, report: ReadReport) -> Iterator[tuple[str, str] | None]:
+        given = (self.source_key, self.target_key)
+        keys = (self.source_key or "source", self.target_key or "target")
         match self._form:
-            case ".tsv":
-                return _tsv_pairs(path, self.on_bad_utf8, report)
             case ".jsonl":
                 return _jsonl_pairs(path, keys, self.on_bad_utf8, report)
-            case ".csv":
-                return csv_pairs(path, keys, self.on_bad_utf8, report)
+            case ".csv" | ".tsv":
+                return table_pairs(path, given, self.on_bad_utf8, report, is_tsv=self._form == ".tsv")
             case ".tmx":
-                return tmx_pairs(path, self.languages)
+                return tmx_pairs(path, self.languages, self.on_bad_utf8, report)
             case ".parquet":
                 return parquet_pairs(path, keys, report)
         assert self.target is not None
@@ -137,6 +145,11 @@ def aligned_lines(
         if line is None or other is None:
             yield None
         elif isinstance(line, str) and isinstance(other, str):
+            if isinstance(line, Segment) and isinstance(other, Segment) and line.place != other.place:
+                raise DataError(
+                    f"The files are not aligned: segment {counts[0]} of {describe(source)} is {_shown(line)}, that of"
+                    f" {describe(target)} {_shown(other)}. Give files of the same texts in the same order."
+                )
             if not suspicion and is_suspicious is not None and is_suspicious(line, other):
                 suspicion = f" Line {counts[0]} looks suspicious first: {preview(line)} beside {preview(other)}."
             yield line, other
@@ -148,22 +161,14 @@ def aligned_lines(
         )
 
 
+def _shown(segment: Segment) -> str:
+    return f"{segment.place[1]!r} of document {segment.place[0]!r}"
+
+
 def _is_suspicious(source: str, target: str) -> bool:
     """Return whether one side is empty, or much longer than five times the other, as after a shift by one line."""
     short, long = sorted((len(source.strip()), len(target.strip())))
     return (short == 0) != (long == 0) or long > 5 * short + 20
-
-
-def _tsv_pairs(path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport) -> Iterator[tuple[str, str] | None]:
-    for number, line in enumerate(decoded_lines(path, on_bad_utf8, report), 1):
-        if line is None:
-            yield None
-            continue
-        columns = line.split("\t", 2)
-        report.columns_ignored += len(columns) > 2
-        if len(columns) < 2 and line.strip():
-            raise DataError(f"{describe(path)}: line {number} has no tab: {preview(line)}; expected source<TAB>target.")
-        yield (columns[0], columns[1]) if len(columns) > 1 else ("", "")
 
 
 def _jsonl_pairs(

@@ -92,6 +92,7 @@ class ManyCleanings:
             **each[0],
             **{name: sum(one[name] for one in each) for name in ("pairs", "found", "left_out")},
             "languages": [None, None],  # several
+            "prepared": list(dict.fromkeys(what for one in each for what in one["prepared"])),
             "misaligned": [stretch for one in each for stretch in one["misaligned"]],
             "rules": rules,
         }

@@ -2,109 +2,84 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 from manyheads.documents.parts import Document, Part, Segment, Text, plain
 from manyheads.errors import ConfigError, DataError
-from manyheads.text.csv_delimiter import csv_delimiter
+from manyheads.text.tables import Cell, check_width, columns_of, csv_delimiter, is_header, named, read_rows
 
 __all__ = ["read_csv", "read_jsonl"]
 
 LINE = re.compile(r"[^\r\n]+")
 JSON_LINE = re.compile(r"(?:\\[nr])+|((?:[^\\]|\\[^nr])+)")  # line breaks, or a line
-_Field = tuple[int, int]
-MOST_NAMED = 8
 
 
 def read_csv(text: str, columns: Sequence[str], *, delimiter: str | None = None) -> Document:
-    """Return the lines of the values of some columns, without the header line.
+    """Return the lines of the values of some columns, without the header line; see `text.tables` for rows and columns.
 
     Args:
         columns: names in the first line. Or numbers from 1; then the first line is a row like the others.
-        delimiter: the character between values. None: comma, semicolon, tab or |, whichever the first line has most. A
-            line such as `sep=;` above it, which Excel reads, names the delimiter and is copied.
+        delimiter: the character between values; with the tab, the rules of TSV hold. None: comma, semicolon, tab or |,
+            whichever the first line has most. A line such as `sep=;` above it, which Excel reads, names the delimiter
+            and is copied.
 
-    Raises: ConfigError: no column is named, or there is no such column. DataError: a quoted value has no end.
+    Raises: ConfigError: no column is named. DataError: there is no such column, or quotation marks are malformed.
     """
-    start = int(text.startswith("\ufeff"))
-    found, table = csv_delimiter(text, start)
-    if delimiter is None or table > start:  # a line above the table names it
-        delimiter, start = found, table
-    rows = _rows(text, start, delimiter)
-    if not rows:
+    begin = int(text.startswith("\ufeff"))
+    found, start = csv_delimiter(text, begin)
+    if delimiter is None or start > begin:  # a line above the table names it
+        delimiter, is_tsv = found, delimiter == found == "\t"
+    else:
+        is_tsv = True
+    # A file without line feeds is from an old Mac.
+    lines = io.StringIO(text[start:], newline="\n" if "\n" in text else "\r")
+    rows = read_rows(lines, delimiter, quotes=not is_tsv, line=1 + (start > begin), start=start)
+    first = next((row for row in rows if not row.is_blank), None)
+    if first is None:
         return Document(text, ())
-    header = [_value(text, field) for field in rows[0]]
     if not columns:
         raise ConfigError(
             f"name the columns to translate with --column, or give --format lines. The first line has these columns:"
-            f" {_named(header)}."
+            f" {named([cell.text for cell in first.cells])}."
         )
-    by_number = all(name.isdecimal() for name in columns) and not any(name in header for name in columns)
-    chosen = [_column(name, header, by_number) for name in columns]
+    chosen = columns_of(columns, first, "--column")
+    places = sorted({*chosen.places})
+    notes = []
+    if not chosen.has_header and is_header(first.cells[place].text for place in places):
+        notes.append(f"line {first.line} looks like a header, and is translated; name the column, and it stays")
     segments: list[Segment] = []
-    for row in rows[0 if by_number else 1 :]:
-        for column in sorted(set(chosen)):
-            if column < len(row):
-                segments += _csv_lines(text, row[column], delimiter)
-    return Document(text, tuple(segments))
+    short = 0
+    for row in rows if chosen.has_header else chain([first], rows):
+        if chosen.has_header or not is_tsv:
+            check_width(row, first)
+        short += not row.is_blank and places[-1] >= len(row.cells)
+        for place in places:
+            if place < len(row.cells):
+                segments += _csv_lines(row.cells[place], delimiter, is_tsv)
+    if short:
+        notes.append(f"rows without a column that is translated: {short:,}")
+    return Document(text, tuple(segments), notes=tuple(notes))
 
 
-def _csv_lines(text: str, field: _Field, delimiter: str) -> Iterator[Segment]:
+def _csv_lines(cell: Cell, delimiter: str, is_tsv: bool) -> Iterator[Segment]:
     """Yield the lines of a value."""
-    low, high = field
-    quoted = low < high and text[low] == '"'
-    for line in LINE.finditer(text, low + quoted, high - quoted):
-        value = line[0].replace('""', '"') if quoted else line[0]
+    for line in LINE.finditer(cell.raw, cell.is_quoted, len(cell.raw) - cell.is_quoted):
+        value = line[0].replace('""', '"') if cell.is_quoted else line[0]
         if value.strip():
-            build = partial(_build_csv, delimiter=delimiter, quoted=quoted, like=value)
-            yield Segment(*line.span(), (Text(value.strip()),), build)
+            build = partial(_build_csv, delimiter=delimiter, quoted=cell.is_quoted, is_tsv=is_tsv, like=value)
+            yield Segment(cell.start + line.start(), cell.start + line.end(), (Text(value.strip()),), build)
 
 
-def _column(name: str, header: Sequence[str], by_number: bool) -> int:
-    names = [one.strip() for one in header]
-    if by_number:
-        if not 1 <= int(name) <= len(header):
-            raise ConfigError(
-                f"--column {name}: there is no such column; the first line has the columns 1 to {len(header)}."
-            )
-        return int(name) - 1
-    if name not in names:
-        raise ConfigError(f"--column {name}: there is no such column; the first line has the columns {_named(names)}.")
-    return names.index(name)
-
-
-def _named(names: Sequence[str]) -> str:
-    shown = ", ".join(name if len(name) <= 30 else f"{name[:30]}…" for name in names[:MOST_NAMED])
-    return shown + ", ..." * (len(names) > MOST_NAMED)
-
-
-def _rows(text: str, start: int, delimiter: str) -> list[list[_Field]]:
-    """Return the place of every value of every row (RFC 4180)."""
-    pattern = re.compile(rf'("(?:[^"]|"")*"|(?!")[^{re.escape(delimiter)}\r\n]*)({re.escape(delimiter)}|\r\n|\r|\n|\Z)')
-    rows: list[list[_Field]] = [[]]
-    place = start
-    while place < len(text):
-        found = pattern.match(text, place)
-        if found is None:
-            line = text.count("\n", 0, place) + 1
-            raise DataError(f"line {line}: a quotation mark is not closed, or text follows the closing one.")
-        rows[-1].append(found.span(1))
-        place = found.end()
-        if found[2] != delimiter:
-            rows.append([])
-    return [row for row in rows if row]
-
-
-def _value(text: str, field: _Field) -> str:
-    shown = text[field[0] : field[1]]
-    return shown[1:-1].replace('""', '"') if shown[:1] == '"' and len(shown) > 1 else shown
-
-
-def _build_csv(parts: Sequence[Part], *, delimiter: str, quoted: bool, like: str) -> str:
+def _build_csv(parts: Sequence[Part], *, delimiter: str, quoted: bool, is_tsv: bool, like: str) -> str:
     text = _with_spaces_of(like, plain(parts))
+    if is_tsv:  # tabs and line ends always separate, and marks are text unless they are doubled in marks
+        text = re.sub(r"[\t\r\n]", " ", text)
+        return text.replace('"', '""') if quoted else text
     escaped = text.replace('"', '""')
     must_quote = not quoted and (delimiter in text or any(char in text for char in '"\r\n'))
     return f'"{escaped}"' if must_quote else escaped
@@ -168,7 +143,7 @@ def _places(line: str, key: str, number: int) -> list[tuple[int, int]]:
             record = None
         if not isinstance(record, dict):
             raise DataError(f"line {number} is not a JSON object.") from None
-        raise DataError(f"line {number} has no key {key!r}; its keys are: {_named(sorted(record))}.") from None
+        raise DataError(f"line {number} has no key {key!r}; its keys are: {named(sorted(record))}.") from None
     except TypeError:
         pass
     raise DataError(f"line {number}: the value of {key!r} is neither a text nor a list of texts.")

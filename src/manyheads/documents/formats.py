@@ -52,7 +52,7 @@ FORMATS: dict[str, _Format] = {
 
 def format_of(path: str) -> str | None:
     """Return the format of a file by its name; None if no format has this ending."""
-    suffix = PurePath(path).suffix.lower()
+    suffix = PurePath(path.lower().removesuffix(".gz")).suffix
     return next((name for name, one in FORMATS.items() if suffix in one.suffixes), None)
 
 

@@ -87,12 +87,15 @@ class Segment:
 class Document:
     """A text and its segments, which are in order and do not overlap.
 
-    Args: left: number of ranges of text that the reader does not support and does not translate.
+    Args:
+        left: number of ranges of text that the reader does not support and does not translate.
+        notes: what else people should know.
     """
 
     text: str
     segments: tuple[Segment, ...]
     left: int = 0
+    notes: tuple[str, ...] = ()
 
     def with_translations(self, translations: Sequence[Sequence[Part] | None]) -> tuple[str, list[int]]:
         """Return the document with the translation of each segment; None keeps a segment as it is.

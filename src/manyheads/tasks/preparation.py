@@ -26,6 +26,7 @@ __all__ = [
     "PrepareOptions",
     "VocabularyOptions",
     "check_holdout",
+    "check_keys",
     "check_output",
     "chosen_vocabulary",
     "count_lines",
@@ -49,6 +50,11 @@ _COUNTS = {
     "bad_utf8_skipped": "left out, because they are not UTF-8",
     "line_breaks_replaced": "with line breaks inside, replaced by spaces",
     "columns_ignored": "lines with more than two columns, the others left out",
+    "headers_kept": "first lines that look like a header, kept; name the columns, and a header is no text",
+    "units_incomplete": "translation units without one of the languages, left out",
+    "variants_ignored": "further variants of a language in a translation unit, left out",
+    "bad_units_replaced": "translation units with characters that XML does not allow, replaced",
+    "bad_units_skipped": "translation units with characters that XML does not allow, left out",
     "control_characters": "with control characters inside (NUL, carriage return, ...), kept",
     "long_lines": "with a line above 10,000 characters; the tokenizer learns from a part of it",
 }
@@ -170,6 +176,15 @@ def check_holdout(options: PrepareOptions, files: Sequence[str], held_out: str, 
             "There is no validation data, which is needed to select the best model. Give"
             f" {held_out} {usual} to hold back as much of the training data; or"
             f" {' and '.join(like_training) or ' or '.join(files)}; or {held_out} 0 to train without validation."
+        )
+
+
+def check_keys(options: object, names: Sequence[str], has_keys: bool) -> None:
+    """Raises: ConfigError: a key or column is named, but no file has keys or columns."""
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None]
+    if given and not has_keys:
+        raise ConfigError(
+            f"{given[0]} names a key or a column, but none of the files has keys or columns; leave it out."
         )
 
 

@@ -151,12 +151,90 @@ def test_pairs_of_a_csv_file(manyheads: Cli, tmp_path: Path) -> None:
     assert PreparedData.open(tmp_path / "data").valid_text == PAIRS[45:50]
 
 
+def trained(folder: Path) -> list[tuple[str, str]]:
+    data = PreparedData.open(folder)
+    source, target = data.tokenizer.source, data.tokenizer.target
+    return [(source.decode([*map(int, one)]), target.decode([*map(int, other)])) for one, other in data.train]
+
+
+def test_the_header_of_a_tsv_file_names_its_columns(
+    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.tsv").write_text("de\ten\nHallo.\tHello.\nDanke.\tThank you.\n", encoding="utf-8")
+    prepare = ("prepare", "--valid-count", "0", "--vocab-size", "300", "--replace", "-o", tmp_path / "data")
+    keys = ("--source-key", "en", "--target-key", "de")
+    for form in ("--tsv", "--pairs"):
+        assert manyheads(*prepare, form, tmp_path / "x.tsv", *keys) == 0
+        assert trained(tmp_path / "data") == [("Hello.", "Hallo."), ("Thank you.", "Danke.")]
+        capsys.readouterr()
+        assert manyheads(*prepare, form, tmp_path / "x.tsv") == 2
+        assert "x.tsv: line 1 looks like a header: de, en. Name the columns by --source" in capsys.readouterr().err
+    assert manyheads(*prepare, "--tsv", tmp_path / "x.tsv", "--source-key", "2", "--target-key", "1") == 0
+    assert "1 first lines that look like a header, kept" in capsys.readouterr().out
+    assert PreparedData.open(tmp_path / "data").manifest["counts"]["train"]["headers_kept"] == 1
+
+
+def test_units_of_a_tmx_file_that_are_left_out_are_counted(
+    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    units = [("en", "Good morning.", "fr", "Bonjour."), ("en", "Thank you.", "de", "Danke."), ("en", "R&D", "de", "F")]
+    rows = "".join(
+        f'<tu><tuv xml:lang="{one}"><seg>{text}</seg></tuv><tuv xml:lang="{other}"><seg>{same}</seg></tuv></tu>\n'
+        for one, text, other, same in units
+    )
+    (tmp_path / "x.tmx").write_text(f"<tmx><header srclang='en'/><body>\n{rows}</body></tmx>", encoding="utf-8")
+    prepare = ("prepare", "--pairs", tmp_path / "x.tmx", "--source-lang", "en", "--target-lang", "de")
+    prepare = (*prepare, "--valid-count", "0", "--vocab-size", "300", "-o", tmp_path / "data")
+    assert manyheads(*prepare) == 2
+    assert "x.tmx: line 4: translation unit 3 has '&', which XML does not allow there" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+    assert manyheads(*prepare, "--on-bad-utf8", "skip") == 0
+    assert trained(tmp_path / "data") == [("Thank you.", "Danke.")]
+    told = capsys.readouterr().out
+    assert "1 pairs kept of 3 read" in told
+    assert "1 translation units without one of the languages, left out" in told
+    assert "1 translation units with characters that XML does not allow, left out" in told
+    assert "held back" not in told
+
+
+def test_tokenised_and_escaped_text_is_named(
+    manyheads: Cli, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert manyheads("prepare", *files, "-o", tmp_path / "natural") == 0
+    told = capsys.readouterr().out
+    assert "is tokenised" not in told
+    assert "is escaped" not in told
+    rows = [
+        (source.replace(".", " .").replace("'", " &apos;").replace('"', "&quot;"), target) for source, target in PAIRS
+    ]
+    text = "".join(f"{source}\t{target}\n" for source, target in rows)
+    (tmp_path / "train.tsv").write_text(text, encoding="utf-8")
+    assert manyheads("prepare", *files, "-o", tmp_path / "moses") == 0
+    told = capsys.readouterr().out
+    assert "warning: the source is tokenised (' ,' or ' .' in " in told
+    assert "warning: the source is escaped as Moses does it (&quot;, &apos;, @-@ in " in told
+    assert "the target is" not in told
+
+
+def test_pairs_of_sgm_files(manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind, side, texts in (("srcset", "en", ("R&D", "Yes.")), ("refset", "de", ("F&amp;E", "Ja."))):
+        segments = "".join(f"<seg id={number}>{text}</seg>\n" for number, text in enumerate(texts, 1))
+        (tmp_path / f"a.{side}.sgm").write_text(f"<{kind}><doc docid=a>\n{segments}</doc></{kind}>", encoding="utf-8")
+    files = ("--source", tmp_path / "a.en.sgm", "--target", tmp_path / "a.de.sgm", "--valid-count", "0")
+    assert manyheads("prepare", *files, "--vocab-size", "300", "-o", tmp_path / "data") == 0
+    assert trained(tmp_path / "data") == [("R&D", "F&E"), ("Yes.", "Ja.")]
+    capsys.readouterr()
+    assert manyheads("evaluate", "--hypotheses", tmp_path / "a.de.sgm", "--reference", tmp_path / "a.de.sgm") == 0
+    assert "chrF = 100.00" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--source-lang", "en"], "give --target-lang as well"),
         (["--source-lang", "english", "--target-lang", "de"], "--source-lang english: this is not a language tag"),
         (["--source-lang", "en", "--target-lang", "EN"], "are both en; a translator has two languages"),
+        (["--source-key", "2", "--target-key", "en"], "train.tsv: there is no column '2'; the first line has: "),
         (["--clean-rule", "shape=3"], "there is no rule 'shape'; the rules are empty, identical"),
         (["--clean-rule", "letters=2"], "give a number from 0 to 1, or off; the default is 0.4"),
         (["--pairs", "a.xml"], "given: tsv and pairs"),
@@ -180,3 +258,28 @@ def test_what_is_refused(
     assert message in captured.err
     assert captured.out == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--source", "a", "--target", "b", "--source-key", "en"],
+        ["--pairs", "a.tmx", "--target-key", "de"],
+        ["--task", "classification", "--texts", "a", "--labels", "b", "--text-key", "text"],
+    ],
+)
+def test_a_key_that_is_not_used_is_refused(
+    options: list[str], manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert manyheads("prepare", *options, "--valid-count", "0", "-o", tmp_path / "data") == 2
+    assert (
+        f"{options[-2]} names a key or a column, but none of the files has keys or columns" in capsys.readouterr().err
+    )
+
+
+def test_keys_are_not_for_several_directions(
+    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = ["--pair", "en", "de", "a", "b", "--pair", "en", "fr", "c", "d", "--source-key", "en", "--valid-count", "0"]
+    assert manyheads("prepare", *pairs, "-o", tmp_path / "data") == 2
+    assert "--pair names the files and languages of each direction; leave out --source-key" in capsys.readouterr().err

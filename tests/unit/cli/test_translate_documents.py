@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 from collections.abc import Callable
@@ -42,6 +43,32 @@ def test_a_document_by_the_ending_of_its_name(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert f"manyheads: {page}: 3 segments, 4 sentences" in captured.err
+
+
+def test_a_packed_table(manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = "id\ten\n1\tThe cat.\n2\n"
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(table.encode()))
+    assert manyheads("translate", model_folder, tmp_path / "a.tsv.gz", "--column", "en") == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("id\ten\n1\t")
+    assert captured.out.endswith("\n2\n")
+    assert captured.out != table
+    assert "a.tsv.gz: rows without a column that is translated: 1" in captured.err
+    assert manyheads("translate", model_folder, tmp_path / "a.tsv.gz", "--column", "2", "-o", tmp_path / "out") == 0
+    assert "line 1 looks like a header, and is translated; name the column, and it stays" in capsys.readouterr().err
+
+
+def test_the_segments_of_an_sgm_file_are_lines(
+    manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["The cat sees the dog.", "She reads a book."]
+    segments = "".join(f'<seg id="{number}">{text}</seg>\n' for number, text in enumerate(texts, 1))
+    (tmp_path / "a.sgm").write_text(f'<srcset setid="x"><doc docid="a"><p>\n{segments}</p></doc></srcset>\n')
+    (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts))
+    for name in ("a.sgm", "a.txt"):
+        assert manyheads("translate", model_folder, tmp_path / name) == 0
+    first, second, *others = capsys.readouterr().out.split("\n")
+    assert others == [first, second, ""]
 
 
 def test_from_a_pipe_to_a_pipe(
@@ -135,7 +162,7 @@ def test_a_page_of_our_own_differs_in_its_text_only(manyheads: Cli, model_folder
         (["--on-bad-utf8", "skip"], "--on-bad-utf8 is for lines"),
         (["--column", "a"], "--column a is for csv, tsv and jsonl"),
         (["--terms", "missing.tsv"], "missing.tsv"),
-        (["--format", "csv", "--column", "a"], "there is no such column"),
+        (["--format", "csv", "--column", "a"], "there is no column 'a'"),
         (["--format", "jsonl", "--column", "a"], "line 1 is not a JSON object"),
         (["--format", "lines", "--column", "a"], "--column is for documents"),
         (["--format", "xml"], "--format"),
@@ -160,7 +187,7 @@ def test_files_that_cannot_be_read(
     for content, message in (
         (b"a\n\xff", "byte 2, is not UTF-8; convert the file: iconv -f WINDOWS-1252 -t UTF-8 FILE"),
         (subtitles, "iconv -f UTF-16 -t"),
-        (b"\x1f\x8b..", "is packed"),
+        (b"\x1f\x8b..", "begins like a gzip file but is cut off or damaged"),
     ):
         (tmp_path / "a.md").write_bytes(content)
         assert manyheads("translate", model_folder, tmp_path / "a.md") == 2

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import time
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from manyheads.data.cleaning.alignment import WINDOW, misaligned_stretches
-from manyheads.data.cleaning.block import SCRIPTS, SideBlock
+from manyheads.data.cleaning.block import SideBlock
 from manyheads.data.cleaning.cleaner import CLEANING_RULES, CleanedPairs, RememberedPairs, describe_cleaning
+from manyheads.data.cleaning.numbers import numbers_differ
 from manyheads.data.cleaning.rules import HeldOut, parse_limits, usual_of
 from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.data.lines import ReadReport
@@ -82,6 +85,95 @@ def test_natural_pairs_pass(pair: tuple[str, str]) -> None:
     assert describe_cleaning(cleaner.report.to_json()) == []
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("around 2,000 start-ups", "rund 2000 Start-ups"),
+        ("1 200 euros", "1200 Euro"),
+        ("1\u202f200 euros", "1200 Euro"),
+        ("1,500 people", "1500 Menschen"),
+        ("1'500 people", "1.500 Menschen"),
+        ("1,00,000 rupees", "100000 Rupien"),
+        ("१,००,००० people", "100,000 Menschen"),
+        ("२०१२ में 15", "15th in 2012"),
+        ("कमरा 12, मंज़िल १५", "Room 12 on floor 15"),
+        ("في عام ٢٠١٢ و ١٥٫٥", "in 2012 and 15.5"),
+        ("the ’90s", "die 1990er Jahre"),
+        ("the 1990s", "die 90er"),
+        ("from 2000-08", "2000 bis 2008"),
+        ("It costs 1.5 euros.", "Es kostet 1,50 Euro."),
+        ("a mile of 1,600 metres", "eine Meile von 1,6 Kilometern"),
+        ("10 thousand people", "10000 Menschen"),
+        ("on 01/15/2012", "am 15.1.2012"),
+        ("on 2012-01-15", "am 15.01.2012"),
+        ("at 3:30", "um 15.30 Uhr"),
+        ("at 2:30", "à 14 h 30"),
+        ("at 10:15", "um 22.15 Uhr"),
+        ("at 11:00 p.m.", "um 23 Uhr"),
+        ("at 9:00 pm", "um 21 Uhr"),
+        ("until 10 o'clock", "bis 22 Uhr"),
+        ("the 15th of 12", "der 15. von 12"),
+    ],
+)
+def test_the_same_number_written_in_another_way(source: str, target: str) -> None:
+    for pair in ((source, target), (target, source)):
+        assert not numbers_differ(*pair)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("It was in 1986.", "Es war 1968."),
+        ("in 1990", "in 1890"),
+        ("2,000 people", "3000 Menschen"),
+        ("1,697 cases in 2001", "1.967 Fälle in 2001"),
+        ("२०१२", "2021"),
+        ("on 12.05.1986", "am 12.05.1968"),
+        ("at 3:30", "um 15.45 Uhr"),
+        ("43% in 3 years", "47 % in drei Jahren"),
+        ("85 or 75", "135 oder 120"),
+    ],
+)
+def test_another_number(source: str, target: str) -> None:
+    assert numbers_differ(source, target)
+
+
+def test_many_numbers_are_compared_in_linear_time() -> None:
+    def seconds(count: int) -> float:
+        one, other = (" ; ".join(str(n) for n in range(first, first + count)) for first in (10_000, 10_001))
+        began = time.process_time()
+        assert numbers_differ(one, other)
+        return time.process_time() - began
+
+    seconds(100)
+    assert seconds(50_000) < 40 * max(seconds(5_000), 0.02)
+
+
+@pytest.mark.parametrize(
+    ("usual", "texts"),
+    [
+        ("Tôi không biết anh ấy đi đâu.", ["Tớ ở tổ ấy.", "Ở ổ ấy", unicodedata.normalize("NFD", "Tớ ở tổ ấy.")]),
+        ("나는 학교에 갑니다.", [unicodedata.normalize("NFD", "나는 갑니다."), "ㅋㅋㅋ"]),
+        ("これは本です。", ["カタカナ", "ﾊﾝｶｸ", "漢字", "々〆", "ＡＢ漢字漢字"]),
+        ("这是一本书。", ["𠀀𠀁𠮷", "ㄅㄆㄇ"]),
+        ("This is a book.", ["Ọ̀rọ̀ ẹ̀kọ́", "ꞗꞔ Ɐ ẞ", "ＦＵＬＬ", "𝐛𝐨𝐥𝐝", "ﬁ ª º"]),
+        ("Это книга.", ["Ӑҥҩ", "ꙀꙂ", "Ґедь й ӡ"]),
+        ("Αυτό είναι βιβλίο.", ["ἐν ἀρχῇ ἦν", "Ὀδυσσεύς"]),
+        ("هذا كتاب", ["ﻫﺬﺍ ﻛﺘﺎﺏ", "پنجاه گچ", "ﷲ"]),
+        ("यह एक किताब है।", ["क्षि", "ॐ"]),
+        ("ნახვამდის", ["ᲜᲐᲮᲕᲐ"]),
+    ],
+)
+def test_letters_of_a_language_are_not_foreign(usual: str, texts: list[str]) -> None:
+    pairs = [(f"The sentence {n} is good enough.", f"{usual} {n}") for n in range(30)]
+    odd = [("Short text.", text) for text in texts]
+    kept, cleaner = cleaned([*pairs, *odd], limits={"ratio": None, "letters": None, "numbers": None})
+    assert kept == [*pairs, *odd]
+    foreign = "Это" if "Это" not in usual else "Its"
+    assert cleaned([*pairs, ("x", foreign)])[1].report.counts == {"script": 1}
+    assert not cleaner.report.counts
+
+
 def test_a_tag_is_no_word_and_has_its_own_sentences() -> None:
     held_out = HeldOut([[(">>de<< I like it.", "Ich mag es."), (">>de<< I like it too.", "Ich auch.")]])
     assert not held_out.has(">>de<< I like it.", "Mir gefällt es.")
@@ -127,7 +219,9 @@ def test_the_ratio_is_relative_to_what_is_usual() -> None:
         for n in range(30)
     ]
     assert usual_of(chinese).ratio < 0.4
-    assert [SCRIPTS[one] for one in usual_of(chinese).scripts] == ["Latin", "East Asian"]
+    latin, han = (SideBlock([text]).usual_script() for text in ("word", "漢字"))
+    assert usual_of(chinese).scripts == (latin, han)
+    assert latin != han
     kept, _ = cleaned([*chinese, (chinese[0][0] * 5, chinese[0][1])])
     assert kept == chinese
 
@@ -174,12 +268,12 @@ def test_few_pairs_and_random_lengths_are_no_shift() -> None:
 
 
 def test_counts_of_characters() -> None:
-    side = SideBlock(["Ab 1é", "", "。漢字 한"])
-    assert side.chars.tolist() == [5, 0, 5]
-    assert side.letters.tolist() == [3, 0, 4]
-    assert side.digits.tolist() == [1, 0, 0]
-    assert side.spaces.tolist() == [1, 0, 1]
-    assert side.has("1").tolist() == [True, False, False]
+    side = SideBlock(["Ab 1é", "", "。漢字 한", "े\u3000१❤️"])
+    assert side.chars.tolist() == [5, 0, 5, 5]
+    assert side.letters.tolist() == [3, 0, 3, 1]
+    assert side.digits.tolist() == [1, 0, 0, 1]
+    assert side.spaces.tolist() == [1, 0, 1, 1]
+    assert side.has("1").tolist() == [True, False, False, False]
 
 
 @pytest.mark.parametrize(

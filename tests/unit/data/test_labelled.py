@@ -51,6 +51,23 @@ def test_numbers_are_labels_and_tabs_are_text(tmp_path: Path) -> None:
     assert read(tsv=write(tmp_path / "b", "x\tone\ttwo\n"))[0] == [Labelled("x", "one two", 1)]
 
 
+def test_the_columns_of_a_table_have_names_or_numbers(tmp_path: Path) -> None:
+    table = write(tmp_path / "a.tsv", 'id\ttext\tlabel\n1\t"Yes," he said.\tpos\n2\tNo.\tneg\n')
+    expected = [Labelled("pos", '"Yes," he said.', 2), Labelled("neg", "No.", 3)]
+    rows, report = read(tsv=table, text_key="text", label_key="label")
+    assert (rows, report.headers_kept) == (expected, 0)
+    rows, report = read(tsv=table, text_key="2", label_key="3")
+    assert (rows, report.headers_kept) == ([Labelled("label", "text", 1), *expected], 1)
+    with pytest.raises(DataError, match="there is no column 'topic'; the first line has: id, text, label"):
+        read(tsv=table, text_key="text", label_key="topic")
+    with pytest.raises(
+        DataError, match=r"line 1 looks like a header: label, text\. .* give --label-key 1 --text-key 2"
+    ):
+        read(tsv=write(tmp_path / "b.tsv", "label\ttext\npos\tYes.\n"))
+    with pytest.raises(DataError, match="line 2 has 4 columns, but the first has 3"):
+        read(tsv=write(tmp_path / "c.tsv", "id\ttext\tlabel\n1\ta\tb\tc\n"), text_key="text", label_key="label")
+
+
 @pytest.mark.parametrize(
     ("form", "content", "message"),
     [

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from manyheads.data.lines import ReadReport
-from manyheads.data.pair_formats import csv_pairs, nested_value, parquet_pairs, tmx_pairs
+from manyheads.data.pair_formats import nested_value, parquet_pairs, table_pairs
 from manyheads.data.readers import PairFiles
+from manyheads.documents.formats import read_document
+from manyheads.documents.parts import Text
 from manyheads.errors import ConfigError, DataError
 
 KEYS = ("en", "de")
@@ -20,6 +22,10 @@ def write(folder: Path, name: str, text: str) -> Path:
     path = folder / name
     path.write_bytes(text.encode())
     return path
+
+
+def csv_pairs(path: Path, keys: tuple[str | None, str | None], policy: Any, report: ReadReport) -> Any:
+    return table_pairs(path, keys, policy, report, is_tsv=path.suffix == ".tsv")
 
 
 def test_nested_value() -> None:
@@ -57,13 +63,13 @@ def test_csv(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\n", "no column 'en'; its first line has: a, b"),
+        ("a,b\n", "no column 'en'; the first line has: a, b"),
         ("", "no column 'en'"),
         ("x,en,de\n1,a\n", "line 2 has 2 col"),
-        ("a,b\n", "Numbers, from 1, name the columns of a file without a header"),
+        ("a,b\n", "numbers, from 1, name the columns of a file without a header"),
         ("sep=,\nx,en,de\n1,a\n", "line 3 has 2 col"),
-        ("sep=;", "no column 'en'; its first line has: none"),
-        ('en,de\na,b\n"c\nd",e\nf,"g\nh,i\n', "begins in line 5 has a quotation mark that is never closed"),
+        ("sep=;", "no column 'en'; the first line has: none"),
+        ('en,de\na,b\n"c\nd",e\nf,"g\nh,i\n', "line 5 opens a quotation mark that is never closed"),
         ("en,de\ra,b\r", "has a carriage return in a row"),
         ("en,de\na\rb,c\n", "has a carriage return in a row"),
     ],
@@ -78,64 +84,110 @@ def test_csv_numbers_beyond_a_row_are_refused(tmp_path: Path) -> None:
         list(csv_pairs(write(tmp_path, "a.csv", "a,b,c\nd,e\n"), ("1", "3"), "fail", ReadReport()))
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            'en,de\n"He said \\"no\\".","Er sagte."\n',
+            r"line 2: the text .* follows a closing .* not written with a back",
+        ),
+        ('en,de\n"Hello,Hallo\nGood day.,Guten Tag.\n"Yes",Ja\n', r"line 4: the text 'Yes\",Ja' .* begins in line 2"),
+        ('en,de\n"a" b,c\n', r"line 2: the text ' b,c' follows a closing quotation mark; double the marks"),
+        ("en,de\nHello, my friend,Hallo\n", r"line 2 has 3 columns, but the first has 2"),
+        ("en,en\na,b\n", "there are 2 columns 'en'"),
+    ],
+)
+@pytest.mark.parametrize("form", ["prepare", "translate"])
+def test_malformed_csv_is_refused_everywhere(text: str, message: str, form: str, tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", text)
+    readers = {
+        "prepare": lambda: list(csv_pairs(path, KEYS, "fail", ReadReport())),
+        "translate": lambda: read_document(text, "a.csv", "csv", ["en"]),
+    }
+    with pytest.raises(DataError, match=message):
+        readers[form]()
+
+
+TSV = 'id\ten\tde\n1\t"Yes," he said.\t"Ja", sagte er.\n\n2\t"Yes."\t"Ja."\n3\t"He said ""no""."\t5" Rohr\n'
+
+
+def test_quotation_marks_in_tsv_are_text_everywhere(tmp_path: Path) -> None:
+    """Only a cell that a spreadsheet has quoted is read without its marks."""
+    path = write(tmp_path, "a.tsv", TSV)
+    expected = [('"Yes," he said.', '"Ja", sagte er.'), ("", ""), ('"Yes."', '"Ja."'), ('He said "no".', '5" Rohr')]
+    assert list(csv_pairs(path, KEYS, "fail", ReadReport())) == expected
+    document = read_document(TSV, "a.tsv", "tsv", ["en"])
+    assert [segment.parts for segment in document.segments] == [(Text(pair[0]),) for pair in expected if pair[0]]
+    result, kept = document.with_translations([[Text('a\t"b"')] for _ in document.segments])
+    assert not kept
+    write(tmp_path, "a.tsv", result)
+    assert [pair[0] for pair in csv_pairs(path, KEYS, "fail", ReadReport()) if pair[0]] == ['a "b"'] * 3
+    assert result.replace('a "b"', "x").replace('"a ""b"""', "x") == (
+        'id\ten\tde\n1\tx\t"Ja", sagte er.\n\n2\tx\t"Ja."\n3\tx\t5" Rohr\n'
+    )
+
+
+def test_keys_and_numbers_mean_the_same_in_every_table(tmp_path: Path) -> None:
+    rows = [("1", "Hallo.", "Hello."), ("2", "Danke.", "Thank you.")]
+    for suffix, delimiter in ((".tsv", "\t"), (".csv", ","), (".csv", "\t")):
+        bare = "".join(delimiter.join(row) + "\n" for row in rows)
+        expected = [("Hello.", "Hallo."), ("Thank you.", "Danke.")]
+        path = write(tmp_path, f"a{suffix}", delimiter.join(("id", "de", "en")) + "\n" + bare)
+        report = ReadReport()
+        assert list(csv_pairs(path, ("en", "de"), "fail", report)) == expected
+        assert report.headers_kept == 0
+        assert list(csv_pairs(path, ("3", "2"), "fail", report))[1:] == expected
+        assert report.headers_kept == 1
+        with pytest.raises(DataError, match="there is no column 'fr'; the first line has: id, de, en"):
+            list(csv_pairs(path, ("fr", "de"), "fail", report))
+        path = write(tmp_path, f"b{suffix}", bare)
+        assert list(csv_pairs(path, ("3", "2"), "fail", report)) == expected
+        assert report.headers_kept == 1
+        path = write(tmp_path, f"c{suffix}", delimiter.join(("id", "target", "source")) + "\n" + bare)
+        assert list(csv_pairs(path, (None, None), "fail", report)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "de\ten\nHallo.\tHello.\n",
+            "line 1 looks like a header: de, en. Name the columns by --source-key and --target",
+        ),
+        ("English\tGerman\tlicence\nHello.\tHallo.\tCC\n", "looks like a header: English, German, licence"),
+        (
+            "1276\tLet us go.\t77\tGehen wir.\n",
+            r"column 1 has numbers only .*--source-key 2 --target-key 4; if the num",
+        ),
+        ("Yes.\t0.98\tJa.\nNo.\t1\tNein.\n", r"column 2 has numbers only .*--source-key 1 --target-key 3; if the num"),
+        ("1\tone\n2\ttwo\n", "if the numbers are texts, --source-key 1 --target-key 2"),
+    ],
+)
+def test_tsv_without_keys_is_asked_about(text: str, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path, "a.tsv", text)
+    with pytest.raises(DataError, match=message):
+        list(csv_pairs(path, (None, None), "fail", ReadReport()))
+    found = next(csv_pairs(path, ("1", "2"), "fail", ReadReport()))
+    assert found == tuple(text.split("\n")[0].split("\t")[:2])
+
+
+def test_a_first_number_is_no_column_of_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.tsv", "1984\t1984\nYes.\tJa.\n")
+    assert list(csv_pairs(path, (None, None), "fail", ReadReport())) == [("1984", "1984"), ("Yes.", "Ja.")]
+
+
+def test_a_cell_that_never_ends_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyheads.text.tables.MOST_CELL_CHARS", 1000)
+    with pytest.raises(DataError, match="line 2 opens a quotation mark that is never closed within 1,000 characters"):
+        list(csv_pairs(write(tmp_path, "a.csv", 'en,de\n"a,b\n' + "c,d\n" * 1000), KEYS, "fail", ReadReport()))
+
+
 def test_csv_lines_that_are_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"en,de\na,b\n\xff,c\nd,e\n")
     assert list(csv_pairs(path, KEYS, "skip", ReadReport())) == [("a", "b"), None, ("d", "e")]
     with pytest.raises(DataError, match="line 3"):
         list(csv_pairs(path, KEYS, "fail", ReadReport()))
-
-
-TMX = """<?xml version="1.0" encoding="UTF-8"?>
-<!DOCTYPE tmx SYSTEM "tmx14.dtd">
-<tmx version="1.4"><header srclang="de-DE" segtype="sentence"/><body>
-<tu><tuv xml:lang="en-US"><seg>The <bpt i="1">&lt;b></bpt>big<ept i="1"/> <hi>dog</hi> &amp; cat</seg></tuv>
-<tuv xml:lang="de-DE"><seg>Der
-Hund</seg></tuv></tu>
-<tu><tuv xml:lang="de-de"><seg>allein</seg></tuv></tu>
-</body></tmx>"""
-
-
-def test_tmx(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.tmx", TMX)
-    assert list(tmx_pairs(path, (None, None))) == [("Der Hund", "The big dog & cat"), ("allein", "")]
-    assert list(tmx_pairs(path, ("en", "de"))) == [("The big dog & cat", "Der Hund"), ("", "allein")]
-    assert next(tmx_pairs(path, (None, "de"))) == ("The big dog & cat", "Der Hund")
-
-
-def test_units_before_both_languages_are_known_are_left_out(tmp_path: Path) -> None:
-    first = "<tu><tuv xml:lang='de'><seg>eins</seg></tuv></tu>"
-    path = write(tmp_path, "a.tmx", TMX.replace("<tu>", first + "<tu>", 1))
-    assert len(list(tmx_pairs(path, ("de", "en")))) == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "languages", "message"),
-    [
-        ("no xml", (None, None), "is not a TMX file"),
-        ("<tmx><body/></tmx>", (None, None), "no translation units"),
-        (TMX, ("fr", "de"), "has no fr; its languages are de-de, en-us"),
-        (TMX.replace("de-DE", "*all*", 1), (None, None), "which of its languages is the source"),
-        (TMX.replace('"de-de"', '"fr"'), (None, None), "has the languages de-de, en-us, fr; choose two"),
-        (TMX[:300], ("de", "en"), "is not a TMX file"),
-        (TMX.replace("UTF-8", "klingon"), ("de", "en"), "unknown encoding: klingon; convert it to UTF-8"),
-        (TMX.replace("UTF-8", "shift_jis"), ("de", "en"), "multi-byte encodings are not supported; convert it"),
-    ],
-)
-def test_tmx_refusals(text: str, languages: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=message):
-        list(tmx_pairs(write(tmp_path, "a.tmx", text), languages))
-
-
-def test_a_tmx_file_cannot_expand_or_read_other_files(tmp_path: Path) -> None:
-    entities = "".join(f'<!ENTITY e{n + 1} "{f"&e{n};" * 10}">' for n in range(9))
-    bomb = f'<!DOCTYPE tmx [<!ENTITY e0 "{"a" * 100}">{entities}]>'
-    text = TMX.split("\n", 2)[2].replace("Hund", "&e9;")
-    with pytest.raises(DataError, match="not a TMX file"):
-        list(tmx_pairs(write(tmp_path, "a.tmx", bomb + text), ("de", "en")))
-    other = f'<!DOCTYPE tmx [<!ENTITY e9 SYSTEM "file://{write(tmp_path, "secret", "secret")}">]>'
-    with pytest.raises(DataError, match="not a TMX file"):
-        list(tmx_pairs(write(tmp_path, "b.tmx", other + text), ("de", "en")))
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -164,14 +216,13 @@ def test_pairs_by_the_ending_of_a_name(tmp_path: Path) -> None:
         "a.csv": "en,de\na,b\n",
         "a.tsv": "a\tb\n",
         "a.jsonl": '{"en": "a", "de": "b"}\n',
-        "a.tmx": TMX,
     }
     for name, text in files.items():
         packed = tmp_path / f"{name}.gz"
         packed.write_bytes(gzip.compress(text.encode()))
         for path in (write(tmp_path, name, text), packed):
-            files_read = PairFiles(pairs=path, source_key="en", target_key="de", languages=("en", "de"))
-            assert next(files_read.read()) == (("The big dog & cat", "Der Hund") if "tmx" in name else ("a", "b"))
+            keys = {"source_key": "1", "target_key": "2"} if "tsv" in name else {"source_key": "en", "target_key": "de"}
+            assert next(PairFiles(pairs=path, **keys).read()) == ("a", "b")
     for name in ("a.txt", "a", "a.parquet.gz", "-"):
         with pytest.raises(ConfigError, match=r"ends in \.csv"):
             PairFiles(pairs=name)

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["DocumentOptions", "InputDocument", "open_document"]
 
 SENTENCES_AT_ONCE = 64  # at most this many sentences are lost if the command is interrupted
-GZIP_MAGIC = b"\x1f\x8b"
 MAX_DOCUMENT_BYTES = 64 * 2**20
 """Largest size of a document.
 
@@ -192,6 +191,8 @@ def open_document(options: DocumentOptions, path: str, output: str) -> InputDocu
         raise ConfigError(f"--output {output} is a folder; name a file in it.")
     name = describe(path)
     document = read_document(decode(_bytes_of(path, name), name), name, found, options.column)
+    for note in document.notes:
+        say(f"manyheads: {name}: {note}", file=sys.stderr)
     from manyheads.documents.terms import Terms
 
     return InputDocument(document, options.read_terms() or Terms(), options, name, path)
@@ -200,7 +201,7 @@ def open_document(options: DocumentOptions, path: str, output: str) -> InputDocu
 def _bytes_of(path: str, name: str) -> bytes:
     chunks: list[bytes] = []
     size = 0
-    for chunk in read_chunks(path, unpack=False, expected="a document"):
+    for chunk in read_chunks(path, expected="a document"):
         chunks.append(chunk)
         size += len(chunk)
         if size > MAX_DOCUMENT_BYTES:
@@ -208,10 +209,7 @@ def _bytes_of(path: str, name: str) -> bytes:
                 f"{name} has more than {MAX_DOCUMENT_BYTES:,} bytes, and a document is read as a whole. Split it, or"
                 " translate it line by line: --format lines."
             )
-    data = b"".join(chunks)
-    if data.startswith(GZIP_MAGIC):
-        raise DataError(f"{name} is packed; a document is unpacked first: gzip -d.")
-    return data
+    return b"".join(chunks)
 
 
 def _write(output: str, text: str) -> None:

@@ -17,6 +17,7 @@ from manyheads.data.cleaning.rules import RULES, HeldOut, Limits, PairBlock, Rul
 from manyheads.data.lines import ReadReport
 from manyheads.data.preparing_pairs import Pairs
 from manyheads.text.languages import guess_language
+from manyheads.text.tokenised import how_prepared
 
 __all__ = ["CLEANING_RULES", "CleanedPairs", "CleaningReport", "RememberedPairs", "describe_cleaning"]
 
@@ -51,6 +52,7 @@ class CleaningReport:
         limits: name of a rule -> its limit; None: it has none. Rules that are off are missing.
         usual: target characters for each source character.
         languages: of source and target, as the first pairs look; None: unknown.
+        prepared: what is unusual about the first pairs, see `text.tokenised`.
     """
 
     num_pairs: int = 0
@@ -61,6 +63,7 @@ class CleaningReport:
     limits: dict[str, float | None] = field(default_factory=dict)
     usual: float = 1.0
     languages: tuple[str | None, str | None] = (None, None)
+    prepared: list[str] = field(default_factory=list)
 
     @property
     def num_found(self) -> int:
@@ -81,6 +84,7 @@ class CleaningReport:
             "found": self.num_found,
             "left_out": self.num_found if self.is_cleaned else 0,
             "languages": list(self.languages),
+            "prepared": self.prepared,
             "usual_length_ratio": round(self.usual, 3),
             "misaligned": [
                 {"first_line": first, "last_line": last, "shift": shift} for first, last, shift in self.stretches
@@ -101,13 +105,14 @@ class CleaningReport:
 
 def describe_cleaning(content: Mapping[str, Any]) -> list[str]:
     """Return a summary of a cleaning.json in lines; none if nothing was found."""
+    unusual = [f"warning: {what}, or the model will write such text." for what in content.get("prepared", ())]
     is_cleaned = content["left_out"] > 0
     # Pairs with an empty side are left out and counted in any case.
     found = {
         rule["name"]: rule for rule in content["rules"] if rule["count"] and (is_cleaned or rule["name"] != "empty")
     }
     if not found:
-        return []
+        return unusual
     count = sum(rule["count"] for rule in found.values())
     done = "left out" if is_cleaned else "are suspicious, and kept; --clean leaves them out"
     told = [f"cleaning: {count:,} of {content['pairs']:,} training pairs {done} (examples: cleaning.json)"]
@@ -118,7 +123,7 @@ def describe_cleaning(content: Mapping[str, Any]) -> list[str]:
         told.append(f"  {'':>13} lines {one['first_line']:,} to {one['last_line']:,} look shifted by {one['shift']:+d}")
     if "held-out" in found and not is_cleaned:
         told.append("warning: training pairs with sentences of validation or test make its scores too high.")
-    return told
+    return told + unusual
 
 
 class CleanedPairs:
@@ -162,6 +167,8 @@ class CleanedPairs:
         found.usual = usual.ratio
         source, target = (guess_language(pair[side] for _, pair in sample) for side in (0, 1))
         found.languages = source, target
+        for side, name in enumerate(("source", "target")):
+            found.prepared += [f"the {name} {how}" for how in how_prepared([pair[side] for _, pair in sample])]
         blocks = _blocks(chain(sample, numbered), usual, held_out)
         del sample
         before: PairBlock | None = None

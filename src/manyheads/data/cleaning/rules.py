@@ -9,21 +9,21 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from manyheads.data.cleaning.block import SCRIPTS, SideBlock
+from manyheads.data.cleaning.block import SideBlock
+from manyheads.data.cleaning.numbers import numbers_differ
 from manyheads.errors import ConfigError
 from manyheads.text.tags import untagged
 
 __all__ = ["RULES", "HeldOut", "Limits", "PairBlock", "Rule", "Usual", "parse_limits", "usual_of"]
 
 Found = npt.NDArray[np.bool_]
-NUMBER = re.compile(r"\d\d+")
 MARKUP = re.compile(r"</?[a-zA-Z][^<>]*>|<!--|&(?:[a-zA-Z]{2,8}|#\d+);|\{\{|\]\]|\[\[")
 LENGTH_ROOM = 15  # short sentences may differ by this many characters, at any ratio
 
 
 @dataclass(frozen=True)
 class Usual:
-    """Statistics of the data: target characters for each source character, and the script of each side."""
+    """Statistics of the data: target characters for each source character, and the number of each side's script."""
 
     ratio: float
     scripts: tuple[int, int]
@@ -153,7 +153,7 @@ def _letters(block: PairBlock, limit: float) -> Found:
 
 def _script(block: PairBlock, limit: float) -> Found:
     found = [
-        side.letters_of(script) < limit * side.letters
+        side.letters_of(script) < limit * side.letters_with_script()
         for side, script in zip(block.sides, block.usual.scripts, strict=True)
     ]
     return np.asarray(found[0] | found[1])
@@ -161,12 +161,7 @@ def _script(block: PairBlock, limit: float) -> Found:
 
 def _numbers(block: PairBlock, limit: float) -> Found:
     source, target = block.sides
-
-    def differ(source_text: str, target_text: str) -> bool:
-        left, right = set(NUMBER.findall(source_text)), set(NUMBER.findall(target_text))
-        return bool(left - right) and bool(right - left)
-
-    return block.each(differ, (source.digits > 1) & (target.digits > 1))
+    return block.each(numbers_differ, (source.digits > 1) & (target.digits > 1))
 
 
 def _markup(block: PairBlock, limit: float) -> Found:
@@ -236,6 +231,4 @@ def usual_of(pairs: Sequence[tuple[str, str]]) -> Usual:
         return Usual(1.0, (0, 0))
     source, target = (SideBlock([pair[side] for pair in filled]) for side in (0, 1))
     ratios = target.chars / np.maximum(source.chars, 1)
-    scripts = [int(side.letters_by_script().sum(0).argmax()) for side in (source, target)]
-    assert all(0 <= one < len(SCRIPTS) for one in scripts)
-    return Usual(float(np.median(ratios)), (scripts[0], scripts[1]))
+    return Usual(float(np.median(ratios)), (source.usual_script(), target.usual_script()))

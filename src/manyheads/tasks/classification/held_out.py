@@ -9,6 +9,7 @@ from manyheads.decoding.classifier import Classifier
 from manyheads.errors import DataError
 from manyheads.tasks.classification.options import EvaluateOptions, LabelledOptions
 from manyheads.tasks.held_out import chosen_split, own_data
+from manyheads.tasks.preparation import check_keys
 
 __all__ = ["check_known", "given_texts", "held_out_texts", "numbered_unit"]
 
@@ -17,6 +18,7 @@ def given_texts(options: LabelledOptions, report: LabelledReport) -> tuple[list[
     """Return the rows of the files that are named, and their name; see `LabelledFiles.read` for errors."""
     names = ("tsv", "jsonl", "texts", "labels", "text_key", "label_key", "on_bad_utf8", "on_empty")
     files = LabelledFiles(**{name: getattr(options, name) for name in names})
+    check_keys(options, ("text_key", "label_key"), files.has_keys)
     return list(files.read(report)), files.describe()
 
 
@@ -28,6 +30,7 @@ def held_out_texts(options: EvaluateOptions, report: LabelledReport) -> tuple[li
     if any(path is not None for path in options.inputs):
         rows, name = given_texts(options, report)
     else:
+        check_keys(options, ("text_key", "label_key"), has_keys=False)
         data = options.data if options.data is not None else own_data(options.model, "--tsv FILE")[0]
         if data == TATOEBA_LANGUAGES:
             split = options.split or "test"

@@ -34,8 +34,14 @@ class PrepareOptions(preparation.PrepareOptions):
     test_jsonl: str | None = option("Test texts.", default=None, metavar="FILE")
     test_texts: str | None = option("Test texts, with --test-labels.", default=None, metavar="FILE")
     test_labels: str | None = option("Their labels.", default=None, metavar="FILE")
-    text_key: str = option("Key of the text in JSONL; a.b is nested.", default="text", metavar="KEY")
-    label_key: str = option("Key of the label in JSONL.", default="label", metavar="KEY")
+    text_key: str | None = option(
+        "Key of the text in JSONL (a.b is nested), or column of TSV: its name, or a number from 1 without a header.",
+        metavar="KEY",
+        default_is="text; of TSV the second column",
+    )
+    label_key: str | None = option(
+        "Key or column of the label.", metavar="KEY", default_is="label; of TSV the first column"
+    )
     valid_count: int | None = option(
         "Without validation files: hold back N training texts, chosen by a hash of the text; 0: no validation.",
         default=None,
@@ -59,8 +65,14 @@ class LabelledOptions:
     jsonl: str | None = option("Labelled texts, one JSON object per line.", default=None, metavar="FILE")
     texts: str | None = option("Texts, one per line, with --labels.", default=None, metavar="FILE")
     labels: str | None = option("Their labels, line by line.", default=None, metavar="FILE")
-    text_key: str = option("Key of the text in JSONL; a.b is nested.", default="text", metavar="KEY")
-    label_key: str = option("Key of the label in JSONL.", default="label", metavar="KEY")
+    text_key: str | None = option(
+        "Key of the text in JSONL (a.b is nested), or column of TSV: its name, or a number from 1 without a header.",
+        metavar="KEY",
+        default_is="text; of TSV the second column",
+    )
+    label_key: str | None = option(
+        "Key or column of the label.", metavar="KEY", default_is="label; of TSV the first column"
+    )
     on_empty: Literal["fail", "skip"] = option(
         "A line without text or without label: fail, or skip it.", default="fail"
     )

@@ -13,7 +13,14 @@ from manyheads.data.preparing import SPLITS
 from manyheads.data.preparing_labelled import prepare_labelled
 from manyheads.errors import ConfigError
 from manyheads.tasks.classification.options import PrepareOptions
-from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, summary_of, vocabulary_lines
+from manyheads.tasks.preparation import (
+    check_holdout,
+    check_keys,
+    chosen_vocabulary,
+    count_lines,
+    summary_of,
+    vocabulary_lines,
+)
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -35,6 +42,7 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
             splits[split] = _files(options, split, given)
     if "train" not in splits:
         raise ConfigError("There are no training texts: give --tsv, --jsonl, or --texts and --labels.")
+    check_keys(options, ("text_key", "label_key"), any(files.has_keys for files in splits.values()))
     check_holdout(options, [f"--valid-{form}" for form in _FORMS], "--valid-count", "500")
     tokenizer = chosen_vocabulary(options.vocabulary, TokenizerSettings, Tokenizer.load)
     return partial(

@@ -29,7 +29,8 @@ def directions(options: PrepareOptions) -> dict[str, list[PairOfFiles]]:
     options_of = {"train": options.pair, "valid": options.valid_pair, "test": options.test_pair}
     given = set(given_options(options))
     others = [f"--{prefix}{form}" for prefix in ("", "valid-", "test-") for form in _ALONE]
-    clashes = {name: name in given for name in (*others, "--source-lang", "--target-lang")}
+    others += ["--source-lang", "--target-lang", "--source-key", "--target-key"]
+    clashes = {name: name in given for name in others}
     refuse_given(clashes, "--pair names the files and languages of each direction; leave out {}.")
     made = {
         split: _pairs_of(texts, "--pair" if split == "train" else f"--{split}-pair")

@@ -56,7 +56,9 @@ class PrepareOptions(PairOptions):
 
     source: str | None = option("Training sentences, one per line; - is standard input.", default=None, metavar="FILE")
     target: str | None = option("Their translations, line by line.", default=None, metavar="FILE")
-    tsv: str | None = option("Training pairs, source<TAB>target.", default=None, metavar="FILE")
+    tsv: str | None = option(
+        "Training pairs, source<TAB>target, or the columns of --source-key.", default=None, metavar="FILE"
+    )
     jsonl: str | None = option("Training pairs, one JSON object per line.", default=None, metavar="FILE")
     pairs: str | None = option(
         "Training pairs in one file, whose name ends in .csv, .tsv, .jsonl, .tmx or .parquet.",
@@ -73,13 +75,15 @@ class PrepareOptions(PairOptions):
     test_tsv: str | None = option("Test pairs.", default=None, metavar="FILE")
     test_jsonl: str | None = option("Test pairs.", default=None, metavar="FILE")
     test_pairs: str | None = option("Test pairs.", default=None, metavar="FILE")
-    source_key: str = option(
-        "Key or column of the source sentence in JSONL, CSV and Parquet files; a.b is nested. A number is a column of "
-        "a CSV file without a header.",
-        default="source",
+    source_key: str | None = option(
+        "Key or column of the source sentence in JSONL, CSV, TSV and Parquet files; a.b is nested. A number, from 1, "
+        "is a column of a table without a header.",
         metavar="KEY",
+        default_is="source; of TSV without such a header the first column",
     )
-    target_key: str = option("Key or column of its translation.", default="target", metavar="KEY")
+    target_key: str | None = option(
+        "Key or column of its translation.", metavar="KEY", default_is="target, or the second column"
+    )
     source_lang: str | None = option(
         "Language of the sources, as in BCP 47; stored with the data and the models trained on it.",
         metavar="TAG",

@@ -19,7 +19,14 @@ from manyheads.data.readers import PairFiles
 from manyheads.data.tagged import ManyCleanings, TaggedPairs
 from manyheads.errors import ConfigError
 from manyheads.files.guarded import read_limited
-from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, summary_of, vocabulary_lines
+from manyheads.tasks.preparation import (
+    check_holdout,
+    check_keys,
+    chosen_vocabulary,
+    count_lines,
+    summary_of,
+    vocabulary_lines,
+)
 from manyheads.tasks.translation.directions import directions
 from manyheads.tasks.translation.options import PairOptions, PrepareOptions
 from manyheads.text.languages import LanguagePair, language_tag, warn_of_languages
@@ -29,6 +36,7 @@ from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["preparation", "preparation_of", "summary"]
 
+LEFT_OUT = ("empty_dropped", "bad_utf8_skipped", "units_incomplete", "bad_units_skipped")
 _FORMS = ("source", "target", "tsv", "jsonl", "pairs")
 
 
@@ -43,18 +51,20 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     if options.pair:
         return _of_directions(options, limits)
     languages = _languages(options)
-    splits: dict[str, Pairs] = {}
+    files: dict[str, PairFiles] = {}
     for split in SPLITS:
         prefix = "" if split == "train" else f"{split}_"
         given = {form: getattr(options, prefix + form) for form in _FORMS}
         if any(path is not None for path in given.values()):
-            splits[split] = _files(options, split, given, languages or (None, None))
-    if "train" not in splits:
+            files[split] = _files(options, split, given, languages or (None, None))
+    if "train" not in files:
         raise ConfigError(
             "There are no training pairs: give --source and --target, or --tsv, --jsonl or --pairs; for several"
             " languages, --pair."
         )
+    check_keys(options, ("source_key", "target_key"), any(each.has_keys for each in files.values()))
     check_holdout(options, [f"--valid-{form}" for form in _FORMS], "--valid-count", "500")
+    splits: dict[str, Pairs] = {**files}
     splits |= {split: RememberedPairs(splits[split]) for split in ("valid", "test") if split in splits}
     held_out = [splits[split] for split in ("valid", "test") if split in splits]
     cleaner = CleanedPairs(splits["train"], clean=options.clean, limits=limits, held_out=held_out)
@@ -179,7 +189,7 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
         num_lines, num_pairs = counts["lines"], counts["pairs"]
         lines += ["", f"{split}: {num_pairs:,} pairs kept of {num_lines:,} read"]
         lines += count_lines({**counts, "lines": 0})
-        left_out = sum(counts.get(name, 0) for name in ("empty_dropped", "bad_utf8_skipped"))
+        left_out = sum(counts.get(name, 0) for name in LEFT_OUT)
         left_out += cleaning.get("left_out", 0) if split == "train" else 0
         if held_back := num_lines - num_pairs - left_out:
             lines.append(f"  {held_back:>13,} held back for validation")
