@@ -15,7 +15,6 @@ from typing import Self
 
 import tokenizers
 
-from manyheads import __version__
 from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError, ManyHeadsError
 from manyheads.files.commit import make_folder, remove_folder, write_file, write_text
@@ -24,6 +23,7 @@ from manyheads.files.locks import locked
 
 __all__ = ["Parts", "parts_folder"]
 
+VERSION = "1"  # raise it if the same input gives other parts
 MARK = "README.txt"
 ABOUT = "Finished parts of `manyheads prepare`. The same command continues from them, and removes them at its end.\n"
 MOST_BYTES = 2**30
@@ -63,14 +63,14 @@ class Parts:
     def kept(self, made_of: Iterable[str], make: Callable[[], bytes]) -> bytes:
         """Return a part: the one that an earlier command has left, or else the result of `make`, which is kept.
 
-        Args: made_of: everything that determines the result, besides the version of the program.
+        Args: made_of: everything that determines the result, besides the versions of the code.
 
         Raises: ConfigError: the folder is not one of parts, or another command uses it. SaveError: see `write_file`.
         """
         if not self._is_claimed:
             self._claim()
         name = hashlib.sha256()
-        for text in (__version__, tokenizers.__version__, *made_of):
+        for text in (VERSION, tokenizers.__version__, *made_of):
             name.update(f"{len(text)}:{text}".encode())
         path = self._folder / name.hexdigest()
         with suppress(OSError):
@@ -97,4 +97,4 @@ class Parts:
         self._held.enter_context(locked(self._folder / ".lock", in_use))
         self._is_claimed = True
         if found := sum(len(path.name) == 2 * _DIGEST_BYTES for path in self._folder.iterdir()):
-            self._progress(f"parts found in {self._folder}", found, found)
+            self._progress(f"finished parts found in {self._folder}", found, found)
