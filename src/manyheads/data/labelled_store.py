@@ -19,7 +19,7 @@ from manyheads.data.collate import padded_rows
 from manyheads.data.labelled_settings import LabelledSettings
 from manyheads.data.plan import by_length
 from manyheads.data.row_stream import RowStream
-from manyheads.data.store import SideWriter, StoreFormat, TokenSide, sides_from_lists
+from manyheads.data.store import IntArray, SideWriter, StoreFormat, TokenSide, sides_from_lists
 from manyheads.errors import DataError
 
 __all__ = ["LabelledStore", "LabelledStream", "collate_labelled", "eval_labelled", "write_labelled"]
@@ -72,7 +72,7 @@ class LabelledStore:
         return self.text.lengths + 1
 
 
-def write_labelled(folder: str | Path, rows: Iterable[tuple[Sequence[int], int]], vocab_size: int) -> int:
+def write_labelled(folder: str | Path, rows: Iterable[tuple[Sequence[int] | IntArray, int]], vocab_size: int) -> int:
     """Write a store of (ids, label); it appears under its name only when it is complete.
 
     Returns: the number of texts. Raises: DataError, SaveError: see `store.write_pairs`.

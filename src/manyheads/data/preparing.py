@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from manyheads.data.manifest import file_record, write_data
+from manyheads.data.parts import Parts
 from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError
 from manyheads.text.tokenizer_file import TokenizerFile
@@ -48,11 +49,13 @@ class Source(ABC):
         settings: the settings of the vocabulary to learn, a dataclass; None: the vocabulary is given.
         folder: the folder to write to; set by `prepare`.
         progress: set by `prepare`.
+        parts: set by `prepare`; what took long to make, and is found again after a kill.
     """
 
     settings: Any
     folder: Path
     progress: Progress
+    parts: Parts
 
     @abstractmethod
     def read(self) -> dict[str, str]:
@@ -98,7 +101,7 @@ def prepare(
     """
 
     def write(aside: Path) -> dict[str, Any]:
-        source.folder, source.progress = aside, progress or (lambda phase, done, total: None)
+        source.folder = aside
         origin = source.read()
         vocabulary = source.learn()
         vocabulary.save(aside / "tokenizer.json")
@@ -116,7 +119,9 @@ def prepare(
             **source.record(),
         }
 
-    return write_data(Path(folder), write, replace=replace)
+    source.progress = progress or (lambda phase, done, total: None)
+    with Parts(Path(folder), source.progress) as source.parts:
+        return write_data(Path(folder), write, replace=replace)
 
 
 def given_splits(train: T, valid: T | None, test: T | None) -> dict[str, T]:

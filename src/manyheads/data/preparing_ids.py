@@ -102,7 +102,7 @@ class _IdFiles(TokenSource):
         """Look at all ids for the size of the vocabulary; see `Source.learn`."""
         settings = self.settings
         num_ids = 256 if settings.image_size else settings.vocab_size
-        for split, part in self.parts.items():
+        for split, part in self.copies.items():
             ids = self._ids(part)
             for start in range(0, len(ids), BLOCK_IDS):
                 block = ids[start : start + BLOCK_IDS]

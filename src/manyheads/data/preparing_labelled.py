@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from manyheads.data.labelled_store import write_labelled
 from manyheads.data.line_source import blocks_of
 from manyheads.data.lines import stored_lines
 from manyheads.data.preparing import CONTROL, given_splits, prepare
-from manyheads.data.preparing_sides import ENCODE_ROWS, REPORT_ROWS, SidesSource
-from manyheads.data.progress import Progress
+from manyheads.data.preparing_sides import PART_ROWS, REPORT_ROWS, SidesSource
+from manyheads.data.progress import Progress, telling
+from manyheads.data.store import IntArray
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.growing import Growth
-from manyheads.text.learning import MAX_LEARNED_CHARS
+from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -73,6 +75,7 @@ class _LabelledSource(SidesSource):
     """See `preparing.Source`."""
 
     sides = SIDES
+    unit = "texts"
 
     def __init__(
         self, splits: dict[str, LabelledTexts], tokenizer: TokenizerSettings | Tokenizer | Growth, num_held_back: int
@@ -102,7 +105,6 @@ class _LabelledSource(SidesSource):
         self._check_labels(rows, origin)
         for _, text, _ in rows["train"]:
             self._seen.add(_digest(text))
-            self.sample.add(text)
         for split, some in rows.items():
             self._write(split, some, reports[split])
         return origin
@@ -148,6 +150,11 @@ class _LabelledSource(SidesSource):
         counts = {"control_characters": control, "long_lines": long, "texts": len(rows), "known_texts": known}
         self.counts[split] = {**dataclasses.asdict(report), **counts}
 
+    def texts(self) -> Iterable[str]:
+        """See `SidesSource.texts`."""
+        rows = self.sample()
+        return Rereadable(lambda: (text for _, text in rows), length_hint(rows))
+
     def encode(self, split: str) -> dict[str, int]:
         """See `Source.encode`."""
         tokenizer, counts = self.tokenizer, self.counts[split]
@@ -155,17 +162,14 @@ class _LabelledSource(SidesSource):
         numbers = {label: number for number, label in enumerate(self._labels)}
         counts |= {"tokens": 0, "longest": 0, "unknown": 0}
 
-        def encoded() -> Iterator[tuple[list[int], int]]:
+        def encoded() -> Iterator[tuple[IntArray, int]]:
             done = 0
-            for block in blocks_of(zip(*map(stored_lines, self.paths(split)), strict=True), ENCODE_ROWS):
+            for block in blocks_of(zip(*map(stored_lines, self.paths(split)), strict=True), PART_ROWS):
                 labels, texts = zip(*block, strict=True)
-                for label, ids in zip(labels, tokenizer.encode_batch(texts), strict=True):
-                    counts["tokens"] += len(ids)
-                    counts["longest"] = max(counts["longest"], len(ids))
-                    counts["unknown"] += ids.count(tokenizer.unk_id)
-                    yield ids, numbers[label]
+                told = telling(self.progress, f"encode {split}", counts["texts"], done)
+                rows = self.encoded(texts, tokenizer, told, counts)
+                yield from zip(rows, (numbers[label] for label in labels), strict=True)
                 done += len(block)
-                self.progress(f"encode {split}", done, counts["texts"])
 
         write_labelled(self.folder / split, encoded(), max(tokenizer.vocab_size, len(self._labels)))
         return counts

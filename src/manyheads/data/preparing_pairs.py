@@ -6,19 +6,21 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import length_hint
 from pathlib import Path
 from typing import Any, Protocol
 
 from manyheads.data.line_source import blocks_of
 from manyheads.data.lines import ReadReport, stored_lines
 from manyheads.data.preparing import CONTROL, given_splits, prepare
-from manyheads.data.preparing_sides import ENCODE_ROWS, REPORT_ROWS, SidesSource
+from manyheads.data.preparing_sides import PART_ROWS, REPORT_ROWS, SidesSource
 from manyheads.data.progress import Progress
-from manyheads.data.store import PairStore, write_pairs
+from manyheads.data.store import IntArray, write_pairs
 from manyheads.errors import DataError
 from manyheads.text.growing import Growth
 from manyheads.text.languages import LanguagePair
-from manyheads.text.learning import MAX_LEARNED_CHARS
+from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.parsing import ParsingTask
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.settings import TokenizerSettings
@@ -111,6 +113,7 @@ class _PairSource(SidesSource):
     """See `preparing.Source`."""
 
     sides = SIDES
+    unit = "pairs"
 
     def __init__(
         self,
@@ -157,8 +160,6 @@ class _PairSource(SidesSource):
                 long += max(len(source), len(target)) > MAX_LEARNED_CHARS
                 source_file.write(source + "\n")
                 target_file.write(target + "\n")
-                if split == "train":
-                    self.sample.add((source, target))
                 if kept % REPORT_ROWS == 0:
                     self.progress(f"read {split}", kept, 0)
         self.progress(f"read {split}", kept, kept)
@@ -169,14 +170,24 @@ class _PairSource(SidesSource):
     def learned(self, settings: TokenizerSettings) -> Tokenizer:
         """Return a tokenizer that is trained on both sides of the sample."""
         if self._task is not None:
-            return self._task.learn_tokenizer(self.sample.kept, settings)
-        return Tokenizer.train(self.texts(), settings, languages=self._targets)
+            pairs = ((source, target) for source, target in self.sample())
+            return self._task.learn_tokenizer(pairs, settings, self.progress)
+        return Tokenizer.train(self.texts(), settings, languages=self._targets, told=self.progress)
+
+    def made_of(self) -> Iterable[str]:
+        """See `SidesSource.made_of`."""
+        return repr(self._task), *self._targets
 
     def texts(self) -> Iterable[str]:
         """Return the sources without tags, and the targets."""
-        is_tagged = bool(self._targets)
-        pairs = ((untagged(source)[0] if is_tagged else source, target) for source, target in self.sample.kept)
-        return (text for pair in pairs for text in pair)
+        rows, is_tagged = self.sample(), bool(self._targets)
+
+        def read() -> Iterator[str]:
+            for source, target in rows:
+                yield untagged(source)[0] if is_tagged else source
+                yield target
+
+        return Rereadable(read, 2 * length_hint(rows))
 
     def learn(self) -> Tokenizer:
         """See `Source.learn`."""
@@ -201,25 +212,25 @@ class _PairSource(SidesSource):
         tokenizer, counts = self.tokenizer, self.counts[split]
         assert isinstance(tokenizer, Tokenizer)  # since `learn`
 
-        def encoded() -> Iterator[tuple[list[int], list[int]]]:
+        counts |= {f"{side}_{name}": 0 for side in SIDES for name in ("tokens", "longest", "unknown")}
+
+        def told(first: int, count: int) -> None:
+            self.progress(f"encode {split}", (first + count) // 2, counts["pairs"])
+
+        def encoded() -> Iterator[tuple[IntArray, IntArray]]:
             pairs, done = self._stored(split), 0
             if split == "train" and self._without_held_back is not None:
                 pairs = self._without_held_back(pairs, list(self._stored("valid")))
-            for block in blocks_of(pairs, ENCODE_ROWS):
-                sources, targets = zip(*block, strict=True)
-                encoded_sources = tokenizer.source.encode_batch(sources)
-                yield from zip(encoded_sources, tokenizer.target.encode_batch(targets), strict=True)
+            for block in blocks_of(pairs, PART_ROWS):
+                rows = []
+                for number, (side, texts) in enumerate(zip(SIDES, zip(*block, strict=True), strict=True)):
+                    so_far = partial(told, 2 * done + number * len(block))
+                    rows.append(self.encoded(texts, getattr(tokenizer, side), so_far, counts, f"{side}_"))
+                yield from zip(*rows, strict=True)
                 done += len(block)
-                self.progress(f"encode {split}", done, counts["pairs"])
             counts["pairs"] = done
 
         write_pairs(self.folder / split, encoded(), tokenizer.vocab_size)
-        store = PairStore.open(self.folder / split, verify=False)
-        for side in ("source", "target"):
-            ids, lengths = getattr(store, side).ids, getattr(store, f"{side}_lengths")
-            counts[f"{side}_tokens"] = len(ids)
-            counts[f"{side}_longest"] = int(lengths.max(initial=0))
-            counts[f"{side}_unknown"] = int((ids == tokenizer.unk_id).sum())
         return counts
 
     def _stored(self, split: str) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from manyheads.data.span_store import SpanRow, write_spans
 from manyheads.data.trees import TreeFile
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.growing import Growth
-from manyheads.text.learning import MAX_LEARNED_CHARS
+from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
 from manyheads.text.spans import SpanTree, spans_of
 from manyheads.text.tokenizer import Tokenizer
@@ -70,12 +71,13 @@ class _SpanSource(SidesSource):
     """See `preparing.Source`."""
 
     sides = SIDES
+    unit = "sentences"
 
     def __init__(
         self, splits: dict[str, TreeFile], tokenizer: TokenizerSettings | Tokenizer | Growth, parts: ParsingSettings
     ) -> None:
         super().__init__(splits, tokenizer)
-        self._parts = parts
+        self._kept = parts
         self._labels: tuple[str, ...] = ()
         self._tags: tuple[str, ...] = ()
 
@@ -111,7 +113,6 @@ class _SpanSource(SidesSource):
                     known = self._spans(tree)
                     labels.update(label for *_, label in known.spans)
                     tags.update(known.tags)
-                    self.sample.add(sentence)
                 if kept % REPORT_ROWS == 0:
                     self.progress(f"read {split}", kept, 0)
         self.progress(f"read {split}", kept, kept)
@@ -119,7 +120,12 @@ class _SpanSource(SidesSource):
         return {**dataclasses.asdict(report), **counts}
 
     def _spans(self, tree: str) -> SpanTree:
-        return spans_of(parse_tree(tree), self._parts)
+        return spans_of(parse_tree(tree), self._kept)
+
+    def texts(self) -> Iterable[str]:
+        """See `SidesSource.texts`."""
+        rows = self.sample()
+        return Rereadable(lambda: (sentence for sentence, _ in rows), length_hint(rows))
 
     def encode(self, split: str) -> dict[str, int]:
         """See `Source.encode`."""
@@ -148,6 +154,6 @@ class _SpanSource(SidesSource):
 
     def record(self) -> dict[str, Any]:
         """See `Source.record`."""
-        parts = {"functions": self._parts.functions, "root": self._parts.root}
+        parts = {"functions": self._kept.functions, "root": self._kept.root}
         names = {"constituents": list(self._labels), "tags": list(self._tags)}
         return {"task": {"name": SPANS_TASK, **parts, **names}}

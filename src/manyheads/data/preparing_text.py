@@ -14,7 +14,7 @@ from manyheads.data.preparing_tokens import BLOCK_BYTES, Part, Piece, TokenSourc
 from manyheads.data.progress import Progress
 from manyheads.data.texts import Text
 from manyheads.text.growing import Growth
-from manyheads.text.learning import MAX_LEARNED_CHARS
+from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import VocabularySettings
 from manyheads.text.vocabularies import learn_vocabulary, sample_of
 from manyheads.text.vocabulary import Vocabulary
@@ -106,11 +106,12 @@ class _TextSource(TokenSource):
 
     def learn(self) -> Vocabulary:
         """See `Source.learn`."""
-        part, chosen = self.parts["train"], self._chosen
+        part, chosen = self.copies["train"], self._chosen
+        lines = Rereadable(lambda: self._learned_lines(part))
         if isinstance(chosen, Growth):
-            self.vocabulary = chosen.learn(sample_of(self._learned_lines(part)))
+            self.vocabulary = chosen.learn(sample_of(lines), self.progress)
         elif isinstance(chosen, VocabularySettings):
-            self.vocabulary = learn_vocabulary(self._learned_lines(part), chosen, num_files=len(part.ends()))
+            self.vocabulary = learn_vocabulary(lines, chosen, num_files=len(part.ends()), told=self.progress)
         return self.vocabulary
 
     def _learned_lines(self, part: Part) -> Iterator[str]:

@@ -113,10 +113,10 @@ class TokenSource(Source):
 
     def read(self) -> dict[str, str]:
         """See `Source.read`."""
-        self.parts = {split: self._copy(split) for split in self.splits}
+        self.copies = {split: self._copy(split) for split in self.splits}
         origin = {split: given.describe() for split, given in self.splits.items()}
         self._hold_out(origin)
-        for split, part in self.parts.items():
+        for split, part in self.copies.items():
             if not len(part):
                 raise DataError(
                     f"There is no {split} {self.what} in {origin[split]}; give other files, or more of them, or leave"
@@ -126,7 +126,7 @@ class TokenSource(Source):
 
     def encode(self, split: str) -> dict[str, int]:
         """See `Source.encode`."""
-        part, vocabulary = self.parts[split], self.vocabulary
+        part, vocabulary = self.copies[split], self.vocabulary
         counts = dict.fromkeys(self.counted, 0)
 
         def watched() -> Iterator[Piece]:
@@ -151,7 +151,7 @@ class TokenSource(Source):
     def finish(self) -> tuple[str, ...]:
         """See `Source.finish`."""
         for split in self.splits:
-            self.parts[split].path.unlink()
+            self.copies[split].path.unlink()
         return ()
 
     def record(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class TokenSource(Source):
 
     def _hold_out(self, origin: dict[str, str]) -> None:
         """Divide the training copy."""
-        holdout, train, where = self.holdout, self.parts["train"], origin["train"]
+        holdout, train, where = self.holdout, self.copies["train"], origin["train"]
         size = len(train)
         if holdout.whole and size != holdout.whole:
             raise DataError(
@@ -193,6 +193,6 @@ class TokenSource(Source):
         bounds = [0, *(self.cut(train.path, place, size) for place in (size - valid - test, size - test)), size]
         for split, start, stop in zip(SPLITS, bounds[:-1], bounds[1:], strict=True):
             if split == "train" or getattr(holdout, split):
-                self.parts[split] = Part(train.path, start, stop, train.files)
+                self.copies[split] = Part(train.path, start, stop, train.files)
                 first, last = start // self.unit_bytes, stop // self.unit_bytes
                 origin[split] = f"{self.unit} {first:,} to {last:,} of {where}"

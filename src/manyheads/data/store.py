@@ -32,6 +32,7 @@ FLUSH_TOKENS = 2**20
 CHECK_TOKENS = 2**24
 
 IntArray = NDArray[np.integer[Any]]
+Ids = Sequence[int] | IntArray
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class PairStore:
         return self.target.lengths
 
 
-def write_pairs(folder: str | Path, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], vocab_size: int) -> int:
+def write_pairs(folder: str | Path, pairs: Iterable[tuple[Ids, Ids]], vocab_size: int) -> int:
     """Write a store; it appears under its name only when it is complete.
 
     Args:
@@ -245,7 +246,7 @@ class SideWriter:
         self.num_tokens = self.num_sentences = 0
         self.unfinished = False
 
-    def add(self, ids: Sequence[int] | IntArray, *, ends: bool = True) -> None:
+    def add(self, ids: Ids, *, ends: bool = True) -> None:
         """Append ids to the current sentence. ends: the sentence ends with them."""
         if isinstance(ids, np.ndarray):
             self._ids.frombytes(ids.astype(np.int64).tobytes())

@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizers import models, trainers
 
 from manyheads.errors import ConfigError, DataError
-from manyheads.text.learning import MAX_LEARNED_CHARS, MIN_FREQUENCY, rare_characters
+from manyheads.text.learning import MIN_FREQUENCY, Told, WordCounts, rare_characters, train_on_words
 from manyheads.text.piece_vocabulary import PieceVocabulary
 from manyheads.text.pipeline import SPECIAL_PIECES, WHITE_OF_TARGETS, assemble, heads_of, normalizer, take_apart
 from manyheads.text.settings import GrowthSettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.tokenizer_file import check_encodable
 from manyheads.text.vocabulary import Vocabulary
 
 __all__ = ["Growth", "grow", "old_ids_of"]
 
 _FIRST_SIGN = 0x10000  # from here on no code point is white space
-_REPEATED = 10_000  # occurrences of a word in one text for the trainer
 _SPARE = 100  # merges
 
 
@@ -80,16 +78,21 @@ class Growth:
         known = self.tokenizer
         return GrowthSettings(tokenizer=known.digest, old_size=known.vocab_size, new_pieces=self.new_pieces)
 
-    def learn(self, texts: Iterable[str]) -> Any:
-        """Return the larger tokenizer or vocabulary. texts: see `grow`."""
+    def learn(self, texts: Iterable[str], told: Told = lambda phase, done, total: None) -> Any:
+        """Return the larger tokenizer or vocabulary. For the arguments see `grow`."""
         known = self.tokenizer
         if isinstance(known, PieceVocabulary):
-            return PieceVocabulary(grow(known.tokenizer, texts, self.new_pieces), known.documents)
+            return PieceVocabulary(grow(known.tokenizer, texts, self.new_pieces, told), known.documents)
         assert isinstance(known, Tokenizer)  # since __post_init__
-        return grow(known, texts, self.new_pieces)
+        return grow(known, texts, self.new_pieces, told)
 
 
-def grow(tokenizer: Tokenizer, texts: Iterable[str], new_pieces: int) -> Tokenizer:
+def grow(
+    tokenizer: Tokenizer,
+    texts: Iterable[str],
+    new_pieces: int,
+    told: Told = lambda phase, done, total: None,
+) -> Tokenizer:
     """Return a tokenizer with the pieces of another one, and after them pieces that are learned from a text.
 
     With `bpe` the text is first divided by the old merges, and new ones are learned that follow the old ones, so a text
@@ -100,11 +103,13 @@ def grow(tokenizer: Tokenizer, texts: Iterable[str], new_pieces: int) -> Tokeniz
         tokenizer: of kind `bpe` or `word`, without symbols and tags.
         texts: the training texts; of each only the first 10,000 characters are used.
         new_pieces: at most this number is added; a text that needs fewer gives fewer.
+        told: progress, see `learn_pieces`.
 
     Raises: DataError: there is no text, or it contains an unpaired surrogate.
     """
     kind, lowercase, pieces, merges, *_, spaces = take_apart(json.loads(tokenizer.to_json()), "The tokenizer")
-    words = _count_words(tokenizer, texts)
+    counts = WordCounts(texts, kind, lowercase, told, normalize_spaces=spaces).words
+    words = {word: count for word, count in counts.items() if word.strip()}
     if not words:
         raise DataError("There is no text to learn new pieces from: every line is empty.")
     if kind == "word":
@@ -113,7 +118,7 @@ def grow(tokenizer: Tokenizer, texts: Iterable[str], new_pieces: int) -> Tokeniz
     pieces = pieces + _new_characters(words, set(pieces), new_pieces)
     with_characters = Tokenizer(kind, lowercase, pieces, merges, normalize_spaces=spaces)
     room = new_pieces - (len(pieces) - tokenizer.vocab_size)
-    more, more_merges = _learn_merges(with_characters, words, room) if room else ([], [])
+    more, more_merges = _learn_merges(with_characters, words, room, told) if room else ([], [])
     return Tokenizer(kind, lowercase, pieces + more, merges + more_merges, normalize_spaces=spaces)
 
 
@@ -123,17 +128,6 @@ def _library_of(tokenizer: Tokenizer) -> Any:
     normal = normalizer(kind, lowercase, WHITE_OF_TARGETS if spaces else "")
     blueprint = {**assemble(kind, lowercase, pieces, extra), "added_tokens": [], "normalizer": normal}
     return tokenizers.Tokenizer.from_str(json.dumps(blueprint))
-
-
-def _count_words(tokenizer: Tokenizer, texts: Iterable[str]) -> Counter[str]:
-    """Count the words to which merges apply, with the space before each."""
-    library = _library_of(tokenizer)
-    words: Counter[str] = Counter()
-    for text in texts:
-        check_encodable([text])
-        normal = library.normalizer.normalize_str(text[:MAX_LEARNED_CHARS])
-        words.update(word for word, _ in library.pre_tokenizer.pre_tokenize_str(normal) if word.strip())
-    return words
 
 
 def _new_characters(words: Mapping[str, int], known: set[str], most: int) -> list[str]:
@@ -146,7 +140,9 @@ def _new_characters(words: Mapping[str, int], known: set[str], most: int) -> lis
     return sorted(kept, key=lambda char: (-counts[char], char))[: most // 2]
 
 
-def _learn_merges(tokenizer: Tokenizer, words: Mapping[str, int], most: int) -> tuple[list[str], list[list[str]]]:
+def _learn_merges(
+    tokenizer: Tokenizer, words: Mapping[str, int], most: int, told: Told
+) -> tuple[list[str], list[list[str]]]:
     """Learn merges of a tokenizer's pieces: each piece is a letter for the trainer of the library.
 
     Returns: the new pieces, at most `most`, and the merges.
@@ -160,23 +156,16 @@ def _learn_merges(tokenizer: Tokenizer, words: Mapping[str, int], most: int) -> 
         # Bytes are never joined, so a word ends before each and begins after it.
         return "".join(" " if one < first else signs.setdefault(one, chr(_FIRST_SIGN + len(signs))) for one in ids)
 
-    divided = {word: f"{written(word)} " for word in sorted(words)}
-
-    def repeated() -> Iterator[str]:
-        for word, text in divided.items():
-            for start in range(0, words[word], _REPEATED):
-                yield text * min(_REPEATED, words[word] - start)
-
-    learner = tokenizers.Tokenizer(models.BPE())
-    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    divided: Counter[str] = Counter()
+    for word in sorted(words):
+        for part in written(word).split():
+            divided[part] += words[word]
     # Two merges can give one piece, so more are learned than there is room for.
     size = len(signs) + 2 * most + _SPARE
-    learner.train_from_iterator(
-        repeated(), trainers.BpeTrainer(vocab_size=size, min_frequency=MIN_FREQUENCY, show_progress=False)
-    )
+    trainer = trainers.BpeTrainer(vocab_size=size, min_frequency=MIN_FREQUENCY, show_progress=False)
     of_sign = {sign: pieces[index] for index, sign in signs.items()}
     known, new, merges = set(pieces), list[str](), list[list[str]]()
-    for pair in json.loads(learner.to_str())["model"]["merges"]:
+    for pair in train_on_words(models.BPE(), trainer, divided, told)["merges"]:
         left, right = ("".join(of_sign[sign] for sign in half) for half in pair)
         if left + right not in known:
             if len(new) == most:

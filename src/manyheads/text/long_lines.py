@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Sequence
 
-__all__ = ["grouped", "in_parts"]
+__all__ = ["grouped", "in_parts", "joins_before"]
 
 SEARCHED = 4096  # number of characters before the end of a part that are searched for a space
 
@@ -49,7 +49,7 @@ def in_parts(text: str, most: int, *, through_words: bool) -> Iterator[tuple[str
             break
         else:
             stop = start + most
-            while stop > start + max(1, most // 2) and _belongs_to_the_one_before(text[stop]):
+            while stop > start + max(1, most // 2) and joins_before(text[stop]):
                 stop -= 1
             yield text[start:stop], begins
             start, begins = stop, False
@@ -76,6 +76,6 @@ def _is_single(text: str, place: int) -> bool:
     return not text[place - 1].isspace() and not text[place + 1].isspace()
 
 
-def _belongs_to_the_one_before(char: str) -> bool:
+def joins_before(char: str) -> bool:
     """Return whether NFC can join the character with the previous one (marks, Hangul vowels and final consonants)."""
     return unicodedata.category(char)[0] == "M" or "\u1160" <= char <= "\u11ff"

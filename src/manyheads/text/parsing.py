@@ -17,6 +17,7 @@ from manyheads.config.build import build
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.json_object import read_object
 from manyheads.text.bracketing import Restored, linearise, normal_form, restore, sentence_of
+from manyheads.text.learning import Told
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.trees import Node, format_tree, parse_tree
@@ -60,10 +61,15 @@ class ParsingTask:
         """Return `restore` as a line of text; empty for a sentence without words."""
         return format_tree(self.restore(sentence, written).tree) if words_of(sentence) else ""
 
-    def learn_tokenizer(self, pairs: Iterable[tuple[str, str]], settings: TokenizerSettings) -> Tokenizer:
+    def learn_tokenizer(
+        self,
+        pairs: Iterable[tuple[str, str]],
+        settings: TokenizerSettings,
+        told: Told = lambda phase, done, total: None,
+    ) -> Tokenizer:
         """Train a tokenizer: its pieces come from the sentences, its symbols from the targets of the trees.
 
-        Args: pairs: sentences and trees.
+        Args: pairs: sentences and trees. told: progress, see `learn_pieces`.
         """
         counts: Counter[str] = Counter()
         sentences = []
@@ -71,7 +77,7 @@ class ParsingTask:
             sentences.append(sentence)
             counts.update(self.target(tree).split(" "))
         symbols = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
-        return Tokenizer.train(sentences, settings, symbols=symbols)
+        return Tokenizer.train(sentences, settings, symbols=symbols, told=told)
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raises: ConfigError: the tokenizer has no pieces for brackets."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -27,7 +27,7 @@ import tokenizers
 from tokenizers import normalizers
 
 from manyheads.errors import ConfigError, DataError
-from manyheads.text.learning import SYMBOL_SCORE, learn_pieces
+from manyheads.text.learning import SYMBOL_SCORE, Told, learn_pieces
 from manyheads.text.long_lines import grouped, in_parts
 from manyheads.text.pipeline import (
     NO_WIDTH,
@@ -94,29 +94,27 @@ class Tokenizer(TokenizerFile):
         *,
         symbols: Sequence[str] = (),
         languages: Sequence[str] = (),
+        told: Told = lambda phase, done, total: None,
     ) -> Tokenizer:
         """Train a vocabulary. The same texts give the same bytes, on any number of threads.
 
         Args:
-            texts: sentences of both languages; kept in memory during training.
+            texts: sentences of both languages, read twice; an iterator is kept in memory.
             settings: kind, size and case; a small corpus may give fewer pieces than `vocab_size`.
             symbols: words of targets, each of which becomes one piece, in the order of their ids.
             languages: of translations, each of which gets a tag; see `text.tags`.
+            told: progress, see `learn_pieces`.
 
         Raises:
             DataError: there is no text, it contains an unpaired surrogate, or a symbol is not a word.
             ConfigError: the vocabulary is too small for the symbols and tags.
         """
-        known = list(texts)
-        if not any(text.strip() for text in known):
-            raise DataError("There is no text to train a tokenizer on: every line is empty.")
-        for text in known:
-            check_encodable([text])
+        known = list(texts) if isinstance(texts, Iterator) else texts
         _check_symbols(symbols, settings, len(languages))
         named = [symbol if settings.kind == "word" else f" {symbol}" for symbol in symbols]
         size = settings.vocab_size - len(languages)
         pieces, extra = learn_pieces(
-            settings.kind, known, size, settings.lowercase, named, normalize_spaces=settings.normalize_spaces
+            settings.kind, known, size, settings.lowercase, named, told, normalize_spaces=settings.normalize_spaces
         )
         tags = [tag_of(language) for language in languages]
         # A word of the text that is spelled like a tag is an unknown word.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 from manyheads.errors import DataError
 from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.id_vocabulary import IdVocabulary
-from manyheads.text.learning import MAX_LEARNED_CHARS, Thinned
+from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable, Told, thinned
 from manyheads.text.long_lines import in_parts
 from manyheads.text.piece_vocabulary import PieceVocabulary
 from manyheads.text.pipeline import LANGUAGE_FORMAT
@@ -24,16 +24,22 @@ from manyheads.text.word_vocabulary import WordVocabulary
 __all__ = ["is_vocabulary", "learn_vocabulary", "load_vocabulary", "sample_of", "vocabulary_from_json"]
 
 DEFAULT_PIECES = 8000
-MAX_LEARNED_LINES = 2_000_000  # with more lines, every second line is used for training, then every fourth, ...
 
 
-def learn_vocabulary(lines: Iterable[str], settings: VocabularySettings, *, num_files: int = 1) -> Vocabulary:
+def learn_vocabulary(
+    lines: Iterable[str],
+    settings: VocabularySettings,
+    *,
+    num_files: int = 1,
+    told: Told = lambda phase, done, total: None,
+) -> Vocabulary:
     """Train a vocabulary on a text. The same text gives the same bytes.
 
     Args:
-        lines: the text, read as a stream; not read at all for bytes.
+        lines: the text; not read at all for bytes. Subwords read it several times, and keep an iterator in memory.
         settings: level, size and documents.
         num_files: number of files of the text, which is used if documents are files.
+        told: progress of subwords, see `learn_pieces`.
 
     Raises: DataError: the text is empty, or contains an unpaired surrogate.
     """
@@ -42,16 +48,19 @@ def learn_vocabulary(lines: Iterable[str], settings: VocabularySettings, *, num_
     if settings.level == "words":
         return WordVocabulary.learn(lines, settings, num_files=num_files)
     own = TokenizerSettings(kind="bpe", vocab_size=settings.vocab_size or DEFAULT_PIECES, lowercase=settings.lowercase)
-    return PieceVocabulary(Tokenizer.train(sample_of(lines), own), settings.documents)
+    return PieceVocabulary(Tokenizer.train(sample_of(lines), own, told=told), settings.documents)
 
 
-def sample_of(lines: Iterable[str]) -> list[str]:
+def sample_of(lines: Iterable[str]) -> Iterable[str]:
     """Return the lines from which subwords are learned, long ones in parts; of very many lines a part."""
-    sample: Thinned[str] = Thinned(MAX_LEARNED_LINES)
-    for line in lines:
-        for part, _ in in_parts(line, MAX_LEARNED_CHARS, through_words=True):
-            sample.add(part)
-    return sample.kept
+    known = list(lines) if isinstance(lines, Iterator) else lines
+    parts = Rereadable(
+        lambda: (part for line in known for part, _ in in_parts(line, MAX_LEARNED_CHARS, through_words=True))
+    )
+    count = size = 0
+    for part in parts:
+        count, size = count + 1, size + len(part)
+    return thinned(parts, count, size)
 
 
 def is_vocabulary(content: Any) -> bool:

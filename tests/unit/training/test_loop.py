@@ -757,7 +757,7 @@ def test_data_that_is_prepared_is_told_of(small: Make) -> None:
     data = {"path": "copy-task", "max_source_len": 16, "max_target_len": 16, "num_train_pairs": 50}
     train(small(data=data, training={"max_steps": 1}), reporter=reporter)
     told = reporter.of("doing")
-    assert "train the tokenizer" in told
+    assert "count words" in told
     assert "encode train" in told
 
 

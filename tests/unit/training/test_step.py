@@ -383,7 +383,7 @@ def test_candidates_serve_translators_too() -> None:
 
 
 def test_candidates_and_label_smoothing_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="num_sampled is 5 and training.label_smoothing"):
+    with pytest.raises(ConfigError, match=r"num_sampled is 5 and training\.label_smoothing"):
         TrainingSettings(label_smoothing=0.1, num_sampled=5)
 
 

@@ -31,10 +31,14 @@ def run(arguments: Sequence[str]) -> int:
     before = _identity(output)
 
     def tell_stopped() -> None:
+        from manyheads.data.parts import parts_folder
+
         found = _identity(output)
         left = f"nothing is left in {output}" if found is None else f"{output} is unchanged"
         if found not in (None, before):  # stopped while the system wrote it to the disk
             left = f"{output} was complete already"
+        if (parts := parts_folder(output)).is_dir():
+            left += f"; the same command continues from the finished parts in {parts}"
         say(f"manyheads: stopped; {left}.", file=sys.stderr, flush=True)
 
     def abandon() -> None:
