@@ -20,7 +20,7 @@ from manyheads.serving.exchange import Exchange, ServerState, client_gone, run_u
 from manyheads.serving.keys import ApiKeys
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.origins import Origins
-from manyheads.serving.refusals import Refusal
+from manyheads.serving.refusals import Refusal, check_shape
 from manyheads.serving.settings import ServingSettings
 
 __all__ = ["Guard"]
@@ -74,6 +74,8 @@ class Guard:
             body = await self._read_body(scope, headers, receive)
             scope["manyheads.body"] = body
             with self._slot(scope):
+                if "json" in headers.get("content-type", ""):
+                    check_shape(body, self._settings)
                 await run_until_gone(self._app, scope, body, receive, exchange.send)
         except Refusal as refusal:
             if not exchange.status:

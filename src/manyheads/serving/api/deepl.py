@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from manyheads.serving.api.answers import large_answer
-from manyheads.serving.api.fields import LooseBody, Text
+from manyheads.serving.api.fields import LooseBody, Text, Texts
 from manyheads.serving.api.forms import form_schema, read_body
 from manyheads.serving.markup import translate_html
 from manyheads.serving.names import plain_tag
@@ -30,7 +30,7 @@ class TranslateForm(LooseBody):
     tag_handling: `html`, or nothing; the other options of markup are refused, because they change what is translated.
     """
 
-    text: Text | list[Text]
+    text: Text | Texts
     target_lang: Text
     source_lang: Text | None = None
     split_sentences: Text | bool | int | None = None

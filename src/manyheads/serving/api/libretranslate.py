@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from manyheads.serving.api.answers import large_answer
-from manyheads.serving.api.fields import LooseBody, Text
+from manyheads.serving.api.fields import LooseBody, Text, Texts
 from manyheads.serving.api.forms import form_schema, read_body
 from manyheads.serving.api.languages import translator_for
 from manyheads.serving.markup import translate_html
@@ -26,7 +26,7 @@ _MOST_ALTERNATIVES = 16
 class TranslateForm(LooseBody):
     """A request for translations."""
 
-    q: Text | list[Text]
+    q: Text | Texts
     source: Text
     target: Text
     format: Text = "text"
@@ -37,7 +37,7 @@ class TranslateForm(LooseBody):
 class DetectForm(LooseBody):
     """A request for the language of a text."""
 
-    q: Text | list[Text]
+    q: Text | Texts
     api_key: Text | None = None
 
 

@@ -23,7 +23,7 @@ from manyheads import __version__
 from manyheads.decoding.continuation import NewToken
 from manyheads.decoding.generation import context_settings
 from manyheads.serving.api.answers import STREAMED, large_answer, server_event, whole_or_events
-from manyheads.serving.api.fields import Id, LooseBody, Number, Text, finite
+from manyheads.serving.api.fields import Ids, ListsOfIds, LooseBody, Number, Text, Texts, finite
 from manyheads.serving.batches import Written
 from manyheads.serving.jobs import Done, Row
 from manyheads.serving.refusals import Refusal, invalid, openai_error, refuse_unsupported, too_long
@@ -48,13 +48,13 @@ class CompletionBody(LooseBody):
     """A request for completions. Unknown fields are ignored, as OpenAI's clients expect."""
 
     model: Text | None = None
-    prompt: Text | list[Text] | list[Id] | list[list[Id]] = ""
+    prompt: Text | Texts | Ids | ListsOfIds = ""
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
     n: Annotated[int, Field(ge=1)] | None = 1
     best_of: Annotated[int, Field(ge=1)] | None = None
     echo: bool | None = False
     logprobs: Annotated[int, Field(ge=0, le=_MOST_LOGPROBS)] | None = None
-    stop: Text | list[Text] | None = None
+    stop: Text | Texts | None = None
     temperature: Annotated[Number, Field(ge=0)] | None = 1.0
     top_p: Number | None = 1.0
     top_k: int | None = None
@@ -82,7 +82,7 @@ class DetokenizeBody(LooseBody):
     """A request for the text of tokens."""
 
     model: Text | None = None
-    tokens: list[Id]
+    tokens: Ids
 
 
 def router(service: Service) -> APIRouter:
