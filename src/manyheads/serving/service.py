@@ -126,10 +126,10 @@ class Service:
 
         Raises: Refusal: the deadline has passed.
         """
-        if is_few(size):
-            return function()
         turn = self._turns.setdefault(request.scope.get("manyheads.client"), asyncio.Lock())
         try:
+            if is_few(size):
+                return function()
             async with asyncio.timeout(self.end(request) - time.monotonic()), turn:
                 return await asyncio.get_running_loop().run_in_executor(self._pool, function)
         except TimeoutError:

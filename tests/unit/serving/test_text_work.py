@@ -262,3 +262,12 @@ def test_a_client_is_its_key_or_its_address(settings: ServingSettings, tmp_path:
     with TestClient(app, client=("10.0.0.9", 1)) as client:
         client.post("/v1/translate", json={"text": "a", "max_new_tokens": 3}, headers={"x-api-key": "any name"})
     assert seen[2:] == ["10.0.0.9"]
+
+
+def test_short_work_after_the_deadline_is_answered_with_504(service: Service) -> None:
+    """It is done in the event loop itself."""
+    request = asked(arrived=0.0)
+    service.settings = replace(service.settings, deadline_seconds=1e-9)
+    with pytest.raises(Refusal) as caught:
+        asyncio.run(service.off_loop(request, lambda: service.check_deadline(request), 1))
+    assert caught.value.status == 504
