@@ -27,9 +27,14 @@ def resolve_model_path(path: str | Path, *, revision: str | None = None) -> Path
         path: a model folder; a run folder (its model/ is used); or `owner/name`, downloaded from the hub.
         revision: branch, tag or commit of a hub model.
 
-    Raises: ModelFileError: there is no such folder, or the hub cannot be reached or refuses.
+    Raises: ModelFileError: there is no such folder, it is a local one with a revision, or the hub cannot be reached or
+        refuses.
     """
     folder = Path(path)
+    if revision is not None and folder.exists():
+        raise ModelFileError(
+            f"{folder} is on this machine, where models have no revisions; leave out the revision {revision}."
+        )
     if folder.is_dir():
         if not (folder / "config.json").exists() and (folder / "model" / "config.json").exists():
             return folder / "model"

@@ -7,6 +7,8 @@ import json
 import logging
 import secrets
 import time
+from collections import Counter
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -33,7 +35,7 @@ class ServerState:
 
     Attributes:
         is_ready: all models are loaded. is_draining: the server stops soon: `/readyz` says so.
-        is_closed: new requests are refused. num_requests: requests that hold a slot.
+        is_closed: new requests are refused. num_requests: requests that hold a slot. clients: the same of each client.
     """
 
     def __init__(self) -> None:
@@ -41,6 +43,7 @@ class ServerState:
         self.is_draining = False
         self.is_closed = False
         self.num_requests = 0
+        self.clients = Counter[Any]()
 
 
 class Exchange:

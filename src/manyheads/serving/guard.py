@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from manyheads.serving.engine import SHARE_KEPT
 from manyheads.serving.exchange import Exchange, ServerState, client_gone, run_until_gone
 from manyheads.serving.keys import ApiKeys
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.origins import Origins
-from manyheads.serving.refusals import Refusal
+from manyheads.serving.refusals import Refusal, check_shape
 from manyheads.serving.settings import ServingSettings
 
 __all__ = ["Guard"]
@@ -73,6 +74,8 @@ class Guard:
             body = await self._read_body(scope, headers, receive)
             scope["manyheads.body"] = body
             with self._slot(scope):
+                if "json" in headers.get("content-type", ""):
+                    check_shape(body, self._settings)
                 await run_until_gone(self._app, scope, body, receive, exchange.send)
         except Refusal as refusal:
             if not exchange.status:
@@ -110,10 +113,17 @@ class Guard:
         return headers
 
     def _check_key(self, scope: Scope, headers: dict[str, str]) -> None:
-        """Raises: Refusal: the path needs a key, and the headers have none that is valid."""
+        """Note the client: its key, or its address.
+
+        Raises: Refusal: the path needs a key, and the headers have none that is valid.
+        """
         path = scope["path"]
+        address = scope.get("client")
+        presented = self._keys.in_headers(headers)
+        is_allowed = not self._keys or (presented is not None and self._keys.allow(presented))
+        scope["manyheads.client"] = presented if self._keys and is_allowed else address and address[0]
         is_open = path in (*_OPEN_PATHS, *_KEY_IN_BODY, *_WITHOUT_KEY) or path.startswith(_OPEN_PREFIXES)
-        if not is_open and not self._keys.allow(self._keys.in_headers(headers)):
+        if not is_open and not is_allowed:
             status = 403 if path.startswith("/v2/") else 401
             raise self._rejected(
                 "key",
@@ -172,11 +182,14 @@ class Guard:
             return
         if self._state.is_closed:
             raise self._rejected("draining", 503, "The server is stopping.", code="draining", retry_after=5, close=True)
-        if self._state.num_requests >= self._settings.max_requests:
+        most = self._settings.max_requests
+        if self._state.clients[scope["manyheads.client"]]:
+            most -= most // SHARE_KEPT
+        if self._state.num_requests >= most:
             raise self._rejected(
                 "queue",
                 429,
-                f"The server has {self._settings.max_requests} requests already; try again later.",
+                f"The server has {self._state.num_requests} requests already; try again later.",
                 code="queue_full",
                 retry_after=1,
                 close=_may_have_body(scope),
@@ -192,11 +205,16 @@ class Guard:
             yield
             return
         self._check_open(scope)
+        clients, client = self._state.clients, scope["manyheads.client"]
         self._state.num_requests += 1
+        clients[client] += 1
         try:
             yield
         finally:
             self._state.num_requests -= 1
+            clients[client] -= 1
+            if not clients[client]:
+                del clients[client]
 
     async def _read_body(self, scope: Scope, headers: dict[str, str], receive: Receive) -> bytes:
         """Return the whole body. Raises: Refusal: it is too large, of a wrong type, or too slow."""

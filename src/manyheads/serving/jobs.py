@@ -82,8 +82,11 @@ class Job:
         told: called on the engine's thread with the events and results of each step; must not block.
         wants_events: whether `told` gets events as well as results.
         wake: called after `told`, once per step for all jobs with the same `wake`; must not block.
+        client: who sent it; clients are served in turn.
 
-    Attributes: next_row: first row that has not started. has_news: whether any of its rows had an event or a result.
+    Attributes:
+        turn: its place among the jobs that wait. next_row: first row that has not started.
+        has_news: whether any of its rows had an event or a result.
         is_over: all rows are done, or it was cancelled or failed.
     """
 
@@ -94,6 +97,8 @@ class Job:
     arrived: float = field(default_factory=time.monotonic)
     wants_events: bool = True
     wake: Callable[[], None] | None = None
+    client: Hashable = None
+    turn: int = 0
     next_row: int = 0
     num_done: int = 0
     has_news: bool = False

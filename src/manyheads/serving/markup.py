@@ -13,8 +13,9 @@ from fastapi import Request
 
 from manyheads.decoding.alignment import align
 from manyheads.decoding.forced import MOST_BEAMS, translate_forced
-from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.decoding.hypothesis import Hypothesis, SearchStopped
 from manyheads.documents.html import read_html
+from manyheads.documents.parts import Document, Text
 from manyheads.documents.terms import Terms
 from manyheads.documents.translating import DocumentTranslation, UnitTranslator, Work
 from manyheads.serving.batches import CallBatch
@@ -26,6 +27,8 @@ from manyheads.serving.service import Service
 
 __all__ = ["MOST_TAGS", "translate_html"]
 
+MOST_CHARACTERS = 1 << 16
+"""Maximum number of characters between two tags, of which one search finds what is kept, such as addresses."""
 MOST_TAGS = 2_000
 """Maximum number of tags in all texts of a request.
 
@@ -62,10 +65,17 @@ async def translate_html(
     if num_tags > MOST_TAGS:
         raise too_long(field, "the number of tags", num_tags, MOST_TAGS, "Send less at once.")
     units = UnitTranslator(model.reader, Terms(), {})
-    pieces = partial(_pieces, at_sentence_ends=at_sentence_ends)
-    documents = await service.off_loop(
-        lambda: [DocumentTranslation(read_html(text), pieces, units.fits) for text in texts]
-    )
+    check = partial(service.check_sentences, request, field)
+
+    def fits(text: str) -> bool:
+        service.check_deadline(request)
+        return units.fits(text)
+
+    def read(some: list[str]) -> list[DocumentTranslation]:
+        pieces = partial(_pieces, at_sentence_ends=at_sentence_ends, check=check)
+        return [DocumentTranslation(_checked(read_html(text), field), pieces, fits) for text in some]
+
+    documents = await service.each(request, read, texts, len)
     numbers = dict.fromkeys(unit for document in documents for unit in document.units)
     work = units.work(list(numbers))
     results: list[Any] | None = None
@@ -76,26 +86,50 @@ async def translate_html(
         except StopIteration as end:
             return _End(end.value)
 
-    while not isinstance(found := await service.off_loop(next_work), _End):
+    while not isinstance(found := await service.off_loop(request, next_work), _End):
         results = await _done(service, request, model, found, field) if found.texts else []
     records = dict(zip(numbers, found.records, strict=True))
-    return await service.off_loop(
-        lambda: [document.finish([records[unit] for unit in document.units])[0] for document in documents]
+
+    def finish(some: list[DocumentTranslation]) -> list[str]:
+        return [document.finish([records[unit] for unit in document.units])[0] for document in some]
+
+    return await service.each(
+        request, finish, documents, lambda document: sum(len(unit.text) for unit in document.units)
     )
+
+
+def _checked(document: Document, field: str) -> Document:
+    """Raises: Refusal: a stretch of text is so long that a search in it would keep the interpreter's lock for long."""
+    longest = max(
+        (len(part.text) for each in document.segments for part in each.parts if isinstance(part, Text)), default=0
+    )
+    if longest > MOST_CHARACTERS:
+        raise too_long(
+            field,
+            "the number of characters of a paragraph",
+            longest,
+            MOST_CHARACTERS,
+            "Divide it into paragraphs with <p>, or send it as plain text.",
+        )
+    return document
 
 
 async def _done(service: Service, request: Request, model: ServedTranslator, work: Work, field: str) -> list[Any]:
     """Return the results of some work. A search shares its batch with other requests; the rest is one step each."""
     if work.kind == "search":
         settings = model.settings(work.overrides)
-        rows = await service.off_loop(lambda: model.rows(work.texts, settings, field))
+        rows = await service.rows(request, model, work.texts, settings, field)
         num_tokens = sum(len(row.content[0]) for row in rows if row is not None)
         found = await service.run(request, model.begin(settings, rows), rows, num_tokens)
         decode = model.reader.tokenizer.target.decode
-        return await service.off_loop(lambda: [decode(one[0].ids) if one else "" for one in found])
-    end = request.scope["manyheads.arrived"] + service.settings.deadline_seconds
+
+        def written(some: list[list[Hypothesis] | None]) -> list[str]:
+            return [decode(one[0].ids) if one else "" for one in some]
+
+        return await service.each(request, written, found, lambda one: len(one[0].ids) if one else 0)
+    end = service.end(request)
     encode = model.reader.tokenizer.source.encode
-    costs = await service.off_loop(lambda: [2 * len(encode(text)) + 2 for text in work.texts])
+    costs = await service.each(request, lambda some: [2 * len(encode(text)) + 2 for text in some], work.texts, len)
     calls: list[Callable[[], Any]] = []
     for text, other in zip(work.texts, work.others, strict=True):
         if work.kind == "align":
@@ -117,7 +151,8 @@ def _forced(model: ServedTranslator, text: str, phrases: list[str], overrides: d
     return found.text
 
 
-def _pieces(text: str, *, at_sentence_ends: bool) -> list[str]:
+def _pieces(text: str, *, at_sentence_ends: bool, check: Callable[[int], None] = lambda _: None) -> list[str]:
     """Cut a text where its sentences begin; together the pieces are the text."""
-    starts = [0, *(one.start for one in split(text, at_sentence_ends=at_sentence_ends)[1:]), len(text)]
+    found = split(text, at_sentence_ends=at_sentence_ends, check=check)
+    starts = [0, *(one.start for one in found[1:]), len(text)]
     return [text[begin:end] for begin, end in pairwise(starts)]

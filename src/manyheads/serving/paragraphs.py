@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
 from fastapi import Request
 
-from manyheads.serving.jobs import Row
+from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.serving.sentences import Sentence, rejoin, split
 from manyheads.serving.served import ServedTranslator
 from manyheads.serving.service import Service
 
 __all__ = ["translate_paragraphs"]
-
-
-@dataclass(frozen=True)
-class _Plan:
-    sentences: list[list[Sentence]]
-    rows: list[Row | None]
 
 
 async def translate_paragraphs(
@@ -47,25 +41,34 @@ async def translate_paragraphs(
         overrides["num_beams"] = max(count, model.settings({}).num_beams)
     settings = model.settings(overrides)
 
-    def plan() -> _Plan:
-        sentences = [split(text, at_sentence_ends=at_sentence_ends, at_line_ends=at_line_ends) for text in texts]
-        owners = [number for number, each in enumerate(sentences) for _ in each]
-        flat = [one.text for each in sentences for one in each]
-        return _Plan(sentences, model.rows(flat, settings, field, owners=owners))
+    def cut(some: list[str]) -> list[list[Sentence]]:
+        check = partial(service.check_sentences, request, field)
+        return [split(text, at_sentence_ends=at_sentence_ends, at_line_ends=at_line_ends, check=check) for text in some]
 
-    planned = await service.off_loop(plan, sum(map(len, texts)))
-    num_tokens = sum(len(row.content[0]) for row in planned.rows if row is not None)
-    found = await service.run(request, model.begin(settings, planned.rows), planned.rows, num_tokens)
+    sentences = await service.each(request, cut, texts, len)
+    owners = [number for number, each in enumerate(sentences) for _ in each]
+    flat = [one.text for each in sentences for one in each]
+    rows = await service.rows(request, model, flat, settings, field, owners)
+    num_tokens = sum(len(row.content[0]) for row in rows if row is not None)
+    found = await service.run(request, model.begin(settings, rows), rows, num_tokens)
     decode = model.reader.tokenizer.target.decode
 
+    def written(some: list[list[Hypothesis] | None]) -> list[list[str]]:
+        return [[decode(one.ids) for one in hypotheses or ()] or [""] for hypotheses in some]
+
+    candidates = iter(await service.each(request, written, found, _num_tokens))
+
     def finish() -> list[list[str]]:
-        results, hypotheses = [], iter(found)
-        for text, sentences in zip(texts, planned.sentences, strict=True):
-            candidates = [[decode(one.ids) for one in next(hypotheses) or ()] or [""] for _ in sentences]
-            most = max(map(len, candidates), default=1)
-            ranks = [[each[min(rank, len(each) - 1)] for each in candidates] for rank in range(min(count, most))]
-            results.append([rejoin(text, sentences, rank) for rank in ranks])
+        results = []
+        for text, own in zip(texts, sentences, strict=True):
+            mine = [next(candidates) for _ in own]
+            most = max(map(len, mine), default=1)
+            ranks = [[each[min(rank, len(each) - 1)] for each in mine] for rank in range(min(count, most))]
+            results.append([rejoin(text, own, rank) for rank in ranks])
         return results
 
-    size = sum(len(one.ids) for hypotheses in found for one in hypotheses or ())
-    return await service.off_loop(finish, size)
+    return await service.off_loop(request, finish, sum(map(_num_tokens, found)))
+
+
+def _num_tokens(hypotheses: list[Hypothesis] | None) -> int:
+    return sum(len(one.ids) for one in hypotheses or ())

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["PROTOCOLS", "Refusal", "error_body", "invalid", "refuse_unsupported", "status_of", "too_long"]
+from manyheads.serving.settings import ServingSettings
+
+__all__ = [
+    "PROTOCOLS",
+    "Refusal",
+    "check_shape",
+    "error_body",
+    "invalid",
+    "refuse_unsupported",
+    "status_of",
+    "too_long",
+]
 
 PROTOCOLS = {
     "/v2/": "deepl",
@@ -26,6 +37,7 @@ _TYPES = {
     503: "unavailable_error",
     504: "timeout_error",
 }
+_MOST_NAMES = 1_000
 _NEVER_RETRY = {"x-should-retry": "false"}
 
 
@@ -91,6 +103,26 @@ def too_long(field: str, what: str, found: int, limit: int, remedy: str) -> Refu
     return Refusal(
         422, f"{field}: {what} is {found:,}; the limit is {limit:,}. {remedy}", code="over_limit", field=field
     )
+
+
+def check_shape(body: bytes, settings: ServingSettings) -> None:
+    """Count what a body in JSON holds outside its texts, before it is read: reading it keeps the interpreter's lock.
+
+    Raises: Refusal: it has more values, lists or names than any valid request.
+    """
+    if sum(map(body.count, (b",", b":", b"[", b"{"))) < _MOST_NAMES:
+        return
+    parts = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+    outside = b"".join(parts[::2])
+    commas = outside.count(b",")  # of deep lists without any the reader finds out quickly
+    for what, found, limit in (
+        ("values", commas, max(settings.max_waiting_tokens, _MOST_NAMES)),
+        ("texts", len(parts) // 2, settings.max_texts + 2 * _MOST_NAMES),
+        ("names", outside.count(b":"), _MOST_NAMES),
+        ("lists", min(commas, outside.count(b"[") + outside.count(b"{")), settings.max_texts + _MOST_NAMES),
+    ):
+        if found > limit:
+            raise too_long("body", f"the number of {what}", found, limit, "Send less at once.")
 
 
 def protocol_of(path: str) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from manyheads.text.abbreviations import stands_before_number
 
-__all__ = ["Sentence", "rejoin", "split"]
+__all__ = ["Sentence", "in_windows", "rejoin", "split"]
+
+_WINDOW = 1 << 15
 
 # The end of a sentence: marks, closing quotes and brackets, then white space; or marks of scripts without spaces. A run
 # of marks is looked at once, because texts come from clients.
@@ -39,22 +43,50 @@ class Sentence:
         return self.start + len(self.text)
 
 
-def split(text: str, *, at_sentence_ends: bool = True, at_line_ends: bool = True) -> list[Sentence]:
+def split(
+    text: str,
+    *,
+    at_sentence_ends: bool = True,
+    at_line_ends: bool = True,
+    check: Callable[[int], None] = lambda _: None,
+) -> list[Sentence]:
     """Return the sentences of a text in order, separated where it is asked; a text can be one sentence.
 
     Words are never cut; white space outside sentences belongs to none, so `rejoin` restores it.
+
+    Args: check: called with the number of sentences so far; it may raise an error to end the work.
     """
-    found = []
+    found: list[Sentence] = []
     start = 0
     for line in text.split("\n") if at_line_ends else [text]:
-        begin = 0
-        for end in [*(_ends(line) if at_sentence_ends else ()), len(line)]:
-            part = line[begin:end]
+        for part in in_windows(line, _cut) if at_sentence_ends else [line]:
+            check(len(found))
             if part.strip():
-                found.append(Sentence(part.strip(), start + begin + len(part) - len(part.lstrip())))
-            begin = end
-        start += len(line) + 1
+                found.append(Sentence(part.strip(), start + len(part) - len(part.lstrip())))
+            start += len(part)
+        start += 1
     return found
+
+
+def in_windows(text: str, cut: Callable[[str], list[str]]) -> Iterator[str]:
+    """Yield the sentences of a text, of which `cut` sees at most _WINDOW characters in a call.
+
+    So no call keeps the interpreter's lock for long. Only a sentence of more characters is cut elsewhere.
+
+    Args: cut: a text -> its sentences, which together are the text.
+    """
+    start = 0
+    while start < len(text):
+        end = start + _WINDOW
+        found = cut(text[start:end])
+        if len(found) > 1 and end < len(text):
+            found.pop()  # the next call sees the whole of it
+        yield from found
+        start += sum(map(len, found))
+
+
+def _cut(text: str) -> list[str]:
+    return [text[begin:end] for begin, end in pairwise([0, *_ends(text), len(text)])]
 
 
 def rejoin(text: str, sentences: list[Sentence], translations: list[str]) -> str:

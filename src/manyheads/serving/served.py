@@ -123,10 +123,12 @@ class ServedTranslator(ServedModel):
         what: str = "text",
         *,
         owners: Sequence[int] | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> list[Row | None]:
         """Return a row for each text; None for a text without words.
 
-        Args: owners: the texts are sentences of these texts of the request.
+        Args: numbers: of the texts among those of the request; default 0, 1, 2 ... owners: the texts with these numbers
+            are sentences of these texts of the request.
 
         Raises: Refusal: a text is too long. DataError: a text is not valid Unicode.
         """
@@ -137,7 +139,7 @@ class ServedTranslator(ServedModel):
         encoded = encode_texts(texts, side)
         lengths = torch.tensor([len(ids) + 1 for ids in encoded])
         limits = length_limits(lengths, settings, self.reader.model.max_len).tolist()
-        for number, (text, ids, most) in enumerate(zip(texts, encoded, limits, strict=True)):
+        for number, text, ids, most in zip(numbers or range(len(texts)), texts, encoded, limits, strict=True):
             if not ids or not text.strip():
                 rows.append(None)
                 continue

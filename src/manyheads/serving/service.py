@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 
+from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import NonFiniteError, is_out_of_memory
 from manyheads.serving.batches import CallBatch
 from manyheads.serving.engine import Engine
@@ -22,14 +24,22 @@ from manyheads.serving.keys import ApiKeys
 from manyheads.serving.mailbox import Mailbox
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.refusals import Refusal, too_long
-from manyheads.serving.served import ServedGenerator, ServedModel, load_models
+from manyheads.serving.served import ServedGenerator, ServedModel, ServedTranslator, load_models
 from manyheads.serving.settings import ServingSettings
 
 __all__ = ["Service", "is_few"]
 
+S = TypeVar("S")
 T = TypeVar("T")
 _FEW = 500
 """For at most this many characters or tokens, a tokenizer needs less time than two switches between threads."""
+
+_PIECE = 1 << 15
+"""Characters or tokens of several items that a piece of work has; between two pieces other clients have their turns."""
+
+
+_LEAST_COST = 3
+"""Of a sentence: a token, the end of the source, and a token of the translation."""
 
 
 def is_few(size: int | None) -> bool:
@@ -73,8 +83,10 @@ class Service:
         self.models: dict[str, ServedModel] = {}
         self.engine = Engine(settings, self.metrics)
         self._mailbox: Mailbox | None = None
-        # Tokenizers take long for long texts, during which the event loop must answer others.
+        # Tokenizers take long for long texts, during which the event loop must answer others. Each client has at most
+        # one call in the pool, so that they take turns.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="manyheads-tokenizer")
+        self._turns = WeakValueDictionary[Any, asyncio.Lock]()
         # OpenMP keeps workers for each thread that has computed. If there are more workers than cores, they sleep
         # between two operations. So the thread that loads the models ends, and only the engine's thread has workers.
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="manyheads-loader")
@@ -101,18 +113,92 @@ class Service:
     async def stop(self) -> None:
         """Stop the engine after its current step."""
         self.state.is_closed = True
-        await self.off_loop(self.engine.close)
+        await asyncio.to_thread(self.engine.close)
         self._loader.shutdown()
         self._pool.shutdown()
 
-    async def off_loop(self, function: Callable[[], T], size: int | None = None) -> T:
+    async def off_loop(self, request: Request, function: Callable[[], T], size: int | None = None) -> T:
         """Call a function that may take long, such as a tokenizer, outside the event loop.
 
+        It must keep the interpreter's lock for a short time only; if it takes long, it calls `check_deadline`.
+
         Args: size: number of characters or tokens that it works on; for few of them it is called directly. None: many.
+
+        Raises: Refusal: the deadline has passed.
         """
-        if is_few(size):
-            return function()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+        turn = self._turns.setdefault(request.scope.get("manyheads.client"), asyncio.Lock())
+        try:
+            if is_few(size):
+                return function()
+            async with asyncio.timeout(self.end(request) - time.monotonic()), turn:
+                return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+        except TimeoutError:
+            request.scope["manyheads.is_over"] = True
+            raise self._too_late() from None
+        except asyncio.CancelledError:
+            request.scope["manyheads.is_over"] = True
+            raise
+
+    def check_deadline(self, request: Request) -> None:
+        """Called in the functions of `off_loop`. Raises: TimeoutError: nobody waits for the result any more."""
+        if request.scope.get("manyheads.is_over") or time.monotonic() >= self.end(request):
+            raise TimeoutError
+
+    def end(self, request: Request) -> float:
+        """Return the deadline of a request, on the clock of `time.monotonic`."""
+        arrived: float = request.scope["manyheads.arrived"]
+        return arrived + self.settings.deadline_seconds
+
+    def _too_late(self) -> Refusal:
+        seconds = self.settings.deadline_seconds
+        return Refusal(504, f"The answer took longer than {seconds:g} s; send less at once.", code="deadline")
+
+    async def each(
+        self,
+        request: Request,
+        function: Callable[[list[S]], list[T]],
+        items: Sequence[S],
+        size: Callable[[S], int],
+    ) -> list[T]:
+        """Call a function with some items after the other outside the event loop, and return its results for all.
+
+        Args: function: some items -> a result for each. size: number of characters or tokens of an item.
+
+        Raises: as `off_loop`.
+        """
+        found: list[T] = []
+        begin = total = 0
+        for number, item in enumerate(items):
+            if total and total + size(item) > _PIECE:
+                found += await self.off_loop(request, partial(function, list(items[begin:number])), total)
+                begin, total = number, 0
+            total += 1 + size(item)
+        if begin < len(items):
+            found += await self.off_loop(request, partial(function, list(items[begin:])), total)
+        return found
+
+    async def rows(
+        self,
+        request: Request,
+        model: ServedTranslator,
+        texts: Sequence[str],
+        settings: DecodingSettings,
+        what: str = "text",
+        owners: Sequence[int] | None = None,
+    ) -> list[Row | None]:
+        """Return what `ServedTranslator.rows` returns for all texts. Raises: as it and `off_loop`."""
+
+        def rows(numbers: list[int]) -> list[Row | None]:
+            return model.rows([texts[one] for one in numbers], settings, what, owners=owners, numbers=numbers)
+
+        return await self.each(request, rows, range(len(texts)), lambda one: len(texts[one]))
+
+    def check_sentences(self, request: Request, field: str, count: int) -> None:
+        """Called while texts are split. Raises: Refusal: they are too many. TimeoutError: see `check_deadline`."""
+        self.check_deadline(request)
+        most = self.settings.max_waiting_tokens // _LEAST_COST
+        if count > most:
+            raise too_long(field, "the number of sentences", count, most, "Send less at once.")
 
     def check_count(self, field: str, count: int) -> None:
         """Raises: Refusal: a request has more texts than permitted."""
@@ -223,7 +309,8 @@ class Service:
         if self._mailbox is None or self._mailbox.loop is not loop:
             self._mailbox = Mailbox(loop)
         told = partial(self._mailbox.put, take)
-        job = Job(begun[0], begun[1], rows, told, arrived, with_events, self._mailbox.wake)
+        client = request.scope.get("manyheads.client")
+        job = Job(begun[0], begun[1], rows, told, arrived, with_events, self._mailbox.wake, client)
         try:
             self.engine.submit(job)
         except QueueFull as full:
@@ -233,15 +320,12 @@ class Service:
                 retry_after=full.retry_after,
             ) from None  # fmt: skip
         self.metrics.prompt_tokens.add(num_prompt_tokens)
-        work = _Work(len(rows), loop.time() + arrived + self.settings.deadline_seconds - time.monotonic())
+        work = _Work(len(rows), loop.time() + self.end(request) - time.monotonic())
         try:
             yield work
         except TimeoutError:
             work.ending = "deadline"
-            raise Refusal(
-                504, f"The answer took longer than {self.settings.deadline_seconds:g} s; send less at once.",
-                code="deadline",
-            ) from None  # fmt: skip
+            raise self._too_late() from None
         finally:
             if work.ending != "completed":
                 self.engine.cancel(job)

@@ -53,12 +53,15 @@ class ServingSettings:
         allowed_hosts: permitted values of the Host header, without port; `*` permits all.
         allowed_origins: permitted values of the Origin header besides the server's own address, such as
             `https://example.org`. Browsers let these pages read the answers.
-        max_requests: requests that are read, waiting or running at the same time; further ones get 429.
+        max_requests: requests that are read, waiting or running at the same time; further ones get 429. An eighth is
+            kept for clients that have none.
         max_body_bytes: largest body of a request; a larger one gets 413.
-        max_waiting_tokens: tokens of all rows that wait; a request above this gets 429. See `jobs.Row.cost`.
+        max_waiting_tokens: tokens of all rows that wait; a request above this gets 429. See `jobs.Row.cost`. An eighth
+            is kept for clients that have none.
         max_batch_tokens: rows x longest row of a batch, in tokens; no single row may be larger (422).
         max_batch_rows: rows of a batch; each beam and each sample is a row.
-        max_batches: batches that run at the same time; they take steps in turn.
+        max_batches: batches that run at the same time; they take steps in turn. If others wait, some pause; running and
+            paused ones hold at most twice the tokens of this number of full batches.
         max_texts: texts of one request.
         prefix_cache_mb: memory for states after the beginnings of prompts, in MiB for each language model; 0: none.
         deadline_seconds: from the arrival of a request to the end of its answer; afterwards 504.

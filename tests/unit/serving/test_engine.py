@@ -236,7 +236,7 @@ def test_a_row_that_is_cancelled_before_the_first_step_leaves_after_it(
 
 
 def test_a_cancelled_job_leaves_the_queue(notes: list[Any]) -> None:
-    engine = running(max_waiting_tokens=30)
+    engine = running(max_waiting_tokens=34)
     clients = [Client(notes, [1]) for _ in range(3)]
     for client in clients:
         engine.submit(client.job)

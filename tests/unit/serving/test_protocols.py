@@ -73,6 +73,57 @@ def test_a_streamed_completion_says_the_same(client: TestClient) -> None:
         assert [one["finish_reason"] for one in own] == [None] * (len(own) - 1) + [choice["finish_reason"]]
         tokens = [token for one in own for token in one["logprobs"]["tokens"]]
         assert tokens == choice["logprobs"]["tokens"]
+        offsets = [offset for one in own for offset in one["logprobs"]["text_offset"]]
+        assert offsets == choice["logprobs"]["text_offset"]
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_offsets_of_a_stream_count_what_is_held_back(client: TestClient, echo: bool, seed: int) -> None:
+    """Text that may begin a stop text is sent later than its tokens."""
+    body = {"prompt": "aé", "max_tokens": 20, "seed": seed, "logprobs": 1, "echo": echo}
+    text = complete(client, **{**body, "echo": False})["choices"][0]["text"]
+    stops = [text[place : place + 4] + "\x01" for place in (0, 3, 7, 12)]
+    for stop in (stops, [*stops[:3], text[9:11]]):
+        whole = complete(client, **body, stop=stop)
+        own = [one["choices"][0] for one in chunks(client, **body, stop=stop)]
+        assert "" in [one["text"] for one in own], "nothing was held back"
+        record = whole["choices"][0]["logprobs"]
+        for name in ("tokens", "text_offset"):
+            assert [value for one in own for value in one["logprobs"][name]] == record[name]
+        assert record["text_offset"] == sorted(record["text_offset"])
+
+
+def test_usage_counts_what_was_sent_and_written(client: TestClient) -> None:
+    """Prompts once each; every continuation, with the tokens of stop texts."""
+
+    def usage(**body: Any) -> tuple[int, int]:
+        found = complete(client, **body)
+        if body.get("best_of") is None:
+            assert chunks(client, **body, stream_options={"include_usage": True})[-1]["usage"] == found["usage"]
+        return found["usage"]["prompt_tokens"], found["usage"]["completion_tokens"]
+
+    own = {"prompt": ["It is", "é"], "max_tokens": 5, "seed": 1}
+    assert usage(**own) == (7, 10)
+    assert usage(**own, n=3) == (7, 30)
+    assert usage(**own, n=3, temperature=0) == (7, 30)
+    assert usage(**own, n=2, best_of=4) == (7, 40)
+    assert usage(**own, echo=True, logprobs=1) == (7, 10)
+    assert usage(**{**own, "max_tokens": 0}, echo=True) == (7, 0)
+    assert usage(**{**own, "prompt": [[65, 66], [67]]}) == (3, 10)
+    text = complete(client, prompt="It is", max_tokens=9, temperature=0)["choices"][0]["text"]
+    stopped = usage(prompt="It is", max_tokens=9, temperature=0, stop=text[2:4])
+    assert stopped[1] == len(text[: text.index(text[2:4]) + 2].encode())
+    native = client.post("/v1/generate", json={"prompt": ["It is", ""], "max_new_tokens": 5, "num_return_sequences": 2})
+    assert native.json()["usage"] == {"prompt_tokens": 5, "completion_tokens": 20}
+
+
+def test_usage_of_a_stream_of_translations(client: TestClient) -> None:
+    body = {"text": "I am hungry. Where is the station?", "max_new_tokens": 9, "num_beams": 2}
+    whole = client.post("/v1/translate", json=body).json()["usage"]
+    last = client.post("/v1/translate", json={**body, "stream": True}).text.strip().split("\n\n")[-1]
+    assert json.loads(last.partition("data: ")[2])["usage"] == whole
+    assert whole["source_tokens"] > 0 < whole["target_tokens"]
 
 
 def test_an_evaluator_scores_through_echo(client: TestClient, generator: Generator) -> None:
@@ -126,6 +177,9 @@ def test_greedy_copies_and_the_best_of_several(client: TestClient, generator: Ge
         *(({name: True}, 422, name) for name in ("n", "best_of", "logprobs", "max_tokens", "temperature", "top_k")),
         ({"prompt": [True]}, 422, "prompt"),
         ({"best_of": 3, "stream": True}, 400, "best_of"),
+        ({"best_of": 1, "n": 2}, 400, "best_of"),
+        ({"prompt": []}, 400, "prompt"),
+        ({"top_p": 0}, 422, None),
         ({"prompt": [300]}, 422, None),
         ({"prompt": [[-1]]}, 422, "prompt"),
         ({"max_tokens": 1_000_000}, 422, "prompt"),

@@ -71,7 +71,9 @@ class ServeOptions:
         "Memory of each language model for the cached beginnings of long prompts, in MiB; 0: no cache.",
         default=256, metavar="MB", name="prefix_cache",
     )  # fmt: skip
-    max_batches: int = option("Maximum number of batches that run at the same time.", default=3, metavar="N")
+    max_batches: int = option(
+        "Maximum number of batches that run at the same time; if requests wait, others pause.", default=3, metavar="N"
+    )
     drain_delay_seconds: float = option(
         "For this many seconds after SIGTERM requests are still accepted.", default=0.0, metavar="S", name="drain_delay"
     )

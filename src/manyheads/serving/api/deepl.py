@@ -7,7 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from manyheads.serving.api.fields import LooseBody, Text
+from manyheads.serving.api.answers import large_answer
+from manyheads.serving.api.fields import LooseBody, Text, Texts
 from manyheads.serving.api.forms import form_schema, read_body
 from manyheads.serving.markup import translate_html
 from manyheads.serving.names import plain_tag
@@ -29,7 +30,7 @@ class TranslateForm(LooseBody):
     tag_handling: `html`, or nothing; the other options of markup are refused, because they change what is translated.
     """
 
-    text: Text | list[Text]
+    text: Text | Texts
     target_lang: Text
     source_lang: Text | None = None
     split_sentences: Text | bool | int | None = None
@@ -46,7 +47,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/translate", summary="Translate (DeepL).", openapi_extra=form_schema(TranslateForm))
     async def translate(request: Request) -> Response:
-        body = await read_body(request, TranslateForm, lists=("text",))
+        body = await read_body(service, request, TranslateForm, lists=("text",))
         is_html = body.tag_handling == "html"
         if body.tag_handling and not is_html:
             raise Refusal(400, "tag_handling: this server supports html only.", code="unsupported",
@@ -65,7 +66,7 @@ def router(service: Service) -> APIRouter:
             {"detected_source_language": _code(source), "text": one, "billed_characters": len(text)}
             for text, one in zip(texts, best, strict=True)
         ]
-        return JSONResponse({"translations": translations})
+        return await large_answer(service, request, lambda: {"translations": translations}, sum(map(len, best)))
 
     @routes.get("/languages", summary="Languages (DeepL).")
     async def languages(request: Request) -> Response:

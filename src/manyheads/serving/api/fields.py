@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-__all__ = ["Body", "Id", "LooseBody", "Number", "Text", "finite", "given"]
+__all__ = ["Body", "Ids", "ListsOfIds", "LooseBody", "Number", "Text", "Texts", "finite", "given"]
 
 
 def _check_text(text: str) -> str:
@@ -19,9 +19,28 @@ def _check_text(text: str) -> str:
     return text
 
 
+_MOST_ID = 2**31
+
+
+def _all(kind: type, what: str) -> BeforeValidator:
+    """Return a check of a list's items that ends at the first wrong one; pydantic makes an error of each."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list):
+            if not set(map(type, value)) <= {kind}:
+                raise ValueError(f"Input should be a list of {what}")
+            if kind is int and value and not 0 <= min(value) <= max(value) <= _MOST_ID:
+                raise ValueError(f"ids are 0 to {_MOST_ID:,}")
+        return value
+
+    return BeforeValidator(check)
+
+
 Text = Annotated[str, AfterValidator(_check_text)]
+Texts = Annotated[list[Text], _all(str, "texts")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Id = Annotated[int, Field(ge=0, le=2**31)]
+Ids = Annotated[list[Annotated[int, Field(ge=0, le=_MOST_ID)]], _all(int, "ids")]
+ListsOfIds = Annotated[list[Ids], _all(list, "lists of ids")]
 
 
 class Body(BaseModel):

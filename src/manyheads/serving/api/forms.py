@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -11,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
 from manyheads.serving.refusals import Refusal
+from manyheads.serving.service import Service
 
 __all__ = ["form_schema", "read_body"]
 
@@ -26,7 +28,12 @@ def form_schema(body: type[BaseModel]) -> dict[str, Any]:
 
 
 async def read_body(
-    request: Request, body_class: type[B], *, lists: tuple[str, ...] = (), numbers: tuple[str, ...] = ()
+    service: Service,
+    request: Request,
+    body_class: type[B],
+    *,
+    lists: tuple[str, ...] = (),
+    numbers: tuple[str, ...] = (),
 ) -> B:
     """Return the body of a request, JSON or urlencoded.
 
@@ -37,7 +44,7 @@ async def read_body(
     content = await request.body()
     values: Any
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/x-www-form-urlencoded":
-        values = _form(content, lists, numbers)
+        values = await service.off_loop(request, partial(_form, content, lists, numbers), len(content))
     else:
         try:
             values = json.loads(content or b"{}")

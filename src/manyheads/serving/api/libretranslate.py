@@ -8,7 +8,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from manyheads.serving.api.fields import LooseBody, Text
+from manyheads.serving.api.answers import large_answer
+from manyheads.serving.api.fields import LooseBody, Text, Texts
 from manyheads.serving.api.forms import form_schema, read_body
 from manyheads.serving.api.languages import translator_for
 from manyheads.serving.markup import translate_html
@@ -25,7 +26,7 @@ _MOST_ALTERNATIVES = 16
 class TranslateForm(LooseBody):
     """A request for translations."""
 
-    q: Text | list[Text]
+    q: Text | Texts
     source: Text
     target: Text
     format: Text = "text"
@@ -36,7 +37,7 @@ class TranslateForm(LooseBody):
 class DetectForm(LooseBody):
     """A request for the language of a text."""
 
-    q: Text | list[Text]
+    q: Text | Texts
     api_key: Text | None = None
 
 
@@ -46,7 +47,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/translate", summary="Translate (LibreTranslate).", openapi_extra=form_schema(TranslateForm))
     async def translate(request: Request) -> Response:
-        body = await read_body(request, TranslateForm, lists=("q",), numbers=("alternatives",))
+        body = await read_body(service, request, TranslateForm, lists=("q",), numbers=("alternatives",))
         _check_key(service, request, body.api_key)
         if body.format not in ("text", "html"):
             raise Refusal(400, "format: use text or html.", code="format", field="format")
@@ -74,7 +75,7 @@ def router(service: Service) -> APIRouter:
             answer["detectedLanguage"] = detected[0] if is_one else detected
         if body.alternatives:
             answer["alternatives"] = others[0] if is_one else others
-        return JSONResponse(answer)
+        return await large_answer(service, request, lambda: answer, sum(len(one) for row in found for one in row))
 
     @routes.get("/languages", summary="Languages (LibreTranslate).")
     async def languages() -> Response:
@@ -88,7 +89,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/detect", summary="The language of a text (LibreTranslate): what the models read.",
                  openapi_extra=form_schema(DetectForm))  # fmt: skip
     async def detect(request: Request) -> Response:
-        body = await read_body(request, DetectForm, lists=("q",))
+        body = await read_body(service, request, DetectForm, lists=("q",))
         _check_key(service, request, body.api_key)
         sources = {source: None for model in service.models.values() for source, _ in model.pairs}
         return JSONResponse([{"confidence": 0, "language": source} for source in sources])
@@ -109,3 +110,5 @@ def _check_key(service: Service, request: Request, key: str | None) -> None:
     if not (service.keys.allow(key) or service.keys.allow(in_headers)):
         service.metrics.rejected.add(value="key")
         raise Refusal(403, "Invalid API key", code="key")
+    if service.keys and key is not None and service.keys.allow(key):
+        request.scope["manyheads.client"] = key

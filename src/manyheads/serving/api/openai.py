@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from manyheads import __version__
 from manyheads.decoding.continuation import NewToken
 from manyheads.decoding.generation import context_settings
 from manyheads.serving.api.answers import STREAMED, large_answer, server_event, whole_or_events
-from manyheads.serving.api.fields import Id, LooseBody, Number, Text, finite
+from manyheads.serving.api.fields import Ids, ListsOfIds, LooseBody, Number, Text, Texts, finite
 from manyheads.serving.batches import Written
 from manyheads.serving.jobs import Done, Row
 from manyheads.serving.refusals import Refusal, invalid, openai_error, refuse_unsupported, too_long
@@ -48,13 +48,13 @@ class CompletionBody(LooseBody):
     """A request for completions. Unknown fields are ignored, as OpenAI's clients expect."""
 
     model: Text | None = None
-    prompt: Text | list[Text] | list[Id] | list[list[Id]] = ""
+    prompt: Text | Texts | Ids | ListsOfIds = ""
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
     n: Annotated[int, Field(ge=1)] | None = 1
     best_of: Annotated[int, Field(ge=1)] | None = None
     echo: bool | None = False
     logprobs: Annotated[int, Field(ge=0, le=_MOST_LOGPROBS)] | None = None
-    stop: Text | list[Text] | None = None
+    stop: Text | Texts | None = None
     temperature: Annotated[Number, Field(ge=0)] | None = 1.0
     top_p: Number | None = 1.0
     top_k: int | None = None
@@ -82,7 +82,7 @@ class DetokenizeBody(LooseBody):
     """A request for the text of tokens."""
 
     model: Text | None = None
-    tokens: list[Id]
+    tokens: Ids
 
 
 def router(service: Service) -> APIRouter:
@@ -105,22 +105,22 @@ def router(service: Service) -> APIRouter:
         return JSONResponse(_described(service.models[name]))
 
     @routes.post("/tokenize", summary="Text to tokens (vLLM).")
-    async def tokenize(body: TokenizeBody) -> Response:
+    async def tokenize(request: Request, body: TokenizeBody) -> Response:
         chosen = _any_model(service, body.model)
-        ids, tokens = await service.off_loop(lambda: _tokens(chosen, body.prompt, bool(body.add_special_tokens)))
+        ids = await service.off_loop(request, lambda: _ids(chosen, body.prompt, bool(body.add_special_tokens)))
         record = {"count": len(ids), "max_model_len": _max_len(chosen), "tokens": ids}
-        return await large_answer(
-            service, lambda: {**record, "token_strs": tokens} if body.return_token_strs else record
-        )
+        if body.return_token_strs:
+            record["token_strs"] = await service.each(request, partial(_names, chosen), ids, lambda _: 1)
+        return await large_answer(service, request, lambda: record)
 
     @routes.post("/detokenize", summary="Tokens to text (vLLM).")
-    async def detokenize(body: DetokenizeBody) -> Response:
+    async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         chosen = _any_model(service, body.model)
         decode = chosen.reader.vocabulary if isinstance(chosen, ServedGenerator) else chosen.reader.tokenizer.source
         wrong = next((index for index in body.tokens if index >= decode.vocab_size), None)
         if wrong is not None:
             raise invalid("tokens", f"{wrong} is not an id of this model; ids are 0 to {decode.vocab_size - 1:,}.")
-        return JSONResponse({"prompt": await service.off_loop(lambda: decode.decode(body.tokens))})
+        return await large_answer(service, request, lambda: {"prompt": decode.decode(body.tokens)})
 
     @routes.get("/tokenizer_info", summary="About the tokenizer (vLLM).")
     async def tokenizer_info(model: str | None = None) -> Response:
@@ -166,6 +166,24 @@ class _LogProbs:
         self.text_offset.append(offset)
 
 
+class _Offsets:
+    """Where tokens begin in the generated text, in characters. A character of several tokens counts with its last one.
+
+    Args: before: ids before the first token. begin: where the first token begins.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, before: list[int], begin: int) -> None:
+        self._vocabulary, self._last, self._end = vocabulary, before[-4:], begin
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def next(self, token: int) -> int:
+        """Return where the next token begins."""
+        begin = self._end
+        self._end += len(self._decoder.decode(self._vocabulary.continuation(self._last, [token])))
+        self._last = [*self._last, token][-4:]
+        return begin
+
+
 class _Completion:
     """Completions in progress."""
 
@@ -177,6 +195,7 @@ class _Completion:
         self._n = body.n or 1
         self._best_of = max(self._n, body.best_of or 1)
         self._is_sampled = body.temperature is None or body.temperature > 0
+        self._copies = 1 if self._is_sampled else self._n
         self._max_tokens = 16 if body.max_tokens is None else body.max_tokens
         self._prompts: list[list[int]] = []
         self._texts: list[str] = []
@@ -192,6 +211,9 @@ class _Completion:
         most = model.limits.max_batch_rows  # also of copies, which cost no row
         if found._best_of > most:
             raise too_long("n", "the number of continuations of a prompt", found._best_of, most, "Ask for fewer.")
+        if body.best_of is not None and body.best_of < found._n:
+            raise Refusal(400, f"best_of: it is {body.best_of}, but n is {found._n}; choose at least n.",
+                          code="invalid", field="best_of")  # fmt: skip
         if body.stream and found._best_of > found._n:
             raise Refusal(400, "best_of: it cannot be streamed; set stream to false.", code="invalid", field="best_of")
         stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
@@ -199,7 +221,7 @@ class _Completion:
             raise Refusal(422, f"stop: there are {len(stops)} texts; the limit is {_MOST_STOPS}.", code="over_limit",
                           field="stop")  # fmt: skip
         found._settings = model.settings(found._overrides(tuple(stop for stop in stops if stop)))
-        await service.off_loop(found._encode)
+        await found._encode()
         return found
 
     def _overrides(self, stops: tuple[str, ...]) -> dict[str, Any]:
@@ -224,20 +246,24 @@ class _Completion:
             overrides["repetition_penalty"] = body.repetition_penalty
         return overrides
 
-    def _encode(self) -> None:
+    async def _encode(self) -> None:
         prompt: Any = self._body.prompt
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
             prompt = [prompt]
+        if not prompt:
+            raise Refusal(400, "prompt: the list is empty; send a text or ids.", code="invalid", field="prompt")
         self._service.check_count("prompt", len(prompt))
         reader = self._model.reader
-        for one in prompt:
-            if isinstance(one, str):
-                self._prompts.append(reader.vocabulary.encode(one))
-                self._texts.append(one)
-            else:
-                reader.begin_ids([one])  # checks the ids
-                self._prompts.append(list(one))
-                self._texts.append(reader.vocabulary.decode(one))
+
+        def encode(some: list[Any]) -> list[tuple[list[int], str]]:
+            if isinstance(some[0], str):
+                return list(zip(reader.vocabulary.encode_batch(some), some, strict=True))
+            reader.begin_ids(some)  # checks the ids
+            return [(list(ids), reader.vocabulary.decode(ids)) for ids in some]
+
+        for ids, text in await self._service.each(self._request, encode, prompt, len):
+            self._prompts.append(ids)
+            self._texts.append(text)
         begun = reader.begin_ids(self._prompts)
         self._rows = self._model.rows(begun, self._settings, num_top=self._body.logprobs or 0)
         if self._body.logprobs is not None:
@@ -248,14 +274,15 @@ class _Completion:
         """Return the whole answer."""
         scored = await self._scored()
         found = await self._generated()
-        return await large_answer(self._service, lambda: self._whole(scored, found))
+        return await large_answer(self._service, self._request, lambda: self._whole(scored, found))
 
     def _whole(self, scored: list[ScoredIds | None], found: list[list[Written]]) -> dict[str, Any]:
         choices = []
         for number, (text, written) in enumerate(zip(self._texts, found, strict=True)):
             for path, one in enumerate(self._best(written)):
+                self._service.check_deadline(self._request)
                 choices.append(self._choice(number * self._n + path, text, scored[number], self._prompts[number], one))
-        num_new = sum(len(one.ids) for written in found for one in written)
+        num_new = self._copies * sum(len(one.ids) for written in found for one in written)
         return {**self._head(), "choices": choices, "usage": self._usage(num_new)}
 
     async def _generated(self) -> list[list[Written]]:
@@ -285,10 +312,10 @@ class _Completion:
         logprobs = None
         if self._body.logprobs is not None:
             logprobs = self._of_prompt(prompt, scored) if self._body.echo else _LogProbs()
-            offsets = self._offsets(prompt, written.ids, len(text) if self._body.echo else 0)
+            offsets = _Offsets(self._vocabulary, prompt, len(text) if self._body.echo else 0)
             for place, (token, log_prob) in enumerate(zip(written.ids, written.log_probs, strict=True)):
                 top = self._named(written.top[place]) if written.top else []
-                logprobs.add(self._name(token), log_prob, top, next(offsets))
+                logprobs.add(self._name(token), log_prob, top, offsets.next(token))
         return {
             "index": index,
             "text": (text if self._body.echo else "") + written.text,
@@ -298,8 +325,9 @@ class _Completion:
 
     def _of_prompt(self, prompt: list[int], scored: ScoredIds | None) -> _LogProbs:
         """Return the record of a prompt's tokens, the first without log-probability."""
-        logprobs = _LogProbs()
-        for place, (token, offset) in enumerate(zip(prompt, self._offsets([], prompt), strict=True)):
+        logprobs, offsets = _LogProbs(), _Offsets(self._vocabulary, [], 0)
+        for place, token in enumerate(prompt):
+            offset = offsets.next(token)
             if place and scored is not None:
                 top = self._named(scored.top[place]) if scored.top else []
                 logprobs.add(self._name(token), scored.log_probs[place], top, offset)
@@ -309,9 +337,12 @@ class _Completion:
 
     async def events(self) -> AsyncIterator[str]:
         """Yield chunks as tokens are generated, then the usage if it is asked for, then the end mark."""
-        num_new, offsets = 0, [len(text) if self._body.echo else 0 for text in self._texts]
-        paths = [dict.fromkeys(range(self._n), offset) for offset in offsets]
-        copies = 1 if self._is_sampled else self._n
+        num_new = 0
+        offsets = {
+            (row, path): _Offsets(self._vocabulary, prompt, len(text) if self._body.echo else 0)
+            for row, (prompt, text) in enumerate(zip(self._prompts, self._texts, strict=True))
+            for path in range(self._n)
+        }
         try:
             if self._body.echo:
                 scored = await self._scored()
@@ -320,9 +351,10 @@ class _Completion:
                         logprobs = None
                         if self._body.logprobs is not None:
                             logprobs = await self._service.off_loop(
-                                partial(self._of_prompt, self._prompts[number], scored[number])
+                                self._request, partial(self._of_prompt, self._prompts[number], scored[number])
                             )
-                        yield self._chunk(number * self._n + path, text, logprobs, None)
+                        chunk = partial(self._chunk, number * self._n + path, text, logprobs, None)
+                        yield await self._service.off_loop(self._request, chunk, len(text))
             if self._max_tokens:
                 begun = self._model.begin(self._settings, self._rows)
                 news = self._service.stream(self._request, begun, self._rows, self._num_prompt_tokens)
@@ -331,10 +363,9 @@ class _Completion:
                         if isinstance(one, Done):
                             continue
                         token: NewToken = one.content
-                        num_new += 1
-                        for path in range(token.path, self._n if copies > 1 else token.path + 1):
-                            yield self._token_chunk(one.row, path, token, paths[one.row][path])
-                            paths[one.row][path] += len(token.text)
+                        num_new += self._copies
+                        for path in range(token.path, token.path + self._copies):
+                            yield self._token_chunk(one.row, path, token, offsets[one.row, path])
             else:
                 for index in range(len(self._texts) * self._n):
                     yield self._chunk(index, "", None, "length")
@@ -344,11 +375,12 @@ class _Completion:
         except Refusal as refusal:  # the status was sent before; OpenAI's clients raise for an error in a chunk
             yield server_event(openai_error(refusal))
 
-    def _token_chunk(self, row: int, path: int, token: NewToken, offset: int) -> str:
+    def _token_chunk(self, row: int, path: int, token: NewToken, offsets: _Offsets) -> str:
         logprobs = None
         if self._body.logprobs is not None:
             logprobs = _LogProbs()
-            logprobs.add(self._name(token.id), token.log_prob, self._named(token.top[: self._body.logprobs]), offset)
+            top, offset = self._named(token.top[: self._body.logprobs]), offsets.next(token.id)
+            logprobs.add(self._name(token.id), token.log_prob, top, offset)
         reason = None
         if token.ended is not None:
             reason = "length" if token.ended.ended_by == "length" else "stop"
@@ -368,14 +400,6 @@ class _Completion:
     def _usage(self, num_new: int) -> dict[str, int]:
         total = self._num_prompt_tokens + num_new
         return {"prompt_tokens": self._num_prompt_tokens, "completion_tokens": num_new, "total_tokens": total}
-
-    def _offsets(self, before: list[int], ids: list[int], begin: int = 0) -> Iterator[int]:
-        """Yield where each token begins, in characters. A character of several tokens counts with its last one."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for place, token in enumerate(ids):
-            yield begin
-            last = [*before[-4:], *ids[max(0, place - 4) : place]][-4:]
-            begin += len(decoder.decode(self._vocabulary.continuation(last, [token])))
 
     def _name(self, token: int) -> str:
         return _shown(self._vocabulary, token)
@@ -428,11 +452,16 @@ def _max_len(model: ServedGenerator | ServedTranslator) -> int:
     return model.reader.model.max_len or model.limits.max_batch_tokens
 
 
-def _tokens(model: ServedGenerator | ServedTranslator, text: str, with_special: bool) -> tuple[list[int], list[str]]:
-    """Return ids and readable tokens. The server itself adds the token that begins a text to a model."""
+def _ids(model: ServedGenerator | ServedTranslator, text: str, with_special: bool) -> list[int]:
+    """Return the ids of a text. The server itself adds the token that begins a text to a model."""
     if isinstance(model, ServedGenerator):
-        ids = model.reader.vocabulary.encode(text)
-        return ids, [_shown(model.reader.vocabulary, token) for token in ids]
+        return model.reader.vocabulary.encode(text)
     side = model.reader.tokenizer.source
-    ids = [*side.encode(text), *([side.eos_id] if with_special else [])]
-    return ids, side.tokens(ids)
+    return [*side.encode(text), *([side.eos_id] if with_special else [])]
+
+
+def _names(model: ServedGenerator | ServedTranslator, ids: list[int]) -> list[str]:
+    """Return readable tokens."""
+    if isinstance(model, ServedGenerator):
+        return [_shown(model.reader.vocabulary, token) for token in ids]
+    return model.reader.tokenizer.source.tokens(ids)

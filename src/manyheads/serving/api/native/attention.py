@@ -26,7 +26,7 @@ async def answer_attention(service: Service, request: Request, body: AttentionBo
     model = translator_for(service, body.model, body.source_lang, body.target_lang)
     reader, writer = model.reader.tokenizer.source, model.reader.tokenizer.target
     settings = model.settings({})
-    [row] = await service.off_loop(lambda: model.rows([body.source], settings, "source"))
+    [row] = await service.rows(request, model, [body.source], settings, "source")
     if row is None:
         raise invalid("source", "there is no text in it; send at least one word.")
     source = row.content[0]
@@ -35,7 +35,7 @@ async def answer_attention(service: Service, request: Request, body: AttentionBo
         target = [*best.ids, writer.eos_id] if best.ended else best.ids
     else:
         texts = [body.target]
-        [ids] = await service.off_loop(lambda: encode_texts(texts, writer))
+        [ids] = await service.each(request, lambda some: encode_texts(some, writer), texts, len)
         target = [*ids, writer.eos_id]
     limit, reason = scored_limit(settings, model.reader.model.max_len)
     if len(target) > limit:
@@ -73,4 +73,4 @@ async def answer_attention(service: Service, request: Request, body: AttentionBo
             "weights": records.rounded(mean),
         }
 
-    return await large_answer(service, whole)
+    return await large_answer(service, request, whole)

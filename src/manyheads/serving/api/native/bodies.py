@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from manyheads.serving.api.fields import Body, Id, Number, Text
+from manyheads.serving.api.fields import Body, Ids, Number, Text, Texts
 
 __all__ = ["AttentionBody", "GenerateBody", "SAMPLING_OPTIONS", "SEARCH_OPTIONS", "ScoreBody", "TranslateBody"]
 
@@ -33,7 +33,7 @@ class TranslateBody(SearchBody):
     """A request for translations. Options that are not given are the model's."""
 
     model: Text | None = Field(None, description="Name of the model; default: the first that translates.")
-    text: Text | list[Text] = Field(description="One text or several.")
+    text: Text | Texts = Field(description="One text or several.")
     source_lang: Text | None = Field(None, description="Chooses the model by its languages, if no model is named.")
     target_lang: Text | None = None
     split_sentences: bool = Field(
@@ -46,7 +46,7 @@ class TranslateBody(SearchBody):
     )
     top_log_probs: int = Field(0, ge=0, le=20, description="Alternatives of each token of the best translation.")
     forced_prefix: Text | None = Field(None, description="How the translation begins; for one sentence.")
-    forced_prefix_ids: list[Id] | None = Field(None, description="The same as token ids.")
+    forced_prefix_ids: Ids | None = Field(None, description="The same as token ids.")
     num_beams: int | None = None
     length_penalty: Number | None = None
     length_penalty_kind: Literal["gnmt", "power", "none"] | None = None
@@ -57,11 +57,11 @@ class GenerateBody(SearchBody):
     """A request for continuations. Options that are not given are the model's."""
 
     model: Text | None = Field(None, description="Name of the model; default: the first language model.")
-    prompt: Text | list[Text] = ""
-    prompt_ids: list[Id] | None = Field(None, description="One prompt as token ids, instead of prompt.")
+    prompt: Text | Texts = ""
+    prompt_ids: Ids | None = Field(None, description="One prompt as token ids, instead of prompt.")
     stream: bool = Field(False, description="Send the text as server-sent events while it is generated.")
     top_log_probs: int = Field(0, ge=0, le=20, description="Alternatives of each token, best first.")
-    stop: list[Text] | None = Field(None, description="Texts that end a continuation.", max_length=16)
+    stop: Texts | None = Field(None, description="Texts that end a continuation.", max_length=16)
     min_p: Number | None = None
     memory_len: int | None = None
 
@@ -72,9 +72,9 @@ class ScoreBody(Body):
     model: Text | None = None
     source_lang: Text | None = Field(None, description="Of pairs: as in /v1/translate.")
     target_lang: Text | None = None
-    source: list[Text] | None = Field(None, description="Sources; their translations are in target.")
-    target: list[Text] | None = None
-    text: list[Text] | None = Field(None, description="Texts for a language model.")
+    source: Texts | None = Field(None, description="Sources; their translations are in target.")
+    target: Texts | None = None
+    text: Texts | None = Field(None, description="Texts for a language model.")
     top_log_probs: int = Field(0, ge=0, le=20, description="Alternatives of each token, best first.")
 
 

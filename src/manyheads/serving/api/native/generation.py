@@ -34,6 +34,7 @@ class GenerateJob:
             overrides["stop"] = tuple(body.stop)
         self._settings = model.settings(overrides)
         self._rows: list[Row] = []
+        self._num_prompt_tokens = 0  # without the token that begins a document
 
     @classmethod
     async def prepare(cls, service: Service, request: Request, body: GenerateBody) -> GenerateJob:
@@ -44,23 +45,22 @@ class GenerateJob:
         if body.prompt_ids is not None:
             if body.prompt:
                 raise invalid("prompt_ids", "give prompt or prompt_ids, not both.")
-            prompts = model.reader.begin_ids([body.prompt_ids])
+            prompts = [body.prompt_ids]
         else:
-            prompts = await service.off_loop(lambda: model.reader.encode_prompts(found._prompts))
-        found._rows = model.rows(prompts, found._settings, num_top=body.top_log_probs)
+            prompts = await service.each(request, model.reader.vocabulary.encode_batch, found._prompts, len)
+        if not prompts:
+            raise Refusal(400, "prompt: the list is empty; send a text.", code="invalid", field="prompt")
+        found._num_prompt_tokens = sum(map(len, prompts))
+        found._rows = model.rows(model.reader.begin_ids(prompts), found._settings, num_top=body.top_log_probs)
         service.check_alternatives("top_log_probs", sum(row.cost for row in found._rows), body.top_log_probs)
         return found
-
-    @property
-    def _num_prompt_tokens(self) -> int:
-        return sum(len(row.content.ids) - 1 for row in self._rows)  # without the token before the text
 
     async def answer(self) -> Response:
         """Return the whole answer."""
         found = await self._service.run(
             self._request, self._model.begin(self._settings, self._rows), self._rows, self._num_prompt_tokens
         )
-        return await large_answer(self._service, lambda: self._whole(found))
+        return await large_answer(self._service, self._request, lambda: self._whole(found))
 
     def _whole(self, found: list[list[Written]]) -> dict[str, Any]:
         return {

@@ -41,11 +41,11 @@ async def _texts(service: Service, request: Request, body: ScoreBody, texts: lis
     service.check_count("text", len(texts))
     vocabulary = model.reader.vocabulary
 
-    def encode() -> list[list[int]]:
-        encoded = vocabulary.encode_batch(texts)
+    def encode(some: list[str]) -> list[list[int]]:
+        encoded = vocabulary.encode_batch(some)
         return [[*ids, vocabulary.line_id] for ids in encoded] if vocabulary.documents == "lines" else encoded
 
-    encoded = await service.off_loop(encode)
+    encoded = await service.each(request, encode, texts, len)
     service.check_alternatives("top_log_probs", sum(map(len, encoded)), body.top_log_probs)
     rows = model.scored_rows(encoded, body.top_log_probs)
     found = await service.run(request, model.scoring(), rows, sum(map(len, encoded)))
@@ -61,11 +61,13 @@ async def _pairs(
     service.check_count("source", len(sources))
     reader, writer = model.reader.tokenizer.source, model.reader.tokenizer.target
 
-    def encode() -> list[tuple[list[int], list[int]]]:
-        encoded = zip(encode_texts(sources, reader), encode_texts(targets, writer), strict=True)
-        return [([*source, reader.eos_id], [*target, writer.eos_id]) for source, target in encoded]
+    def encode(some: list[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+        read = encode_texts([source for source, _ in some], reader)
+        written = encode_texts([target for _, target in some], writer)
+        return [([*one, reader.eos_id], [*other, writer.eos_id]) for one, other in zip(read, written, strict=True)]
 
-    pairs = await service.off_loop(encode)
+    given = list(zip(sources, targets, strict=True))
+    pairs = await service.each(request, encode, given, lambda pair: len(pair[0]) + len(pair[1]))
     service.check_alternatives("top_log_probs", sum(len(target) for _, target in pairs), body.top_log_probs)
     limit, reason = scored_limit(model.settings({}), model.reader.model.max_len)
     for number, pair in enumerate(pairs):
@@ -89,10 +91,11 @@ async def _scores(
 
     def whole() -> dict[str, Any]:
         filled = ((ids, one or ScoredIds()) for ids, one in zip(scored, found, strict=True))
-        scores = [
-            {"log_prob": finite(sum(one.log_probs)), **records.of_tokens(ids, one.log_probs, one.top, show)}
-            for ids, one in filled
-        ]
+        scores = []
+        for ids, one in filled:
+            service.check_deadline(request)
+            log_prob = finite(sum(one.log_probs))
+            scores.append({"log_prob": log_prob, **records.of_tokens(ids, one.log_probs, one.top, show)})
         return {"id": request.scope["manyheads.id"], "model": model.name, "scores": scores}
 
-    return await large_answer(service, whole)
+    return await large_answer(service, request, whole)

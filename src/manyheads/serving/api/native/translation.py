@@ -45,23 +45,25 @@ class TranslateJob:
         """Split, tokenise and check. Raises: Refusal, RequestError, ConfigError: the request cannot be served."""
         found = cls(service, request, body, translator_for(service, body.model, body.source_lang, body.target_lang))
         service.check_count("text", len(found._texts))
-        size = sum(map(len, found._texts)) + len(body.forced_prefix or "")
-        await service.off_loop(found._encode, size)
+        await found._encode()
         return found
 
-    def _encode(self) -> None:
-        body, model = self._body, self._model
-        self._sentences = [
-            (number, sentence)
-            for number, text in enumerate(self._texts)
-            for sentence in split(text, at_sentence_ends=body.split_sentences)
-        ]
+    async def _encode(self) -> None:
+        body, model, service = self._body, self._model, self._service
+
+        def cut(some: list[str]) -> list[list[Sentence]]:
+            check = partial(service.check_sentences, self._request, "text")
+            return [split(text, at_sentence_ends=body.split_sentences, check=check) for text in some]
+
+        found = await service.each(self._request, cut, self._texts, len)
+        self._sentences = [(number, sentence) for number, each in enumerate(found) for sentence in each]
         overrides = given(body, *SEARCH_OPTIONS)
         forced = body.forced_prefix_ids
         if body.forced_prefix is not None:
             if forced is not None:
                 raise invalid("forced_prefix", "give it as text or as ids, not both.")
-            forced = list(prefix_ids(body.forced_prefix, model.reader.tokenizer.target))
+            encode = partial(prefix_ids, body.forced_prefix, model.reader.tokenizer.target)
+            forced = list(await service.off_loop(self._request, encode, len(body.forced_prefix)))
         if forced:
             if len(self._sentences) != 1:
                 count = len(self._sentences)
@@ -70,10 +72,9 @@ class TranslateJob:
                 )
             overrides["forced_prefix_ids"] = forced
         self._settings = model.settings(overrides)
-        self._rows = model.rows(
-            [sentence.text for _, sentence in self._sentences],
-            self._settings,
-            owners=[number for number, _ in self._sentences],
+        texts = [sentence.text for _, sentence in self._sentences]
+        self._rows = await service.rows(
+            self._request, model, texts, self._settings, owners=[number for number, _ in self._sentences]
         )
         num_tokens = sum(row.cost // row.width for row in self._rows if row is not None)  # of the best translations
         self._service.check_alternatives("top_log_probs", num_tokens, body.top_log_probs)
@@ -90,10 +91,10 @@ class TranslateJob:
         found = await self._service.run(
             self._request, self._model.begin(self._settings, self._rows), self._rows, self._num_source_tokens()
         )
-        sentences = [await self._sentence(place, hypotheses) for place, hypotheses in enumerate(found)]
+        sentences = await self._shown(list(enumerate(found)))
         is_plain = not (self._body.alignments or self._body.top_log_probs)
         size = sum(len(one.ids) for hypotheses in found for one in hypotheses or ()) if is_plain else None
-        return await large_answer(self._service, lambda: self._whole(found, sentences), size)
+        return await large_answer(self._service, self._request, lambda: self._whole(found, sentences), size)
 
     def _whole(self, found: list[list[Hypothesis] | None], sentences: list[dict[str, Any]]) -> dict[str, Any]:
         translations = []
@@ -110,48 +111,68 @@ class TranslateJob:
             "id": self._request.scope["manyheads.id"],
             "model": self._model.name,
             "translations": translations,
-            "usage": {"source_tokens": self._num_source_tokens(), "target_tokens": num_target_tokens},
+            "usage": self._usage(num_target_tokens),
         }
+
+    def _usage(self, num_target_tokens: int) -> dict[str, int]:
+        return {"source_tokens": self._num_source_tokens(), "target_tokens": num_target_tokens}
 
     async def events(self) -> AsyncIterator[str]:
         """Yield an event for each sentence as it is finished, and one at the end."""
         places = [place for place, row in enumerate(self._rows) if row is not None]
         rows = [row for row in self._rows if row is not None]
+        num_target_tokens = 0
         try:
-            for place, row in enumerate(self._rows):
-                if row is None:
-                    yield self._event(place, await self._sentence(place, None))
+            empty = [place for place, row in enumerate(self._rows) if row is None]
+            for place, sentence in zip(empty, await self._shown([(place, None) for place in empty]), strict=True):
+                yield self._event(place, sentence)
             if rows:
                 begun = self._model.begin(self._settings, rows)
                 news = self._service.stream(self._request, begun, rows, self._num_source_tokens())
                 async with aclosing(news) as found:  # type: ignore[type-var]
                     async for one in found:
                         if isinstance(one, Done):
+                            num_target_tokens += one.num_tokens
                             place = places[one.row]
-                            yield self._event(place, await self._sentence(place, one.content))
-            yield server_event({"model": self._model.name, "num_sentences": len(self._rows)}, "done")
+                            yield self._event(place, (await self._shown([(place, one.content)]))[0])
+            record = {"model": self._model.name, "num_sentences": len(self._rows)}
+            yield server_event({**record, "usage": self._usage(num_target_tokens)}, "done")
         except Refusal as refusal:  # the status was sent before
             yield server_event(openai_error(refusal), "error")
 
     def _event(self, place: int, sentence: dict[str, Any]) -> str:
         return server_event({"text": self._sentences[place][0], "sentence": place, **sentence}, "sentence")
 
-    async def _sentence(self, place: int, hypotheses: list[Hypothesis] | None) -> dict[str, Any]:
+    async def _shown(self, found: list[tuple[int, list[Hypothesis] | None]]) -> list[dict[str, Any]]:
+        """Return the records of some sentences. found: the place and the hypotheses of each."""
+        for number, (place, hypotheses) in enumerate(found):
+            if not all(one.token_log_probs for one in hypotheses or ()):
+                found[number] = (place, await self._scored(self._source_ids(place), hypotheses or []))
+
+        def records_of(some: list[tuple[int, list[Hypothesis] | None]]) -> list[dict[str, Any]]:
+            self._service.check_deadline(self._request)
+            return [self._sentence(*one) for one in some]
+
+        def size(one: tuple[int, list[Hypothesis] | None]) -> int:
+            return len(self._source_ids(one[0])) + sum(len(each.ids) for each in one[1] or ())
+
+        shown = await self._service.each(self._request, records_of, found, size)
+        for record, (place, hypotheses) in zip(shown, found, strict=True):
+            if hypotheses:
+                await self._look_inside(record, self._source_ids(place), self._ended(hypotheses[0]))
+        return shown
+
+    def _sentence(self, place: int, hypotheses: list[Hypothesis] | None) -> dict[str, Any]:
         sentence = self._sentences[place][1]
         record: dict[str, Any] = {"start": sentence.start, "end": sentence.end}
         if not hypotheses:
             empty = {"text": "", "score": 0.0, "log_prob": 0.0, "tokens": [], "token_ids": [], "token_log_probs": []}
             return {**record, "source_tokens": [], "candidates": [empty]}
-        source = self._source_ids(place)
-        if not all(one.token_log_probs for one in hypotheses):
-            hypotheses = await self._scored(source, hypotheses)
+        record["source_tokens"] = self._model.reader.tokenizer.source.tokens(self._source_ids(place))
+        return {**record, "candidates": [self._candidate(one) for one in hypotheses]}
 
-        def shown() -> tuple[list[str], list[dict[str, Any]]]:
-            return self._model.reader.tokenizer.source.tokens(source), [self._candidate(one) for one in hypotheses]
-
-        size = len(source) + sum(len(one.ids) for one in hypotheses)
-        record["source_tokens"], record["candidates"] = await self._service.off_loop(shown, size)
-        target = self._ended(hypotheses[0])
+    async def _look_inside(self, record: dict[str, Any], source: list[int], target: list[int]) -> None:
+        """Add the alignment and the alternatives, if they are asked for, to the record of a sentence."""
         if self._body.alignments and max(len(source), len(target)) <= MOST_MAPPED:
             weights = await self._service.call(
                 self._request,
@@ -159,10 +180,9 @@ class TranslateJob:
                 len(source) + len(target),
             )
             if weights is not None:
-                record["alignment"] = await self._service.off_loop(partial(records.rounded, weights))
+                record["alignment"] = await self._service.off_loop(self._request, partial(records.rounded, weights))
         if self._body.top_log_probs:
             record["candidates"][0]["top_log_probs"] = await self._alternatives(source, target)
-        return record
 
     async def _scored(self, source: list[int], hypotheses: list[Hypothesis]) -> list[Hypothesis]:
         """Return the hypotheses of another runtime with torch's log-probabilities and scores."""
@@ -184,7 +204,7 @@ class TranslateJob:
         row = Row((source, target, self._body.top_log_probs + len(never)), len(source) + len(target))
         [scored] = await self._service.run(self._request, self._model.scoring(), [row])
         top = [[one for one in each if one[0] not in never][: self._body.top_log_probs] for each in scored.top]
-        return await self._service.off_loop(lambda: records.of_alternatives(top, writer.tokens))
+        return await self._service.off_loop(self._request, lambda: records.of_alternatives(top, writer.tokens))
 
     def _ended(self, hypothesis: Hypothesis) -> list[int]:
         return [*hypothesis.ids, self._model.reader.tokenizer.target.eos_id] if hypothesis.ended else hypothesis.ids
