@@ -130,7 +130,7 @@ class DocumentTranslation:
 
     Args:
         document: see `documents.formats.read_document`.
-        split: cuts a text into sentences (see `sentences.sentence_splitter`).
+        split: cuts a text into sentences (see `text.sentences.split_sentences`).
         fits: whether a text is short enough for the model (see `UnitTranslator.fits`).
 
     Attributes: units: what is to be translated, each once.

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from fastapi import Request
@@ -20,9 +19,9 @@ from manyheads.documents.translating import DocumentTranslation, UnitTranslator,
 from manyheads.serving.batches import CallBatch
 from manyheads.serving.jobs import Row
 from manyheads.serving.refusals import too_long
-from manyheads.serving.sentences import split
 from manyheads.serving.served import ServedTranslator
 from manyheads.serving.service import Service
+from manyheads.text.sentences import split_sentences
 
 __all__ = ["MOST_TAGS", "translate_html"]
 
@@ -62,7 +61,7 @@ async def translate_html(
     if num_tags > MOST_TAGS:
         raise too_long(field, "the number of tags", num_tags, MOST_TAGS, "Send less at once.")
     units = UnitTranslator(model.reader, Terms(), {})
-    pieces = partial(_pieces, at_sentence_ends=at_sentence_ends)
+    pieces = partial(split_sentences, language=model.source_lang) if at_sentence_ends else lambda text: [text]
     documents = await service.off_loop(
         lambda: [DocumentTranslation(read_html(text), pieces, units.fits) for text in texts]
     )
@@ -115,9 +114,3 @@ def _forced(model: ServedTranslator, text: str, phrases: list[str], overrides: d
     except SearchStopped:
         return ""  # the deadline, for which `Service.stream` answers 504
     return found.text
-
-
-def _pieces(text: str, *, at_sentence_ends: bool) -> list[str]:
-    """Cut a text where its sentences begin; together the pieces are the text."""
-    starts = [0, *(one.start for one in split(text, at_sentence_ends=at_sentence_ends)[1:]), len(text)]
-    return [text[begin:end] for begin, end in pairwise(starts)]

@@ -48,7 +48,10 @@ async def translate_paragraphs(
     settings = model.settings(overrides)
 
     def plan() -> _Plan:
-        sentences = [split(text, at_sentence_ends=at_sentence_ends, at_line_ends=at_line_ends) for text in texts]
+        sentences = [
+            split(text, model.source_lang, at_sentence_ends=at_sentence_ends, at_line_ends=at_line_ends)
+            for text in texts
+        ]
         owners = [number for number, each in enumerate(sentences) for _ in each]
         flat = [one.text for each in sentences for one in each]
         return _Plan(sentences, model.rows(flat, settings, field, owners=owners))

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from manyheads.text.abbreviations import stands_before_number
+from manyheads.text.sentences import split_sentences
 
 __all__ = ["Sentence", "rejoin", "split"]
-
-# The end of a sentence: marks, closing quotes and brackets, then white space; or marks of scripts without spaces. A run
-# of marks is looked at once, because texts come from clients.
-_END = re.compile(r"""(?:(?<![.!?…‽؟।])[.!?…‽؟।]++["'”’»)\]]*+(?=\s))|(?:[。！？]+["'”’」』）]*)""")
-_NEXT_WORD = re.compile(r"\S.{0,39}", re.DOTALL)
-_INITIALS = re.compile(r"[A-Z](?:\.[A-Z])+")  # of U.S. and D.C., which rarely end a sentence
-_LAST_WORD = re.compile(r"([^\W\d_]+(?:\.[^\W\d_]+)*|\d+)\.$")
-_YEAR_DIGITS = 4
-# Words whose full stop does not end a sentence. A number and a full stop is an ordinal in many languages, not a year.
-_ABBREVIATIONS = frozenset(
-    """mr mrs ms dr prof st mt sr jr no vs etc e.g i.e cf fig vol pp approx dept inc ltd co
-    hr fr nr bzw z.b d.h u.a usw ca evtl ggf inkl str tel abb bd jh m mme mlle sra srta""".split()  # noqa: SIM905
-)
 
 
 @dataclass(frozen=True)
@@ -39,21 +25,22 @@ class Sentence:
         return self.start + len(self.text)
 
 
-def split(text: str, *, at_sentence_ends: bool = True, at_line_ends: bool = True) -> list[Sentence]:
+def split(
+    text: str, language: str | None = None, *, at_sentence_ends: bool = True, at_line_ends: bool = True
+) -> list[Sentence]:
     """Return the sentences of a text in order, separated where it is asked; a text can be one sentence.
 
     Words are never cut; white space outside sentences belongs to none, so `rejoin` restores it.
+
+    Args: language: of the text, as in BCP 47; None: unknown.
     """
     found = []
     start = 0
-    for line in text.split("\n") if at_line_ends else [text]:
-        begin = 0
-        for end in [*(_ends(line) if at_sentence_ends else ()), len(line)]:
-            part = line[begin:end]
-            if part.strip():
-                found.append(Sentence(part.strip(), start + begin + len(part) - len(part.lstrip())))
-            begin = end
-        start += len(line) + 1
+    for line in text.splitlines(keepends=True) if at_line_ends else [text]:
+        for piece in split_sentences(line, language) if at_sentence_ends else [line]:
+            if piece.strip():
+                found.append(Sentence(piece.strip(), start + len(piece) - len(piece.lstrip())))
+            start += len(piece)
     return found
 
 
@@ -64,24 +51,3 @@ def rejoin(text: str, sentences: list[Sentence], translations: list[str]) -> str
         parts += [text[place : sentence.start], translation]
         place = sentence.end
     return "".join([*parts, text[place:]])
-
-
-def _ends(line: str) -> list[int]:
-    """Return the places after the sentences of a line, except the last one's."""
-    found = []
-    for match in _END.finditer(line):
-        after = _NEXT_WORD.search(line, match.end())
-        if after is None or after[0][0].islower():
-            continue
-        if match.group() == ".":
-            if stands_before_number(line[max(0, match.end() - 40) : match.end()], after[0]):
-                continue
-            word = _LAST_WORD.search(line, max(0, match.end() - 40), match.end())
-            known = word is not None and word.group(1).lower()
-            is_ordinal = word is not None and word.group(1).isdigit() and len(word.group(1)) < _YEAR_DIGITS
-            if word is not None and (known in _ABBREVIATIONS or is_ordinal or len(word.group(1)) == 1):
-                continue
-            if word is not None and _INITIALS.fullmatch(word.group(1)):
-                continue
-        found.append(match.end())
-    return found

@@ -16,7 +16,6 @@ from manyheads.documents.formats import read_document
 from manyheads.text.sides import load_tokenizer
 
 pytest.importorskip("markdown_it")
-pytest.importorskip("sentencex")
 Cli = Callable[..., int]
 PAGE = "# The cat\n\nThe cat sees **the dog**. Read <https://x.org>.\n\n```\ncode\n```\n\n* She reads a book.\n"
 

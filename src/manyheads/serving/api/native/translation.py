@@ -53,7 +53,7 @@ class TranslateJob:
         self._sentences = [
             (number, sentence)
             for number, text in enumerate(self._texts)
-            for sentence in split(text, at_sentence_ends=body.split_sentences)
+            for sentence in split(text, model.source_lang, at_sentence_ends=body.split_sentences)
         ]
         overrides = given(body, *SEARCH_OPTIONS)
         forced = body.forced_prefix_ids
