@@ -191,15 +191,17 @@ def _texts(text: str, lines: _Cue) -> list[_Span]:
 class _Layout:
     """How texts are written.
 
-    escapes: of characters. line_end: between lines. number_ends: a last line that is a number would be the next cue's.
+    escapes: of characters. line_end: between lines.
     """
 
     escapes: Mapping[int, str]
     line_end: str
-    number_ends: bool
 
-    def write(self, parts: Sequence[Part], num_lines: int) -> str | None:
-        """Return a text on as many lines as before, of about equal length; None: players would read times in it."""
+    def write(self, parts: Sequence[Part], num_lines: int, *, before_times: bool) -> str | None:
+        """Return a text on as many lines as before, of about equal length.
+
+        Returns: None if players would read times in it, or, before times, the number of the next cue.
+        """
         glue = "\0"
         text = "".join(
             part.text.translate(self.escapes)
@@ -220,12 +222,18 @@ class _Layout:
             length += size + bool(lines[-1])
             lines[-1].append(word)
         written = [" ".join(line).replace(glue, " ") for line in lines]
-        if any(TIMES.search(line) for line in written) or (self.number_ends and NUMBER.fullmatch(written[-1])):
+        if any(TIMES.search(line) for line in written) or (before_times and NUMBER.fullmatch(written[-1])):
             return None
         return self.line_end.join(written)
 
     def write_joined(
-        self, parts: Sequence[Part], *, num_lines: Sequence[int], shares: Sequence[int], between: Sequence[str]
+        self,
+        parts: Sequence[Part],
+        *,
+        num_lines: Sequence[int],
+        before_times: Sequence[bool],
+        shares: Sequence[int],
+        between: Sequence[str],
     ) -> str | None:
         """Divide a translation among its cues in proportion to their source, at nearby punctuation if there is some.
 
@@ -245,7 +253,10 @@ class _Layout:
 
             cuts.append(min(possible, key=cost))
         pieces = [" ".join(words[low:high]) for low, high in pairwise([*cuts, len(words)])]
-        built = [self.write([Text(piece)], count) for piece, count in zip(pieces, num_lines, strict=True)]
+        built = [
+            self.write([Text(piece)], count, before_times=is_before)
+            for piece, count, is_before in zip(pieces, num_lines, before_times, strict=True)
+        ]
         if None in built:
             return None
         return "".join(f"{piece}{after}" for piece, after in zip(built, [*between, ""], strict=True))
@@ -263,10 +274,11 @@ class _Builder:
         """Return the layout of a text, whose characters are escaped as they were in its source."""
         codes = {html.unescape(code): code for code in ENTITY.findall(self._text, start, end)}
         escapes = self._escapes | {char: code for char, code in codes.items() if len(char) == 1}
+        return _Layout(str.maketrans(escapes), self._line_end)
+
+    def _is_before_times(self, end: int) -> bool:
         following = FOLLOWING.match(self._text, end)
-        return _Layout(
-            str.maketrans(escapes), self._line_end, following is not None and TIMES.search(following[1]) is not None
-        )
+        return following is not None and TIMES.search(following[1]) is not None
 
     def joined(self, cues: Sequence[_Cue]) -> Segment:
         """Return several cues as one segment, with their times in between."""
@@ -276,6 +288,7 @@ class _Builder:
         build = partial(
             self._layout(start, end).write_joined,
             num_lines=[len(cue) for cue in cues],
+            before_times=[self._is_before_times(cue[-1][1]) for cue in cues],
             shares=[len(one) for one in shown],
             between=[text[one[-1][1] : other[0][0]] for one, other in pairwise(cues)],
         )
@@ -285,7 +298,11 @@ class _Builder:
         """Yield the texts of a cue."""
         for start, end in _texts(self._text, cue):
             shown = self._text[start:end]
-            build = partial(self._layout(start, end).write, num_lines=len(LINE_BREAK.findall(shown)) + 1)
+            build = partial(
+                self._layout(start, end).write,
+                num_lines=len(LINE_BREAK.findall(shown)) + 1,
+                before_times=self._is_before_times(end),
+            )
             yield Segment(start, end, tile(shown, _tags(shown)), build)
 
 

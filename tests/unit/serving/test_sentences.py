@@ -14,7 +14,7 @@ from manyheads.errors import ConfigError
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.names import names_of_models
 from manyheads.serving.sentences import rejoin, split
-from manyheads.serving.served import _pairs
+from manyheads.serving.served import ServedTranslator, _pairs
 from manyheads.serving.settings import ServingSettings
 
 
@@ -45,6 +45,16 @@ from manyheads.serving.settings import ServingSettings
 def test_sentences(text: str, expected: list[str]) -> None:
     assert [one.text for one in split(text)] == expected
     assert all(text[one.start : one.end] == one.text for one in split(text))
+
+
+def test_the_language_of_the_sources_decides() -> None:
+    assert [one.text for one in split("Τι; Ναι.", "el")] == ["Τι;", "Ναι."]
+    assert [one.text for one in split("Tom is 30. Mary is 40.", "en")] == ["Tom is 30.", "Mary is 40."]
+    assert [one.text for one in split("Am 30. Mai kam sie.", "de")] == ["Am 30. Mai kam sie."]
+    source_lang = cast(Any, ServedTranslator.source_lang).fget
+    assert source_lang(SimpleNamespace(pairs=(("en", "de"), ("en", "fr")))) == "en"
+    assert source_lang(SimpleNamespace(pairs=(("en", "de"), ("fr", "de")))) is None
+    assert source_lang(SimpleNamespace(pairs=())) is None
 
 
 def test_wrapped_lines_can_be_one_sentence() -> None:

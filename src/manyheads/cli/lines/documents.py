@@ -173,8 +173,9 @@ class InputDocument:
 def open_document(options: DocumentOptions, path: str, output: str) -> InputDocument | None:
     """Return the document of a command; None: its input is lines.
 
-    Raises: ConfigError: an option that does not fit the format, or an output that is a folder. DataError: the file or
-        the terms cannot be read or are damaged. MissingExtraError: the format needs a package that is not installed.
+    Raises: ConfigError: an option that does not fit the format, a known format that is not read, or an output that is a
+        folder. DataError: the file or the terms cannot be read or are damaged. MissingExtraError: the format needs a
+        package that is not installed.
     """
     found = format_of(path) if options.format == "auto" else options.format
     if found is None or found == "lines":
