@@ -100,15 +100,15 @@ def _readers_of_settings(samples: dict[str, bytes]) -> Iterator[Reader]:
 
 def _readers_of_documents(samples: dict[str, bytes]) -> Iterator[Reader]:
     from manyheads.documents.formats import decode, read_document
-    from manyheads.documents.sentences import sentence_splitter
     from manyheads.documents.translating import DocumentTranslation
+    from manyheads.text.sentences import split_sentences
 
     def reading(format_name: str, columns: tuple[str, ...] = ()) -> Callable[[Path], Any]:
         def read(path: Path) -> None:
             document = read_document(decode(path.read_bytes(), "the file"), "the file", format_name, columns)
             same, _ = document.with_translations([segment.parts for segment in document.segments])
             assert same == document.text, "unchanged segments change the document"
-            translation = DocumentTranslation(document, sentence_splitter("en"), lambda text: len(text) < 40)
+            translation = DocumentTranslation(document, split_sentences, lambda text: len(text) < 40)
             found = {"alignment": [], "again": False, "degenerate": False, "wanted": 0, "met": 0}
             translation.finish([json.dumps({"text": "X.", **found}) for _ in translation.units])
 

@@ -22,7 +22,6 @@ EXTRAS = {
     "py3langid": "lang",
     "pyarrow": "parquet",
     "sentencepiece": "spm",
-    "sentencex": "documents",
     "tensorboard": "tensorboard",
 }
 LEAST_PYTHON = (3, 11)

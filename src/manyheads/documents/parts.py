@@ -90,12 +90,14 @@ class Document:
     Args:
         left: number of ranges of text that the reader does not support and does not translate.
         notes: what else people should know.
+        outside: places of text that stands where the format has none; it is not translated.
     """
 
     text: str
     segments: tuple[Segment, ...]
     left: int = 0
     notes: tuple[str, ...] = ()
+    outside: tuple[int, ...] = ()
 
     def with_translations(self, translations: Sequence[Sequence[Part] | None]) -> tuple[str, list[int]]:
         """Return the document with the translation of each segment; None keeps a segment as it is.
@@ -117,7 +119,11 @@ class Document:
 
     def line_of(self, segment: Segment) -> int:
         """Return the number of the line on which a segment begins, from 1."""
-        return bisect_left(self._line_ends, segment.start) + 1
+        return self.line_at(segment.start)
+
+    def line_at(self, place: int) -> int:
+        """Return the number of the line of a character, from 1."""
+        return bisect_left(self._line_ends, place) + 1
 
     @cached_property
     def _line_ends(self) -> list[int]:

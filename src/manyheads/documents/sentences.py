@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from manyheads.documents.parts import Part, Tag, Text
-from manyheads.errors import needing_extra
-from manyheads.text.abbreviations import stands_before_number
-from manyheads.text.kept_words import KEPT, MAX_KEPT, PRIVATE, has_words, private, with_letters
+from manyheads.text.kept_words import KEPT, MAX_KEPT, PRIVATE, has_words, private
 
 __all__ = [
     "Sentence",
     "protected",
-    "sentence_splitter",
     "sentences_of",
     "split_at_clauses",
 ]
@@ -71,7 +68,7 @@ def protected(parts: Sequence[Part]) -> list[Part]:
 def sentences_of(parts: Sequence[Part], split: Callable[[str], Sequence[str]]) -> list[Sentence] | None:
     """Return the sentences of a segment.
 
-    Args: split: a text -> its sentences, which together are the text (see `sentence_splitter`).
+    Args: split: a text -> its sentences, which together are the text (see `text.sentences`).
 
     Returns: None if the text contains one of the private characters that stand for kept words.
     """
@@ -94,11 +91,7 @@ def sentences_of(parts: Sequence[Part], split: Callable[[str], Sequence[str]]) -
     if len(kept) > MAX_KEPT:
         return None
     text = "".join(flat)
-    shown = with_letters(text)
-    pieces = list(split(shown))
-    if "".join(pieces) != shown:  # a splitter that changes the text cannot be used
-        pieces = [shown]
-    return list(_cut(text, tuple(kept), marks, [len(piece) for piece in pieces]))
+    return list(_cut(text, tuple(kept), marks, [len(piece) for piece in split(text)]))
 
 
 def split_at_clauses(sentence: Sentence, fits: Callable[[str], bool]) -> list[Sentence]:
@@ -153,26 +146,3 @@ def _cut(
 
 def _closes(waiting: Sequence[tuple[int, Tag]], place: int) -> bool:
     return waiting[0][0] == place and waiting[0][1].kind != "open"
-
-
-def sentence_splitter(language: str) -> Callable[[str], Sequence[str]]:
-    """Return a function that cuts a text into sentences, whose concatenation is the text.
-
-    Args: language: of the text, as in BCP 47; an unknown one is split by general rules.
-
-    Raises: MissingExtraError: sentencex is not installed.
-    """
-    with needing_extra("Documents are split into sentences by the package sentencex", "documents"):
-        import sentencex
-    primary = language.replace("_", "-").split("-")[0].lower() or "en"
-
-    def split(text: str) -> Sequence[str]:
-        pieces: list[str] = []
-        for piece in sentencex.segment(primary, text):
-            if pieces and stands_before_number(pieces[-1], piece):
-                pieces[-1] += piece
-            else:
-                pieces.append(piece)
-        return pieces
-
-    return split

@@ -1,58 +1,119 @@
-"""Subtitles: the text of each cue in SubRip (.srt) and WebVTT (.vtt) files. Numbers, times and notes are copied."""
+"""Subtitles: the texts of the cues in SubRip (.srt) and WebVTT (.vtt) files, which may break the format's rules.
+
+A cue has the text between its line of times and the next one, whatever empty lines are in it. Numbers, times, settings,
+notes and marks such as dashes, brackets and labels of speakers are copied.
+"""
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 
-from manyheads.documents.parts import Document, Part, Segment, Tag, Text, line_end_of, plain, tile
+from manyheads.documents.parts import Document, Part, Segment, Tag, Text, line_end_of, plain, tile, trimmed
+from manyheads.errors import DataError
 
 __all__ = ["read_subtitles"]
 
-TIMES = re.compile(r"\ufeff?[ \t]*(?:\d+:)?\d{1,2}:\d{2}[,.]\d{1,3}[ \t]*-->[ \t]*(?:\d+:)?\d{1,2}:\d{2}[,.]\d{1,3}")
-LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
-TAG = re.compile(r"<(/?)([a-zA-Z]*)[^<>]*>|\{\\[^{}]*\}|\\[Nnh]")
+_MORE = r"[ \t]?[:.,;][ \t]?\d{1,6}"
+_TIME = rf"-?\d{{1,4}}(?:{_MORE}){{1,4}}(?![^\W_])"
+_CLOCK = rf"-?\d{{1,4}}[ \t]?:[ \t]?\d{{1,2}}(?:{_MORE}){{0,3}}"
+_ARROW = r"[ \t]*(?:-[ \t]?-[ \t]?>|[-–—−=~]{1,3}>|[→⇒])[ \t]*"
+# Wherever an arrow points from a time to a number; at a line's beginning, without the second time or with another sign.
+TIMES = re.compile(
+    rf"(?<![\w.,:;]){_CLOCK}{_ARROW}-?\d"
+    rf"|^[\ufeff \t]*{_TIME}(?:{_ARROW}(?:{_TIME}|$)|[ \t]*[-–—−]{{1,3}}[ \t]*{_TIME}[ \t]*$)"
+)
+SETTINGS = re.compile(r"[\s\ufeff\d:;.,→⇒<=>~–—−-]*+(?:[\w-]++:[^ \t]++[ \t]*+)*+")  # a line of times has nothing else
+FOLLOWING = re.compile(r"[ \t]*+[\r\n]\s*+([^\r\n]{0,200})")  # the next line that is not empty
+NUMBER = re.compile(r"[\ufeff \t]*#?\d+[.:]?[ \t]*")
+COMMENT = re.compile(r"(?:NOTE|STYLE|REGION)(?:[ \t].*)?")  # the first line of a block of WebVTT that is no cue
+WORD = re.compile(r"[^\W_]")
+SPOKEN = re.compile(r"[^ \t]+[ \t].*[.!?…][\"'”»]?[ \t]*")  # is no identifier of a cue
+LINE = re.compile(r"([^\r\n]*)(?:\r\n|\r|\n|\Z)")
+TAG = re.compile(r"<(/?)([a-zA-Z]*+)[^<>]*+>|\{\\[^{}]*+\}|\\[Nnh]")
+LABEL = r"(?P<label>[^\W\d_][\w .'’&#/-]{0,30}):(?=[ \t]|$)"
+MARK = re.compile(
+    rf"(?P<tag>{TAG.pattern})|[ \t]+|(?P<mark>[-–—‐−]+|(?:>|&gt;){{2,3}}|[♪♫♬♩🎵🎶]+|#+(?=[ \t]))|{LABEL}"
+)
+NAMED = re.compile(rf"(?:{TAG.pattern}|[-–—> \t])*+{LABEL}")
+NOTES = re.compile(r"[♪♫♬♩🎵🎶]+|(?<=[ \t])#+(?=[ \t]*(?:[\r\n]|\Z))")
+BRACKETS = re.compile(r"\[[^\[\]]*+\]|\([^()]*+\)|（[^（）]*+）|【[^【】]*+】")
+LINE_BREAK = re.compile(r"(?<![ \t])[ \t]*+(?:\r\n|\r|\n)[ \t]*+")
+ENTITY = re.compile(r"&#?\w++;")
+IN_TEXT = re.compile(rf"{TAG.pattern}|{LINE_BREAK.pattern}|{ENTITY.pattern}")
 MOST_JOINED = 4  # cues that are translated together
-_Cue = list[tuple[int, int]]  # the places of its lines
-DIALOGUE = re.compile(r"[-–—]\s*\S")
+_Span = tuple[int, int]
+_Cue = list[_Span]  # the places of its lines
 
 
 def read_subtitles(text: str, *, entities: bool) -> Document:
-    """Return a segment for each cue. The lines of a cue are one text; several that begin with dashes begin one each.
+    """Return the texts of the cues. What is sung or in brackets, and lines with a dash or a label are texts each.
 
     If a sentence continues in the next cue, both cues are one segment. It does if the first cue has no markup and no
     punctuation at its end, and the next one begins with a lower-case letter.
 
-    Args: entities: `&amp;` and the like stand for characters, as in WebVTT.
+    Args: entities: `&`, `<` and `>` are always escaped, as in WebVTT.
+
+    Raises: DataError: there is no cue.
     """
+    lines = [found.span(1) for found in LINE.finditer(text)]
+    times = [number for number, (start, end) in enumerate(lines) if TIMES.search(text[start:end])]
+    if not times:
+        raise DataError(
+            "there is no cue; subtitles have lines of times, such as 00:00:01,000 --> 00:00:04,000 with text below"
+            " (translate the lines of another format by --format lines)."
+        )
+    has_header = text.startswith(("WEBVTT", "\ufeffWEBVTT"))
+    is_vtt = entities or has_header
     cues: list[_Cue] = []
-    lines: _Cue | None = None  # of the cue that is being read
-    for line in LINE.finditer(text):
-        if TIMES.match(line[0]):
-            if lines:  # no empty line ended the last cue
-                cues.append(_without_number(text, lines))
-            lines = []
-        elif lines is not None and line[1].strip():
-            lines.append(line.span(1))
-        elif lines is not None:
-            cues.append(lines)
-            lines = None
-    segments: list[Segment] = []
-    for group in _groups(text, [cue for cue in cues if cue]):
-        if len(group) == 1:
-            segments += _segments(text, group[0], entities=entities)
+    outside = [lines[number][0] for number in times if not SETTINGS.fullmatch(text, *lines[number])]
+    for last, number in pairwise([-1, *times, len(lines)]):
+        body = lines[last + 1 : number]
+        if number < len(lines):
+            body = _without_name(text, body, is_vtt=is_vtt)
+        blocks = [one for one in _blocks(text, body) if not (is_vtt and one[0] != body[0] and _is_comment(text, one))]
+        if last >= 0:
+            cues += blocks
         else:
-            segments.append(_joined(text, group, entities=entities))
-    return Document(text, tuple(segments))
+            outside += [one[0][0] for one in blocks[has_header:] if WORD.search(text, one[0][0], one[-1][1])]
+    build = _Builder(text, entities=entities)
+    segments: list[Segment] = []
+    for group in _groups(text, cues):
+        segments += build.segments(group[0]) if len(group) == 1 else [build.joined(group)]
+    return Document(text, tuple(segments), outside=tuple(sorted(outside)))
 
 
-def _without_number(text: str, cue: _Cue) -> _Cue:
-    """Return a cue without a last line that is the number of the next one."""
-    low, high = cue[-1]
-    return cue[:-1] if text[low:high].strip().isdecimal() else cue
+def _is_comment(text: str, block: _Cue) -> bool:
+    return COMMENT.fullmatch(text, *block[0]) is not None
+
+
+def _without_name(text: str, lines: _Cue, *, is_vtt: bool) -> _Cue:
+    """Return the lines before a line of times without the number or identifier of its cue."""
+    count = len(lines)
+    while count and not text[slice(*lines[count - 1])].strip():
+        count -= 1
+    if count and NUMBER.fullmatch(text, *lines[count - 1]):
+        return lines[: count - 1]
+    follows_empty = count > 1 and lines[count - 2][0] == lines[count - 2][1]
+    if is_vtt and follows_empty and count == len(lines) and not SPOKEN.fullmatch(text, *lines[-1]):
+        return lines[:-1]
+    return lines
+
+
+def _blocks(text: str, lines: _Cue) -> list[_Cue]:
+    """Return the lines that stand together, without lines of white space."""
+    blocks: list[_Cue] = [[]]
+    for start, end in lines:
+        if text[start:end].strip(" \t\ufeff"):
+            blocks[-1].append((start, end))
+        elif blocks[-1]:
+            blocks.append([])
+    return [block for block in blocks if block]
 
 
 def _words(text: str) -> list[str]:
@@ -63,7 +124,7 @@ def _words(text: str) -> list[str]:
 def _groups(text: str, cues: Sequence[_Cue]) -> list[list[_Cue]]:
     groups: list[list[_Cue]] = []
     for cue in cues:
-        if groups and len(groups[-1]) < MOST_JOINED and _goes_on(_shown(text, groups[-1][-1]), _shown(text, cue)):
+        if groups and len(groups[-1]) < MOST_JOINED and _goes_on(text, groups[-1][-1], cue):
             groups[-1].append(cue)
         else:
             groups.append([cue])
@@ -74,121 +135,200 @@ def _shown(text: str, cue: _Cue) -> str:
     return " ".join(text[start:end].strip() for start, end in cue)
 
 
-def _goes_on(one: str, other: str) -> bool:
-    """Whether a sentence continues from one cue to the next."""
-    is_plain = not any(TAG.search(cue) or DIALOGUE.match(cue) for cue in (one, other))
-    return is_plain and (one[-1:].isalnum() or one[-1:] == ",") and other[:1].islower()
+def _goes_on(text: str, one: _Cue, other: _Cue) -> bool:
+    """Whether a sentence continues from one cue to the next, which does not repeat it."""
+    first, second = _shown(text, one), _shown(text, other)
+    if not (first[-1:].isalnum() or first[-1:] == ",") or not second[:1].islower():
+        return False
+    is_plain = not (TAG.search(first) or TAG.search(second)) and len(_texts(text, one)) == len(_texts(text, other)) == 1
+    return is_plain and not second.startswith(text[slice(*one[-1])].strip()) and not _prefix(first, are_names=False)
 
 
-def _joined(text: str, cues: Sequence[_Cue], *, entities: bool) -> Segment:
-    """Return several cues as one segment, with their times in between."""
-    start, end = cues[0][0][0], cues[-1][-1][1]
-    joined = " ".join(_shown(text, cue) for cue in cues)
-    between = [text[one[-1][1] : other[0][0]] for one, other in pairwise(cues)]
-    shares = [len(_shown(text, cue)) for cue in cues]
-    build = partial(
-        _build_joined,
-        num_lines=[len(cue) for cue in cues],
-        shares=shares,
-        between=between,
-        line_end=line_end_of(text),
-        entities=entities,
-    )
-    return Segment(start, end, (Text(html.unescape(joined) if entities else joined),), build)
+def _prefix(line: str, *, are_names: bool) -> int:
+    """Return the length of dashes, notes, labels and the tags before them at a line's beginning.
 
-
-def _build_joined(
-    parts: Sequence[Part],
-    *,
-    num_lines: Sequence[int],
-    shares: Sequence[int],
-    between: Sequence[str],
-    line_end: str,
-    entities: bool,
-) -> str | None:
-    """Divide a translation among its cues in proportion to their source, at nearby punctuation if there is some.
-
-    Returns: None if there are fewer words than cues.
+    Args: are_names: a label may have small letters, too.
     """
-    words = _words(plain(parts))
-    if len(words) < len(shares):
-        return None
-    ends = list(accumulate(len(word) + 1 for word in words))
-    cuts = [0]
-    for number, share in enumerate(accumulate(shares[:-1]), 1):
-        ideal = ends[-1] * share / sum(shares)
-        possible = range(cuts[-1] + 1, len(words) - (len(shares) - number) + 1)
-
-        def cost(count: int, ideal: float = ideal) -> float:
-            return abs(ends[count - 1] - ideal) - (ends[-1] / 10 if not words[count - 1][-1].isalnum() else 0)
-
-        cuts.append(min(possible, key=cost))
-    pieces = [" ".join(words[low:high]) for low, high in pairwise([*cuts, len(words)])]
-    built = [
-        _build([Text(piece)], num_lines=count, line_end=line_end, entities=entities)
-        for piece, count in zip(pieces, num_lines, strict=True)
-    ]
-    return "".join(piece + after for piece, after in zip(built, [*between, ""], strict=True))
+    place = length = 0
+    while found := MARK.match(line, place):
+        place = found.end()
+        if found["label"]:
+            most_words = 1 if line[place:].isupper() else 3  # of a speaker; other capitals begin a sentence
+            is_name = are_names or (found["label"].isupper() and len(found["label"].split()) <= most_words)
+            return place if is_name else length
+        if found["mark"]:
+            length = place
+    return length
 
 
-def _segments(text: str, lines: Sequence[tuple[int, int]], *, entities: bool) -> list[Segment]:
-    turns = [place for place, (start, end) in enumerate(lines) if DIALOGUE.match(TAG.sub("", text[start:end]))]
-    if len(turns) > 1 and turns[0] == 0:
-        each = [lines[first:last] for first, last in pairwise([*turns, len(lines)])]
-        return [one for turn in each for one in _segments(text, turn, entities=entities)]
-    if not lines:
-        return []
+def _texts(text: str, lines: _Cue) -> list[_Span]:
+    """Return the places of a cue's texts: what stands between marks."""
     start, end = lines[0][0], lines[-1][1]
-    shown = text[start:end]
-    if dash := re.match(r"\s*(?:[-–—]\s*)?", shown):
-        start += dash.end()
-    end -= len(shown) - len(shown.rstrip())
-    if start >= end:
-        return []
+    shown = [text[low:high] for low, high in lines]
+    are_names = sum(NAMED.match(line) is not None for line in shown) > 1
+    prefixes = [_prefix(line, are_names=are_names) for line in shown]
+    cuts = [found.span() for found in NOTES.finditer(text, start, end)]
+    for (low, _), line, length in zip(lines, shown, prefixes, strict=True):
+        begins = length and (prefixes[0] or not TAG.sub("", line[length:]).strip()[:1].islower())
+        if begins or low == start:
+            cuts.append((low, low + length))
+    for found in BRACKETS.finditer(text, start, end):
+        low, high = found.span()
+        before = TAG.sub("", text[max(start, low - 80) : low]).rstrip(" \t")[-1:]
+        after = TAG.sub("", text[high : min(end, high + 80)]).lstrip(" \t")[:1]
+        if before in "\r\n.!?…:♪♫>-–—])" and (after in "\r\n♪♫[(-–—" or (after.isalnum() and not after.islower())):
+            cuts += [(low, low + 1), (high - 1, high)]
+    found_texts: list[_Span] = []
+    done = start
+    for low, high in [*sorted(cuts), (end, end)]:
+        if low > done and WORD.search(TAG.sub("", text[done:low])):
+            found_texts.append(trimmed(text, done, low))
+        done = max(done, high)
+    return found_texts
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How texts are written.
+
+    escapes: of characters. line_end: between lines.
+    """
+
+    escapes: Mapping[int, str]
+    line_end: str
+
+    def write(self, parts: Sequence[Part], num_lines: int, *, before_times: bool) -> str | None:
+        """Return a text on as many lines as before, of about equal length.
+
+        Returns: None if players would read times in it, or, before times, the number of the next cue.
+        """
+        glue = "\0"
+        text = "".join(
+            part.text.translate(self.escapes)
+            if isinstance(part, Text)
+            else (part.code.translate(self.escapes) if part.is_text else part.code).replace(" ", glue)
+            for part in parts
+        )
+        words = _words(text)
+        sizes = [len(TAG.sub("", word)) for word in words]
+        width = len(TAG.sub("", text)) / num_lines
+        lines: list[list[str]] = [[]]
+        length = 0
+        for index, (word, size) in enumerate(zip(words, sizes, strict=True)):
+            is_full = lines[-1] and length + size / 2 >= width
+            if lines[-1] and len(lines) < num_lines and (is_full or len(words) - index <= num_lines - len(lines)):
+                lines.append([])
+                length = 0
+            length += size + bool(lines[-1])
+            lines[-1].append(word)
+        written = [" ".join(line).replace(glue, " ") for line in lines]
+        if any(TIMES.search(line) for line in written) or (before_times and NUMBER.fullmatch(written[-1])):
+            return None
+        return self.line_end.join(written)
+
+    def write_joined(
+        self,
+        parts: Sequence[Part],
+        *,
+        num_lines: Sequence[int],
+        before_times: Sequence[bool],
+        shares: Sequence[int],
+        between: Sequence[str],
+    ) -> str | None:
+        """Divide a translation among its cues in proportion to their source, at nearby punctuation if there is some.
+
+        Returns: None if there are fewer words than cues, or as of `write`.
+        """
+        words = _words(plain(parts))
+        if len(words) < len(shares):
+            return None
+        ends = list(accumulate(len(word) + 1 for word in words))
+        cuts = [0]
+        for number, share in enumerate(accumulate(shares[:-1]), 1):
+            ideal = ends[-1] * share / sum(shares)
+            possible = range(cuts[-1] + 1, len(words) - (len(shares) - number) + 1)
+
+            def cost(count: int, ideal: float = ideal) -> float:
+                return abs(ends[count - 1] - ideal) - (ends[-1] / 10 if not words[count - 1][-1].isalnum() else 0)
+
+            cuts.append(min(possible, key=cost))
+        pieces = [" ".join(words[low:high]) for low, high in pairwise([*cuts, len(words)])]
+        built = [
+            self.write([Text(piece)], count, before_times=is_before)
+            for piece, count, is_before in zip(pieces, num_lines, before_times, strict=True)
+        ]
+        if None in built:
+            return None
+        return "".join(f"{piece}{after}" for piece, after in zip(built, [*between, ""], strict=True))
+
+
+class _Builder:
+    """Makes the segments of a file."""
+
+    def __init__(self, text: str, *, entities: bool) -> None:
+        self._text = text
+        self._escapes = {"&": "&amp;", "<": "&lt;", ">": "&gt;"} if entities else {}
+        self._line_end = line_end_of(text)
+
+    def _layout(self, start: int, end: int) -> _Layout:
+        """Return the layout of a text, whose characters are escaped as they were in its source."""
+        codes = {html.unescape(code): code for code in ENTITY.findall(self._text, start, end)}
+        escapes = self._escapes | {char: code for char, code in codes.items() if len(char) == 1}
+        return _Layout(str.maketrans(escapes), self._line_end)
+
+    def _is_before_times(self, end: int) -> bool:
+        following = FOLLOWING.match(self._text, end)
+        return following is not None and TIMES.search(following[1]) is not None
+
+    def joined(self, cues: Sequence[_Cue]) -> Segment:
+        """Return several cues as one segment, with their times in between."""
+        text = self._text
+        start, end = cues[0][0][0], cues[-1][-1][1]
+        shown = [_shown(text, cue) for cue in cues]
+        build = partial(
+            self._layout(start, end).write_joined,
+            num_lines=[len(cue) for cue in cues],
+            before_times=[self._is_before_times(cue[-1][1]) for cue in cues],
+            shares=[len(one) for one in shown],
+            between=[text[one[-1][1] : other[0][0]] for one, other in pairwise(cues)],
+        )
+        return Segment(start, end, (Text(ENTITY.sub(lambda found: html.unescape(found[0]), " ".join(shown))),), build)
+
+    def segments(self, cue: _Cue) -> Iterator[Segment]:
+        """Yield the texts of a cue."""
+        for start, end in _texts(self._text, cue):
+            shown = self._text[start:end]
+            build = partial(
+                self._layout(start, end).write,
+                num_lines=len(LINE_BREAK.findall(shown)) + 1,
+                before_times=self._is_before_times(end),
+            )
+            yield Segment(start, end, tile(shown, _tags(shown)), build)
+
+
+def _tags(shown: str) -> list[tuple[int, int, Tag | str]]:
+    """Return the tags, line ends and escaped characters of a text, for `tile`."""
     ranges: list[tuple[int, int, Tag | str]] = []
     opened: list[tuple[str, int]] = []
-    for found in re.finditer(rf"{TAG.pattern}|[ \t]*(?:\r\n|\r|\n)[ \t]*|&#?\w+;", text[start:end]):
-        code = found[0]
+    names: Counter[str] = Counter()  # of the opened ones, so that no search is needed
+    for found in IN_TEXT.finditer(shown):
+        code, name = found[0], found[2]
         if not code.strip():
             ranges.append((*found.span(), " "))
         elif code[0] == "&":
-            if entities:
-                ranges.append((*found.span(), html.unescape(code)))
-        elif code[0] != "<" or not found[2]:
-            ranges.append((*found.span(), Tag(code, "alone")))
-        elif not found[1]:
-            opened.append((found[2], len(ranges)))
-            ranges.append((*found.span(), Tag(code, "alone")))
-        else:
-            match = next((one for one in reversed(opened) if one[0] == found[2]), None)
-            if match is None:
-                ranges.append((*found.span(), Tag(code, "alone")))
-                continue
-            del opened[opened.index(match) :]
-            low, high, tag = ranges[match[1]]
+            ranges.append((*found.span(), html.unescape(code)))
+        elif code[0] == "<" and name and found[1] and names[name]:
+            last = ""
+            while last != name:
+                last, place = opened.pop()
+                names[last] -= 1
+            low, high, tag = ranges[place]
             assert isinstance(tag, Tag)
-            ranges[match[1]] = (low, high, Tag(tag.code, "open", match[1]))
-            ranges.append((*found.span(), Tag(code, "close", match[1])))
-    build = partial(_build, num_lines=len(lines), line_end=line_end_of(text), entities=entities)
-    return [Segment(start, end, tile(text[start:end], ranges), build)]
-
-
-def _build(parts: Sequence[Part], *, num_lines: int, line_end: str, entities: bool) -> str:
-    """Return the cue, on as many lines as before, of about equal length."""
-    glue = "\0"
-    text = "".join(
-        (html.escape(part.text, quote=False) if entities else part.text)
-        if isinstance(part, Text)
-        else (html.escape(part.code, quote=False) if entities and part.is_text else part.code).replace(" ", glue)
-        for part in parts
-    )
-    words = _words(text)
-    width = len(re.sub(TAG, "", text)) / num_lines
-    lines: list[list[str]] = [[]]
-    for index, word in enumerate(words):
-        length = len(re.sub(TAG, "", " ".join(lines[-1])))
-        is_full = lines[-1] and length + len(re.sub(TAG, "", word)) / 2 >= width
-        if lines[-1] and len(lines) < num_lines and (is_full or len(words) - index <= num_lines - len(lines)):
-            lines.append([])
-        lines[-1].append(word)
-    return line_end.join(" ".join(line) for line in lines).replace(glue, " ")
+            ranges[place] = (low, high, Tag(tag.code, "open", place))
+            ranges.append((*found.span(), Tag(code, "close", place)))
+        else:
+            if code[0] == "<" and name and not found[1]:
+                opened.append((name, len(ranges)))
+                names[name] += 1
+            ranges.append((*found.span(), Tag(code, "alone")))
+    return ranges

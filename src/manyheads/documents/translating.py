@@ -88,6 +88,7 @@ class DocumentReport:
     terms: int = 0
     terms_met: int = 0
     kept: int = 0
+    outside: int = 0
     lines: dict[str, list[int]] = field(default_factory=dict)
 
     def note(self, what: str, count: int, line: int) -> None:
@@ -120,6 +121,7 @@ _TOLD = {
     "again": "empty or repetitive translations, searched again with a repetition penalty",
     "degenerate": "of these, still empty or repetitive",
     "kept": "segments left in the source language, because they cannot be changed without damage",
+    "outside": "texts that belong to no subtitle, not translated",
 }
 
 
@@ -128,7 +130,7 @@ class DocumentTranslation:
 
     Args:
         document: see `documents.formats.read_document`.
-        split: cuts a text into sentences (see `sentences.sentence_splitter`).
+        split: cuts a text into sentences (see `text.sentences.split_sentences`).
         fits: whether a text is short enough for the model (see `UnitTranslator.fits`).
 
     Attributes: units: what is to be translated, each once.
@@ -137,6 +139,8 @@ class DocumentTranslation:
     def __init__(self, document: Document, split: Callable[[str], Sequence[str]], fits: Callable[[str], bool]) -> None:
         self._document = document
         self._report = DocumentReport(segments=len(document.segments), kept=document.left)
+        for start in document.outside:
+            self._report.note("outside", 1, document.line_at(start))
         self._segments: list[list[Sentence] | None] = []
         units: dict[Unit, int] = {}
         for segment in document.segments:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from fastapi import Request
@@ -21,9 +20,10 @@ from manyheads.documents.translating import DocumentTranslation, UnitTranslator,
 from manyheads.serving.batches import CallBatch
 from manyheads.serving.jobs import Row
 from manyheads.serving.refusals import too_long
-from manyheads.serving.sentences import split
+from manyheads.serving.sentences import in_windows
 from manyheads.serving.served import ServedTranslator
 from manyheads.serving.service import Service
+from manyheads.text.sentences import split_sentences
 
 __all__ = ["MOST_TAGS", "translate_html"]
 
@@ -72,7 +72,8 @@ async def translate_html(
         return units.fits(text)
 
     def read(some: list[str]) -> list[DocumentTranslation]:
-        pieces = partial(_pieces, at_sentence_ends=at_sentence_ends, check=check)
+        language = model.source_lang if at_sentence_ends else None
+        pieces = partial(_pieces, language=language, check=check) if at_sentence_ends else lambda text: [text]
         return [DocumentTranslation(_checked(read_html(text), field), pieces, fits) for text in some]
 
     documents = await service.each(request, read, texts, len)
@@ -151,8 +152,10 @@ def _forced(model: ServedTranslator, text: str, phrases: list[str], overrides: d
     return found.text
 
 
-def _pieces(text: str, *, at_sentence_ends: bool, check: Callable[[int], None] = lambda _: None) -> list[str]:
-    """Cut a text where its sentences begin; together the pieces are the text."""
-    found = split(text, at_sentence_ends=at_sentence_ends, check=check)
-    starts = [0, *(one.start for one in found[1:]), len(text)]
-    return [text[begin:end] for begin, end in pairwise(starts)]
+def _pieces(text: str, *, language: str | None, check: Callable[[int], None]) -> list[str]:
+    """Cut a text into its sentences; together they are the text."""
+    found: list[str] = []
+    for piece in in_windows(text, partial(split_sentences, language=language)):
+        check(len(found))
+        found.append(piece)
+    return found

@@ -42,8 +42,9 @@ async def translate_paragraphs(
     settings = model.settings(overrides)
 
     def cut(some: list[str]) -> list[list[Sentence]]:
+        given = {"at_sentence_ends": at_sentence_ends, "at_line_ends": at_line_ends}
         check = partial(service.check_sentences, request, field)
-        return [split(text, at_sentence_ends=at_sentence_ends, at_line_ends=at_line_ends, check=check) for text in some]
+        return [split(text, model.source_lang, **given, check=check) for text in some]
 
     sentences = await service.each(request, cut, texts, len)
     owners = [number for number, each in enumerate(sentences) for _ in each]

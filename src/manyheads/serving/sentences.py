@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 
-from manyheads.text.abbreviations import stands_before_number
+from manyheads.text.sentences import split_sentences
 
 __all__ = ["Sentence", "in_windows", "rejoin", "split"]
 
 _WINDOW = 1 << 15
-
-# The end of a sentence: marks, closing quotes and brackets, then white space; or marks of scripts without spaces. A run
-# of marks is looked at once, because texts come from clients.
-_END = re.compile(r"""(?:(?<![.!?…‽؟।])[.!?…‽؟।]++["'”’»)\]]*+(?=\s))|(?:[。！？]+["'”’」』）]*)""")
-_NEXT_WORD = re.compile(r"\S.{0,39}", re.DOTALL)
-_INITIALS = re.compile(r"[A-Z](?:\.[A-Z])+")  # of U.S. and D.C., which rarely end a sentence
-_LAST_WORD = re.compile(r"([^\W\d_]+(?:\.[^\W\d_]+)*|\d+)\.$")
-_YEAR_DIGITS = 4
-# Words whose full stop does not end a sentence. A number and a full stop is an ordinal in many languages, not a year.
-_ABBREVIATIONS = frozenset(
-    """mr mrs ms dr prof st mt sr jr no vs etc e.g i.e cf fig vol pp approx dept inc ltd co
-    hr fr nr bzw z.b d.h u.a usw ca evtl ggf inkl str tel abb bd jh m mme mlle sra srta""".split()  # noqa: SIM905
-)
 
 
 @dataclass(frozen=True)
@@ -45,6 +31,7 @@ class Sentence:
 
 def split(
     text: str,
+    language: str | None = None,
     *,
     at_sentence_ends: bool = True,
     at_line_ends: bool = True,
@@ -54,12 +41,14 @@ def split(
 
     Words are never cut; white space outside sentences belongs to none, so `rejoin` restores it.
 
-    Args: check: called with the number of sentences so far; it may raise an error to end the work.
+    Args:
+        language: of the text, as in BCP 47; None: unknown.
+        check: called with the number of sentences so far; it may raise an error to end the work.
     """
     found: list[Sentence] = []
     start = 0
     for line in text.split("\n") if at_line_ends else [text]:
-        for part in in_windows(line, _cut) if at_sentence_ends else [line]:
+        for part in in_windows(line, partial(split_sentences, language=language)) if at_sentence_ends else [line]:
             check(len(found))
             if part.strip():
                 found.append(Sentence(part.strip(), start + len(part) - len(part.lstrip())))
@@ -85,10 +74,6 @@ def in_windows(text: str, cut: Callable[[str], list[str]]) -> Iterator[str]:
         start += sum(map(len, found))
 
 
-def _cut(text: str) -> list[str]:
-    return [text[begin:end] for begin, end in pairwise([0, *_ends(text), len(text)])]
-
-
 def rejoin(text: str, sentences: list[Sentence], translations: list[str]) -> str:
     """Return the text with each sentence replaced by its translation, and the white space between them as it was."""
     parts, place = [], 0
@@ -96,24 +81,3 @@ def rejoin(text: str, sentences: list[Sentence], translations: list[str]) -> str
         parts += [text[place : sentence.start], translation]
         place = sentence.end
     return "".join([*parts, text[place:]])
-
-
-def _ends(line: str) -> list[int]:
-    """Return the places after the sentences of a line, except the last one's."""
-    found = []
-    for match in _END.finditer(line):
-        after = _NEXT_WORD.search(line, match.end())
-        if after is None or after[0][0].islower():
-            continue
-        if match.group() == ".":
-            if stands_before_number(line[max(0, match.end() - 40) : match.end()], after[0]):
-                continue
-            word = _LAST_WORD.search(line, max(0, match.end() - 40), match.end())
-            known = word is not None and word.group(1).lower()
-            is_ordinal = word is not None and word.group(1).isdigit() and len(word.group(1)) < _YEAR_DIGITS
-            if word is not None and (known in _ABBREVIATIONS or is_ordinal or len(word.group(1)) == 1):
-                continue
-            if word is not None and _INITIALS.fullmatch(word.group(1)):
-                continue
-        found.append(match.end())
-    return found

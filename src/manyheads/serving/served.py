@@ -79,6 +79,12 @@ class ServedTranslator(ServedModel):
     reader: Translator
     checked: dict[frozenset[tuple[str, type, Any]], DecodingSettings] = field(default_factory=dict, repr=False)
 
+    @property
+    def source_lang(self) -> str | None:
+        """The language of the sources; None: unknown, or there are several."""
+        sources = {source for source, _ in self.pairs}
+        return sources.pop() if len(sources) == 1 else None
+
     def into(self, target: str | None) -> ServedTranslator:
         """Return the model for a target language; of a model without tags, the model itself.
 

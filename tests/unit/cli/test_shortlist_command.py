@@ -100,7 +100,6 @@ def test_a_document_does_not_go_on_with_another_shortlist(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("sentencex")
     source, target = files
     assert manyheads("shortlist", folder, "--source", source, "--target", target) == 0
     whole = UnitTranslator.translate

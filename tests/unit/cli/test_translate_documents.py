@@ -17,7 +17,6 @@ from manyheads.documents.formats import read_document
 from manyheads.text.sides import load_tokenizer
 
 pytest.importorskip("markdown_it")
-pytest.importorskip("sentencex")
 Cli = Callable[..., int]
 PAGE = "# The cat\n\nThe cat sees **the dog**. Read <https://x.org>.\n\n```\ncode\n```\n\n* She reads a book.\n"
 
@@ -178,6 +177,35 @@ def test_what_is_refused(
     assert message in captured.err
     assert captured.out == ""
     assert [path.name for path in page.parent.iterdir()] == ["page.md"]
+
+
+@pytest.mark.parametrize("name", ["a.ass", "a.PO", "a.json.gz", "a b.docx", "a.xml", "a.lrc", "a.arb"])
+def test_known_formats_that_are_not_read_are_refused_by_name(
+    name: str, manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, output = tmp_path / name, tmp_path / "out"
+    path.write_text("The cat sees the dog.\n", encoding="utf-8")
+    assert manyheads("translate", model_folder, path, "-o", output) == 2
+    message = capsys.readouterr().err
+    ending = Path(name.lower().removesuffix(".gz")).suffix
+    assert all(word in message for word in (name, f"({ending})", ".srt, .vtt", "--format lines"))
+    assert not output.exists()
+    assert manyheads("translate", model_folder, path, "-o", output, "--format", "lines") == 0
+    assert output.read_text(encoding="utf-8").count("\n") == 1
+
+
+def test_subtitles_name_what_is_left(
+    manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, output = tmp_path / "a.srt", tmp_path / "out.srt"
+    path.write_text("1\n00:00:20 --> 00:00:24 Hello\nThe cat sees the dog.\n", encoding="utf-8")
+    assert manyheads("translate", model_folder, path, "-o", output) == 0
+    assert "texts that belong to no subtitle, not translated: 1 (line 2)" in capsys.readouterr().err
+    path.write_text("The cat sees the dog.\n", encoding="utf-8")
+    output.unlink()
+    assert manyheads("translate", model_folder, path, "-o", output) == 2
+    assert "there is no cue" in capsys.readouterr().err
+    assert not output.exists()
 
 
 def test_files_that_cannot_be_read(

@@ -23,7 +23,7 @@ SIZE = 40_000
         ("text", "a\n" * SIZE),
         ("text", "a " * SIZE),
         ("srt", "00:00:01,000 --> 00:00:02,000\na\n\n" * (SIZE // 10)),
-        ("srt", "{" * SIZE),
+        ("srt", "00:00:01,000 --> 00:00:02,000\n" + "{" * SIZE),
         ("markdown", "a\n\n" * (SIZE // 20)),
         ("markdown", "$a " * (SIZE // 20)),
     ],

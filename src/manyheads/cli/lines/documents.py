@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +23,7 @@ from manyheads.documents.formats import FORMATS, decode, format_of, read_documen
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.spared import check_spares_folders
 from manyheads.text.languages import language_tag
+from manyheads.text.sentences import split_sentences
 
 if TYPE_CHECKING:
     from manyheads.decoding.translator import Translator
@@ -62,7 +64,7 @@ class DocumentOptions:
     source_lang: str | None = option(
         "Language of the document (BCP 47), for splitting it into sentences.",
         metavar="TAG",
-        default_is="the model's, or en",
+        default_is="the model's; without one, general rules",
     )
 
     def read_terms(self) -> Terms | None:
@@ -109,12 +111,11 @@ class InputDocument:
 
         Raises: as `Translator.translate`. SaveError: the output cannot be written.
         """
-        from manyheads.documents.sentences import sentence_splitter
         from manyheads.documents.translating import DocumentTranslation, UnitTranslator
 
         units = UnitTranslator(translator, self.terms, overrides)
-        language = self.options.source_lang or (translator.languages[0][0] if translator.languages else "en")
-        translation = DocumentTranslation(self.document, sentence_splitter(language), units.fits)
+        language = self.options.source_lang or (translator.languages[0][0] if translator.languages else None)
+        translation = DocumentTranslation(self.document, partial(split_sentences, language=language), units.fits)
         size = min(lines_at_once, SENTENCES_AT_ONCE)
         total = len(translation.units)
         records: list[str] = []
@@ -171,8 +172,9 @@ class InputDocument:
 def open_document(options: DocumentOptions, path: str, output: str) -> InputDocument | None:
     """Return the document of a command; None: its input is lines.
 
-    Raises: ConfigError: an option that does not fit the format, or an output that is a folder. DataError: the file or
-        the terms cannot be read or are damaged. MissingExtraError: the format needs a package that is not installed.
+    Raises: ConfigError: an option that does not fit the format, a known format that is not read, or an output that is a
+        folder. DataError: the file or the terms cannot be read or are damaged. MissingExtraError: the format needs a
+        package that is not installed.
     """
     found = format_of(path) if options.format == "auto" else options.format
     if found is None or found == "lines":

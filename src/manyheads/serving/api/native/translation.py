@@ -53,7 +53,7 @@ class TranslateJob:
 
         def cut(some: list[str]) -> list[list[Sentence]]:
             check = partial(service.check_sentences, self._request, "text")
-            return [split(text, at_sentence_ends=body.split_sentences, check=check) for text in some]
+            return [split(text, model.source_lang, at_sentence_ends=body.split_sentences, check=check) for text in some]
 
         found = await service.each(self._request, cut, self._texts, len)
         self._sentences = [(number, sentence) for number, each in enumerate(found) for sentence in each]
