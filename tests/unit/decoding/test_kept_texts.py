@@ -52,7 +52,6 @@ def test_nothing_that_is_kept_gets_lost(translator: Translator, parts: list[tupl
     wanted = hide(line)[1]
     [text], [candidates] = translator.translate([line]), translator.translate_nbest([line], num_return_sequences=2)
     for found in (text, *(one.text for one in candidates)):
-        assert sorted(hide(found)[1]) >= sorted(wanted) or not line
         assert all(found.count(thing) == line.count(thing) for thing in wanted)
     assert text == candidates[0].text
 
