@@ -8,6 +8,7 @@ from functools import partial
 from fastapi import Request
 
 from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.serving.kept import KeptRows
 from manyheads.serving.sentences import Sentence, rejoin, split
 from manyheads.serving.served import ServedTranslator
 from manyheads.serving.service import Service
@@ -49,15 +50,15 @@ async def translate_paragraphs(
     sentences = await service.each(request, cut, texts, len)
     owners = [number for number, each in enumerate(sentences) for _ in each]
     flat = [one.text for each in sentences for one in each]
-    rows = await service.rows(request, model, flat, settings, field, owners)
-    num_tokens = sum(len(row.content[0]) for row in rows if row is not None)
-    found = await service.run(request, model.begin(settings, rows), rows, num_tokens)
-    decode = model.reader.tokenizer.target.decode
-
-    def written(some: list[list[Hypothesis] | None]) -> list[list[str]]:
-        return [[decode(one.ids) for one in hypotheses or ()] or [""] for hypotheses in some]
-
-    candidates = iter(await service.each(request, written, found, _num_tokens))
+    kept = KeptRows(service, request, model, settings)
+    await kept.read(flat, field, owners)
+    num_tokens = sum(len(row.content[0]) for row in kept.rows if row is not None)
+    found = await service.run(request, model.begin(settings, kept.rows), kept.rows, num_tokens)
+    written = []
+    for place, span in enumerate(kept.spans):
+        service.check_deadline(request)
+        written.append([one.text for one in await kept.candidates(place, [found[row] for row in span])] or [""])
+    candidates = iter(written)
 
     def finish() -> list[list[str]]:
         results = []

@@ -298,7 +298,7 @@ class _TargetSide(Tokenizer):
             self._library = self._with_normalizer(normalizer(self.kind, self.lowercase, self._white))
 
     @property
-    def target(self) -> Tokenizer:  # type: ignore[override]  # cached in the whole tokenizer only
+    def target(self) -> Tokenizer:  # cached in the whole tokenizer only
         return self
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:

@@ -40,9 +40,9 @@ def numbers_differ(source: str, target: str) -> bool:
     So 1,500 is 1500, 1 500 and 1.5; ३० is 30; 90 is 1990; 15:30 is 3.30; and a date has the same day, month and year in
     whatever order. What is in one text alone, as a number that the other has in words, is no difference.
     """
-    sides = [_numbers(text) for text in (source, target)]
+    first, second = _numbers(source), _numbers(target)
     hours = any(_HALF_OF_DAY.search(text) for text in (source, target))
-    return _has_another(*sides, hours) and _has_another(*reversed(sides), hours)
+    return _has_another(first, second, hours) and _has_another(second, first, hours)
 
 
 def _numbers(text: str) -> list[_Number]:

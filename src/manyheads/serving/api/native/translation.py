@@ -12,6 +12,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.kept_texts import Candidate
 from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import prefix_ids
@@ -21,6 +22,7 @@ from manyheads.serving.api.languages import translator_for
 from manyheads.serving.api.native import records
 from manyheads.serving.api.native.bodies import SEARCH_OPTIONS, TranslateBody
 from manyheads.serving.jobs import Done, Row
+from manyheads.serving.kept import KeptRows
 from manyheads.serving.refusals import Refusal, invalid, openai_error
 from manyheads.serving.scoring import MOST_MAPPED, ScoredIds, attention_maps, mean_map
 from manyheads.serving.sentences import Sentence, rejoin, split
@@ -73,25 +75,30 @@ class TranslateJob:
             overrides["forced_prefix_ids"] = forced
         self._settings = model.settings(overrides)
         texts = [sentence.text for _, sentence in self._sentences]
-        self._rows = await service.rows(
-            self._request, model, texts, self._settings, owners=[number for number, _ in self._sentences]
-        )
+        self._kept = KeptRows(service, self._request, model, self._settings)
+        await self._kept.read(texts, owners=[number for number, _ in self._sentences])
+        self._rows = self._kept.rows
         num_tokens = sum(row.cost // row.width for row in self._rows if row is not None)  # of the best translations
         self._service.check_alternatives("top_log_probs", num_tokens, body.top_log_probs)
 
     def _source_ids(self, place: int) -> list[int]:
-        row = self._rows[place]
-        return [] if row is None else row.content[0]
+        """Return what the model reads of a sentence; of one in capitals, what it reads first."""
+        rows = (self._rows[row] for row in self._kept.spans[place])
+        return next((row.content[0] for row in rows if row is not None), [])
 
     def _num_source_tokens(self) -> int:
-        return sum(len(self._source_ids(place)) for place in range(len(self._rows)))
+        return sum(len(row.content[0]) for row in self._rows if row is not None)
 
     async def answer(self) -> Response:
         """Return the whole answer."""
         found = await self._service.run(
             self._request, self._model.begin(self._settings, self._rows), self._rows, self._num_source_tokens()
         )
-        sentences = await self._shown(list(enumerate(found)))
+        candidates = [
+            await self._kept.candidates(place, [found[row] for row in span])
+            for place, span in enumerate(self._kept.spans)
+        ]
+        sentences = await self._shown(list(enumerate(candidates)))
         is_plain = not (self._body.alignments or self._body.top_log_probs)
         size = sum(len(one.ids) for hypotheses in found for one in hypotheses or ()) if is_plain else None
         return await large_answer(self._service, self._request, lambda: self._whole(found, sentences), size)
@@ -119,13 +126,17 @@ class TranslateJob:
 
     async def events(self) -> AsyncIterator[str]:
         """Yield an event for each sentence as it is finished, and one at the end."""
-        places = [place for place, row in enumerate(self._rows) if row is not None]
+        numbers = [number for number, row in enumerate(self._rows) if row is not None]
         rows = [row for row in self._rows if row is not None]
+        results: dict[int, list[Hypothesis] | None] = {
+            number: None for number, row in enumerate(self._rows) if row is None
+        }
+        place_of = {row: place for place, span in enumerate(self._kept.spans) for row in span}
         num_target_tokens = 0
         try:
-            empty = [place for place, row in enumerate(self._rows) if row is None]
-            for place, sentence in zip(empty, await self._shown([(place, None) for place in empty]), strict=True):
-                yield self._event(place, sentence)
+            for place, span in enumerate(self._kept.spans):
+                if results.keys() >= set(span):
+                    yield self._event(place, await self._finished(place, results))
             if rows:
                 begun = self._model.begin(self._settings, rows)
                 news = self._service.stream(self._request, begun, rows, self._num_source_tokens())
@@ -133,43 +144,51 @@ class TranslateJob:
                     async for one in found:
                         if isinstance(one, Done):
                             num_target_tokens += one.num_tokens
-                            place = places[one.row]
-                            yield self._event(place, (await self._shown([(place, one.content)]))[0])
-            record = {"model": self._model.name, "num_sentences": len(self._rows)}
+                            results[numbers[one.row]] = one.content
+                            place = place_of[numbers[one.row]]
+                            if results.keys() >= set(self._kept.spans[place]):
+                                yield self._event(place, await self._finished(place, results))
+            record = {"model": self._model.name, "num_sentences": len(self._sentences)}
             yield server_event({**record, "usage": self._usage(num_target_tokens)}, "done")
         except Refusal as refusal:  # the status was sent before
             yield server_event(openai_error(refusal), "error")
 
+    async def _finished(self, place: int, results: dict[int, list[Hypothesis] | None]) -> dict[str, Any]:
+        candidates = await self._kept.candidates(place, [results[row] for row in self._kept.spans[place]])
+        return (await self._shown([(place, candidates)]))[0]
+
     def _event(self, place: int, sentence: dict[str, Any]) -> str:
         return server_event({"text": self._sentences[place][0], "sentence": place, **sentence}, "sentence")
 
-    async def _shown(self, found: list[tuple[int, list[Hypothesis] | None]]) -> list[dict[str, Any]]:
-        """Return the records of some sentences. found: the place and the hypotheses of each."""
-        for number, (place, hypotheses) in enumerate(found):
-            if not all(one.token_log_probs for one in hypotheses or ()):
-                found[number] = (place, await self._scored(self._source_ids(place), hypotheses or []))
+    async def _shown(self, found: list[tuple[int, list[Candidate]]]) -> list[dict[str, Any]]:
+        """Return the records of some sentences. found: the place and the translations of each."""
+        for number, (place, candidates) in enumerate(found):
+            if not all(one.hypothesis.token_log_probs for one in candidates):
+                scored = await self._scored(self._source_ids(place), [one.hypothesis for one in candidates])
+                rescored = [replace(one, hypothesis=each) for one, each in zip(candidates, scored, strict=True)]
+                found[number] = (place, rescored)
 
-        def records_of(some: list[tuple[int, list[Hypothesis] | None]]) -> list[dict[str, Any]]:
+        def records_of(some: list[tuple[int, list[Candidate]]]) -> list[dict[str, Any]]:
             self._service.check_deadline(self._request)
             return [self._sentence(*one) for one in some]
 
-        def size(one: tuple[int, list[Hypothesis] | None]) -> int:
-            return len(self._source_ids(one[0])) + sum(len(each.ids) for each in one[1] or ())
+        def size(one: tuple[int, list[Candidate]]) -> int:
+            return len(self._source_ids(one[0])) + sum(len(each.hypothesis.ids) for each in one[1])
 
         shown = await self._service.each(self._request, records_of, found, size)
-        for record, (place, hypotheses) in zip(shown, found, strict=True):
-            if hypotheses:
-                await self._look_inside(record, self._source_ids(place), self._ended(hypotheses[0]))
+        for record, (place, candidates) in zip(shown, found, strict=True):
+            if candidates and self._ended(candidates[0].hypothesis):
+                await self._look_inside(record, self._source_ids(place), self._ended(candidates[0].hypothesis))
         return shown
 
-    def _sentence(self, place: int, hypotheses: list[Hypothesis] | None) -> dict[str, Any]:
+    def _sentence(self, place: int, candidates: list[Candidate]) -> dict[str, Any]:
         sentence = self._sentences[place][1]
         record: dict[str, Any] = {"start": sentence.start, "end": sentence.end}
-        if not hypotheses:
+        if not candidates:
             empty = {"text": "", "score": 0.0, "log_prob": 0.0, "tokens": [], "token_ids": [], "token_log_probs": []}
             return {**record, "source_tokens": [], "candidates": [empty]}
         record["source_tokens"] = self._model.reader.tokenizer.source.tokens(self._source_ids(place))
-        return {**record, "candidates": [self._candidate(one) for one in hypotheses]}
+        return {**record, "candidates": [self._candidate(one) for one in candidates]}
 
     async def _look_inside(self, record: dict[str, Any], source: list[int], target: list[int]) -> None:
         """Add the alignment and the alternatives, if they are asked for, to the record of a sentence."""
@@ -209,10 +228,11 @@ class TranslateJob:
     def _ended(self, hypothesis: Hypothesis) -> list[int]:
         return [*hypothesis.ids, self._model.reader.tokenizer.target.eos_id] if hypothesis.ended else hypothesis.ids
 
-    def _candidate(self, hypothesis: Hypothesis) -> dict[str, Any]:
+    def _candidate(self, candidate: Candidate) -> dict[str, Any]:
+        hypothesis = candidate.hypothesis
         writer, ids = self._model.reader.tokenizer.target, self._ended(hypothesis)
         return {
-            "text": writer.decode(hypothesis.ids),
+            "text": candidate.text,
             "score": finite(hypothesis.score),
             "log_prob": finite(hypothesis.sum_log_prob),
             **records.of_tokens(ids, hypothesis.token_log_probs, [], writer.tokens),
