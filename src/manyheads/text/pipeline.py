@@ -17,7 +17,6 @@ __all__ = [
     "BYTE_PIECES",
     "BYTE_SCORE",
     "LANGUAGE_FORMAT",
-    "NO_WIDTH",
     "SPACE_SIGN",
     "SPECIAL_PIECES",
     "WHITE",
@@ -26,6 +25,7 @@ __all__ = [
     "assemble",
     "heads_of",
     "normalizer",
+    "replacements",
     "take_apart",
 ]
 
@@ -57,6 +57,7 @@ NO_WIDTH = (
     r"\uFFF9-\uFFFB]|(?<![\p{M}\p{So}\p{Sk}\u0600-\u077F\u08A0-\u08FF\u1800-\u18AF\uFB50-\uFDFF\uFE70-\uFEFC])[\u200C\u200D]"
 )
 WHITE = r"[\s\x1C-\x1F\u0085]+"
+BEFORE_MARKS = r"[\u00A0\u2009\u202F]+(?=[.,;:!?]+(?:\s|$))"  # of sources, where it means as much as no space
 # No-break spaces belong to a language: to French before a semicolon.
 WHITE_OF_TARGETS = r"[\t-\r\x1C-\x20\u0085\u1680\u2000-\u200A\u2028\u2029\u205F\u3000]+"
 
@@ -69,7 +70,7 @@ def normalizer(kind: str, lowercase: bool, white: str = "") -> dict[str, Any]:
     """
     stages: list[dict[str, Any]] = [{"type": "NFC"}]
     if white:
-        for pattern, content in ((NO_WIDTH, ""), (white, " ")):
+        for pattern, content in replacements(white):
             stages.append({"type": "Replace", "pattern": {"Regex": pattern}, "content": content})
         stages.append({"type": "Strip", "strip_left": True, "strip_right": True})
     if lowercase:
@@ -77,6 +78,11 @@ def normalizer(kind: str, lowercase: bool, white: str = "") -> dict[str, Any]:
     if kind != "word":
         stages.append({"type": "Prepend", "prepend": " "})
     return {"type": "Sequence", "normalizers": stages}
+
+
+def replacements(white: str) -> list[tuple[str, str]]:
+    """Return patterns and what replaces them, in order. Args: white: see `normalizer`."""
+    return [(NO_WIDTH, ""), *([(BEFORE_MARKS, "")] if white == WHITE else []), (white, " ")]
 
 
 def pre_tokenizer(kind: str) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from manyheads.errors import ConfigError, DataError
 from manyheads.text.learning import SYMBOL_SCORE, Told, learn_pieces
 from manyheads.text.long_lines import grouped, in_parts
 from manyheads.text.pipeline import (
-    NO_WIDTH,
     SPACE_SIGN,
     SPECIAL_PIECES,
     WHITE,
@@ -38,6 +37,7 @@ from manyheads.text.pipeline import (
     assemble,
     heads_of,
     normalizer,
+    replacements,
     take_apart,
 )
 from manyheads.text.settings import TokenizerSettings
@@ -210,7 +210,7 @@ class Tokenizer(TokenizerFile):
         if self.kind == "word":
             text = self._without_endless_words(text)
         if self._white:  # here, because a part must not lose the spaces at its ends
-            for pattern, content in ((NO_WIDTH, ""), (self._white, " ")):
+            for pattern, content in replacements(self._white):
                 text = normalizers.Replace(tokenizers.Regex(pattern), content).normalize_str(text)
             text = text.strip(" ")
         inside: tokenizers.Tokenizer | None = None

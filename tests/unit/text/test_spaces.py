@@ -55,7 +55,13 @@ def test_no_break_spaces_of_targets_stay(tokenizer: Tokenizer) -> None:
     text = "Oui\u00a0! Non\u00a0; 10\u202f%"
     side = tokenizer.target
     assert side.decode(side.encode(f"\u2009{text}\t")) == text
-    assert tokenizer.decode(tokenizer.encode(text)) == "Oui ! Non ; 10 %"
+    assert tokenizer.decode(tokenizer.encode(text)) == "Oui! Non; 10 %"
+
+
+@pytest.mark.parametrize("space", ["\u00a0", "\u2009", "\u202f"])
+def test_a_thin_space_before_a_mark_is_none_in_sources(tokenizer: Tokenizer, space: str) -> None:
+    assert tokenizer.encode(f"hungry{space}, computer{space}!") == tokenizer.encode("hungry, computer!")
+    assert tokenizer.encode(f"a{space}.b") == tokenizer.encode("a .b")
 
 
 def test_the_file_records_it(tokenizer: Tokenizer) -> None:
