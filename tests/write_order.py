@@ -12,7 +12,7 @@ from manyheads.files.verify import MANIFEST
 
 def commits(operations: list[Operation]) -> list[int]:
     """Where something that was written aside gets its final name."""
-    aside = re.compile(r"\.tmp-\d+$")
+    aside = re.compile(r"\.tmp-\d+-[0-9a-f]{16}$")
     return [
         number
         for number, operation in enumerate(operations)

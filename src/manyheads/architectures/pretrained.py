@@ -9,11 +9,13 @@ tied matrix is stored once. Nothing in a folder can execute code: the formats ar
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 import yaml
@@ -31,7 +33,7 @@ from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.checkpoint.format import needed_bytes, write_tensors
 from manyheads.config.build import build
 from manyheads.config.files import to_json, to_plain
-from manyheads.errors import CheckpointError, ConfigError, ModelFileError, SaveError
+from manyheads.errors import CheckpointError, ConfigError, ManyHeadsError, ModelFileError, SaveError
 from manyheads.files.commit import write_folder
 from manyheads.files.json_object import read_object
 from manyheads.files.verify import MANIFEST, verify_folder
@@ -46,6 +48,7 @@ __all__ = [
     "read_config",
     "read_languages",
     "save_pretrained",
+    "unmixed",
     "usage_example",
     "yaml_list",
 ]
@@ -58,7 +61,11 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 GENERATION = "generation_config.json"
 _MOST_CONFIG_BYTES = 1 << 20
+_MOST_READINGS = 10
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class HasFiles(Protocol):
@@ -187,6 +194,48 @@ def _unrounded_state(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
     return tensors
 
 
+def unmixed(read: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a reader of model folders: it reads again if one was replaced meanwhile, and never mixes two models.
+
+    The first argument (after a class) or `path` is a path or several. Errors of the system become a ModelFileError.
+    """
+
+    @functools.wraps(read)
+    def reader(*args: P.args, **kwargs: P.kwargs) -> T:
+        given: Any = kwargs.get("path") or next((one for one in args if not isinstance(one, type)), ())
+        paths = [Path(one) for one in ([given] if isinstance(given, str | Path) else given)]
+        for _ in range(_MOST_READINGS):
+            before = [_state_of(path) for path in paths]
+            try:
+                result = read(*args, **kwargs)
+            except (ManyHeadsError, OSError) as error:
+                if before == [_state_of(path) for path in paths]:
+                    if isinstance(error, FileNotFoundError):
+                        raise ModelFileError(f"{error.filename or given} cannot be read: {error.strerror}.") from error
+                    raise
+            else:
+                if before == [_state_of(path) for path in paths]:
+                    return result
+            time.sleep(0.05)
+        raise ModelFileError(f"{given} was replaced again and again while it was read; try again.")
+
+    return reader
+
+
+def _state_of(path: Path) -> list[tuple[int, int, bytes] | None]:
+    """Return what changes when a model folder, or model/ of a run, is replaced; renaming changes a folder's ctime."""
+    found: list[tuple[int, int, bytes] | None] = []
+    for folder in (path, path / "model"):
+        try:
+            manifest = (folder / MANIFEST).read_bytes()
+            status = folder.stat()
+            found.append((status.st_ino, status.st_ctime_ns, manifest))
+        except OSError:
+            found.append(None)
+    return found
+
+
+@unmixed
 def load(
     path: str | Path, *, device: str | torch.device = "cpu", verify: bool = True, revision: str | None = None
 ) -> Composite:

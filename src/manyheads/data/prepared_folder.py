@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from manyheads.data.lines import stored_lines
 from manyheads.data.manifest import read_manifest, refuse_strangers, verify_file
-from manyheads.data.preparing import FORMAT, FORMAT_VERSION, SPLITS, canonical
+from manyheads.data.preparing import FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS, canonical
 from manyheads.data.preparing_pairs import CLEANING
 from manyheads.data.preparing_sides import text_path
 from manyheads.errors import DataError, SaveError
+from manyheads.files.verify import MANIFEST
 
 __all__ = [
     "EMBEDDED",
@@ -23,6 +26,7 @@ __all__ = [
     "open_manifest",
     "open_stores",
     "prepared_task",
+    "read_prepared",
     "read_texts",
     "refuse_missing",
 ]
@@ -42,6 +46,43 @@ NOTED = (
     "target_unknown",
 )
 
+Counts = dict[str, dict[str, int]]  # split -> name -> number
+
+
+@dataclass
+class _Tokenizer:
+    digest: str = ""
+    vocab_size: int = 0
+    settings: dict[str, Any] | None = None
+
+
+@dataclass
+class _File:
+    sha256: str
+    size: int
+
+
+@dataclass
+class _Task:
+    name: str
+
+
+@dataclass
+class _Manifest:
+    """The types of the fields of a manifest; some are of one task, and older folders lack some."""
+
+    files: dict[str, _File]
+    key: str = ""
+    origin: dict[str, str] = field(default_factory=dict)
+    tokenizer: _Tokenizer = field(default_factory=_Tokenizer)
+    counts: Counts = field(default_factory=dict)
+    published_tokens: dict[str, int] = field(default_factory=dict)
+    label_counts: Counts = field(default_factory=dict)
+    task: _Task = field(default_factory=lambda: _Task("translation"))
+    languages: list[tuple[str, str]] = field(default_factory=list)
+    directions: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
+
+
 Folder = TypeVar("Folder", bound="PreparedFolder")
 
 
@@ -51,11 +92,45 @@ def prepared_task(path: str | Path) -> str:
 
     Raises: DataError: it is not a folder of prepared data.
     """
-    task = read_manifest(Path(path), kind=FORMAT, version=FORMAT_VERSION).get("task", {"name": "translation"})
-    name = task.get("name") if isinstance(task, dict) else None
-    if not isinstance(name, str):
-        raise DataError(f"{path}/manifest.json is damaged: its task has no name. Prepare the data again.")
+    name: str = read_prepared(Path(path)).get("task", {"name": "translation"})["name"]
     return name
+
+
+def read_prepared(path: Path) -> dict[str, Any]:
+    """Return the manifest of a folder of prepared data.
+
+    Raises: DataError: see `read_manifest`; or a field has another type, a count is negative or missing.
+    """
+    from pydantic import ValidationError
+
+    content = read_manifest(path, kind=FORMAT, version=FORMAT_VERSION)
+
+    def refuse(name: str, found: str) -> DataError:
+        return DataError(f"{path / MANIFEST} is damaged: {name} {found}. Prepare the data again.")
+
+    try:
+        manifest: _Manifest = _shape().validate_json(json.dumps(content), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise refuse(name, f"is {json.dumps(first['input'])[:60]} ({first['msg']})") from None
+    for group, all_counts in (("counts", manifest.counts), ("label_counts", manifest.label_counts)):
+        for split, counts in all_counts.items():
+            for name, count in counts.items():
+                if count < 0:
+                    raise refuse(f"{group}.{split}.{name}", f"is {count}, below 0")
+    for split in _splits(content) if manifest.task.name == LANGUAGE_TASK else ():
+        for name in ("tokens", "bytes", "words", "documents"):
+            if name not in manifest.counts.get(split, {}):
+                raise refuse(f"counts.{split}.{name}", "is missing")
+    return content
+
+
+@cache
+def _shape() -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(_Manifest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +188,7 @@ def open_manifest(path: Path, command: str, verify: bool) -> dict[str, Any]:
     """
     if not path.is_dir():
         raise DataError(f"There is no folder {path} with prepared data; make one with `{command}`.")
-    manifest = read_manifest(path, kind=FORMAT, version=FORMAT_VERSION)
+    manifest = read_prepared(path)
     known = manifest["files"]
     for name in ("tokenizer.json", *(f"{split}/manifest.json" for split in _splits(manifest))):
         verify_file(path / name, known.get(name), content=verify)

@@ -10,7 +10,7 @@ import torch
 
 from manyheads.architectures.language_ensemble import LanguageEnsemble
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import save_pretrained
+from manyheads.architectures.pretrained import save_pretrained, unmixed
 from manyheads.config.build import build
 from manyheads.decoding.batching import cut_batches, map_batches
 from manyheads.decoding.continuation import Continuation, TextSteps
@@ -74,6 +74,7 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
         return self.model
 
     @classmethod
+    @unmixed
     def from_pretrained(
         cls,
         path: str | Path | Sequence[str | Path],

@@ -12,7 +12,7 @@ from typing import Any, Self, Unpack
 import torch
 
 from manyheads.architectures.ensemble import Ensemble
-from manyheads.architectures.pretrained import load, read_languages, save_pretrained
+from manyheads.architectures.pretrained import load, read_languages, save_pretrained, unmixed
 from manyheads.architectures.protocols import Searchable
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.config.build import build
@@ -74,6 +74,7 @@ class TranslationModel(RunsModel[Searchable]):
         return f"{type(self).__name__}({name}, {pairs}, {ids}, {self.device}, {self.precision})"
 
     @classmethod
+    @unmixed
     def from_pretrained(
         cls,
         path: str | Path | Sequence[str | Path],

@@ -7,12 +7,16 @@ the fsyncs could survive a power cut in which the contents are lost.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import re
 import shutil
+import socket
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from manyheads.errors import SaveError
@@ -26,6 +30,7 @@ __all__ = [
     "remove_stale",
     "swap",
     "sync",
+    "temporary_name",
     "write_file",
     "write_folder",
     "write_output",
@@ -34,7 +39,8 @@ __all__ = [
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-_TEMPORARY = re.compile(r"(.+?)(\.old)?\.tmp-(\d+)")
+_TEMPORARY = re.compile(r"(.+?)(\.old)?\.tmp-(\d+)-([0-9a-f]{16})", re.DOTALL)
+_SECONDS_IDLE = 86_400  # after which a temporary file of another machine belongs to no process any more
 
 
 def write_folder(
@@ -59,7 +65,7 @@ def write_folder(
     Raises: SaveError: the disk is full, read-only or failing, or `final` exists and is not to be replaced; nothing is
         left behind, an older `final` is unchanged.
     """
-    temporary = _aside(final)
+    temporary = temporary_name(final)
     with saving(final, needed_bytes):
         check_free_space(final.parent, needed_bytes)
         make_folder(final.parent)
@@ -112,7 +118,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_file(path: Path, data: bytes) -> None:
     """Replace a small file atomically and durably; see `write_text`. The permissions stay."""
-    temporary = _aside(path)
+    temporary = temporary_name(path)
     with saving(path, len(data)):
         make_folder(path.parent)
         try:
@@ -147,7 +153,7 @@ def write_output(path: Path, data: bytes) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Delete a folder after renaming it, so that a crash never leaves a half-empty folder under its name."""
-    temporary = _aside(folder)
+    temporary = temporary_name(folder)
     with saving(folder, 0):
         _discard(temporary)
         folder.rename(temporary)
@@ -160,22 +166,35 @@ def remove_stale(parent: Path, name: str | None = None) -> list[str]:
 
     Args: name: the file or folder whose temporary files are deleted; None: all.
 
-    If a crash came between the two renames of `_exchange`, the folder gets its name back instead.
+    Only names with the mark of `temporary_name` are touched. Of another machine or container, whose processes cannot be
+    seen, they are deleted when nothing in them has changed for a day. If a crash came between the two renames of
+    `_exchange`, the folder gets its name back instead.
 
-    Returns: the deleted names.
+    Returns: the names that look temporary but are not of this program's making, or of another machine; they stay.
     """
-    removed = []
+    left = []
     for path in sorted(parent.glob("*.tmp-*")):
         match = _TEMPORARY.fullmatch(path.name)
-        if not match or (name is not None and match[1] != name) or is_other_process(int(match[3])):
+        if name is not None and (match[1] if match else re.split(r"(?:\.old)?\.tmp-", path.name)[0]) != name:
             continue
-        if match[2] and not path.with_name(match[1]).exists():
-            with suppress(OSError):
-                path.rename(path.with_name(match[1]))
-                continue
-        _discard(path)
-        removed.append(path.name)
-    return removed
+        if not match or (match[4] != _place() and not _is_idle(path)):
+            left.append(path.name)
+        elif match[4] != _place() or not is_other_process(int(match[3])):
+            if match[2] and not path.with_name(match[1]).exists():
+                with suppress(OSError):
+                    path.rename(path.with_name(match[1]))
+                    continue
+            _discard(path)
+    return left
+
+
+def _is_idle(path: Path) -> bool:
+    """Return whether nothing in a file or folder has changed for a day."""
+    try:
+        newest = max(each.lstat().st_mtime for each in (path, *path.rglob("*")))
+    except OSError:  # it changes at this moment
+        return False
+    return time.time() - newest > _SECONDS_IDLE
 
 
 def is_other_process(pid: int) -> bool:
@@ -213,8 +232,23 @@ def swap(new: Path, old: Path) -> bool:
     )  # some file systems cannot
 
 
-def _aside(final: Path) -> Path:
-    return final.with_name(f"{final.name}.tmp-{os.getpid()}")
+def temporary_name(final: Path) -> Path:
+    """Return where this process writes aside: beside `final`, with its id and a mark that no user would choose."""
+    return final.with_name(f"{final.name}.tmp-{os.getpid()}-{_place()}")
+
+
+@cache
+def _place() -> str:
+    """Return 16 hexadecimal digits of the machine or container within which a process id means one process.
+
+    They stay the same when the machine starts again, so that what a power cut left is deleted.
+    """
+    parts = ["manyheads", socket.gethostname()]
+    with suppress(OSError):
+        parts.append(str(Path("/proc/self/ns/pid").stat().st_ino))
+    with suppress(OSError):
+        parts.append(Path("/etc/machine-id").read_text(encoding="ascii", errors="replace"))
+    return hashlib.sha256("\0".join(parts).encode(errors="replace")).hexdigest()[:16]
 
 
 def _discard(path: Path) -> None:
@@ -228,7 +262,7 @@ def _discard(path: Path) -> None:
 
 def _exchange(new: Path, old: Path) -> None:
     """Exchange two names by renaming: `old` is missing for a moment; after a crash there `remove_stale` restores it."""
-    spare = old.with_name(f"{old.name}.old.tmp-{os.getpid()}")
+    spare = temporary_name(old.with_name(f"{old.name}.old"))
     _discard(spare)
     old.rename(spare)
     try:

@@ -13,9 +13,8 @@ from manyheads.config.build import convert, resolve
 from manyheads.config.describe import show_value
 from manyheads.config.files import Source
 from manyheads.config.merge import from_dotted, to_dotted
-from manyheads.data.manifest import read_manifest
-from manyheads.data.preparing import FORMAT, FORMAT_VERSION
-from manyheads.errors import ConfigError
+from manyheads.data.prepared_folder import read_prepared
+from manyheads.errors import ConfigError, DataError
 from manyheads.tasks.presets import demo, xl_demo
 from manyheads.tasks.table import json_or_empty
 from manyheads.tasks.text.settings import TextConfig
@@ -56,12 +55,15 @@ def plan_layer(typed: Source, measure: MeasureRate | None = None) -> PlannedRun:
     """
     given = to_dotted(typed.values)
     folder = Path(str(given["data.path"]))
-    manifest = read_manifest(folder, kind=FORMAT, version=FORMAT_VERSION)
+    manifest = read_prepared(folder)
     kind = _kind_of(folder, manifest, given)
     minutes, steps = _limit_of(given)
-    config = _reference(kind, manifest, typed)
+    try:
+        config = _reference(kind, manifest, typed)
+        facts, machine = _facts(kind, folder, manifest, minutes, steps, given), ""
+    except KeyError as error:
+        raise DataError(f"{folder}/manifest.json is damaged: it has no {error}. Prepare the data again.") from None
     length, rows = (16, 128) if kind == "pairs" else (config.data.segment_len, config.data.lanes)
-    facts, machine = _facts(kind, folder, manifest, minutes, steps, given), ""
     if not steps:  # their number does not depend on the machine
         _check_given(facts, folder, typed)
         rate, machine = (measure or _measured)(config, length, rows)

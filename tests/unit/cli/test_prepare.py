@@ -241,10 +241,12 @@ def test_a_kill_leaves_nothing_in_the_way(
         time.sleep(0.05)
     process.kill()
     _wait(process)
-    assert [path.name for path in (tmp_path / "work").iterdir()] == [f"data.tmp-{process.pid}"]
+    (left,) = (path.name for path in (tmp_path / "work").iterdir())
+    assert left.startswith(f"data.tmp-{process.pid}-")
+    (tmp_path / "work" / "data.tmp-20261127").mkdir()
     assert manyheads("prepare", "--tsv", files["tsv"], "--valid-count", "0", *SMALL, "--output", output) == 0
-    assert [path.name for path in (tmp_path / "work").iterdir()] == ["data"]
-    capsys.readouterr()
+    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["data", "data.tmp-20261127"]
+    assert "data.tmp-20261127 stays: it does not bear the mark" in capsys.readouterr().err
 
 
 def _wait(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:

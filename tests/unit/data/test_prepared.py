@@ -15,7 +15,7 @@ from manyheads.data.preparing_pairs import PairList
 from manyheads.data.readers import PairFiles
 from manyheads.data.settings import CopyTaskSettings, DataSettings
 from manyheads.errors import ConfigError, DataError
-from manyheads.files.commit import remove_stale
+from manyheads.files.commit import remove_stale, temporary_name
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -121,8 +121,11 @@ def test_what_killed_processes_left_is_cleared_away(tmp_path: Path) -> None:
     """SIGKILL leaves a half-made folder behind; the next one of that name clears it, and nothing else."""
     dead = subprocess.Popen(["true"])
     dead.wait()
-    spared = ["data.tmp-mine", "data.tmp-", "data.old-7", "other.tmp-1", f"data.tmp-{os.getppid()}", "data.tmp-1x"]
-    for name in (f"data.tmp-{dead.pid}", f"data.old.tmp-{dead.pid}", f"data.tmp-{os.getpid()}", *spared):
+    spared = ["data.tmp-mine", "data.tmp-", "data.old-7", "other.tmp-1", f"data.tmp-{dead.pid}", "data.tmp-1x"]
+    own = temporary_name(Path("data")).name
+    spared.append(own.replace(f"-{os.getpid()}-", f"-{os.getppid()}-"))
+    stale = own.replace(f"-{os.getpid()}-", f"-{dead.pid}-")
+    for name in (stale, stale.replace("data", "data.old"), own, *spared):
         (tmp_path / name / "inside").mkdir(parents=True)
     (tmp_path / "data").mkdir()
     remove_stale(tmp_path, "data")
@@ -133,7 +136,8 @@ def test_a_folder_put_aside_by_a_killed_process_comes_back(folder: Path) -> None
     """Killed between two renames of --replace, it leaves no folder under the name, but the older one beside it."""
     dead = subprocess.Popen(["true"])
     dead.wait()
-    folder.rename(folder.with_name(f"data.old.tmp-{dead.pid}"))
+    aside = temporary_name(folder.with_name("data.old"))
+    folder.rename(aside.with_name(aside.name.replace(f"-{os.getpid()}-", f"-{dead.pid}-")))
     with pytest.raises(DataError, match="exists already"):
         prepare_corpus(folder, train=PairList("new", TRAIN[:4]), tokenizer=SETTINGS)
     assert PreparedData.open(folder).valid_text == VALID

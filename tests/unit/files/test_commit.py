@@ -13,7 +13,15 @@ import pytest
 
 from manyheads.errors import SaveError
 from manyheads.files import commit
-from manyheads.files.commit import make_folder, remove_folder, remove_stale, write_folder, write_output, write_text
+from manyheads.files.commit import (
+    make_folder,
+    remove_folder,
+    remove_stale,
+    temporary_name,
+    write_folder,
+    write_output,
+    write_text,
+)
 from manyheads.files.verify import MANIFEST, verify_folder
 
 
@@ -63,7 +71,7 @@ def test_everything_is_synced_before_the_rename_and_the_parent_after(
 ) -> None:
     write_folder(tmp_path / "final", fill)
     rename = calls.index(("rename", "final"))
-    aside = f"final.tmp-{os.getpid()}"
+    aside = temporary_name(tmp_path / "final").name
     for name in ("a.bin", "b.txt", "sub", MANIFEST, aside):
         assert ("fsync", name) in calls[:rename], name
     assert calls[rename + 1 :] == [("fsync", tmp_path.name)]
@@ -78,7 +86,7 @@ def test_a_text_file_is_synced_before_the_rename_and_the_parent_after(
     tmp_path: Path, calls: list[tuple[str, str]]
 ) -> None:
     write_text(tmp_path / "latest", "one\n")
-    aside = f"latest.tmp-{os.getpid()}"
+    aside = temporary_name(tmp_path / "latest").name
     assert calls == [("write", aside), ("fsync", aside), ("rename", "latest"), ("fsync", tmp_path.name)]
 
 
@@ -146,23 +154,76 @@ def test_an_interrupted_write_leaves_the_old_folder(tmp_path: Path) -> None:
     assert names(tmp_path) == ["model"]
 
 
-def test_stale_folders_of_dead_processes_go_and_of_living_ones_stay(tmp_path: Path) -> None:
+def of_process(pid: int, name: str, place: str = "") -> str:
+    """The temporary name that a process of this id gives to a file; place: of another machine."""
+    return f"{name}.tmp-{pid}-{place or temporary_name(Path(name)).name[-16:]}"
+
+
+@pytest.fixture
+def dead() -> int:
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     process.wait()
-    dead, own, living = (f"step-00000001.tmp-{pid}" for pid in (process.pid, os.getpid(), os.getppid()))
-    for name in (dead, own, living, "notes.tmp-x"):
+    return process.pid
+
+
+def test_stale_folders_of_dead_processes_go_and_of_living_ones_stay(tmp_path: Path, dead: int) -> None:
+    stale, own, living = (of_process(pid, "step-00000001") for pid in (dead, os.getpid(), os.getppid()))
+    for name in (stale, own, living, "notes.tmp-x"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
-    assert set(remove_stale(tmp_path)) == {dead, own}
+    assert remove_stale(tmp_path) == ["notes.tmp-x"]
     assert set(names(tmp_path)) == {living, "notes.tmp-x"}
 
 
-def test_what_a_killed_process_left_of_a_folder_goes_with_its_next_write(tmp_path: Path) -> None:
-    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    (tmp_path / f"folder.tmp-{int(dead.stdout)}").mkdir()
-    (tmp_path / f"other.tmp-{int(dead.stdout)}").mkdir()
+def test_what_a_killed_process_left_of_a_folder_goes_with_its_next_write(tmp_path: Path, dead: int) -> None:
+    for name in ("folder", "other"):
+        (tmp_path / of_process(dead, name)).mkdir()
     write_folder(tmp_path / "folder", fill)
-    assert names(tmp_path) == ["folder", f"other.tmp-{int(dead.stdout)}"]
+    assert names(tmp_path) == ["folder", of_process(dead, "other")]
+
+
+def test_what_a_user_named_like_a_temporary_folder_stays(tmp_path: Path, dead: int) -> None:
+    """A date, the process id of an older version, this process's own id: none has the mark."""
+    mine = [f"out.tmp-{end}" for end in (99999, 20261127, dead, os.getpid(), f"{dead}-1", f"{dead}-0123abcd", "")]
+    mine += [f"out.old.tmp-{dead}", of_process(dead, "out").upper(), f"{of_process(dead, 'out')}.txt"]
+    for name in mine:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text("precious", encoding="utf-8")
+    write_folder(tmp_path / "out", fill)
+    write_folder(tmp_path / "out", fill)
+    write_text(tmp_path / "out.txt", "text")
+    assert set(remove_stale(tmp_path)) == {name for name in mine if ".tmp-" in name}
+    remove_folder(tmp_path / "out")
+    assert names(tmp_path) == sorted([*mine, "out.txt"])
+    assert all((tmp_path / name / "x").read_text(encoding="utf-8") == "precious" for name in mine)
+
+
+def test_the_same_process_id_in_another_container_is_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a shared volume each of two containers has its process 1, and the other one's is not to be seen."""
+    other = of_process(os.getpid(), "out", "0123456789abcdef")
+    (tmp_path / other / "sub").mkdir(parents=True)
+    (tmp_path / other / "sub" / "file").touch()
+    write_folder(tmp_path / "out", fill)
+    assert remove_stale(tmp_path, "out") == [other]
+    assert (tmp_path / other / "sub" / "file").exists()
+    here = commit._place.__wrapped__()
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    assert commit._place.__wrapped__() != here
+
+
+def test_what_another_machine_left_goes_after_a_day_without_a_change(tmp_path: Path) -> None:
+    other = tmp_path / of_process(1, "out", "0123456789abcdef")
+    (other / "sub").mkdir(parents=True)
+    (other / "sub" / "file").touch()
+    for path in (other, other / "sub"):
+        os.utime(path, (0, 0))
+    assert remove_stale(tmp_path) == [other.name]  # a file in it is new
+    for path in (other / "sub" / "file", other / "sub", other):
+        os.utime(path, (0, 0))
+    assert remove_stale(tmp_path) == []
+    assert names(tmp_path) == []
 
 
 def test_a_folder_that_appeared_in_the_meantime_is_kept(tmp_path: Path) -> None:
@@ -189,7 +250,7 @@ def test_removal_frees_the_name_first(tmp_path: Path, monkeypatch: pytest.Monkey
     write_folder(tmp_path / "step-00000001", fill)
     monkeypatch.setattr("shutil.rmtree", lambda path, **_: None)  # killed before the first file is gone
     remove_folder(tmp_path / "step-00000001")
-    assert names(tmp_path) == [f"step-00000001.tmp-{os.getpid()}"]
+    assert names(tmp_path) == [temporary_name(tmp_path / "step-00000001").name]
 
 
 def test_an_output_goes_through_a_link_and_into_a_pipe(tmp_path: Path) -> None:

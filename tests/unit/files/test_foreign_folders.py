@@ -28,6 +28,7 @@ from manyheads.data.manifest import read_manifest
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsError, ModelFileError
+from manyheads.files.commit import temporary_name
 from manyheads.files.guarded import RefusedFileError
 from manyheads.files.verify import verify_folder
 from manyheads.interop.convert import _read_object
@@ -202,7 +203,12 @@ def test_pictures_are_not_drawn_through_links(tmp_path: Path, thesis: Path) -> N
     pytest.importorskip("matplotlib")
     from manyheads.visualise.figure import new_figure, save_figure
 
-    for name in ("curve.png", f"curve.tmp-{os.getpid()}.png", "page.html", f"page.html.tmp-{os.getpid()}"):
+    for name in (
+        "curve.png",
+        temporary_name(Path("curve.png")).name,
+        "page.html",
+        temporary_name(Path("page.html")).name,
+    ):
         (tmp_path / name).symlink_to(thesis)
     save_figure(new_figure(2.0, 2.0), tmp_path / "curve", ["png"])
     save_page("a page", tmp_path / "page.html")

@@ -10,6 +10,7 @@ import pytest
 
 from manyheads.cli.main import guarded
 from manyheads.errors import ConfigError, SaveError
+from manyheads.files.commit import temporary_name
 from manyheads.tasks.runs import dry_run, train
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.record.log import LogFile, MetricsLog
@@ -121,9 +122,9 @@ def test_links_in_place_of_what_is_renamed_are_replaced(small: Make, run: Path, 
     files = [run / "config.yaml", run / "environment.json", run / "checkpoints" / "latest", samples]
     for path in files:
         path.symlink_to(kept)
-        path.with_name(f"{path.name}.tmp-{os.getpid()}").symlink_to(kept)
+        temporary_name(path).symlink_to(kept)
     model.symlink_to(kept.parent)
-    model.with_name(f"model.tmp-{os.getpid()}").symlink_to(kept.parent)
+    temporary_name(model).symlink_to(kept.parent)
     (run / "checkpoints" / "best").symlink_to("/dev/zero")
     config = small(training={"max_steps": 3}, validation={"every_steps": 3, "bleu_sentences": 2, "num_samples": 1})
     assert train(config, translate=lambda texts, stop: texts).step == 3

@@ -30,6 +30,7 @@ from manyheads.data.preparing_pairs import PairList
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.distributed.group import Group
 from manyheads.errors import CheckpointError, ConfigError, DataError, NonFiniteError, RequestError, SaveError
+from manyheads.files.commit import temporary_name
 from manyheads.files.verify import verify_folder
 from manyheads.tasks.runs import assemble, dry_run, train
 from manyheads.tasks.translation.settings import TrainConfig
@@ -500,8 +501,9 @@ def test_what_a_kill_after_the_commit_left_undone_is_done_at_the_next_start(smal
     checkpoints = Path(config.run_dir) / "checkpoints"
     (checkpoints / "latest").write_text("step-00000003\n", encoding="utf-8")
     (checkpoints / "best").unlink()
-    (checkpoints / "step-00000009.tmp-999999999").mkdir()
-    (checkpoints.parent / "model.tmp-999999999").mkdir()
+    for path in (checkpoints / "step-00000009", checkpoints.parent / "model"):
+        aside = temporary_name(path).name
+        path.with_name(aside.replace(f"-{os.getpid()}-", "-999999999-")).mkdir()
     train(config)
     assert read_pointer(checkpoints, "latest") == result.checkpoint
     assert read_pointer(checkpoints, "best") is not None

@@ -27,6 +27,8 @@ def run(arguments: Sequence[str]) -> int:
     if not output.name:
         output = output.resolve()
     check_output(output, options.replace)
+    from manyheads.files.commit import remove_stale
+
     prepare = partial(task.module("prepare").preparation(options), output, replace=options.replace)
     before = _identity(output)
 
@@ -44,8 +46,6 @@ def run(arguments: Sequence[str]) -> int:
     def abandon() -> None:
         from rich.console import Console
 
-        from manyheads.files.commit import remove_stale
-
         Console(stderr=True).show_cursor()  # the bars have hidden it
         tell_stopped()
         remove_stale(output.absolute().parent, output.name)
@@ -56,6 +56,9 @@ def run(arguments: Sequence[str]) -> int:
     except StoppedBySignalError as stopped:
         tell_stopped()
         return 128 + stopped.number
+    for name in remove_stale(output.absolute().parent, output.name):
+        left = output.with_name(name)
+        say(f"{left} stays: it does not bear the mark of a temporary file of this machine.", file=sys.stderr)
     say(task.module("prepare").summary(output, manifest))
     tokenizer = getattr(getattr(options, "vocabulary", None), "tokenizer", None)
     if tokenizer is not None and TASKS.get(str(task_of_folder(tokenizer))) is task and _is_model(Path(tokenizer)):

@@ -96,7 +96,8 @@ class CheckpointManager:
 
     def _choose(self, resume: str) -> str | None:
         for place in (self._folder.checkpoints, self._folder.path):
-            remove_stale(place)
+            for name in remove_stale(place):
+                self._warn(f"{place / name} stays: it does not bear the mark of a temporary file of this machine.")
         path, warnings = find_checkpoint(self._folder.checkpoints, resume)
         for text in warnings:
             self._warn(text)
