@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
 
 from manyheads.documents.parts import LINE_END, Document, Part, Segment, Tag, lay_out, line_end_of, tile
 
@@ -88,7 +87,7 @@ def read_html(text: str) -> Document:
             name in KEPT or name in KEPT_WORDS or name in ANNOTATIONS or stays(found["attributes"] or "")
         )
         if is_kept and name not in VOID and not found[0].endswith("/>"):
-            end = _end_of_element(text, name, end)
+            end = end_of_element(text, name, end)
         if name == "ruby" and found["close"]:
             inline.append(_with_annotations(text, found.start(), end, inline))
         elif name in ANNOTATIONS:
@@ -123,7 +122,7 @@ def _with_annotations(text: str, start: int, end: int, inline: list[_Range]) -> 
     return start, end, Tag(text[start:end], "close")
 
 
-def _end_of_element(text: str, name: str, place: int) -> int:
+def end_of_element(text: str, name: str, place: int) -> int:
     """Return the place where an element ends whose content begins at `place`."""
     if name in ENDED_BY:
         return _end_without_tag(text, name, place)
