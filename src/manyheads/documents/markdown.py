@@ -41,6 +41,8 @@ DEFINITION = re.compile(r"^(?:(?:\[\^[^\]\s]+\]:|:)[ \t]+|:{3,}.*$)", re.MULTILI
 EXTENSIONS = re.compile(
     r"\$\$.+?\$\$|\$(?=\S)[^$\n]*?(?<=\S)\$(?!\d)|\[\^[^\[\]\s]++\](?!:)|\{:?\s*[#.][\w-][^{}\n]*\}", re.DOTALL
 )
+MOST_BRACKETS = 2_000
+"""Number of `[` in a paragraph; markdown-it-py takes time with the square of it. A paragraph with more is left."""
 CHECK_BOX = re.compile(r"\[[ xX]\]\s+")
 SPECIAL = re.compile(r"[\\`*_\[\]<>$~{}]|&(?=[#\w])")
 ESCAPABLE = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
@@ -67,7 +69,7 @@ def read_markdown(text: str) -> Document:
             continue
         kind = tokens[index - 1].type.removesuffix("_open")
         places = lines.places(token.content, token.map[0], token.map[1], is_cell=kind in ("td", "th"))
-        if places is None:
+        if places is None or token.content.count("[") > MOST_BRACKETS:
             left += 1
             continue
         segments += _segments(lines, token.content, places, kind, env)
