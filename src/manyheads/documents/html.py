@@ -19,16 +19,10 @@ __all__ = ["read_html"]
 TOKEN = re.compile(
     r"<!--.*?(?:-->|\Z)"  # a comment
     r"|<[!?][^>]*(?:>|\Z)"  # a doctype, a processing instruction; without an end it reaches to the end of the file
-    r"|<(?P<close>/?)(?P<name>[a-zA-Z][^\s/>]*)(?P<attributes>(?:[^<>\"']|\"[^\"]*\"|'[^']*')*)>",
+    # Possessive: what is read once is not divided in another way, so a tag without an end takes linear time.
+    r"|<(?P<close>/?)(?P<name>[a-zA-Z][^\s/<>]*+)(?P<attributes>(?:[^<>\"']++|\"[^\"]*+\"|'[^']*+')*+)>",
     re.DOTALL,
 )
-INLINE = frozenset(
-    {
-        "a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "data", "del", "dfn", "em", "font", "i", "img",
-        "input", "ins", "label", "mark", "output", "q", "ruby", "s", "small", "span", "strike", "strong", "sub", "sup",
-        "time", "tt", "u", "wbr",
-    }
-)  # fmt: skip
 # Elements whose content is no running text: kept whole; in a sentence they stand for a word.
 KEPT_WORDS = frozenset({"code", "kbd", "samp", "var", "math", "svg"})
 KEPT = frozenset(
@@ -37,16 +31,27 @@ KEPT = frozenset(
         "select",
     }
 )  # fmt: skip
+ANNOTATIONS = frozenset({"rt", "rp"})  # how the text before them is read; no part of the sentence
 VOID = frozenset({"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"})
-NOT_TRANSLATED = re.compile(
-    r"translate\s*=\s*[\"']?no\b|class\s*=\s*(?:[\"'][^\"']*\bnotranslate\b|notranslate\b)", re.IGNORECASE
-)
+ATTRIBUTE = re.compile(r"""([^\s"'<>/=]++)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s"'>]*+)))?+""")
 _BLOCKS = frozenset(
     {
         "address", "article", "aside", "blockquote", "center", "dd", "details", "dialog", "div", "dl", "dt", "fieldset",
         "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "main",
         "menu", "nav", "ol", "p", "pre", "section", "summary", "table", "td", "th", "tr", "ul", "body", "html",
     }
+)  # fmt: skip
+# Elements that end a sentence. All others, unknown ones too, stand inside one.
+SEPARATE = (
+    _BLOCKS
+    | KEPT
+    | frozenset(
+        {
+            "area", "audio", "base", "br", "button", "caption", "col", "colgroup", "datalist", "dir", "embed", "frame",
+            "frameset", "head", "hgroup", "legend", "link", "listing", "map", "marquee", "meta", "noscript", "optgroup",
+            "option", "param", "plaintext", "search", "source", "tbody", "tfoot", "thead", "title", "track", "video",
+        }
+    )
 )  # fmt: skip
 _ROWS = frozenset({"tr", "thead", "tbody", "tfoot"})
 # Elements that may lack an end tag -> tags that then end them, and elements in which those tags do not.
@@ -56,6 +61,7 @@ ENDED_BY = {
     **dict.fromkeys(("dt", "dd"), (frozenset({"dt", "dd"}), frozenset({"dl"}))),
     **dict.fromkeys(("td", "th"), (_ROWS | {"td", "th"}, frozenset({"table"}))),
     "tr": (_ROWS, frozenset({"table"})),
+    **dict.fromkeys(ANNOTATIONS, (ANNOTATIONS | {"rb", "rtc"}, frozenset({"ruby"}))),
 }
 _BLANK = " \t\r\n\f"
 SPACE = re.compile(r"[ \t\r\n\f]+")
@@ -78,13 +84,17 @@ def read_html(text: str) -> Document:
         name = (found["name"] or "").lower()
         end = found.end()
         is_kept = not found["close"] and (
-            name in KEPT or name in KEPT_WORDS or bool(NOT_TRANSLATED.search(found["attributes"] or ""))
+            name in KEPT or name in KEPT_WORDS or name in ANNOTATIONS or stays(found["attributes"] or "")
         )
         if is_kept and name not in VOID and not found[0].endswith("/>"):
-            end = _end_of_element(text, name, end)
-        if name in KEPT_WORDS or (is_kept and name in INLINE):
+            end = end_of_element(text, name, end)
+        if name == "ruby" and found["close"]:
+            inline.append(_with_annotations(text, found.start(), end, inline))
+        elif name in ANNOTATIONS:
+            inline.append((found.start(), end, Tag(text[found.start() : end], "alone")))
+        elif name in KEPT_WORDS or (is_kept and name not in SEPARATE):
             inline.append((found.start(), end, Tag(text[found.start() : end], "word")))
-        elif name in INLINE or not name:
+        elif name not in SEPARATE:
             kind = "alone" if not name or name in VOID else "close" if found["close"] else "open"
             inline.append((found.start(), end, Tag(found[0], kind)))  # type: ignore[arg-type]
         else:
@@ -95,7 +105,24 @@ def read_html(text: str) -> Document:
     return Document(text, tuple(segments))
 
 
-def _end_of_element(text: str, name: str, place: int) -> int:
+def stays(attributes: str) -> bool:
+    """Whether the attributes of a tag, or a tag without its `<` and name, say that its content is not translated."""
+    values: dict[str, str] = {}
+    for found in ATTRIBUTE.finditer(attributes):  # of an attribute that is given twice, the first counts
+        values.setdefault(found[1].lower(), (found[2] or found[3] or found[4] or "").lower())
+    return values.get("translate", "").strip() == "no" or "notranslate" in values.get("class", "").split()
+
+
+def _with_annotations(text: str, start: int, end: int, inline: list[_Range]) -> _Range:
+    """Return the end tag of a `ruby` element as one tag with the annotations before it, which leave the list."""
+    while inline and re.match("<r[tp]", inline[-1][2].code, re.IGNORECASE) and inline[-1][2].kind == "alone":
+        if text[inline[-1][1] : start].strip():
+            break
+        start = inline.pop()[0]
+    return start, end, Tag(text[start:end], "close")
+
+
+def end_of_element(text: str, name: str, place: int) -> int:
     """Return the place where an element ends whose content begins at `place`."""
     if name in ENDED_BY:
         return _end_without_tag(text, name, place)
@@ -163,7 +190,7 @@ def _pairs(tags: Sequence[_Range]) -> dict[int, int]:
     for index, (_, _, tag) in enumerate(tags):
         if tag.kind not in ("open", "close"):
             continue
-        name = re.sub(r"^</?([^\s/>]*).*", r"\1", tag.code, flags=re.DOTALL).lower()
+        name = re.sub(r"^</?([^\s/>]*+).*", r"\1", _tag_of(tag), flags=re.DOTALL).lower()
         if tag.kind == "open":
             opened.append((name, index))
             waiting[name] += 1
@@ -175,6 +202,11 @@ def _pairs(tags: Sequence[_Range]) -> dict[int, int]:
                 found[first] = found[index] = first
                 break
     return found
+
+
+def _tag_of(tag: Tag) -> str:
+    """Return the code of a tag without the annotations that stand before a closing one."""
+    return tag.code[tag.code.rfind("</") :] if tag.kind == "close" else tag.code
 
 
 def _text(text: str, start: int, end: int) -> list[tuple[int, int, str]]:

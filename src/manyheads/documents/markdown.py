@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import html
 import re
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from manyheads.documents.html import KEPT_WORDS, TOKEN, VOID, end_of_element, stays
 from manyheads.documents.parts import LINE_END, Document, Part, Segment, Tag, lay_out, line_end_of, tile, trimmed
 from manyheads.errors import needing_extra
 
@@ -37,8 +39,10 @@ DIRECTIVE = re.compile(r"(?:!!!|\?\?\?\+?|===|:::)\s|\[![\w-]+\][+-]?[ \t]*(?:\n
 DEFINITION = re.compile(r"^(?:(?:\[\^[^\]\s]+\]:|:)[ \t]+|:{3,}.*$)", re.MULTILINE)
 # Inline markup that CommonMark does not know: math, footnotes, attributes, check boxes at the beginning.
 EXTENSIONS = re.compile(
-    r"\$\$.+?\$\$|\$(?=\S)[^$\n]*?(?<=\S)\$(?!\d)|\[\^[^\]\s]+\](?!:)|\{:?\s*[#.][\w-][^{}\n]*\}", re.DOTALL
+    r"\$\$.+?\$\$|\$(?=\S)[^$\n]*?(?<=\S)\$(?!\d)|\[\^[^\[\]\s]++\](?!:)|\{:?\s*[#.][\w-][^{}\n]*\}", re.DOTALL
 )
+MOST_BRACKETS = 2_000
+"""Number of `[` in a paragraph; markdown-it-py takes time with the square of it. A paragraph with more is left."""
 CHECK_BOX = re.compile(r"\[[ xX]\]\s+")
 SPECIAL = re.compile(r"[\\`*_\[\]<>$~{}]|&(?=[#\w])")
 ESCAPABLE = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
@@ -65,7 +69,7 @@ def read_markdown(text: str) -> Document:
             continue
         kind = tokens[index - 1].type.removesuffix("_open")
         places = lines.places(token.content, token.map[0], token.map[1], is_cell=kind in ("td", "th"))
-        if places is None:
+        if places is None or token.content.count("[") > MOST_BRACKETS:
             left += 1
             continue
         segments += _segments(lines, token.content, places, kind, env)
@@ -95,7 +99,7 @@ class _Lines:
             shown = whole.rstrip("\r\n")
             if is_cell:
                 after = self._cell[1] if self._cell[0] == number else 0
-                written = line if line in shown[after:] else line.replace("|", "\\|")
+                written = line if shown.find(line, after) >= 0 else line.replace("|", "\\|")
                 place = shown.find(written, after)
                 if place < 0:
                     return None
@@ -126,13 +130,19 @@ def _segments(lines: _Lines, content: str, places: list[int], kind: str, env: di
         if next_line < 0:
             return []
         first = next_line + 1
-        first += len(content[first:]) - len(content[first:].lstrip(" "))
+        while content[first : first + 1] == " ":
+            first += 1
     if first:  # what follows a directive is parsed as the block that it is
         content, places = content[first:], places[first:]
     ranges, breaks = _ranges(content, env)
     segments = []
     begin = 0
-    definitions = [found.span() for found in DEFINITION.finditer(content)] if kind == "paragraph" else []
+    starts = [one[0] for one in ranges]
+    definitions = []
+    for found in DEFINITION.finditer(content) if kind == "paragraph" else ():
+        before = bisect(starts, found.start())
+        if not before or ranges[before - 1][1] <= found.start():  # not inside math
+            definitions.append(found.span())
     for stop, after in [*sorted([*breaks, *definitions]), (len(content), len(content))]:
         start, end = trimmed(content, begin, stop)
         if start < end:
@@ -234,6 +244,8 @@ class _Recorder:
     delimiters: dict[int, int] = field(default_factory=dict)
     num_pairs: int = 0
     open_html: list[tuple[str, int]] = field(default_factory=list)
+    waiting: Counter[str] = field(default_factory=Counter)  # names in open_html
+    not_closed: set[str] = field(default_factory=set)  # names of kept elements without an end
 
 
 def _ranges(content: str, env: dict[str, Any]) -> tuple[list[_Range], list[tuple[int, int]]]:
@@ -311,7 +323,11 @@ def _recorded(name: str, rule: Callable[[StateInline, bool], bool], state: State
         recorder.ranges.append((start, start + 1, Tag("[", "open", recorder.num_pairs - 1)))
         recorder.ranges.append((label_end, end, Tag(_one_line(close), "close", recorder.num_pairs - 1)))
     elif name == "html_inline":
-        recorder.ranges.append((start, end, _html_tag(source, recorder)))
+        state.pos = _end_of_kept(state.src, start, end, recorder)
+        if state.pos > end:
+            recorder.ranges.append((start, state.pos, Tag(_one_line(state.src[start : state.pos]), "word")))
+        else:
+            recorder.ranges.append((start, end, _html_tag(source, recorder)))
     elif name == "entity":
         recorder.ranges.append((start, end, html.unescape(source)))
     elif name == "escape" and source[1] == "\n":
@@ -319,7 +335,9 @@ def _recorded(name: str, rule: Callable[[StateInline, bool], bool], state: State
     elif name == "escape":
         recorder.ranges.append((start, end, source[1:] if source[1] in ESCAPABLE else source))
     elif name == "newline":
-        text_end = len(state.src[:start].rstrip(" "))
+        text_end = start
+        while state.src[text_end - 1 : text_end] == " ":
+            text_end -= 1
         if start - text_end >= 2:
             recorder.breaks.append((text_end, end))
         else:
@@ -329,22 +347,37 @@ def _recorded(name: str, rule: Callable[[StateInline, bool], bool], state: State
 
 def _one_line(code: str) -> str:
     """Markup that goes over several lines: a line break in it means a space."""
-    return re.sub(r"\s*\n\s*", " ", code) if "\n" in code else code
+    return re.sub(r"(?<!\s)\s++", lambda found: " " if "\n" in found[0] else found[0], code) if "\n" in code else code
+
+
+def _end_of_kept(content: str, start: int, end: int, recorder: _Recorder) -> int:
+    """Return the end of the element whose tag is given if its content is not translated; otherwise that of the tag."""
+    found = TOKEN.fullmatch(content, start, end)
+    name = (found["name"] or "").lower() if found else ""
+    if not found or found["close"] or name in VOID or name in recorder.not_closed or found[0].endswith("/>"):
+        return end
+    if name in KEPT_WORDS or stays(found["attributes"] or ""):
+        close = end_of_element(content, name, end)
+        if content.startswith("</", content.rfind("<", end, close)) and content[close - 1] == ">":
+            return close
+        recorder.not_closed.add(name)
+    return end
 
 
 def _html_tag(source: str, recorder: _Recorder) -> Tag:
-    found = re.match(r"<(/?)([a-zA-Z][\w-]*)[^>]*?(/?)>", source, re.DOTALL)
+    found = re.match(r"<(/?)([a-zA-Z][\w-]*+)[^>]*+>", source)
     code = _one_line(source)
-    if found is None or found[3]:
+    if found is None or source.endswith("/>"):
         return Tag(code, "alone")
     name = found[2].lower()
     if not found[1]:
         recorder.open_html.append((name, recorder.num_pairs))
+        recorder.waiting[name] += 1
         recorder.num_pairs += 1
         return Tag(code, "open", recorder.num_pairs - 1)
-    for index in range(len(recorder.open_html) - 1, -1, -1):
-        if recorder.open_html[index][0] == name:
-            pair = recorder.open_html[index][1]
-            del recorder.open_html[index:]
+    while recorder.waiting[name]:
+        other, pair = recorder.open_html.pop()
+        recorder.waiting[other] -= 1
+        if other == name:
             return Tag(code, "close", pair)
     return Tag(code, "alone")

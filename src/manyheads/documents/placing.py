@@ -23,6 +23,8 @@ AlignedToken = tuple[int, int, int, int]
 WORD = re.compile(r"\S+")
 MOST_TRIED = 50
 """Number of words that are tried for markup without a place. Each is compared with all other markup."""
+MOST_PLACED = 500
+"""Number of pairs, and of single tags, of a sentence that are placed by attention; later ones go to its end."""
 EDGE = re.compile(rf"^[^\w{chr(PRIVATE)}-\U000fffff]+|[^\w{chr(PRIVATE)}-\U000fffff]+$")
 
 
@@ -58,14 +60,20 @@ def place(sentence: Sentence, target: str, alignment: Sequence[AlignedToken]) ->
     words = [found.span() for found in WORD.finditer(target)]
     centres = _centres(words, alignment)
     placed: list[_Span] = []
-    for span in sorted((one for one in spans if not one.is_alone), key=lambda one: (one.start, -one.end)):
+    pairs = sorted((one for one in spans if not one.is_alone), key=lambda one: (one.start, -one.end))
+    alone = [one for one in spans if one.is_alone]
+    for span in pairs[:MOST_PLACED]:
         _find(span, sentence.text, target, words, centres)
         if span.low < 0 or not _fits(span, placed):
             num_moved += 1
             _to_the_end(span, words, target, placed)
         placed.append(span)
-    for span in (one for one in spans if one.is_alone):
+    for span in alone[:MOST_PLACED]:
         num_moved += not _find_alone(span, sentence.text, target, words, centres)
+        placed.append(span)
+    for span in [*pairs[MOST_PLACED:], *alone[MOST_PLACED:]]:
+        num_moved += 1
+        _to_the_end(span, (), target, placed)
         placed.append(span)
     return _parts(target, placed, sentence.kept), num_moved
 

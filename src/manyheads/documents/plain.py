@@ -11,7 +11,7 @@ from manyheads.documents.parts import LINE_END, Document, Part, Segment, Text, l
 
 __all__ = ["read_plain"]
 
-PARAGRAPH = re.compile(r"[^\r\n]*\S[^\r\n]*(?:(?:\r\n|\r|\n)[^\r\n]*\S[^\r\n]*)*")
+PARAGRAPH = re.compile(r"(?<![^\r\n\ufeff])[^\r\n]*\S[^\r\n]*(?:(?:\r\n|\r|\n)[^\r\n]*\S[^\r\n]*)*")
 ITEM = re.compile(r"\s*(?:[-*+•]|\d{1,2}[.)])\s")  # of a list
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -130,12 +131,12 @@ def _cut(
         if piece.strip():
             bounds.append((start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())))
         start += length
-    done, behind, waiting = 0, 0, list(marks)
+    done, behind, waiting = 0, 0, deque(marks)
     for number, (low, high) in enumerate(bounds):
         is_last = number == len(bounds) - 1
         mine = []
         while waiting and (waiting[0][0] < high or is_last or _closes(waiting, high)):
-            place, tag = waiting.pop(0)
+            place, tag = waiting.popleft()
             if place > max(high, behind):  # behind the last word, a tag brings the white space before it along
                 tag = replace(tag, code=text[max(high, behind) : place] + tag.code)
                 behind = place
@@ -144,5 +145,5 @@ def _cut(
         done = high
 
 
-def _closes(waiting: Sequence[tuple[int, Tag]], place: int) -> bool:
+def _closes(waiting: deque[tuple[int, Tag]], place: int) -> bool:
     return waiting[0][0] == place and waiting[0][1].kind != "open"

@@ -86,11 +86,12 @@ def test_any_text_is_read_and_comes_back(page: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["</b>", "<b>", "<b></i>", "<!", "<code ", "</code ", "<code></code x", "<a '", "<!-- "]
+    "part", ["</b>", "<b>", "<b></i>", "<!", "<code ", "</code ", "<code></code x", "<a '", "<!-- ", "<svg", "a"]
 )
 def test_hostile_markup_takes_time_in_proportion(part: str) -> None:
     """With a search from every tag to the end of the file, a megabyte of some of these would take minutes."""
-    document = read_document("<code>" * (part == "</code ") + part * (300_000 // len(part)), "page.html", "html")
+    start = "<" * (part == "a") + "<code>" * (part == "</code ")
+    document = read_document(start + part * (300_000 // len(part)), "page.html", "html")
     assert document.with_translations([None] * len(document.segments)) == (document.text, [])
 
 
@@ -107,4 +108,21 @@ def test_hostile_markup_takes_time_in_proportion(part: str) -> None:
     ],
 )
 def test_an_element_without_an_end_tag_ends_where_it_must(page: str, expected: list[str], texts: Texts) -> None:
+    assert texts(page, "html") == expected
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ("<p>in <ruby>a<rp>(</rp><rt>x</rt><rp>)</rp></ruby> now</p>", ["in <>a<> now"]),
+        ("<p>in <ruby>a<rt>x<rt>y</ruby> now</p>", ["in <>a<> now"]),
+        ("<p>is <nobr>very big</nobr> and</p>", ["is <>very big<> and"]),
+        ("<p>my <x-tip>a</x-tip> is</p>", ["my <>a<> is"]),
+        ("<p>a<o:p></o:p> b</p><title>c</title><caption>d</caption>e", ["a<><> b", "c", "d", "e"]),
+        ('<p data-translate="no">a</p><p class="notranslate-off">b</p>', ["a", "b"]),
+        ('<p title="translate=no">a</p><p translate="none">b</p>', ["a", "b"]),
+        ("<p TRANSLATE = 'NO'>a</p><p class='a notranslate'>b</p><p class=notranslate>c</p>d", ["d"]),
+    ],
+)
+def test_what_is_inside_a_sentence_and_what_stays(page: str, expected: list[str], texts: Texts) -> None:
     assert texts(page, "html") == expected

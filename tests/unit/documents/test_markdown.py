@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from manyheads.documents.formats import read_document
-from manyheads.documents.parts import Text
+from manyheads.documents.parts import Tag, Text
 
 pytest.importorskip("markdown_it")
 Texts = Callable[..., list[str]]
@@ -227,3 +227,27 @@ def test_any_text_is_read_and_comes_back(page: str) -> None:
 )
 def test_only_keys_make_a_front_matter(page: str, expected: list[str], texts: Texts) -> None:
     assert texts(page, "markdown") == expected
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "<code>ls</code>", "<kbd>a <b>c</b></kbd>", "<samp>x</samp>", "<var>x</var>", "<b class='a notranslate'>c</b>",
+        '<span translate="no">a *b* [c](d)</span>', "$$\n: x\n$$",
+    ],
+)  # fmt: skip
+def test_inline_html_and_math_keep_their_content(kept: str, translated: Callable[..., str]) -> None:
+    assert translated(f"use {kept.replace(chr(10), ' ')} now", "markdown") == f"USE {kept.replace(chr(10), ' ')} NOW"
+    if kept[0] == "$":
+        document = read_document(kept, "file", "markdown")
+        assert [part.kind for one in document.segments for part in one.parts if isinstance(part, Tag)] == ["word"]
+
+
+def test_a_kept_element_without_an_end_is_a_tag(translated: Callable[..., str]) -> None:
+    assert translated("use <code>a *b* now", "markdown") == "USE <code>A *B* NOW"
+
+
+@pytest.mark.parametrize("part", ["[^", "<code>", "<a>", "</b>", "a<b>  \n"])
+def test_hostile_inline_markup_is_read(part: str) -> None:
+    document = read_document(part * 4_000, "file", "markdown")
+    assert document.with_translations([None] * len(document.segments)) == (document.text, [])

@@ -144,3 +144,11 @@ def test_the_time_of_placing_is_bounded() -> None:
     breaks = tuple((9_002 + 2 * number, Tag("<br>", "alone")) for number in range(300))
     place(Sentence("a" * 9_000 + " b" * 300, (), breaks), "x", [])
     assert time.process_time() - begun < 5
+
+
+def test_tags_beyond_the_limit_go_to_the_end_and_are_counted() -> None:
+    """Each pair is compared with all others, so thousands in one sentence would take minutes."""
+    marks = tuple((1, Tag(f"<{kind}>", kind, pair)) for pair in range(4_000) for kind in ("open", "close"))
+    parts, moved = place(Sentence("a b", (), marks), "c d", [])  # type: ignore[arg-type]
+    assert moved >= 3_500
+    assert sum(isinstance(part, Tag) for part in parts) == 8_000
