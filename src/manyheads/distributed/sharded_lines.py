@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from manyheads.data.line_source import Source
 from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process
-from manyheads.errors import ConfigError, ManyHeadsError
+from manyheads.errors import ConfigError, DataError, ManyHeadsError, RequestError
 from manyheads.files.guarded import open_regular, read_limited
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def run_lines(
     output: str | None,
     identity: Mapping[str, Any],
     resumable: bool = False,
+    continued: Callable[[int], object] = lambda count: None,
 ) -> bool:
     """Write the output lines of every block, in order.
 
@@ -55,13 +56,15 @@ def run_lines(
         output: name of the file to which `write` writes; several ranks keep their finished blocks next to it.
         identity: everything besides the input on which the lines depend, as plain data; only equal work is resumed.
         resumable: a single process also keeps its finished blocks, and the lines are written when all are there.
+        continued: called with the number of items before the first block that is missing, if an earlier command has
+            left some.
 
     Returns: whether this process has written the lines.
     Raises: ConfigError: several ranks would share standard input or output, or the folder has blocks of another
         command. RankLostError: a rank is lost.
     """
     if resumable or is_sharded(output):
-        return _run_in_group(source, work, write, output, identity)
+        return _run_in_group(source, work, write, output, identity, continued)
     first = 0
     for block in source.blocks(full=False):
         write(list(work(first, block)))
@@ -75,6 +78,7 @@ def _run_in_group(
     write: Callable[[list[str]], object],
     output: str | None,
     identity: Mapping[str, Any],
+    continued: Callable[[int], object],
 ) -> bool:
     process = this_process()
     if output in (None, "-"):
@@ -85,7 +89,7 @@ def _run_in_group(
         raise ConfigError(f"{process.world} ranks cannot share standard input; give a file.")
     folder, group = _folder(str(output)), start(process)
     with group.guarding(), _for_this_command(folder, str(output)) if group.is_main else nullcontext():
-        count = _work_on_own_blocks(group, folder, source, work, identity)
+        count = _work_on_own_blocks(group, folder, source, work, identity, continued)
         if group.is_main:
             from manyheads.files.commit import remove_folder
 
@@ -116,8 +120,10 @@ def _for_this_command(folder: Path, output: str) -> Iterator[None]:
     with locked(folder / ".lock", in_use):
         try:
             yield
-        except BaseException:
-            if not (folder / _ABOUT).exists() and not _has_blocks(folder):  # nothing to continue from
+        except BaseException as error:
+            # Nothing to continue from, or an input that must be changed, which makes the blocks those of another one.
+            is_useless = not (folder / _ABOUT).exists() and not _has_blocks(folder)
+            if is_useless or (this_process().world == 1 and isinstance(error, DataError | RequestError)):
                 with suppress(ManyHeadsError):
                     remove_folder(folder)
             raise
@@ -128,15 +134,23 @@ def _has_blocks(folder: Path) -> bool:
 
 
 def _work_on_own_blocks(
-    group: Group, folder: Path, source: Source[T], work: Work[T], identity: Mapping[str, Any]
+    group: Group,
+    folder: Path,
+    source: Source[T],
+    work: Work[T],
+    identity: Mapping[str, Any],
+    continued: Callable[[int], object],
 ) -> int:
     """Write this rank's blocks and wait for the other ranks. Returns: the number of all blocks."""
     from manyheads.files.commit import write_text
 
     def prepare() -> tuple[int, list[int]]:
         _claim(folder, {**identity, "inputs": [_digest(path) for path in source.files]})
-        count = sum(1 for _ in source.blocks(full=True))
-        return count, [number for number in range(count) if not _block(folder, number).is_file()]
+        sizes = [len(block) for block in source.blocks(full=True)]
+        left = [number for number in range(len(sizes)) if not _block(folder, number).is_file()]
+        if done := sum(sizes[: left[0] if left else None]):
+            continued(done)
+        return len(sizes), left
 
     count, left = group.from_main(prepare)
     mine, first = set(left[group.rank :: group.world]), 0

@@ -11,8 +11,10 @@ from manyheads.data.labelled_settings import LabelledSettings
 from manyheads.data.settings import DataSettings, SegmentSettings, shares_of
 from manyheads.data.span_settings import SpanSettings
 from manyheads.errors import ConfigError
+from manyheads.files.verify import MANIFEST
+from manyheads.tasks.table import json_or_empty
 
-__all__ = ["fewer_tokens", "known_sets", "open_sets"]
+__all__ = ["fewer_tokens", "known_sets", "open_sets", "vocabulary_size"]
 
 Settings = TypeVar("Settings", DataSettings, SegmentSettings)
 Data = TypeVar("Data", bound="_HasDigest")
@@ -67,6 +69,23 @@ def known_sets(old: str, sets: Mapping[str, Data], open_folder: Callable[[str], 
         return found
     opened = open_folder(old)
     return found if opened.digest in names else {old: opened, **found}
+
+
+def vocabulary_size(given: int, path: str, usual: int, why: str = "as tokenizer.vocab_size") -> tuple[int, str]:
+    """Return the number of ids of a run whose data is not opened, and a line about it.
+
+    Args:
+        given: in the settings of the model, or 0.
+        path: the data; where it is prepared, its manifest gives the number.
+        usual: the number where it is not. why: where that is from.
+    """
+    if given:
+        return given, ""
+    made = json_or_empty(Path(path) / MANIFEST).get("tokenizer")
+    size = made.get("vocab_size") if isinstance(made, dict) else None
+    if type(size) is int and size > 0:
+        return size, f"vocabulary: the {size:,} ids of {path}"
+    return usual, f"vocabulary: {usual:,} ids are assumed, {why}, because {path} is no folder of prepared data"
 
 
 def fewer_tokens(data: DataSettings | LabelledSettings | SpanSettings) -> str:

@@ -53,6 +53,7 @@ MAX_LEARNED_CHARS = 10_000  # per text: the time for a word grows with the squar
 SYMBOL_SCORE = -1e6  # low enough that encoding always prefers other pieces to a symbol
 MAX_PARTS = 2**19  # kept in memory
 TOLD_TEXTS = 10_000  # per call of `told`
+TOLD_WORDS = 100_000
 REPEATED = 1000  # occurrences of a word in one text for the trainer
 SINGLE_SPACE = re.compile(r"(?<=\S) (?=\S)")
 SCORE_DECIMALS = 4  # threads add scores in any order, which changes them by 1e-14; rounding makes the file reproducible
@@ -174,12 +175,13 @@ def train_on_words(model: Any, trainer: Any, words: Mapping[str, int], told: Tol
 
     def repeated() -> Iterator[str]:
         done = 0
-        for number, (word, count) in enumerate(words.items()):
+        for word, count in words.items():
             for start in range(0, count, REPEATED):
-                yield f"{word}{end}" * min(REPEATED, count - start)
-            done += count
-            if number % TOLD_TEXTS == 0:
-                told("hand words to the trainer", done, total)
+                some = min(REPEATED, count - start)
+                yield f"{word}{end}" * some
+                if (done + some) // TOLD_WORDS > done // TOLD_WORDS:
+                    told("hand words to the trainer", done, total)
+                done += some
         told("hand words to the trainer", total, total)
         told(f"learn pieces from {len(words):,} words (says nothing until it ends)", 0, 0)
 

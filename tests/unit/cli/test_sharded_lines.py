@@ -18,7 +18,7 @@ from manyheads.cli.main import main
 from manyheads.data.line_source import GivenItems, blocks_of
 from manyheads.data.lines import ReadReport
 from manyheads.distributed import sharded_lines
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, RequestError
 
 WORDS = ("a", "house", "is", "here", "now")
 
@@ -28,7 +28,7 @@ def test_blocks() -> None:
     assert list(blocks_of([], 2)) == []
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One process takes up what was begun, and leaves nothing beside the output."""
     source, output = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("a\nb\nc\nd\ne\n", encoding="utf-8")
@@ -46,17 +46,32 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
         items = GivenItems("abcde", 2, [str(source)], ReadReport())
         return run_lines(items, work, output=str(output), identity=identity)
 
-    output.with_name("out.txt.shards").mkdir()  # of several ranks that have not finished a block
-
     with pytest.raises(RuntimeError, match="interrupted"):
         run(beam=4)
     assert not output.exists()
     with pytest.raises(ConfigError, match=r"holds blocks of another command"):
         run(beam=5)
+    assert capsys.readouterr().err == ""
     assert run(beam=4)
+    assert capsys.readouterr().err == f"manyheads: continued after line 4, from {output}.shards\n"
     assert worked == [0, 2, 4]
     assert output.read_text(encoding="utf-8") == "0:a\n0:b\n2:c\n2:d\n4:e\n"
     assert {path.name for path in tmp_path.iterdir()} == {"in.txt", "out.txt"}
+
+
+def test_blocks_of_an_input_that_must_be_changed_are_removed(tmp_path: Path) -> None:
+    """Otherwise the corrected input would be refused, as that of another command."""
+    source, output = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("a\nb\n", encoding="utf-8")
+
+    def work(first: int, block: list[str]) -> list[str]:
+        if first == 1:
+            raise RequestError("this line does not fit")
+        return block
+
+    with pytest.raises(RequestError):
+        run_lines(GivenItems("ab", 1, [str(source)], ReadReport()), work, output=str(output), identity={})
+    assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
 
 
 def test_two_commands_cannot_write_one_output(tmp_path: Path) -> None:

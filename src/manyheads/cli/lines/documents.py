@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from manyheads.cli.lines.output import LineWriter
+from manyheads.cli.lines.running import is_resumable, telling_what_is_kept
 from manyheads.cli.printing import say
-from manyheads.cli.stopping import StoppedBySystem
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import option
 from manyheads.data.byte_lines import read_chunks
@@ -21,7 +21,6 @@ from manyheads.data.progress import telling
 from manyheads.distributed.sharded_lines import model_identity, run_lines
 from manyheads.documents.formats import FORMATS, decode, format_of, read_document
 from manyheads.errors import ConfigError, DataError
-from manyheads.files.spared import check_spares_folders
 from manyheads.text.languages import language_tag
 from manyheads.text.sentences import split_sentences
 
@@ -152,16 +151,9 @@ class InputDocument:
                 "precision": translator.precision,
                 "target_lang": translator.target_lang,
             }
-            resumable = "-" not in (output, self.path) and (Path(output).is_file() or not Path(output).exists())
-            if resumable:
-                check_spares_folders(Path(f"{output}.shards"), is_folder=True)
-            try:
+            resumable = is_resumable(output, self.path)
+            with telling_what_is_kept(output, resumable):
                 run_lines(source, work, write, output=output, identity=identity, resumable=resumable and total > 0)
-            except (KeyboardInterrupt, StoppedBySystem):
-                if resumable:
-                    kept = f"the finished part is in {output}.shards; the same command continues from there."
-                    say(f"manyheads: {kept}", file=sys.stderr)
-                raise
         if total == 0:
             write([])
         for report in reports:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyheads.cli.lines.output import LineWriter
+from manyheads.cli.printing import say
+from manyheads.cli.stopping import StoppedBySystem
 from manyheads.data.line_source import Source
 from manyheads.decoding.truncation import counted_truncations, naming_lines, tell_bad_lines
 from manyheads.distributed import sharded_lines
 from manyheads.distributed.process import this_process
+from manyheads.files.spared import check_spares_folders
 
 if TYPE_CHECKING:
     from manyheads.cli.watching.phases import Phases
     from manyheads.tasks.report import LineWork
 
-__all__ = ["run_lines", "write_lines"]
+__all__ = ["is_resumable", "run_lines", "telling_what_is_kept", "write_lines"]
 
 T = TypeVar("T")
 
@@ -42,6 +47,8 @@ def run_lines(
 ) -> bool:
     """Write the output lines of every block to a file; see `sharded_lines.run_lines`.
 
+    From files to a file, finished blocks are kept until all are there, and the same command continues after a kill.
+
     Args:
         output: a file; `-` is standard output.
         show: the progress display. It is hidden while lines are written to the same terminal, and while the command
@@ -61,9 +68,42 @@ def run_lines(
         if waits:
             show.rest()
 
+    resumable = is_resumable(output, *source.files)
+
+    def continued(count: int) -> None:
+        say(f"manyheads: continued after line {count:,}, from {output}.shards", file=sys.stderr)
+
     with ExitStack() as stack:
         if this_process().is_main:
             stack.enter_context(writer)  # also creates the output of an empty input
         if show is not None and waits:
             show.rest()
-        return sharded_lines.run_lines(source, work, write, output=output, identity=identity)
+        stack.enter_context(telling_what_is_kept(output, resumable))
+        return sharded_lines.run_lines(
+            source, work, write, output=output, identity=identity, resumable=resumable, continued=continued
+        )
+
+
+def is_resumable(output: str, *inputs: str) -> bool:
+    """Return whether finished blocks can be kept: the inputs can be read again, and the output is an ordinary file.
+
+    Raises: ConfigError: the folder of the blocks is one of a model or of prepared data.
+    """
+    if "-" in (output, *inputs) or not inputs or not all(Path(path).is_file() for path in inputs):
+        return False
+    if Path(output).exists() and not Path(output).is_file():
+        return False
+    check_spares_folders(Path(f"{output}.shards"), is_folder=True)
+    return True
+
+
+@contextmanager
+def telling_what_is_kept(output: str, resumable: bool) -> Iterator[None]:
+    """Say where the finished part is if the command is stopped within the block."""
+    try:
+        yield
+    except (KeyboardInterrupt, StoppedBySystem):
+        if resumable and Path(f"{output}.shards").is_dir():
+            kept = f"the finished part is in {output}.shards; the same command continues from there."
+            say(f"manyheads: {kept}", file=sys.stderr)
+        raise

@@ -8,6 +8,7 @@ import torch
 
 from manyheads.data.batch import LabelledBatch
 from manyheads.tasks.classification.settings import ClassificationConfig
+from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.training.plan.trial import TokenTrial
 
 __all__ = ["Trial"]
@@ -26,11 +27,12 @@ class Trial(TokenTrial):
         If the data determines the labels, two are assumed: the head is the smallest part of a model.
         """
         model = self.config.model
+        size, told = vocabulary_size(model.vocab_size, self.config.data.path, self.config.tokenizer.vocab_size)
         known = {
-            "vocab_size": model.vocab_size or self.config.tokenizer.vocab_size,
+            "vocab_size": size,
             "labels": model.labels or ("0", "1"),
         }
-        return Trial(replace(self.config, model=replace(model, **known)))
+        return Trial(replace(self.config, model=replace(model, **known)), told)
 
     def batch(self, length: int, rows: int) -> LabelledBatch:
         """See `Trial.batch`."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from manyheads.data.batch import SpanBatch
+from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.tasks.spans.settings import SpanConfig
 from manyheads.text.word_features import MOST_HASHES, MOST_PIECES
 from manyheads.training.plan.trial import TokenTrial
@@ -25,13 +26,14 @@ class Trial(TokenTrial):
     def at(self, length: int) -> Trial:
         """See `Trial.at`. If the data determines labels and tags, fifty of each are assumed."""
         model, names = self.config.model, tuple(map(str, range(50)))
+        size, told = vocabulary_size(model.vocab_size, self.config.data.path, self.config.tokenizer.vocab_size)
         known: dict[str, Any] = {
-            "vocab_size": model.vocab_size or self.config.tokenizer.vocab_size,
+            "vocab_size": size,
             "constituents": model.constituents or names,
             "tags": model.tags or names,
             "root": model.root or "ROOT",
         }
-        return Trial(replace(self.config, model=replace(model, **known)))
+        return Trial(replace(self.config, model=replace(model, **known)), told)
 
     def batch(self, length: int, rows: int) -> SpanBatch:
         """See `Trial.batch`."""

@@ -9,6 +9,7 @@ import torch
 
 from manyheads.data.segments import SegmentBatch
 from manyheads.errors import ConfigError
+from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.tasks.text.objective import begin_hashing
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.training.plan.trial import LARGEST, Knob
@@ -18,6 +19,9 @@ __all__ = ["Trial"]
 _VOCABULARY_SIZES = {"bytes": 257, "bpe": 8000}
 """Assumed size of a vocabulary that does not exist yet."""
 
+_BEYOND_CUTOFFS = 4 / 3
+"""Of a vocabulary of words that does not exist yet, beside the last cutoff, as in the papers' corpora."""
+
 _LEAST_PROBE = 64
 
 
@@ -26,6 +30,7 @@ class Trial:
     """Segments of random ids; see `training.plan.trial.Trial`."""
 
     config: TextConfig
+    vocabulary: str = ""
 
     @property
     def longest(self) -> int:
@@ -45,14 +50,26 @@ class Trial:
                 f"--length {length:,} is above model.max_len {longest:,}, the number of positions of the model; raise"
                 " it (and axial_shape with it), or give a smaller length."
             )
-        if not model.vocab_size:
-            size = config.vocabulary.vocab_size or _VOCABULARY_SIZES.get(config.vocabulary.level)
-            if size is None:
-                raise ConfigError("model.vocab_size is 0 and words are not counted yet; set it to see the memory.")
-            model = replace(model, vocab_size=size)
+        size, told = vocabulary_size(model.vocab_size, config.data.path, *self._usual_size())
+        if not size:
+            raise ConfigError(
+                f"The size of the vocabulary is not known: {config.data.path} is no folder of prepared data, and words"
+                f" are not counted yet. Make it (manyheads prepare --task lm ... --output {config.data.path}), or set"
+                " model.vocab_size."
+            )
+        model = replace(model, vocab_size=size)
         data = replace(config.data, segment_len=length, segment_lengths="fixed", length_schedule=())
         reading = replace(config.reading, segment_len=min(config.reading.segment_len, length))
-        return Trial(replace(config, model=model, data=data, reading=reading))
+        return Trial(replace(config, model=model, data=data, reading=reading), told)
+
+    def _usual_size(self) -> tuple[int, str]:
+        """The size of a vocabulary that is not there, or 0, and where the number is from."""
+        settings, cutoffs = self.config.vocabulary, getattr(self.config.model, "cutoffs", ())
+        if settings.vocab_size:
+            return settings.vocab_size, "from vocabulary.vocab_size"
+        if cutoffs:
+            return round(_BEYOND_CUTOFFS * cutoffs[-1]), "a third more than the last of model.cutoffs"
+        return _VOCABULARY_SIZES.get(settings.level, 0), f"as usual for {settings.level}"
 
     def batch(self, length: int, rows: int) -> SegmentBatch:
         """See `Trial.batch`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from manyheads.data.batch import PairBatch
+from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.plan.trial import TokenTrial
 
@@ -27,9 +28,11 @@ class Trial(TokenTrial):
 
     def at(self, length: int) -> Trial:
         """See `Trial.at`."""
-        model, size = self.config.model, self.config.tokenizer.vocab_size
-        sizes = {name: getattr(model, name) or size for name in ("source_vocab_size", "target_vocab_size")}
-        return Trial(replace(self.config, model=replace(model, **sizes)))
+        model, usual, told = self.config.model, self.config.tokenizer.vocab_size, ""
+        sizes = {}
+        for name in ("source_vocab_size", "target_vocab_size"):
+            sizes[name], told = vocabulary_size(getattr(model, name), self.config.data.path, usual)
+        return Trial(replace(self.config, model=replace(model, **sizes)), told)
 
     def batch(self, length: int, rows: int) -> PairBatch:
         """See `Trial.batch`."""

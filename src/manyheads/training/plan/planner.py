@@ -38,7 +38,7 @@ class Footprint:
 
     program_bytes: Python, torch and this package. state_bytes: weights, gradients, the optimiser's state and averages.
     step_bytes: the additional peak memory of a step. length, rows: of a micro-batch. probes: lengths of the measured
-    steps. overhead: memory of a step divided by the memory of its counted tensors.
+    steps. overhead: memory of a step divided by the memory of its counted tensors. vocabulary: see `Trial`.
     """
 
     program_bytes: int
@@ -49,6 +49,7 @@ class Footprint:
     precision: str
     probes: tuple[int, ...]
     overhead: float = 1.0
+    vocabulary: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -68,7 +69,8 @@ class Footprint:
         lines = [f"  {name:<{width}}  {size / MIB:>10,.0f} MiB" for name, size in parts.items()]
         probes = " and ".join(f"{probe:,}" for probe in self.probes)
         head = f"peak memory of training on a CPU in {self.precision}"
-        return "\n".join([head, *lines, f"measured in steps of {probes} tokens"])
+        told = [self.vocabulary] if self.vocabulary else []
+        return "\n".join([head, *lines, f"measured in steps of {probes} tokens", *told])
 
     def to_json(self) -> dict[str, Any]:
         """Return the sizes by name."""
@@ -143,6 +145,7 @@ class Planner:
             precision=config.precision,
             probes=probes,
             overhead=overhead,
+            vocabulary=trial.vocabulary,
         )
 
     def largest(self, limit_bytes: float) -> list[Fit]:
@@ -176,7 +179,8 @@ class Planner:
             raise ConfigError("this system does not report how much memory is free; give --memory-mib N.")
         limit = free if memory_mib else _SHARE * free
         lines = [f"{free / MIB:,.0f} MiB of memory are free, {limit / MIB:,.0f} of them to be used. Largest values:"]
-        return "\n".join([*lines, *(f"  {fit.describe()}" for fit in self.largest(limit))])
+        told = self.trial.at(self.trial.longest).vocabulary
+        return "\n".join([*lines, *(f"  {fit.describe()}" for fit in self.largest(limit)), *filter(None, [told])])
 
 
 def _probe_lengths(length: int, degree: int) -> tuple[int, ...]:

@@ -40,7 +40,8 @@ class Knob:
 class Trial(Protocol):
     """The steps of a run at any size, without its data. Each task has its own (`tasks/*/plan.py`).
 
-    config: of the run. longest: tokens of its longest row. rows: rows of its micro-batches.
+    config: of the run. longest: tokens of its longest row. rows: rows of its micro-batches. vocabulary: a line about
+    its size, which `at` sets if the config has none.
     """
 
     @property
@@ -51,6 +52,9 @@ class Trial(Protocol):
 
     @property
     def rows(self) -> int: ...
+
+    @property
+    def vocabulary(self) -> str: ...
 
     def at(self, length: int) -> Self:
         """Return the trial for rows of `length` tokens, with vocabulary sizes in its config.
@@ -73,6 +77,7 @@ class TokenTrial:
     """The common part of trials whose batches are limited in tokens; see `Trial`. unit: what a row is, for people."""
 
     config: Any
+    vocabulary: str = ""
     unit: ClassVar[str]
 
     @property
