@@ -102,8 +102,7 @@ def _with_all_kept(sentence: Sentence, target: str) -> tuple[str, int]:
     text = "".join(chars)
     if not missing:
         return text, 0
-    end = re.search(r"[.!?。！？…]*\s*$", text)
-    cut = end.start() if end else len(text)
+    cut = len(text.rstrip().rstrip(".!?。！？…"))
     return f"{text[:cut]} {' '.join(missing)}{text[cut:]}".lstrip(), len(missing)
 
 

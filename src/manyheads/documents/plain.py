@@ -47,7 +47,7 @@ def _is_wrapped(lines: Sequence[str]) -> bool:
 def _segment(text: str, start: int, end: int) -> Segment:
     start, end = trimmed(text, start, end)
     shown = text[start:end]
-    joined = re.sub(r"[ \t]*(?:\r\n|\r|\n)[ \t]*", " ", shown)
+    joined = " ".join(line.strip(" \t") for line in LINE_END.split(shown))
     build: Callable[[Sequence[Part]], str] = partial(
         lay_out, escape=str, lines=LINE_END.split(shown), line_end=line_end_of(shown), prefix_characters=" \t"
     )
