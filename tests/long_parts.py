@@ -60,6 +60,7 @@ PARTS = {
     "R12": Part("216 injections", _files("integration/test_nonfinite"), 6),
     "soak-training": Part("10,000 steps", _files("integration/test_soak", only="steps or slopes"), 10),
     "soak-translation": Part("25 minutes of translation", _files("integration/test_soak", only="translation"), 27),
+    "growth-prepare": Part("prepare: a million pairs, and kills", _files("integration/test_growing_preparation"), 10),
     "recipes": Part("every recipe on a small part of its data",
                     _files("integration/test_recipes", "integration/test_ablation", "integration/test_copy_task"), 25),
     "mutants-files": Part("mechanisms of files and checkpoints, removed one by one",

@@ -123,7 +123,7 @@ class WordCounts:
             if " ".join(found) != text:  # other white space, and several spaces in a row, are words, too
                 found = SINGLE_SPACE.split(text)
             parts.update(found)
-            self.chars[" "] += len(found) - 1
+            self.chars[" "] += max(0, len(found) - 1)
             if len(parts) > MAX_PARTS:
                 self._add(parts)
                 parts.clear()
