@@ -182,12 +182,12 @@ class _PairSource(SidesSource):
         """Return the sources without tags, and the targets."""
         rows, is_tagged = self.sample(), bool(self._targets)
 
-        def read() -> Iterator[str]:
+        def flat() -> Iterator[str]:
             for source, target in rows:
                 yield untagged(source)[0] if is_tagged else source
                 yield target
 
-        return Rereadable(read, 2 * length_hint(rows))
+        return Rereadable(flat, 2 * length_hint(rows))
 
     def learn(self) -> Tokenizer:
         """See `Source.learn`."""

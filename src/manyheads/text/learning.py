@@ -183,7 +183,7 @@ def train_on_words(model: Any, trainer: Any, words: Mapping[str, int], told: Tol
                     told("hand words to the trainer", done, total)
                 done += some
         told("hand words to the trainer", total, total)
-        told(f"learn pieces from {len(words):,} words (says nothing until it ends)", 0, 0)
+        told(f"learn pieces from {len(words):,} words (one call of the library, up to some minutes)", 0, 0)
 
     learner.train_from_iterator(repeated(), trainer)
     content: dict[str, Any] = json.loads(learner.to_str())["model"]

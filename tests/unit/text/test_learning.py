@@ -39,8 +39,8 @@ def test_words_that_are_equally_frequent_stand_in_the_order_of_their_characters(
 
 
 ODD_SPACES = [
-    "a  b", "  x y ", "\t a \tb c\t", "a\xa0 \tb c", "☃ ☃☃ ☃ b", "Привет мир", "e\u0301a \u0301b", "{ } ~ ~ {", "a\x1c b",
-    "", " ", "don't stop", "a plain line of words, and a plain line again",
+    "a  b", "  x y ", "\t a \tb c\t", "a\xa0 \tb c", "☃ ☃☃ ☃ b", "Привет мир", "e\u0301a \u0301b", "{ } ~ ~ {",
+    "a\x1c b", "", " ", "don't stop", "a plain line of words, and a plain line again",
 ]  # fmt: skip
 
 
