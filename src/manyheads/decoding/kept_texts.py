@@ -101,7 +101,7 @@ class KeptTexts:
         return {
             row: shown.names
             for row, shown in chosen
-            if found[row] and not has_all(shown, self._decode(found[row][0].ids))
+            if shown.names and found[row] and not has_all(shown, self._decode(found[row][0].ids))
         }
 
     def candidates(
@@ -126,11 +126,8 @@ class KeptTexts:
         row, shown = self._chosen(piece, found)
         best, others = found[row][:1], found[row][1:]
         candidates = []
-        for rank, hypothesis in enumerate([*([forced[row]] if row in forced else best), *others]):
-            written = self._decode(hypothesis.ids)
-            if rank and not has_all(shown, written):
-                continue
-            text, lost = restored(shown, written)
+        for hypothesis in [*([forced[row]] if row in forced else best), *others]:
+            text, lost = restored(shown, self._decode(hypothesis.ids))
             text = " ".join([text, *lost]) if lost else text
             candidates.append(Candidate(unhide(text, piece.words), hypothesis))
         return candidates

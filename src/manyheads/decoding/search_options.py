@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from manyheads.config.options import option
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import prefix_ids
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -185,5 +184,7 @@ class DecodingOptions(SamplingOptions):
         if self.no_keep_words:
             values["keep_words"] = False
         if self.forced_prefix is not None and tokenizer is not None:
+            from manyheads.decoding.text_ids import prefix_ids
+
             values["forced_prefix_ids"] = prefix_ids(self.forced_prefix, tokenizer.target)
         return values

@@ -142,8 +142,8 @@ def test_hash_rounds_change_and_the_weights_stay(run: Path) -> None:
 def test_text_is_generated_up_to_the_last_position(run: Path, manyheads: Cli) -> None:
     generator = Generator.from_pretrained(run)
     [[found]] = generator.continuations(["He was "], max_new_tokens=500)
-    assert len(found.ids) == 64 - len("He was ") + 1  # the last token need not be read
-    with pytest.raises(RequestError, match="prompt 1 has 70 tokens with its beginning, but the model has 64 positions"):
+    assert len(found.ids) == 64 - len("\nHe was ") + 1  # the last token need not be read
+    with pytest.raises(RequestError, match="prompt 1 has 71 tokens with its beginning, but the model has 64 positions"):
         generator.generate("a" * 70)
     with pytest.raises(RequestError, match="memory_len is 8, but a reformer"):
         generator.generate("a", memory_len=8)
