@@ -21,7 +21,8 @@ from manyheads.errors import MissingExtraError
 PACKAGES = ("data", "documents", "serving", "text")
 FRAGMENTS = (
     "a", "<a", "<a ", "<svg", "\"'", "<a '\"", " \t", "[^", "![", "&#", "a.", "a@", "-", "{{", "{%", "$", "%(", "(",
-    "\n ", "class=", "[[", "0 ", "0-", "1.", "1:", "http://(", "http://.", "www.a", "+1 ", "/a", "C:\\", "e\u0301", "«", ". ",
+    "\n ", "class=",
+    "[[", "0 ", "0-", "1.", "1:", "http://(", "http://.", "www.a", "+1 ", "/a", "C:\\", "e\u0301", "«", ". ",
     ".", "…", "。", ":a", "#", "_", "--a", "\r", "😊", "😊\u200d", "1\ufe0f", "00:", "-->", "|", "\\", "`", ",", "A",
 )  # fmt: skip
 SIZE, GROWTH, FACTOR, FLOOR = 500, 8, 30, 0.05  # a square grows 64 times
