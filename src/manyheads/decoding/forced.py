@@ -21,7 +21,7 @@ from manyheads.decoding.search_problem import SearchProblem, length_limits
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.translation_model import TranslationModel
-from manyheads.decoding.truncation import fit, source_limit
+from manyheads.decoding.truncation import cut, fit, source_limit
 from manyheads.text.sides import Side
 
 __all__ = ["Forced", "can_force", "forced_search", "translate_forced"]
@@ -71,6 +71,8 @@ def translate_forced(
     reader, writer = translator.tokenizer.source, translator.tokenizer.target
     sources = [[*ids, reader.eos_id] for ids in encode_texts(texts, reader)]
     limit, reason = source_limit(settings, translator.model.max_len)
+    if settings.too_long == "truncate":  # the search before this one has said so
+        sources = cut(sources, limit)
     sources = fit(sources, range(1, len(texts) + 1), limit, reason, too_long=settings.too_long)
     wanted = [[phrase for phrase in each if can_force(writer, phrase)] for each in phrases]
     ids = [[tuple(writer.encode(phrase)) for phrase in each] for each in wanted]

@@ -64,13 +64,15 @@ def fit(
 
     Raises: RequestError: a row is too long.
     """
+    named: set[int] = set()  # a text can have several rows
     for ids, number in zip(rows, numbers, strict=True):
         if len(ids) > limit and too_long == "fail":
             raise RequestError(
                 f"{what} {number} has {len(ids)} tokens, EOS included, but at most {limit} fit ({reason});"
                 " split the text, raise max_tokens if that is the limit, or set too_long to truncate."
             )
-        if len(ids) > limit:
+        if len(ids) > limit and number not in named:
+            named.add(number)
             _log.warning("%s %d has %d tokens; only its first %d are used", what, number, len(ids), limit - 1)
     return cut(rows, limit)
 
