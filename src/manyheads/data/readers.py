@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -13,7 +13,7 @@ from manyheads.data.sgm import Segment
 from manyheads.data.tmx import tmx_pairs
 from manyheads.errors import ConfigError, DataError
 
-__all__ = ["PairFiles", "ReadReport", "aligned_lines", "read_lines"]
+__all__ = ["PairFiles", "ReadReport", "aligned_lines", "first_suspicious", "read_lines"]
 
 MISSING = object()
 FORMS = (".csv", ".tsv", ".jsonl", ".tmx", ".parquet")
@@ -159,6 +159,14 @@ def aligned_lines(
             f"The files are not aligned: {describe(source)} has {counts[0]} lines, {describe(target)} has {counts[1]}"
             f' (lines end at "\\n" alone).{hint} Align the files again.'
         )
+
+
+def first_suspicious(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return a sentence about the first pair of lines that do not look like a pair, for files of unequal length."""
+    for number, (line, other) in enumerate(pairs, 1):
+        if _is_suspicious(line, other):
+            return f" Line {number} looks suspicious first: {preview(line)} beside {preview(other)}."
+    return " No single pair looks wrong."
 
 
 def _shown(segment: Segment) -> str:

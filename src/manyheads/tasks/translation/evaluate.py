@@ -12,7 +12,7 @@ from typing import Any
 from manyheads.data.line_source import GivenItems
 from manyheads.data.lines import describe, read_lines
 from manyheads.data.progress import Progress, telling
-from manyheads.data.readers import ReadReport
+from manyheads.data.readers import ReadReport, first_suspicious
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation import one_line
 from manyheads.decoding.translator import Translator
@@ -270,7 +270,8 @@ def _of_files(first: str, options: EvaluateOptions, read: ReadReport) -> HeldOut
         if len(lines) != len(sides[0]):
             raise DataError(
                 f"The files are not aligned: {describe(first)} has {len(sides[0])} lines, {describe(path)} has"
-                f' {len(lines)} (lines end at "\\n" alone). Align the files again.'
+                f' {len(lines)} (lines end at "\\n" alone).{first_suspicious(zip(sides[0], lines, strict=False))}'
+                " Align the files again."
             )
     pairs = list(zip(sides[0], sides[1], strict=True))
     return HeldOutSet(pairs, " + ".join(map(describe, paths)), more_references=sides[2:])
