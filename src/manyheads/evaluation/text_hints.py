@@ -1,4 +1,4 @@
-"""What in two texts, rather than in the translation, changes their scores: tokenised text, and other forms of signs."""
+"""Hints about texts whose form changes their scores: tokenised text, and other forms of the same signs."""
 
 from __future__ import annotations
 

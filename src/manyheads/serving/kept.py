@@ -1,4 +1,4 @@
-"""What is copied in the texts of a request, which have one row of the engine, several or none; see `kept_texts`."""
+"""Rows of the engine for the texts of a request, in which some words are copied; see `decoding.kept_texts`."""
 
 from __future__ import annotations
 
