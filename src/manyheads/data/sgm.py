@@ -37,7 +37,7 @@ def sgm_segments(lines: Iterable[tuple[str, bool]], name: str) -> Iterator[Segme
 
     Args: lines: each with whether it is bad. name: of the file, for messages.
 
-    Raises: DataError: a segment is not closed, there is none, or the file has several translations of a document.
+    Raises: DataError: a segment is not closed, the file has no segment, or it has several translations of a document.
     """
     text: list[str] | None = None  # of the segment
     begun_in = count = 0
