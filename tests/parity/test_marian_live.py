@@ -180,4 +180,8 @@ def test_whole_folders(tmp_path: Path) -> None:
         tokenizer = transformers.MarianTokenizer.from_pretrained(tmp_path / name)
         ids = model.generate(**tokenizer(texts, return_tensors="pt", padding=True))
         found.append(tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-    assert found[0] == found[1] == Translator.from_pretrained(tmp_path / "ours").translate(texts, rules=RULES, keep_words=False)
+    assert (
+        found[0]
+        == found[1]
+        == Translator.from_pretrained(tmp_path / "ours").translate(texts, rules=RULES, keep_words=False)
+    )

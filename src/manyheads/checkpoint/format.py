@@ -73,9 +73,12 @@ def needed_bytes(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write one safetensors file with the usual permissions (safetensors' own writer lets only the owner read it)."""
+    """Write one safetensors file from where the tensors lie, with the usual permissions (its writer gives 0600)."""
+    path.touch()
+    mode = path.stat().st_mode
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    path.write_bytes(safetensors.torch.save(plain, metadata={"format": "pt"}))
+    safetensors.torch.save_file(plain, path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 def save_checkpoint(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.cli.records import describe_folder
+from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
 
@@ -26,11 +27,13 @@ def compare_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
     Raises: ConfigError: a path is no run. ModelFileError: a folder cannot be read.
     """
     rows = []
-    for path in paths:
-        record = describe_folder(path)
-        if record["kind"] != "run":
-            raise ConfigError(f"{path} is no run but {record['kind']}; only runs can be compared. Leave it out.")
-        rows.append(_row(path, record))
+    with showing_if_long() as show:
+        for number, path in enumerate(paths):
+            show("reading runs", number, len(paths))
+            record = describe_folder(path, is_brief=True)
+            if record["kind"] != "run":
+                raise ConfigError(f"{path} is no run but {record['kind']}; only runs can be compared. Leave it out.")
+            rows.append(_row(path, record))
     return rows
 
 
@@ -68,11 +71,15 @@ def table_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def draw_curves(paths: Sequence[Path], picture: Path) -> Path:
     """Draw the learning curves of all runs in one picture, whose ending selects its format. Returns: its path."""
-    from manyheads.visualise.curves import compared_curves_figure, read_metrics
+    from manyheads.visualise.curves import Metrics, compared_curves_figure
     from manyheads.visualise.figure import save_by_name
 
-    metrics = {str(path): path / "metrics.jsonl" for path in paths}
-    records = {name: read_metrics(file) if file.is_file() else [] for name, file in metrics.items()}
+    records = {}
+    with showing_if_long() as show:
+        for number, path in enumerate(paths):
+            show("reading curves", number, len(paths))
+            file = path / "metrics.jsonl"
+            records[str(path)] = Metrics(file).read() if file.is_file() else []
     return save_by_name(compared_curves_figure(records), picture)
 
 

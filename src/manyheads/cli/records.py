@@ -23,17 +23,19 @@ __all__ = ["describe_folder"]
 _LAYER = re.compile(r"\.layers\.\d+")
 
 
-def describe_folder(path: Path, *, verify: bool = False) -> dict[str, Any]:
+def describe_folder(path: Path, *, verify: bool = False, is_brief: bool = False) -> dict[str, Any]:
     """The record of a run's folder, a model's, or prepared data.
 
-    Args: verify: compare every file with its SHA-256; `damaged` then lists what is wrong.
+    Args:
+        verify: compare every file with its SHA-256; `damaged` then lists what is wrong.
+        is_brief: leave out the model's tokenizer, which takes most of the time.
 
     Raises: ModelFileError: the folder is none of these, or cannot be read.
     """
     if (path / "config.yaml").is_file():
-        return _run(path, verify)
+        return _run(path, verify, is_brief)
     if (path / "config.json").is_file():
-        return _model(path, verify)
+        return _model(path, verify, is_brief)
     if (path / "manifest.json").is_file() and (path / "train").is_dir():
         return _data(path, verify)
     if not path.exists():
@@ -46,7 +48,7 @@ def describe_folder(path: Path, *, verify: bool = False) -> dict[str, Any]:
     )
 
 
-def _model(path: Path, verify: bool) -> dict[str, Any]:
+def _model(path: Path, verify: bool, is_brief: bool) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     from manyheads.text.of_folder import tokenizer_of_folder
@@ -72,7 +74,7 @@ def _model(path: Path, verify: bool) -> dict[str, Any]:
         "weights_sha256": files.get("model.safetensors", {}).get("sha256"),
         "config": config,
     }
-    if (tokenizer := tokenizer_of_folder(path)) is not None:
+    if not is_brief and (tokenizer := tokenizer_of_folder(path)) is not None:
         record["tokenizer"] = _known(tokenizer)
     if (path / "generation_config.json").is_file():
         record["decoding"] = read_object(path / "generation_config.json")
@@ -87,7 +89,7 @@ def _part(name: str) -> str:
     return f"{names[0]}.norms" if "norm" in names else ".".join(names[:-1][:2]) or name
 
 
-def _run(path: Path, verify: bool) -> dict[str, Any]:
+def _run(path: Path, verify: bool, is_brief: bool) -> dict[str, Any]:
     from manyheads.checkpoint.format import SCALARS, step_of
     from manyheads.checkpoint.retain import read_pointer
     from manyheads.config.files import load_yaml
@@ -95,7 +97,7 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
 
     checkpoints, newest = _checkpoints(path / "checkpoints")
     last_step, best, last_validation = 0, None, None
-    for line in each_metrics(path / "metrics.jsonl") if os.path.lexists(path / "metrics.jsonl") else ():
+    for line, _ in each_metrics(path / "metrics.jsonl") if os.path.lexists(path / "metrics.jsonl") else ():
         last_step = max(last_step, line["step"]) if type(line.get("step")) is int else last_step
         if "valid_nll" in line:
             last_validation = line
@@ -124,7 +126,7 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
     if (path / "environment.json").is_file():
         record["environment"] = read_object(path / "environment.json")
     if (path / "model" / "config.json").is_file():
-        record["model"] = _model(path / "model", verify)
+        record["model"] = _model(path / "model", verify, is_brief)
     if verify:
         record["damaged"] = _damages(checkpoints) + record.get("model", {}).pop("damaged", [])
     return record

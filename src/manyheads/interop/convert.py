@@ -15,13 +15,13 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from safetensors.torch import save as serialized
 from torch import Tensor, nn
 
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load, read_config, save_pretrained, usage_example, yaml_list
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES
+from manyheads.checkpoint.format import write_tensors
 from manyheads.config.files import to_json
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.settings import DecodingSettings
@@ -227,7 +227,7 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
         notes += notes_of_export(model.config, FIRST_MEMORIES[peer])
     if peer == TORCH:
         notes.append("torch.nn.Transformer has no embeddings and no output layer, so these were left out.")
-    (folder / "model.safetensors").write_bytes(serialized(weights, metadata={"format": "pt"}))
+    write_tensors(folder / "model.safetensors", weights)
     (folder / "config.json").write_text(to_json(config), encoding="utf-8")
     for name, content in files.items():
         (folder / name).write_bytes(content)

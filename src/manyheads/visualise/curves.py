@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,50 +11,82 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import ConfigError, DataError
-from manyheads.files.guarded import read_limited
+from manyheads.files.guarded import open_regular
 from manyheads.visualise.figure import COLOURS, INK, MUTED, Array, new_figure, plain_text, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["compared_curves_figure", "each_metrics", "learning_curve_figure", "read_metrics", "series"]
+__all__ = ["Metrics", "compared_curves_figure", "each_metrics", "learning_curve_figure", "series"]
 
 _SCORES = (("bleu", "BLEU"), ("f1", "F1"))
 _STYLES = ("-", "--", ":", "-.")
 
 
-MOST_BYTES = 256 << 20
-"""Of metrics.jsonl: a line has about 200, so this is more than a million of them."""
+MOST_LINE_BYTES = 1 << 20
+"""Of metrics.jsonl: a line has about 200."""
+MOST_POINTS = 8192
+"""Of a curve in a picture; longer runs are thinned."""
 
 
-def read_metrics(path: Path | str) -> list[dict[str, Any]]:
-    """Return a list of all records of `each_metrics`."""
-    return list(each_metrics(path))
+class Metrics:
+    """The records of a metrics.jsonl that may still grow: each `read` goes on where the last one ended.
+
+    Every validation is kept. Of other records every 2^n-th is kept, so that there are at most `MOST_POINTS`; which ones
+    depends on their number only, not on when they were read.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = path
+        self._begin = self._count = 0
+        self._every = 1
+        self._kept: list[tuple[int, dict[str, Any]]] = []  # with their numbers
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the records so far, in their order.
+
+        Raises: DataError: see `each_metrics`.
+        """
+        for record, end in each_metrics(self._path, self._begin):
+            self._begin = end
+            self._kept += [(self._count, record)] if self._stays(self._count, record) else []
+            self._count += 1
+            if self._count >= self._every * MOST_POINTS:
+                self._every *= 2
+                self._kept = [(number, one) for number, one in self._kept if self._stays(number, one)]
+        return [record for _, record in self._kept]
+
+    def _stays(self, number: int, record: Mapping[str, Any]) -> bool:
+        return number % self._every == 0 or "valid_nll" in record
 
 
-def each_metrics(path: Path | str) -> Iterator[dict[str, Any]]:
-    """Yield the records of a run's metrics.jsonl; an incomplete last line after a crash is left out.
+def each_metrics(path: Path | str, begin: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield each record of a run's metrics.jsonl and the offset of its end; an incomplete last line is left out.
 
-    Raises: DataError: the file cannot be read, is not a regular file, is larger than `MOST_BYTES`, or a line before the
-        last is not a JSON object.
+    Args: begin: the offset in bytes of the first line to read.
+
+    Raises: DataError: the file cannot be read, is not a regular file, or a line before the last is not a JSON object.
     """
     try:
-        content = read_limited(Path(path), MOST_BYTES)
+        with open_regular(Path(path)) as file:
+            place, number = file.seek(begin), 0
+            while line := file.readline(MOST_LINE_BYTES):
+                place, number = place + len(line), number + 1
+                where = f"{path}, line {number}" + f" after byte {begin:,}" * bool(begin)
+                if not line.strip():
+                    continue
+                try:
+                    record = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    if not line.endswith(b"\n") and not file.read(1):
+                        return
+                    raise DataError(f"{where} is not JSON: {error}.") from error
+                if not isinstance(record, dict):
+                    raise DataError(f"{where} is not a JSON object but a {type(record).__name__}.")
+                yield record, place
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
-    for number, line in enumerate(io.BytesIO(content), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            if not line.endswith(b"\n"):
-                break
-            raise DataError(f"{path}, line {number} is not JSON: {error}.") from error
-        if not isinstance(record, dict):
-            raise DataError(f"{path}, line {number} is not a JSON object but a {type(record).__name__}.")
-        yield record
 
 
 def series(records: Iterable[Mapping[str, Any]], key: str) -> tuple[Array, Array]:
@@ -76,8 +107,8 @@ def series(records: Iterable[Mapping[str, Any]], key: str) -> tuple[Array, Array
 def learning_curve_figure(records: Iterable[Mapping[str, Any]], *, title: str = "") -> Figure:
     """Draw training and validation loss, BLEU, chrF and F1 if available, and the learning rate, over steps.
 
-    Args: records: dicts with `step` and any of train_nll, train_loss, valid_nll, valid_loss, bleu, chrf, f1,
-        learning_rate and grad_norm.
+    Args: records: those of `Metrics`, or any other dicts with `step` and any of train_nll, train_loss, valid_nll,
+        valid_loss, bleu, chrf, f1, learning_rate and grad_norm.
 
     Raises: MissingExtraError: no matplotlib.
     """

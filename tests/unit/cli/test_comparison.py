@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.visualise.curves import compared_curves_figure, each_metrics
+from manyheads.visualise.curves import Metrics, compared_curves_figure
 
 Cli = Callable[..., int]
 
@@ -51,7 +51,7 @@ def test_one_picture(runs: Path, manyheads: Cli, tmp_path: Path) -> None:
     picture = tmp_path / "compared.svg"
     assert manyheads("info", *runs.iterdir(), "--curves", picture) == 0
     assert picture.is_file()
-    figure = compared_curves_figure({path.name: list(each_metrics(path / "metrics.jsonl")) for path in done(runs)})
+    figure = compared_curves_figure({path.name: Metrics(path / "metrics.jsonl").read() for path in done(runs)})
     loss, bleu = figure.axes
     assert [text.get_text() for text in loss.get_legend().get_texts()] == ["first  3", "second  3"]
     assert [list(line.get_ydata()) for line in bleu.get_lines()] == [[6.25, 12.5], [10.0, 20.0]]

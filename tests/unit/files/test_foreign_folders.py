@@ -38,7 +38,7 @@ from manyheads.text.marian_files import read_bytes
 from manyheads.text.parsing import load_task
 from manyheads.text.tokenizer_file import read_tokenizer_file
 from manyheads.visualise.attention_page import save_page
-from manyheads.visualise.curves import MOST_BYTES, read_metrics
+from manyheads.visualise.curves import MOST_LINE_BYTES, Metrics
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 needs_zero = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no /dev/zero")
@@ -67,7 +67,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object], type[ManyHeadsError]]] =
     "Marian's vocabulary": ("vocab.json", lambda folder: read_bytes(folder / "vocab.json"), DataError),
     "a task": ("task.json", load_task, ModelFileError),
     "a data folder's manifest": ("manifest.json", lambda it: read_manifest(it, kind="a", version=1), DataError),
-    "metrics": ("metrics.jsonl", lambda folder: read_metrics(folder / "metrics.jsonl"), DataError),
+    "metrics": ("metrics.jsonl", lambda folder: Metrics(folder / "metrics.jsonl").read(), DataError),
 }
 
 
@@ -76,7 +76,10 @@ READERS: dict[str, tuple[str, Callable[[Path], object], type[ManyHeadsError]]] =
 def test_none_is_waited_for_or_read_for_ever(tmp_path: Path, what: str, put: Put, reason: str) -> None:
     name, read, kind = READERS[what]
     put(tmp_path / name)
-    with pytest.raises(kind, match=rf"{name}.* {reason}.*; replace it by the right file\.") as caught:
+    said = rf"{name}.* {reason}.*; replace it by the right file\."
+    if put is huge and name == "metrics.jsonl":  # read in lines, so a long run's may be large
+        said = "line 1 is not JSON"
+    with pytest.raises(kind, match=said) as caught:
         read(tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -167,6 +170,8 @@ def test_info_of_a_run_with_something_else_in_it(run: Path, name: str, put: Put,
     put(run / name)
     if put is huge and name.endswith(".safetensors"):
         reason = "model.safetensors cannot be read"  # its own reader maps the file into memory, however large
+    elif put is huge and name.endswith(".jsonl"):
+        reason = "line 1 is not JSON"
     elif put is not huge and name == "model/manifest.json":
         assert describe_folder(run)["model"]["weights_sha256"] is None  # as if there were none
         return
@@ -180,15 +185,16 @@ def test_info_of_settings_that_are_too_large(run: Path) -> None:
         describe_folder(run)
 
 
-def test_metrics_are_limited_by_more_than_a_long_run_writes(tmp_path: Path) -> None:
-    line = json.dumps({"step": 10**6, "epoch": 99, "tokens": 10**10, "train_loss": 1 / 3, "train_nll": 1 / 7, "l": 0.1})
-    assert MOST_BYTES / len(line) > 10**6
+def test_lines_of_metrics_are_limited_not_their_number(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + "[" * 100_000 + "\n", encoding="utf-8")
     with pytest.raises(DataError, match="line 2 is not JSON"):
-        read_metrics(path)
+        Metrics(path).read()
     path.write_text('{"step": 1}\n\n' + "[" * 100_000, encoding="utf-8")
-    assert read_metrics(path) == [{"step": 1}]
+    assert Metrics(path).read() == [{"step": 1}]
+    path.write_text('{"step": 1}\n{"step": ' + "1" * MOST_LINE_BYTES + "}\n", encoding="utf-8")
+    with pytest.raises(DataError, match="line 2 is not JSON"):
+        Metrics(path).read()
 
 
 @pytest.fixture

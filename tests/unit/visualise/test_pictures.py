@@ -20,7 +20,7 @@ from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.visualise.attention import MAX_LABELS, attention_figure
 from manyheads.visualise.buckets import buckets_figure
 from manyheads.visualise.confusion import confusion_figure
-from manyheads.visualise.curves import compared_curves_figure, learning_curve_figure, read_metrics, series
+from manyheads.visualise.curves import MOST_POINTS, Metrics, compared_curves_figure, learning_curve_figure, series
 from manyheads.visualise.figure import as_array, new_figure, save_figure
 from manyheads.visualise.memory import memory_figure
 from manyheads.visualise.positions import first_table, positions_figure
@@ -169,15 +169,34 @@ def test_a_figure_is_laid_out_once_for_all_kinds(tmp_path: Path, monkeypatch: py
 def test_metrics_file_with_a_cut_last_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"ste', encoding="utf-8")
-    assert read_metrics(path) == [{"step": 1}, {"step": 2}]
+    assert Metrics(path).read() == [{"step": 1}, {"step": 2}]
     path.write_text('{"step": 1}\n{"ste\n{"step": 3}\n', encoding="utf-8")
     with pytest.raises(DataError, match="line 2 is not JSON"):
-        read_metrics(path)
+        Metrics(path).read()
     path.write_text("3\n", encoding="utf-8")
     with pytest.raises(DataError, match="line 1 is not a JSON object but a "):
-        read_metrics(path)
+        Metrics(path).read()
     with pytest.raises(DataError, match="cannot be read"):
-        read_metrics(tmp_path / "none.jsonl")
+        Metrics(tmp_path / "none.jsonl").read()
+
+
+def test_metrics_that_grow_are_read_on_and_thinned_alike(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [
+        json.dumps({"step": step, "train_nll": 1.0} | ({"valid_nll": 2.0} if step % 1000 == 7 else {}))
+        for step in range(3 * MOST_POINTS)
+    ]
+    path.write_text("\n".join(lines[:100]) + "\n" + lines[100][:9], encoding="utf-8")
+    growing = Metrics(path)
+    assert [record["step"] for record in growing.read()] == [*range(100)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    found = growing.read()
+    assert found == Metrics(path).read() == growing.read()
+    assert [one["step"] for one in found] == [step for step in range(len(lines)) if step % 4 == 0 or step % 1000 == 7]
+    with path.open("a", encoding="utf-8") as file:
+        file.write("[]\n")
+    with pytest.raises(DataError, match=r"line 1 after byte [\d,]+ is not a JSON object but a list"):
+        growing.read()
 
 
 def test_positions_as_heat_map_and_curves() -> None:

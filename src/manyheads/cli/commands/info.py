@@ -95,7 +95,9 @@ def run(options: InfoOptions) -> int:
     if options.sort is not None or options.curves is not None or (len(options.paths) > 1 and not options.verify):
         _compare(options)
         return 0
-    record = describe_folder(options.path, verify=options.verify)
+    with showing_if_long() as show:
+        show(f"reading {options.path}", 0, 0)
+        record = describe_folder(options.path, verify=options.verify)
     say_or_json(record, "\n".join(lines_of(record)), as_json=options.json)
     return 2 if record.get("damaged") else 0
 

@@ -13,6 +13,8 @@ from manyheads.errors import DataError, MissingExtraError, SaveError
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+    from manyheads.visualise.curves import Metrics
+
 __all__ = ["Board", "CurvePainter"]
 
 
@@ -27,6 +29,7 @@ class CurvePainter:
 
     def __init__(self, metrics: Path, plots: Path, warn: Callable[[str], None]) -> None:
         self._metrics = metrics
+        self._records: Metrics | None = None
         self._plots = plots
         self._warn = warn
         self._off = False
@@ -36,13 +39,14 @@ class CurvePainter:
         """Return the paths of the plots; none if they could not be drawn, which never ends a run."""
         if self._off:
             return ()
-        from manyheads.visualise.curves import learning_curve_figure, read_metrics
+        from manyheads.visualise.curves import Metrics, learning_curve_figure
         from manyheads.visualise.figure import save_figure
 
         try:
             size = self._metrics.stat().st_size
             if size != self._drawn[0]:  # at the end of a run the last validation has already drawn it
-                figure = learning_curve_figure(read_metrics(self._metrics))
+                self._records = self._records or Metrics(self._metrics)
+                figure = learning_curve_figure(self._records.read())
                 self._drawn = (size, save_figure(figure, self._plots / "learning-curve"))
             return self._drawn[1]
         except (MissingExtraError, SaveError, DataError, OSError) as error:
