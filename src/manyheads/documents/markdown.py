@@ -13,7 +13,7 @@ import re
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +147,11 @@ def _segments(lines: _Lines, content: str, places: list[int], kind: str, env: di
         start, end = trimmed(content, begin, stop)
         if start < end:
             inside = [one for one in ranges if start <= one[0] and one[1] <= end]
-            parts = tile(content[start:end], [(low - start, high - start, tag) for low, high, tag in inside])
+            tags = [
+                (low - start, high - start, _as_written(tag, content[low:high], lines.text, places[low:high]))
+                for low, high, tag in inside
+            ]
+            parts = tile(content[start:end], tags)
             source_lines = LINE_END.split(lines.text[places[start] : places[end - 1] + 1])
             build = partial(
                 _build,
@@ -162,6 +166,13 @@ def _segments(lines: _Lines, content: str, places: list[int], kind: str, env: di
     return segments
 
 
+def _as_written(tag: Tag | str, content: str, text: str, places: list[int]) -> Tag | str:
+    """Return a tag that goes over lines with the bytes between them: line ends, indents and `>`."""
+    if isinstance(tag, str) or "\n" not in content:
+        return tag
+    return replace(tag, code=text[places[0] : places[-1] + 1])
+
+
 def _build(
     parts: Sequence[Part],
     *,
@@ -174,13 +185,13 @@ def _build(
     """Return the Markdown of a translation, with the fewest escapes that keep the structure."""
     for escape in (str, _escaped):
         built = lay_out(parts, partial(_in_cell, escape) if kind == "cell" else escape, source_lines, line_end)
-        plain = _without_prefixes(built, line_end)
+        plain = _without_prefixes(built)
         if kind == "paragraph" and not _is_paragraph(plain):
             marker = BLOCK_MARKER.match(built)
             if marker is None:
                 continue
             built = f"{built[: marker.end()]}\\{built[marker.end() :]}"
-            plain = _without_prefixes(built, line_end)
+            plain = _without_prefixes(built)
             if not _is_paragraph(plain):
                 continue
         ranges, breaks = _ranges(plain.replace("\\|", "|") if kind == "cell" else plain, env)
@@ -189,8 +200,8 @@ def _build(
     return None
 
 
-def _without_prefixes(built: str, line_end: str) -> str:
-    first, *rest = built.split(line_end)
+def _without_prefixes(built: str) -> str:
+    first, *rest = LINE_END.split(built)
     return "\n".join([first, *(line.lstrip(" \t>") for line in rest)])
 
 
@@ -199,7 +210,8 @@ def _is_paragraph(text: str) -> bool:
 
 
 def _codes(parts: Sequence[Part]) -> Counter[str]:
-    return Counter(part.code for part in parts if isinstance(part, Tag) and not part.is_text)
+    tags = [part for part in parts if isinstance(part, Tag) and not part.is_text]
+    return Counter(_one_line(_without_prefixes(tag.code)) for tag in tags)
 
 
 def _escaped(text: str) -> str:

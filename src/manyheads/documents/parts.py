@@ -197,7 +197,10 @@ def lay_out(
     prefix = lines[1][: len(lines[1]) - len(lines[1].lstrip(prefix_characters))]
     written = [words[0]]
     for word in words[1:]:
-        if len(written[-1]) + 1 + len(word) > width and not _begins_block(word):
+        line = written[-1]
+        line_start = max(line.rfind("\n"), line.rfind("\r")) + 1  # markup can go over lines itself
+        length = len(line) - line_start + 1 + len(LINE_END.split(word, maxsplit=1)[0])
+        if length > width and not _begins_block(word):
             written.append(prefix + word)
         else:
             written[-1] += " " + word

@@ -251,3 +251,25 @@ def test_a_kept_element_without_an_end_is_a_tag(translated: Callable[..., str]) 
 def test_hostile_inline_markup_is_read(part: str) -> None:
     document = read_document(part * 4_000, "file", "markdown")
     assert document.with_translations([None] * len(document.segments)) == (document.text, [])
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "A <span\nclass=x>b</span> c",
+        "> A <span\n>   class=x>b</span> c\n",
+        "- A `code\n  over` c\n",
+        'A [b](https://example.org\r\n"Title") c\r\n',
+        "A ![b\nc](d.png) e",
+        "A <!-- b\n\tc --> d",
+        "A $x\n+ y$ b $$x\n= y$$ c",
+    ],
+)
+def test_markup_over_two_lines_keeps_its_bytes(page: str, translated: Translated) -> None:
+    found = translated(page, "markdown")
+    assert found != page
+    assert found.lower() == page.lower()
+    kept = [
+        page[place : place + 4] for place in (page.find("span"), page.find("over"), page.find("http")) if place >= 0
+    ]
+    assert all(text in found for text in kept)
