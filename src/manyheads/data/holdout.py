@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from manyheads.data.lines import ReadReport
 from manyheads.data.preparing_pairs import PairList, Pairs
 from manyheads.errors import ConfigError, DataError
+from manyheads.text.words import is_blank
 
 __all__ = ["Rest"]
 
@@ -42,7 +43,7 @@ class Rest:
         self._last.clear()
         num_usable = 0
         for source, target in self._pairs.read(report):
-            if not source.strip() or not target.strip():
+            if is_blank(source) or is_blank(target):
                 yield source, target
                 continue
             num_usable += 1

@@ -26,6 +26,7 @@ from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tags import untagged
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.words import is_blank
 
 __all__ = ["CLEANING", "SIDES", "PairList", "Pairs", "WithoutHeldBack", "prepare_corpus"]
 
@@ -151,7 +152,7 @@ class _PairSource(SidesSource):
         source_file, target_file = (path.open("w", encoding="utf-8", newline="\n") for path in self.paths(split))
         with source_file, target_file:
             for source, target in pairs.read(report):
-                if not source.strip() or not target.strip():
+                if is_blank(source) or is_blank(target):
                     empty += 1
                     if split == "train":
                         continue

@@ -7,8 +7,9 @@ between borders.
 from __future__ import annotations
 
 import re
+import unicodedata
 
-__all__ = ["AFTER", "BEFORE", "LETTER", "WIDE_SIGNS", "begins", "stands"]
+__all__ = ["AFTER", "BEFORE", "LETTER", "WIDE_SIGNS", "begins", "is_blank", "stands"]
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Burmese, Khmer
@@ -32,3 +33,8 @@ def begins(phrase: str) -> str:
 def stands(phrase: str) -> str:
     """Return a pattern of a phrase as whole words; see `begins`."""
     return begins(phrase) + ("" if _IS_UNSPACED.match(phrase[-1:]) else AFTER)
+
+
+def is_blank(text: str) -> bool:
+    """Return whether a text holds nothing but white space, control characters and characters without width."""
+    return all(char.isspace() or char == "\u034f" or unicodedata.category(char) in ("Cc", "Cf") for char in text)

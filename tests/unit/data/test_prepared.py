@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.data.copy_task import copy_pairs
+from manyheads.data.holdout import Rest
 from manyheads.data.prepared import PreparedData, open_data, prepare_corpus
 from manyheads.data.preparing_pairs import PairList
 from manyheads.data.readers import PairFiles
@@ -57,6 +58,14 @@ def test_odd_ends_of_lines_come_back(tmp_path: Path) -> None:
     assert data.valid_text == pairs
     decode = data.tokenizer.decode
     assert [(decode(source.tolist()), decode(target.tolist())) for source, target in data.train] == pairs
+
+
+def test_a_side_without_anything_visible_is_empty(tmp_path: Path) -> None:
+    pairs = [("a", "b"), ("\u200b", "c"), ("d", "\ufeff\u00ad \u2060"), ("e", "f")]
+    rest = Rest(PairList("made up", pairs), 1)
+    prepare_corpus(tmp_path / "data", train=rest, valid=rest.holdout, tokenizer=SETTINGS)
+    data = PreparedData.open(tmp_path / "data")
+    assert (data.manifest["counts"]["train"]["empty_dropped"], len(data.train), data.valid_text) == (2, 1, [("e", "f")])
 
 
 def test_everything_is_counted(folder: Path) -> None:

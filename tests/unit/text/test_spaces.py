@@ -8,6 +8,7 @@ from manyheads.text import tokenizer as tokenizer_module
 from manyheads.text.growing import grow
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.words import is_blank
 
 TEXTS = ["I am very hungry.", "The computer is expensive!", "Oui\u00a0! Non\u00a0; 10\u202f%", "میخواهم क्ष 😊"] * 5
 PLAIN = "I am very hungry, computer!"
@@ -34,6 +35,13 @@ def test_characters_without_width_are_left_out(tokenizer: Tokenizer, sign: str) 
     odd = sign + PLAIN.replace("pu", f"p{sign}u").replace(" ", f" {sign}") + sign
     assert tokenizer.encode(odd) == tokenizer.encode(PLAIN)
     assert tokenizer.target.encode(odd) == tokenizer.encode(PLAIN)
+
+
+@pytest.mark.parametrize("sign", [*NO_WIDTH, *WHITE], ids=ascii)
+def test_a_text_of_such_signs_is_blank(tokenizer: Tokenizer, sign: str) -> None:
+    assert is_blank(f"{sign} {sign}")
+    assert not is_blank(f"{sign}.")
+    assert tokenizer.decode(tokenizer.encode(f"{sign} {sign}")) == ""
 
 
 @pytest.mark.parametrize(
