@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from manyheads.nn.kernels.linear import Packed, linear_by
+from manyheads.nn.kernels.linear import READABLE, Packed, linear_by
 from manyheads.nn.shapes import Float
 
 __all__ = ["Linear", "initialise"]
@@ -21,6 +21,9 @@ class Linear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
         return linear_by(self, x)
+
+
+READABLE.add(Linear)
 
 
 def initialise(*maps: nn.Linear) -> None:

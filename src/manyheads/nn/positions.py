@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -14,6 +14,7 @@ from manyheads.nn.shapes import Float, Int
 
 __all__ = [
     "AxialPositions",
+    "ExactTable",
     "LearnedPositions",
     "NoPositions",
     "SinusoidalPositions",
@@ -72,7 +73,39 @@ def _rows(table: Tensor, first_position: int | Tensor, length: int) -> Tensor:
     return table[first_position[:, None] + torch.arange(length, device=table.device)]
 
 
-class SinusoidalPositions(nn.Module):
+class ExactTable(nn.Module):
+    """A float32 table that is computed, not trained. A cast of the model, such as `module.bfloat16()`, leaves it exact.
+
+    It is a cache, not a limit: `rows_from_zero` makes it longer, and it is never saved. On the meta device, where a
+    model stands before its weights are loaded, there is nothing to compute yet.
+    """
+
+    table: Tensor
+
+    def __init__(self, d_model: int, layout: Literal["interleaved", "halves"]) -> None:
+        super().__init__()
+        self.d_model = d_model
+        self.layout: Literal["interleaved", "halves"] = layout
+        is_meta = torch.get_default_device().type == "meta"
+        self.register_buffer("table", torch.empty(0, d_model) if is_meta else self._computed(512), persistent=False)
+
+    def _computed(self, count: int, device: torch.device | None = None) -> Tensor:
+        return sinusoidal_table(torch.arange(float(count), device=device), self.d_model, self.layout)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExactTable:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.table.dtype != torch.float32:
+            self.table = self._computed(len(self.table), self.table.device)
+        return self
+
+    def rows_from_zero(self, count: int) -> Tensor:
+        """Return the encodings of at least `count` positions, from 0 on."""
+        if count > self.table.shape[0]:
+            self.table = self._computed(max(512, 1 << (count - 1).bit_length()), self.table.device)
+        return self.table
+
+
+class SinusoidalPositions(ExactTable):
     """Adds `sinusoidal_table` to its input, for sequences of any length.
 
         >>> SinusoidalPositions(16)(torch.zeros(2, 5, 16)).shape
@@ -81,17 +114,8 @@ class SinusoidalPositions(nn.Module):
     Args: d_model: width; layout: see `sinusoidal_table`.
     """
 
-    table: Tensor
-
     def __init__(self, d_model: int, *, layout: Literal["interleaved", "halves"] = "interleaved") -> None:
-        super().__init__()
-        self.d_model = d_model
-        self.layout: Literal["interleaved", "halves"] = layout
-        # A cache, not a limit: it grows with the longest sequence seen and is never saved. On the meta device, where
-        # a model stands before its weights are loaded, there is nothing to compute yet.
-        is_meta = torch.get_default_device().type == "meta"
-        table = torch.empty(0, d_model) if is_meta else sinusoidal_table(torch.arange(512.0), d_model, layout)
-        self.register_buffer("table", table, persistent=False)
+        super().__init__(d_model, layout)
 
     def forward(
         self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
@@ -103,12 +127,7 @@ class SinusoidalPositions(nn.Module):
         """Return the encodings of `length` positions: (length, d_model) float32, or with a leading batch axis for
         several starts.
         """
-        end = _last(first_position) + length
-        # `module.bfloat16()` would round the table with the weights, so that positions become equal.
-        if end > self.table.shape[0] or self.table.dtype != torch.float32:
-            positions = torch.arange(max(512.0, 2.0 ** math.ceil(math.log2(max(1, end)))), device=self.table.device)
-            self.table = sinusoidal_table(positions, self.d_model, self.layout)
-        return _rows(self.table, first_position, length)
+        return _rows(self.rows_from_zero(_last(first_position) + length), first_position, length)
 
 
 class LearnedPositions(nn.Module):

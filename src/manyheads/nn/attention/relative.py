@@ -22,13 +22,13 @@ from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
 from manyheads.nn.kernels.relative import relative_attention, relative_weights
 from manyheads.nn.linear import Linear
-from manyheads.nn.positions import sinusoidal_table
+from manyheads.nn.positions import ExactTable, sinusoidal_table
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["DistanceEncoding", "LearnedRelativeAttention", "RelativeAttention"]
 
 
-class DistanceEncoding(nn.Module):
+class DistanceEncoding(ExactTable):
     """Sinusoidal encodings of integer distances, in float32 for every compute dtype.
 
     Distances stay integers: in bfloat16, 601 distances would be rounded to only 407 different numbers.
@@ -37,26 +37,15 @@ class DistanceEncoding(nn.Module):
     Args: d_model: width of an encoding.
     """
 
-    table: Tensor
-
     def __init__(self, d_model: int) -> None:
-        super().__init__()
-        self.d_model = d_model
-        # A cache, not a limit; see `nn.positions.SinusoidalPositions`.
-        is_meta = torch.get_default_device().type == "meta"
-        self.register_buffer("table", torch.empty(0, d_model) if is_meta else self._rows(512), persistent=False)
-
-    def _rows(self, count: int, device: torch.device | None = None) -> Tensor:
-        return sinusoidal_table(torch.arange(float(count), device=device), self.d_model, "halves")
+        super().__init__(d_model, "halves")
 
     def forward(self, distances: Int[Tensor, "*shape"], longest: int) -> Float[Tensor, "*shape d_model"]:
         """Return the encoding of each distance.
 
         Args: distances: at least 0; longest: an upper bound of them, so that their values need not be read.
         """
-        if longest >= self.table.shape[0] or self.table.dtype != torch.float32:
-            self.table = self._rows(max(512, 1 << longest.bit_length()), self.table.device)
-        return F.embedding(distances, self.table)
+        return F.embedding(distances, self.rows_from_zero(longest + 1))
 
 
 class RelativeAttention(nn.Module):

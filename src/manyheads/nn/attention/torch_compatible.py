@@ -14,7 +14,7 @@ from manyheads.nn.attention.masks import Bias, Causal, Dense, KeyPadding, Mask
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights
 from manyheads.nn.kernels.dropout import dropout as drop
-from manyheads.nn.kernels.linear import linear
+from manyheads.nn.kernels.linear import is_readable, linear
 
 __all__ = ["TorchMultiheadAttention", "mask_of_torch"]
 
@@ -184,7 +184,9 @@ def _attend(
         weights = weights.mean(dim=1) if average_attn_weights else weights
     else:
         attended = dot_product_attention(q, k, v, mask, rate)
-    out = linear(merge_heads(attended), module.out_proj.weight, module.out_proj.bias)
+    merged, last = merge_heads(attended), module.out_proj
+    is_read = is_readable(last) or isinstance(last, torch.jit.ScriptModule)  # a scripted one has no compiled forward
+    out = linear(merged, last.weight, last.bias) if is_read else last(merged)
     if not batched:
         return out[0], None if weights is None else weights[0]
     return out if module.batch_first else out.transpose(0, 1), weights
@@ -297,6 +299,11 @@ def mask_of_torch(
     Raises: ShapeError: a mask has another shape, or contains integers.
     """
     mask: Mask | None = None
+    if key_padding_mask is not None and key_padding_mask.shape != (batch, k_len):
+        raise _TorchShapeError(
+            f"key_padding_mask has shape {tuple(key_padding_mask.shape)}; it must be (batch, k_len), here"
+            f" {(batch, k_len)}, or (k_len,) for inputs without a batch."
+        )
     if attn_mask is not None:
         if attn_mask.shape not in ((q_len, k_len), (batch * num_heads, q_len, k_len)):
             raise _TorchShapeError(
@@ -304,13 +311,11 @@ def mask_of_torch(
                 f" (batch x heads, q_len, k_len), here {(batch * num_heads, q_len, k_len)}."
             )
         pattern = attn_mask if attn_mask.dim() == 2 else attn_mask.view(batch, num_heads, q_len, k_len)
+        if key_padding_mask is not None and pattern.is_floating_point() and key_padding_mask.is_floating_point():
+            # One sum, as in torch: two lowest numbers give -inf, which forbids.
+            pattern, key_padding_mask = pattern + key_padding_mask.view(batch, 1, 1, k_len), None
         mask = _blocked_or_added(F.pad(pattern, (0, more_keys)), "attn_mask")
     if key_padding_mask is not None:
-        if key_padding_mask.shape != (batch, k_len):
-            raise _TorchShapeError(
-                f"key_padding_mask has shape {tuple(key_padding_mask.shape)}; it must be (batch, k_len), here"
-                f" {(batch, k_len)}, or (k_len,) for inputs without a batch."
-            )
         padding = F.pad(key_padding_mask, (0, more_keys))
         if padding.dtype == torch.bool:
             return KeyPadding(~padding) & mask

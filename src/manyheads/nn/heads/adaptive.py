@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
 from manyheads.nn.heads.linear import centred_logarithms
+from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.linear import linear
 from manyheads.nn.kernels.loss import HeadLoss, smoothed_loss
 from manyheads.nn.shapes import Bool, Float, Int
@@ -102,7 +103,12 @@ class AdaptiveEmbedding(nn.Module):
             return self._project(0, F.embedding(ids, self.tables[0])) * self.scale
         flat = ids.flatten()
         out: Tensor | None = None
-        for index, (low, _) in enumerate(self.clusters.ranges):
+        for index, (low, high) in enumerate(self.clusters.ranges):
+            if policy.is_transformed():  # a transform of `torch.func` cannot select rows
+                inside = (flat >= low) & (flat < high)
+                vectors = self._project(index, F.embedding((flat - low).clamp(0, high - low - 1), self.tables[index]))
+                out = vectors if out is None else torch.where(inside[:, None], vectors, out)
+                continue
             rows = self.clusters.places_in(index, flat)
             vectors = self._project(index, F.embedding(flat.index_select(0, rows) - low, self.tables[index]))
             if out is None:
@@ -209,6 +215,10 @@ class AdaptiveHead(nn.Module):
                 f"num_sampled is {num_sampled}, and this softmax is adaptive; take one of the two: set num_sampled to"
                 " 0, or leave cutoffs empty."
             )
+        if policy.is_transformed():
+            losses = -self.log_probs(hidden).gather(-1, targets[..., None])[..., 0]
+            loss = losses.masked_fill(~keep, 0.0).sum()
+            return loss, loss.detach()
         kept = hidden[keep]
         wanted = targets[keep]
         cluster = torch.bucketize(

@@ -11,7 +11,7 @@ from manyheads.errors import ConfigError
 from manyheads.nn.heads.sampled import LogUniformCandidates, sampled_loss
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.linear import Packed, linear_by
-from manyheads.nn.kernels.loss import HeadLoss, smoothed_loss
+from manyheads.nn.kernels.loss import HeadLoss, plain_loss, smoothed_loss
 from manyheads.nn.shapes import Float, Int
 from manyheads.nn.smoothing import SmoothingKind
 
@@ -114,8 +114,11 @@ class LinearHead(nn.Module):
         Raises: ConfigError: num_sampled together with label_smoothing, which needs every token's probability.
         Cost: memory chunk_tokens x vocab_size, not tokens x vocab_size; tokens x num_sampled with candidates.
         """
-        rows = keep.flatten().nonzero().squeeze(1)
         kept, wanted = hidden.flatten(0, -2), targets.flatten()
+        if policy.is_transformed() and not num_sampled:
+            smoothing = (label_smoothing, smoothing_kind, pad_id)
+            return plain_loss(kept, wanted, self.weight, self.bias, *smoothing, keep.flatten())
+        rows = keep.flatten().nonzero().squeeze(1)
         if policy.is_compiled() or len(rows) < keep.numel():  # otherwise all rows are kept, and need not be copied
             kept, wanted = kept.index_select(0, rows), wanted.index_select(0, rows)
         if num_sampled:

@@ -8,12 +8,13 @@ Paper: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.1, eq. 1.
 from __future__ import annotations
 
 import math
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.errors import ShapeError
+from manyheads.errors import RequestError, ShapeError
 from manyheads.nn.attention.masks import Bias, Causal, Dense, Mask, dense_bias
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.dropout import dropout
@@ -59,7 +60,11 @@ def masked_weights(
 ) -> Float[Tensor, "batch heads q_len k_len"]:
     """Return the softmax of scores + the mask's bias over the keys that the mask allows; see `masked_softmax`."""
     allowed, bias = dense_bias(mask, scores.shape[2], scores.shape[3], scores.device, first_query)
-    return masked_softmax(scores if bias is None else scores + _in_range(bias, scores.dtype), allowed)
+    if bias is not None:
+        scores = scores + _in_range(bias, scores.dtype)
+        if scores.dtype is torch.float16:  # its range is so small that the sum can leave it, which would forbid a key
+            scores = scores.clamp(torch.finfo(scores.dtype).min, torch.finfo(scores.dtype).max)
+    return masked_softmax(scores, allowed)
 
 
 def dot_product_weights(
@@ -146,7 +151,40 @@ def _by_sdpa(
     )
     if allowed is not None and given is not None and not policy.sdpa_zeroes_empty_rows(given):
         out = out.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0)
+    # For a mask with a gradient, torch itself computes the formula.
+    is_trained = given is not None and given.requires_grad
+    if torch.is_grad_enabled() and out.requires_grad and not is_trained and not policy.is_compiled():
+        arguments = (query, key, value, mask, dropout_rate, scale, first_query)
+        return cast(Tensor, _TwiceDifferentiable.apply(out, *arguments))  # type: ignore[no-untyped-call]
     return out
+
+
+class _TwiceDifferentiable(torch.autograd.Function):
+    """The output of SDPA, which has a first derivative only; where a graph of it is asked for, that of the formula."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, out: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, *options: float | None
+    ) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.mask, ctx.options = mask, options
+        ctx.set_materialize_grads(False)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+        if grad is None or not torch.is_grad_enabled():  # no `create_graph=True`
+            return grad, *[None] * 7
+        if ctx.options[0]:
+            raise RequestError(
+                f"attention with dropout {ctx.options[0]} has no second derivative, because torch's fused kernel does"
+                " not tell which weights it dropped; set the dropout of attention to 0, or call eval()."
+            )
+        given = ctx.saved_tensors
+        asked = [one for one in given if one.requires_grad]
+        out = plain_attention(*given, ctx.mask, 0.0, *ctx.options[1:])
+        found = iter(torch.autograd.grad(out, asked, grad, create_graph=True))
+        return None, *(next(found) if one.requires_grad else None for one in given), *[None] * 4
 
 
 def _by_sums(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,35 +14,56 @@ from manyheads.nn.kernels import policy
 __all__ = ["first_derivative_only"]
 
 
-def first_derivative_only(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Any]:
-    """Mark the `backward` of an autograd function: to differentiate its results raises an error.
+def first_derivative_only(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
+    """Change an autograd function so that to differentiate its gradients raises an error.
 
-    They depend on the function's inputs, but autograd does not know it, so a second derivative would be too small by
-    this part. `torch.autograd.function.once_differentiable` raises an error only if the gradient that comes in can be
-    differentiated, which that of a loss or a sum cannot.
+    They depend on the function's inputs and on the gradient that comes in, but autograd does not know it, so a second
+    derivative would be too small by this part. `torch.autograd.function.once_differentiable` raises an error only if
+    the gradient that comes in can be differentiated, which that of a loss or a sum cannot.
     """
+    forward, backward = function.forward, function.backward
+
+    @functools.wraps(forward)
+    def computed(ctx: Any, *arguments: Any) -> Any:
+        if not policy.is_compiled():
+            with torch.enable_grad():
+                ctx.inputs = _Joined.apply(*_differentiable(arguments))  # type: ignore[no-untyped-call]
+        return forward(ctx, *arguments)
 
     @functools.wraps(backward)
-    def computed(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+    def differentiated(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
             found = backward(ctx, *grads)
         if policy.is_compiled() or not torch.is_grad_enabled():  # no `create_graph=True`
-            return found
-        return tuple(None if one is None else _refusing(one) for one in found)
+            return found  # type: ignore[no-any-return]
+        reasons = (ctx.inputs, *_differentiable(grads))
+        return tuple(None if one is None else _Refusing.apply(one, *reasons) for one in found)  # type: ignore[no-untyped-call]
 
-    return computed
+    function.forward, function.backward = staticmethod(computed), staticmethod(differentiated)  # type: ignore[assignment]
+    return function
 
 
-def _refusing(grad: Tensor) -> Tensor:
-    refusing: Tensor = _Refusing.apply(grad.detach().requires_grad_())  # type: ignore[no-untyped-call]
-    return refusing
+def _differentiable(values: tuple[Any, ...]) -> list[Tensor]:
+    return [one for one in values if isinstance(one, Tensor) and one.requires_grad]
+
+
+class _Joined(torch.autograd.Function):
+    """An empty tensor that depends on tensors, as far as autograd knows, and keeps none of them in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise AssertionError("only _Refusing, which raises an error, depends on this")
 
 
 class _Refusing(torch.autograd.Function):
-    """The identity, without a derivative."""
+    """The first of its inputs, without a derivative in any of them."""
 
     @staticmethod
-    def forward(ctx: Any, grad: Tensor) -> Tensor:
+    def forward(ctx: Any, grad: Tensor, *_: Tensor) -> Tensor:
         return grad.view_as(grad)
 
     @staticmethod

@@ -21,7 +21,9 @@ from manyheads.nn.shapes import Float
 
 __all__ = [
     "Packed",
+    "READABLE",
     "define_packed_linear",
+    "is_readable",
     "linear",
     "linear_by",
     "linears",
@@ -95,14 +97,40 @@ def linears(
     """
     if packed is not None and packed.serves(x, *maps):
         return torch.split(packed.linear(x), [len(cast(Tensor, one.weight)) for one in maps], dim=-1)
+    if not all(is_readable(one) for one in maps):
+        return tuple(one(x) for one in maps)
     weights, biases = [cast(Tensor, one.weight) for one in maps], [cast("Tensor | None", one.bias) for one in maps]
     mixed = any(bias is None for bias in biases) and not all(bias is None for bias in biases)
     if mixed or not policy.joins_weights(x.shape[0] * x.shape[1], weights[0].shape[0]):
         return tuple(one(x) for one in maps)
     # Under autocast the weights are cast first, so that half as many bytes are concatenated.
     weight = torch.cat([low_precision(one) for one in weights])
-    bias = None if mixed or biases[0] is None else torch.cat([low_precision(one) for one in biases if one is not None])
+    bias = None if biases[0] is None else torch.cat([low_precision(one) for one in biases if one is not None])
     return torch.split(linear(x, weight, bias), [len(one) for one in weights], dim=-1)
+
+
+READABLE: set[type[nn.Module]] = {nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear}
+"""Classes of linear maps; not their subclasses, which may compute something else."""
+
+
+def is_readable(module: nn.Module) -> bool:
+    """Return whether to compute with the weight of a linear map means the same as to call it.
+
+    It does not if somebody has changed what a call does: an adapter in its place, a hook (pruning, spectral norm, a
+    counter), another `forward`, a compiled module, a parametrised or quantised weight.
+    """
+    if type(module) not in READABLE:
+        return False
+    parameters = module._parameters
+    return (
+        type(parameters.get("weight")) is nn.Parameter
+        and type(parameters.get("bias")) in (nn.Parameter, type(None))
+        and not (module._forward_hooks or module._forward_pre_hooks)
+        and not (module._backward_hooks or module._backward_pre_hooks)
+        and "forward" not in module.__dict__
+        and module._compiled_call_impl is None
+        and not torch.nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+    )
 
 
 class Packed:
@@ -143,6 +171,8 @@ class Packed:
     @staticmethod
     def joinable(*maps: nn.Module) -> list[Tensor] | None:
         """Return the weights of these maps if they can be one product, otherwise None."""
+        if not all(one._parameters.get("weight") is not None for one in maps):  # adapters, parametrised weights
+            return None
         weights = [cast(Tensor, one.weight) for one in maps]
         biased = [one.bias is not None for one in maps]
         differ = len({(w.shape[1:], w.dtype, w.device) for w in weights}) != 1 or any(biased) != all(biased)
@@ -155,7 +185,7 @@ class Packed:
         """
         if policy.is_compiled():  # first, because a compiler would also trace the following lines
             return policy.compiles_a_step()
-        if maps != self._maps or not self.takes(x):
+        if maps != self._maps or not self.takes(x) or (len(maps) > 1 and not all(is_readable(one) for one in maps)):
             return False
         for owner, name, parameter, version in self._made_of:
             if owner.get(name) is not parameter or parameter._version != version:

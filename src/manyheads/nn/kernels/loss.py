@@ -19,7 +19,7 @@ from torch.torch_version import TorchVersion
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.linear import linear, product, product_of_rows
-from manyheads.nn.shapes import Float, Int
+from manyheads.nn.shapes import Bool, Float, Int
 from manyheads.nn.smoothing import SmoothingKind, spread
 
 __all__ = [
@@ -48,13 +48,23 @@ def plain_loss(
     label_smoothing: float = 0.0,
     smoothing_kind: SmoothingKind = "all",
     pad_id: int = 0,
+    keep: Bool[Tensor, " tokens"] | None = None,
 ) -> HeadLoss:
-    """Compute `smoothed_loss` by the formula under autograd, which stores all logits: the reference of the tests."""
-    log_probs = torch.log_softmax(F.linear(hidden, weight, bias), dim=1)
-    nll = -log_probs.gather(1, targets[:, None]).sum()
+    """Compute `smoothed_loss` by the formula under autograd, which stores all logits: the reference of the tests.
+
+    Args: keep: False for tokens without a loss, for transforms of `torch.func`, which cannot select rows; None: all.
+    """
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    log_probs = torch.log_softmax(F.linear(hidden, weight, bias), dim=1, dtype=wide)
+    nll = -log_probs.gather(1, targets[:, None])[:, 0]
     parts = spread(smoothing_kind, label_smoothing, len(weight))
-    shared = log_probs.sum() - log_probs[:, excluded_row(parts.count, len(weight), pad_id)].sum()
-    return parts.on_target * nll - parts.share * shared, nll.detach()
+    loss = nll
+    if label_smoothing:  # otherwise a token that a bias of -inf forbids would give 0 x inf = NaN
+        shared = log_probs.sum(1) - log_probs[:, excluded_row(parts.count, len(weight), pad_id)].sum(1)
+        loss = parts.on_target * nll - parts.share * shared
+    if keep is not None:
+        loss, nll = loss.masked_fill(~keep, 0.0), nll.masked_fill(~keep, 0.0)
+    return loss.sum(), nll.sum().detach()
 
 
 def smoothed_loss(
@@ -79,6 +89,8 @@ def smoothed_loss(
         second derivatives need `plain_loss`.
     Cost: memory for chunk_tokens x vocab_size logits and for the gradients of hidden, weight and bias.
     """
+    if policy.is_transformed():
+        return plain_loss(hidden, targets, weight, bias, label_smoothing, smoothing_kind, pad_id)
     compute = autocast_dtype(hidden)
     smoothing = (label_smoothing, smoothing_kind, pad_id)
     return apply_loss(_SmoothedLoss, hidden, targets, weight, bias, smoothing, chunk_tokens, compute)
@@ -165,6 +177,7 @@ def _exponentiate(logits: Tensor, highest: Tensor, totals: Tensor, needs_error: 
         logits.copy_(z)
 
 
+@first_derivative_only
 class _SmoothedLoss(torch.autograd.Function):
     """d loss / d logits = p - t, with p = softmax(logits) and t the smoothed target: known together with the loss."""
 
@@ -249,7 +262,6 @@ class _SmoothedLoss(torch.autograd.Function):
         return loss_sum, nll_sum
 
     @staticmethod
-    @first_derivative_only
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
 

@@ -95,10 +95,14 @@ def chunked_attention(
         known: the second result of an earlier call with the same arguments (up to rounding): the forward pass then
             computes nothing. A reversible layer saves its second forward pass with it.
 
+    Transforms of `torch.func` compute `attend_pairs`, at its cost.
+
     Returns: the output, and `known` for a later call: the output, two tensors (rows, length) and a flag.
     Cost: time O(rounds x length x chunk_len); memory O(rounds x length x width) for a few heads at a time. The
         backward pass stores the inputs, the output and one integer per round and position.
     """
+    if policy.is_transformed():
+        return attend_pairs(qk, v, bucket_ranks(order, qk.shape[2]), settings, lengths, dropout_rate), ()
     keeps = torch.is_grad_enabled() and (qk.requires_grad or v.requires_grad)
     if not keeps:
         qk, v = qk.detach(), v.detach()
@@ -108,6 +112,7 @@ def chunked_attention(
     return out, (out.detach(), *rest)
 
 
+@first_derivative_only
 class _ChunkedAttention(torch.autograd.Function):
     """Stores no scores: the backward pass computes them again, already normalised."""
 
@@ -141,7 +146,6 @@ class _ChunkedAttention(torch.autograd.Function):
         return out, *rest
 
     @staticmethod
-    @first_derivative_only
     def backward(ctx: Any, grad_out: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         qk, v, out, log_sums, alone, order, lengths = ctx.saved_tensors
         with torch.autocast(qk.device.type, enabled=False):

@@ -34,6 +34,7 @@ __all__ = [
     "has_packing",
     "hides_by_codes",
     "is_compiled",
+    "is_transformed",
     "joins_weights",
     "lanes_at_once",
     "logit_rows_at_once",
@@ -98,14 +99,24 @@ def compiling_a_step() -> Iterator[None]:
 def can_look(x: Tensor) -> bool:
     """Return whether reading values of x costs nothing.
 
-    On a GPU reading waits for the computation; a compiler has no values.
+    On a GPU reading waits for the computation; a compiler has no values, and a transform has several.
     """
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
 
 
 def is_compiled() -> bool:
     """Return whether a compiler is tracing this code. Sizes that depend on values are then symbols, not numbers."""
     return torch.compiler.is_compiling()
+
+
+def is_transformed() -> bool:
+    """Return whether a transform of `torch.func`, or forward-mode differentiation, runs this code.
+
+    They differentiate torch's own operations only, so the formulas are computed.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 # Linear maps (decision 015).
@@ -273,6 +284,8 @@ def attention_path(query: Tensor, key: Tensor, value: Tensor, dropout_rate: floa
     AVX-512 code, and where it is measured for the beams of a sentence. 16-bit keys that are a part of a cache are
     padded as well (decision 006).
     """
+    if is_transformed():
+        return "products"
     if query.device.type != "cpu":
         return "sdpa"
     if compiles_a_step():
@@ -346,6 +359,8 @@ def relative_path(query: Tensor, causal: bool) -> RelativePath:
     "sums" and "tiles" are for CPUs. "products" is the formula under autograd, which a compiler fuses. "sdpa" passes the
     scores of the distances to torch's fused kernel as an additive mask.
     """
+    if is_transformed():
+        return "products"
     if _relative_path is not None:
         return _relative_path
     if query.device.type == "cuda":

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.nn.chunking import chunk_slices
+from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.derivatives import first_derivative_only
 
 __all__ = ["Replay", "Sums", "apply_uncompiled", "autocast_as_now", "recomputed"]
@@ -50,10 +51,13 @@ def recomputed(
 
     Cost: memory for the inputs, and for the intermediate tensors of chunk_len positions; time of one more forward pass.
     """
+    if policy.is_transformed():
+        return function(*inputs)
     parameters = [parameter for module in modules for parameter in module.parameters()]
     return cast(Tensor, apply_uncompiled(_Recomputed, function, modules, len(inputs), chunk_len, *inputs, *parameters))
 
 
+@first_derivative_only
 class _Recomputed(torch.autograd.Function):
     """See `recomputed`."""
 
@@ -81,7 +85,6 @@ class _Recomputed(torch.autograd.Function):
         return out
 
     @staticmethod
-    @first_derivative_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors, count = ctx.saved_tensors, ctx.num_inputs
         needed = ctx.needs_input_grad[4:]
@@ -138,8 +141,8 @@ def autocast_as_now(kind: str, like: tuple[bool, torch.dtype] | None = None) -> 
 class Replay(AbstractContextManager[None]):
     """Restores, within the block, what a second call of the same modules depends on besides its arguments.
 
-    These are the random generators, autocast, and the modules' modes (training or evaluation), as they were when this
-    object was created.
+    These are the random generators, autocast, and the modules' modes (training or evaluation) and buffers, as they were
+    when this object was created. So statistics such as those of `nn.BatchNorm1d` count each batch once.
 
     Args: device: of the computation; modules: those that are called, whose modes may change before the second call.
     """
@@ -152,6 +155,12 @@ class Replay(AbstractContextManager[None]):
         if device.type != "cpu":
             self._device_state = torch.get_device_module(device).get_rng_state(device)
         self._modes = [(one, one.training) for module in modules for one in module.modules()]
+        self._buffers = [
+            (one._buffers, name, buffer.detach().clone())
+            for one, _ in self._modes
+            for name, buffer in one._buffers.items()
+            if buffer is not None
+        ]
         self._open = ExitStack()
 
     def __enter__(self) -> None:
@@ -160,6 +169,9 @@ class Replay(AbstractContextManager[None]):
         self._open.enter_context(torch.random.fork_rng(devices, device_type=kind if devices else "cuda"))
         self._open.enter_context(autocast_as_now(kind, self._autocast_state))
         self._open.callback(_set_modes, [(one, one.training) for one, _ in self._modes])
+        for owner, name, before in self._buffers:
+            self._open.callback(owner.__setitem__, name, owner[name])
+            owner[name] = before.clone()  # the second call changes it again
         _set_modes(self._modes)
         torch.set_rng_state(self._cpu_state)
         if self._device_state is not None:

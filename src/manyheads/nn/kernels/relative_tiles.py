@@ -43,6 +43,7 @@ def attend_by_tiles(
     return out
 
 
+@first_derivative_only
 class _RelativeAttention(torch.autograd.Function):
     """Computes one tile of lanes at a time, so its scores stay in the cache.
 
@@ -122,7 +123,6 @@ class _RelativeAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @first_derivative_only
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         content_query, position_query, key, value, positions, weights, kept = ctx.saved_tensors
         content_dtype, position_dtype, distance_dtype = ctx.dtypes

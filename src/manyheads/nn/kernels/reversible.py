@@ -13,14 +13,14 @@ Paper: Gomez et al. 2017, arXiv:1707.04585; Kitaev et al. 2020, arXiv:2001.04451
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.nn.chunking import chunk_slices, in_chunks
+from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.recomputation import Replay, Sums, apply_uncompiled, autocast_as_now
 
@@ -71,7 +71,8 @@ def through_sublayers(
         context: passed to each sublayer unchanged.
         shared: tensors passed to each sublayer; they may have gradients.
         reversible: store two streams for the backward pass, whatever the number of sublayers; False: the formula under
-            autograd, which stores the inputs of every operation and saves one forward pass.
+            autograd, which stores the inputs of every operation and saves one forward pass. So do transforms of
+            `torch.func`.
 
     The gradients equal those of autograd up to rounding: random numbers, the state of autocast, the modes of the
     modules (training or evaluation) and `kept` are replayed. Each sublayer is one operation for autograd, with the
@@ -83,7 +84,7 @@ def through_sublayers(
     streams = (x1, x2)
     del x1, x2  # these may be the last references to them
     tape = _Tape()
-    replaying = reversible and torch.is_grad_enabled()
+    replaying = reversible and torch.is_grad_enabled() and not policy.is_transformed()
     modules = list(sublayers)
     for index, module in enumerate(modules):
         sublayer, target = cast(Sublayer, module), index % 2
@@ -121,7 +122,7 @@ class _Job:
     is_last: bool
     is_first: bool
     kept: Kept = ()
-    replay: AbstractContextManager[None] = field(default_factory=nullcontext)
+    replay: Replay | None = None
 
 
 def _changed(streams: tuple[Tensor, Tensor], target: int, new: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,6 +138,7 @@ def _call(
     return in_chunks(lambda piece: sublayer(piece, context, shared, None)[0], source, sublayer.chunk_len), ()
 
 
+@first_derivative_only
 class _Coupling(torch.autograd.Function):
     """streams[target] += f(streams[1 - target]). Backwards it restores the stream and computes the gradients of f.
 
@@ -157,7 +159,6 @@ class _Coupling(torch.autograd.Function):
         return streams
 
     @staticmethod
-    @first_derivative_only
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         job: _Job = ctx.job
         target, tape = job.target, job.tape
@@ -177,6 +178,7 @@ class _Coupling(torch.autograd.Function):
         restored = streams[target] if ours[target] else torch.empty_like(streams[target])
         grad_source = torch.empty_like(source)
         sums = Sums(len(wanted))
+        assert job.replay is not None  # set by the forward pass
         with job.replay:
             for part in chunk_slices(source.shape[1], job.sublayer.chunk_len):
                 piece = source[:, part].detach().requires_grad_()
