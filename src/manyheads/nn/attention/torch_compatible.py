@@ -185,7 +185,7 @@ def _attend(
     else:
         attended = dot_product_attention(q, k, v, mask, rate)
     merged, last = merge_heads(attended), module.out_proj
-    is_read = is_readable(last) or isinstance(last, torch.jit.ScriptModule)  # a scripted one has no compiled forward
+    is_read = is_readable(last) or not isinstance(last, nn.Module)  # a scripted one cannot be called
     out = linear(merged, last.weight, last.bias) if is_read else last(merged)
     if not batched:
         return out[0], None if weights is None else weights[0]
