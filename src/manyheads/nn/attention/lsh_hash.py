@@ -12,6 +12,7 @@ from torch import Tensor
 
 from manyheads.errors import ShapeError
 from manyheads.nn.chunking import chunk_slices
+from manyheads.nn.kernels import policy
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["SortedPositions", "hash_vectors", "mark_padding", "rotations", "sort_positions"]
@@ -61,7 +62,7 @@ def hash_vectors(
         )
     precise = torch.promote_types(vectors.dtype, torch.float32)
     batch, _, length, _ = vectors.shape
-    buckets = torch.zeros(batch, heads, rounds, length, dtype=torch.int64, device=vectors.device)
+    buckets = vectors.new_zeros(batch, heads, rounds, length, dtype=torch.int64)
     with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
         across = rotations.to(precise).permute(0, 2, 3, 1).reshape(heads, rounds * directions, head_dim)
         step = max(1, _ROTATED_NUMBERS // max(1, batch * heads * rounds * directions))
@@ -88,7 +89,7 @@ def _farthest(rotated: Tensor) -> Tensor:
     for number in range(1, 2 * len(directions)):
         here = directions[number] if number < len(directions) else -directions[number - len(directions)]
         found.masked_fill_(here > best, number)
-        torch.maximum(best, here, out=best)
+        best = torch.maximum(best, here, out=None if policy.is_transformed() else best)
     return found
 
 
@@ -133,5 +134,5 @@ def sort_positions(buckets: Int[Tensor, "*rows length"], chunk_len: int) -> Sort
         filling = keys[..., -1:] // padded * padded + padded + torch.arange(length, padded, device=buckets.device)
         keys = torch.cat([keys, filling], dim=-1)
     order, in_order = keys % padded, keys // padded
-    ranks = torch.empty_like(order).scatter_(-1, order, torch.arange(padded, device=keys.device).expand_as(order))
+    ranks = torch.empty_like(order).scatter(-1, order, torch.arange(padded, device=keys.device).expand_as(order))
     return SortedPositions(order=order, buckets=in_order, ranks=ranks[..., :length], chunk_len=chunk_len)

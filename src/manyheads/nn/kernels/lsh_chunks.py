@@ -58,7 +58,7 @@ class Layout:
 def ranks_of(order: Tensor, length: int) -> Tensor:
     """Return the slot of each position, (..., length) int64, for an order of `kernels.lsh.sorting_order`."""
     numbers = torch.arange(order.shape[-1], device=order.device).expand_as(order)
-    return torch.empty_like(numbers).scatter_(-1, (order >> 1).long(), numbers)[..., :length]
+    return torch.empty_like(numbers).scatter(-1, (order >> 1).long(), numbers)[..., :length]
 
 
 class SortedRows(ABC):
