@@ -76,17 +76,26 @@ def inputs(rows: int) -> Tensor:
     return torch.randn(rows, 8, WIDTH, generator=torch.Generator().manual_seed(rows))
 
 
+HOOKS: dict[str, Callable[[nn.Module, Callable[..., None]], object]] = {
+    "before": lambda child, hook: child.register_forward_pre_hook(hook),
+    "after": lambda child, hook: child.register_forward_hook(hook),
+    "before backward": lambda child, hook: child.register_full_backward_pre_hook(hook),
+    "after backward": lambda child, hook: child.register_full_backward_hook(hook),
+}
+
+
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of the map of positions, which have no gradient
+@pytest.mark.parametrize("register", HOOKS.values(), ids=HOOKS)
 @ROWS
 @EACH
-def test_hooks_of_every_child_are_called(make: Callable[[], nn.Module], call: Call, rows: int) -> None:
+def test_hooks_of_every_child_are_called(
+    make: Callable[[], nn.Module], call: Call, rows: int, register: Callable[..., object]
+) -> None:
     module, hits = make(), []  # type: ignore[var-annotated]
     for name, child in maps_of(module).items():
-        child.register_forward_pre_hook(lambda *_, name=name: hits.append(("before", name)))
-        child.register_forward_hook(lambda *_, name=name: hits.append(("after", name)))
-        child.register_full_backward_hook(lambda *_, name=name: hits.append(("backward", name)))
+        register(child, lambda *_, name=name: hits.append(name))
     call(module, inputs(rows).requires_grad_()).sum().backward()
-    assert sorted(hits) == sorted((kind, name) for kind in ("before", "after", "backward") for name in maps_of(module))
+    assert sorted(hits) == sorted(maps_of(module))
 
 
 @ROWS
