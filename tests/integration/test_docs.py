@@ -46,6 +46,7 @@ PAGES = [
     "docs/inspecting.md",
     "docs/language-models.md",
     "docs/long-sequences.md",
+    "docs/adapters.md",
     "docs/own-training.md",
     "docs/parsing.md",
     "docs/serving.md",
