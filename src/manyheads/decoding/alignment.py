@@ -14,7 +14,6 @@ from torch import nn
 
 from manyheads.architectures.attentions import attentions_of
 from manyheads.architectures.ensemble import Ensemble
-from manyheads.decoding.device import inference
 from manyheads.decoding.translator import Translator
 from manyheads.text.sides import Side
 
@@ -42,7 +41,7 @@ def align(translator: Translator, source: str, target: str) -> list[tuple[int, i
         torch.tensor([len(source_ids) + 1], device=translator.device),
         torch.tensor([[writer.bos_id, *target_ids]], device=translator.device),
     )
-    with inference(translator.device, translator.precision):
+    with translator.runner.inference():
         cross = attentions_of(model, *inputs).cross
     layers = [layer[0].float().mean(0) for layer in cross if layer.shape[1]]  # a pruned layer may have no heads
     if not layers:

@@ -15,7 +15,7 @@ from manyheads.architectures.language_ensemble import LanguageEnsemble
 from manyheads.architectures.pretrained import read_config
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.architectures.tracing import TracedTensor, trace
-from manyheads.decoding.device import Precision, inference
+from manyheads.decoding.device import Precision
 from manyheads.decoding.engines import EngineName
 from manyheads.decoding.generation import READ_AT_ONCE
 from manyheads.decoding.generator import Generator
@@ -58,7 +58,7 @@ def translation_views(translator: Translator, source: str, target: str | None = 
     inputs = _translation_inputs(translator, source, target)
     source_ids, seen_ids = inputs["source"][0].tolist(), inputs["target"][0].tolist()
     read, written = legible(reader.tokens(source_ids)), legible(writer.tokens([*seen_ids[1:], writer.eos_id]))
-    with inference(translator.device, translator.precision):
+    with translator.runner.inference():
         found = attentions_of(_module(translator), *inputs.values())
         hashed = buckets_of(_module(translator), *inputs.values())
     seen = legible(writer.tokens(seen_ids))
@@ -103,7 +103,7 @@ def text_views(generator: Generator, text: str, memory_len: int | None = None) -
             f"memory of {memory_len} of {len(ids)} tokens; it must be at least 0, and leave one to read."
         )
     labels = legible(generator.vocabulary.tokens(ids))
-    with inference(generator.device, generator.precision):
+    with generator.runner.inference():
         found = attentions_of(model, *_text_inputs(generator, ids, memory_len).values())
         hashed = buckets_of(model, *_text_inputs(generator, ids, memory_len).values())
     if not found.decoder:
@@ -139,7 +139,7 @@ def shapes_of(reader: Translator | Generator, text: str, target: str | None = No
         inputs = _text_inputs(reader, _text_ids(reader, text), 0)
     else:
         inputs = _translation_inputs(reader, text, target)
-    with inference(reader.device, reader.precision):
+    with reader.runner.inference():
         return trace(_module(reader), inputs)
 
 
@@ -156,7 +156,7 @@ def text_buckets(reader: Translator | Generator, text: str) -> tuple[dict[str, T
     else:
         inputs = _translation_inputs(reader, text, text)
         labels = reader.tokenizer.source.tokens(inputs["source"][0].tolist())
-    with inference(reader.device, reader.precision):
+    with reader.runner.inference():
         found = buckets_of(_module(reader), *inputs.values())
     found = {name: buckets[0] for name, buckets in found.items() if not name.startswith("decoder")}
     if not found:

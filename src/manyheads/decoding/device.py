@@ -142,8 +142,11 @@ def on_cpu_by_default() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def inference(device: torch.device, precision: InferencePrecision) -> Iterator[None]:
-    """Disable gradients and, for `bf16`, enable autocast. A tensor whose device is not named is made on the CPU."""
+def inference(device: torch.device, precision: InferencePrecision, *, plain: bool = False) -> Iterator[None]:
+    """Disable gradients and, for `bf16`, enable autocast. A tensor whose device is not named is made on the CPU.
+
+    Args: plain: compute with torch's own operations alone; see `kernels.policy.fast`.
+    """
     casting = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
-    with on_cpu_by_default(), torch.inference_mode(), casting:
+    with on_cpu_by_default(), torch.inference_mode(), policy.fast(not plain), casting:
         yield

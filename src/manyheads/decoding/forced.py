@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from manyheads.decoding.batching import cut_batches, map_batches, padded
-from manyheads.decoding.device import inference
 from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
 from manyheads.decoding.rules import RULES
 from manyheads.decoding.search_problem import SearchProblem, length_limits
@@ -90,7 +89,7 @@ def translate_forced(
         ]
 
     batches = cut_batches([len(source) for source in sources], settings.max_tokens, settings.num_beams)
-    with inference(translator.device, translator.precision):
+    with translator.runner.inference():
         return map_batches(search, batches, None)
 
 

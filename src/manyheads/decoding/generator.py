@@ -44,6 +44,7 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
             with weights and rows quantised to 8 bits, on a CPU where that is faster.
         compile_steps: compile a step with torch's compiler (see `decoding.compiled`): slow at first, then faster. The
             model's weights must not change.
+        plain: compute with torch's own operations alone, for example to compare; see `kernels.policy.fast`.
 
     Raises: RequestError: no such device or precision, or this model's steps cannot be compiled on this machine.
     """
@@ -57,8 +58,9 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
         precision: Precision = "fp32",
         *,
         compile_steps: bool = False,
+        plain: bool = False,
     ) -> None:
-        self.runner = ModelRunner(model, device, precision, compile_steps=compile_steps)
+        self.runner = ModelRunner(model, device, precision, compile_steps=compile_steps, plain=plain)
         self.vocabulary = vocabulary
         self.settings = GenerationSettings() if settings is None else settings
 
@@ -82,6 +84,7 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
         precision: Precision = "fp32",
         *,
         compile_steps: bool = False,
+        plain: bool = False,
         revision: str | None = None,
     ) -> Self:
         """Load a generator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
@@ -100,7 +103,7 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
         chosen = choose_device(device)
         choose_precision(precision, chosen)  # its errors come before weights are read
         model, vocabulary, settings = load_language_models(path, chosen, revision)
-        made = cls(model, vocabulary, settings, chosen, precision, compile_steps=compile_steps)
+        made = cls(model, vocabulary, settings, chosen, precision, compile_steps=compile_steps, plain=plain)
         made.runner.prepare_weights()
         return made
 

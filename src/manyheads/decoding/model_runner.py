@@ -50,6 +50,7 @@ class ModelRunner(Generic[M]):
         device: `auto` chooses one.
         precision: see `device.choose_precision`.
         compile_steps: compile the steps of a search.
+        plain: compute with torch's own operations alone; see `kernels.policy.fast`.
 
     Attributes: steps: the model, or `CompiledSteps` of it.
 
@@ -57,10 +58,20 @@ class ModelRunner(Generic[M]):
     """
 
     def __init__(
-        self, model: M, device: str | torch.device, precision: Precision, *, compile_steps: bool = False
+        self,
+        model: M,
+        device: str | torch.device,
+        precision: Precision,
+        *,
+        compile_steps: bool = False,
+        plain: bool = False,
     ) -> None:
         self.device = choose_device(device)
         self.precision = choose_precision(precision, self.device)
+        self.plain = plain
+        if plain and (compile_steps or self.precision == "int8"):
+            option = "compile_steps" if compile_steps else "precision int8"
+            raise RequestError(f"plain computes with torch's own operations alone, not with {option}; leave one out.")
         self.model = model
         if isinstance(model, nn.Module):
             model.to(self.device).eval()
@@ -77,7 +88,7 @@ class ModelRunner(Generic[M]):
         assert isinstance(self.model, nn.Module)
         with on_cpu_by_default():
             narrow(self.model, self.precision)
-            if self.precision != "int8":  # which is packed already
+            if self.precision != "int8" and not self.plain:  # int8 is packed already
                 pack(self.model)
 
     @property
@@ -90,15 +101,16 @@ class ModelRunner(Generic[M]):
         choose_precision(self.precision, chosen)
         if isinstance(self.model, nn.Module):
             self.model.to(chosen)
-            with on_cpu_by_default():
-                pack(self.model, self.precision)  # the copies of weights in a faster layout belong to a device
+            if not self.plain:
+                with on_cpu_by_default():
+                    pack(self.model, self.precision)  # the copies of weights in a faster layout belong to a device
         self.device = chosen
         if self.is_compiled:
             self.steps = CompiledSteps(self.model)  # type: ignore[arg-type]
 
     def inference(self) -> AbstractContextManager[None]:
         """Disable gradients and compute in the precision within the block."""
-        return inference(self.device, self.precision)
+        return inference(self.device, self.precision, plain=self.plain)
 
 
 class RunsModel(Generic[M]):

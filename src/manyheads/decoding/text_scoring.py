@@ -8,7 +8,6 @@ import torch
 
 from manyheads.data.segments import SegmentBatch
 from manyheads.decoding.batching import Told, cut_batches, map_batches, padded
-from manyheads.decoding.device import inference
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.translation import Scored
@@ -63,7 +62,7 @@ def _losses(generator: Generator, rows: list[list[int]]) -> list[list[float]]:
     model, start = generator.model, generator.vocabulary.start_id
     ids, lengths = padded([[start, *row] for row in rows])
     lengths, parts = lengths - 1, []
-    with inference(generator.device, generator.precision):
+    with generator.runner.inference():
         state = model.start(len(rows), context_settings(model, generator.settings))
         for begin in range(0, ids.shape[1] - 1, READ_AT_ONCE):
             end = min(begin + READ_AT_ONCE, ids.shape[1] - 1)

@@ -56,8 +56,9 @@ class TranslationModel(RunsModel[Searchable]):
         *,
         compile_steps: bool = False,
         shortlist: Shortlist | None = None,
+        plain: bool = False,
     ) -> None:
-        self.runner = ModelRunner(model, device, precision, compile_steps=compile_steps)
+        self.runner = ModelRunner(model, device, precision, compile_steps=compile_steps, plain=plain)
         self.tokenizer = tokenizer
         self.settings = DecodingSettings() if settings is None else settings
         self.search = TextSearch(self.runner, tokenizer, shortlist)
@@ -85,6 +86,7 @@ class TranslationModel(RunsModel[Searchable]):
         revision: str | None = None,
         shortlist: int | None = None,
         engine: EngineName = "torch",
+        plain: bool = False,
     ) -> Self:
         """Load a translator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
@@ -124,7 +126,8 @@ class TranslationModel(RunsModel[Searchable]):
             sizes = models[0].config.source_vocab_size, models[0].config.target_vocab_size
             words = Shortlist.load(folder, shortlist, vocabulary=tokenizer.digest, sizes=sizes)
         settings = load_settings(folder)
-        made = cls(model, tokenizer, settings, device, precision, compile_steps=compile_steps, shortlist=words)
+        options: dict[str, Any] = {"compile_steps": compile_steps, "shortlist": words, "plain": plain}
+        made = cls(model, tokenizer, settings, device, precision, **options)
         made.runner.prepare_weights()
         made.languages = read_languages(folder)
         made.search = replace(made.search, engine=open_engine(engine, folder, runs_plainly=made.search.runs_as()))

@@ -26,6 +26,7 @@ from manyheads.errors import NonFiniteError, refuse_nan
 from manyheads.evaluation.language_model import segments_of
 from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
 from manyheads.evaluation.reading import Reading
+from manyheads.nn.kernels.policy import fast
 from manyheads.text.vocabulary import Vocabulary
 
 __all__ = ["STATISTICS_LANES", "Adaptation", "evaluate_dynamically", "gradient_rms"]
@@ -158,7 +159,8 @@ def _gradients(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Te
 def _backward(model: Any, batch: Any, state: Any) -> tuple[float, int, Any]:
     """Compute the gradients of the mean loss of a segment. Returns: the sum of losses, the tokens, and the state."""
     model.zero_grad(set_to_none=True)
-    output = model(batch, state)
+    with fast():
+        output = model(batch, state)
     count = batch.num_target_tokens()
     if count:
         (output.loss_sum / count).backward()

@@ -23,6 +23,7 @@ from manyheads.errors import DataError, refuse_nan
 from manyheads.evaluation.likelihood import evaluation_mode
 from manyheads.nn.attention.head_masks import HeadMasks
 from manyheads.nn.attention.observing import observe
+from manyheads.nn.kernels.policy import fast
 
 __all__ = [
     "HeadLook",
@@ -62,7 +63,7 @@ def head_importance(model: Model, batches: Batches, *, device: torch.device | st
     heads, num_tokens = all_heads(model.config), 0
     sums = dict.fromkeys(heads, 0.0)
     state: Any = None
-    with evaluation_mode(model), torch.enable_grad():
+    with evaluation_mode(model), torch.enable_grad(), fast():
         for batch in batches:
             masks = masks_without(model, rows=len(batch.sample_ids))
             # Each row has factors of its own, so one backward pass gives the gradients of all rows.
@@ -109,7 +110,7 @@ def nats_per_token(
     sums: list[Tensor] = []
     num_tokens = 0
     state: Any = None
-    with evaluation_mode(model):
+    with evaluation_mode(model), fast():
         for batch in batches:
             output = model(batch.to(device), state, head_masks=masks)
             state = output.state
@@ -159,7 +160,7 @@ def head_looks(model: Model, batches: Batches, *, device: torch.device | str = "
     tallies = {key: _Tally(is_self=key[0] != "cross") for key in layers}
     state: Any = None
     num_tokens = 0
-    with evaluation_mode(model):
+    with evaluation_mode(model), fast():
         for batch in batches:
             here = batch.to(device)
             with observe(model) as record:

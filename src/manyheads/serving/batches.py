@@ -12,7 +12,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from manyheads.decoding.continuation import NewToken
-from manyheads.decoding.device import inference
 from manyheads.decoding.engines import SearchEngine
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
@@ -62,7 +61,7 @@ class TranslationBatch(_Stepped[tuple[int, list[Hypothesis]]]):
         reader, writer, device = translator.tokenizer.source, translator.tokenizer.target, translator.device
         self._translator = translator
         sources = [torch.tensor(ids, dtype=torch.int64) for ids, _ in contents]
-        with inference(device, translator.precision):
+        with translator.runner.inference():
             steps = search_steps(
                 translator.model,
                 pad_sequence(sources, batch_first=True, padding_value=reader.pad_id).to(device),
@@ -79,7 +78,7 @@ class TranslationBatch(_Stepped[tuple[int, list[Hypothesis]]]):
 
     def advance(self) -> Iterable[Event | Done]:
         """Take one step."""
-        with inference(self._translator.device, self._translator.precision):
+        with self._translator.runner.inference():
             finished = self._step()
         return [Done(row, found, sum(len(one.ids) for one in found)) for row, found in finished]
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from manyheads.architectures.attentions import attentions_of
 from manyheads.architectures.protocols import Scorable
 from manyheads.decoding.batching import padded
-from manyheads.decoding.device import inference
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
@@ -65,7 +64,7 @@ class PairBatch(Remaining):
         device = self._translator.device
         source, lengths = padded([ids for ids, _, _ in taken], writer.pad_id, device)
         inputs, _ = padded([[writer.bos_id, *target[:-1]] for _, target, _ in taken], writer.pad_id, device)
-        with inference(device, self._translator.precision):
+        with self._translator.runner.inference():
             log_probs = model.log_probs(source, lengths, inputs)
         return [
             Done(row, _chosen(table[: len(target)], target, num_top, writer.vocab_size))
@@ -89,7 +88,7 @@ class TextBatch:
         self._dropped: set[int] = set()
         self._begin = 0
         self._inputs, self._lengths = padded([[generator.vocabulary.start_id, *ids[:-1]] for ids in self._ids])
-        with inference(generator.device, generator.precision):
+        with generator.runner.inference():
             self._state = generator.model.start(len(contents), context_settings(generator.model, generator.settings))
 
     def advance(self) -> Iterable[Event | Done]:
@@ -98,7 +97,7 @@ class TextBatch:
         begin, end = self._begin, min(self._begin + READ_AT_ONCE, self._inputs.shape[1])
         lengths = (self._lengths - begin).clamp(min=0, max=end - begin)
         whole = bool((lengths == end - begin).all())
-        with inference(device, self._generator.precision):
+        with self._generator.runner.inference():
             hidden, self._state = model.body(
                 self._inputs[:, begin:end].to(device), None if whole else lengths.to(device), self._state
             )
@@ -165,7 +164,7 @@ def attention_maps(translator: Translator, source: list[int], target: list[int])
     model, device = translator.model, translator.device
     assert isinstance(model, torch.nn.Module)
     inputs = [translator.tokenizer.target.bos_id, *target[:-1]]
-    with inference(device, translator.precision):
+    with translator.runner.inference():
         found = attentions_of(
             model,
             torch.tensor([source], device=device),

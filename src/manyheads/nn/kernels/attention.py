@@ -153,7 +153,7 @@ def _by_sdpa(
         out = out.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0)
     # For a mask with a gradient, torch itself computes the formula.
     is_trained = given is not None and given.requires_grad
-    if torch.is_grad_enabled() and out.requires_grad and not is_trained and not policy.is_compiled():
+    if torch.is_grad_enabled() and out.requires_grad and not (is_trained or policy.is_compiled()):
         arguments = (query, key, value, mask, dropout_rate, scale, first_query)
         return cast(Tensor, _TwiceDifferentiable.apply(out, *arguments))  # type: ignore[no-untyped-call]
     return out

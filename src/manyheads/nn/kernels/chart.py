@@ -129,7 +129,7 @@ def log_partition(
 
     Args: scores: see `best_splits`; lengths: words of each row, at least 1.
     """
-    if policy.is_transformed():
+    if not policy.is_fast():
         return _sums(scores, lengths)[0]
     value: Tensor = _LogPartition.apply(scores, lengths)  # type: ignore[no-untyped-call]
     return value

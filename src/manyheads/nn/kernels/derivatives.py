@@ -26,15 +26,18 @@ def first_derivative_only(function: type[torch.autograd.Function]) -> type[torch
     @functools.wraps(forward)
     def computed(ctx: Any, *arguments: Any) -> Any:
         if not policy.is_compiled():
+            ctx.is_fast = policy.is_fast()
             with torch.enable_grad():
                 ctx.inputs = _Joined.apply(*_differentiable(arguments))  # type: ignore[no-untyped-call]
         return forward(ctx, *arguments)
 
     @functools.wraps(backward)
     def differentiated(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        with torch.no_grad():
+        if policy.is_compiled():
+            return backward(ctx, *grads)  # type: ignore[no-any-return]
+        with torch.no_grad(), policy.fast(ctx.is_fast):  # in the mode of the forward pass
             found = backward(ctx, *grads)
-        if policy.is_compiled() or not torch.is_grad_enabled():  # no `create_graph=True`
+        if not torch.is_grad_enabled():  # no `create_graph=True`
             return found  # type: ignore[no-any-return]
         reasons = (ctx.inputs, *_differentiable(grads))
         return tuple(None if one is None else _Refusing.apply(one, *reasons) for one in found)  # type: ignore[no-untyped-call]
@@ -69,7 +72,6 @@ class _Refusing(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Tensor:
         raise RequestError(
-            "these gradients cannot be differentiated again, because a fast implementation computed them. For second"
-            " derivatives use the formula under autograd: `plain_loss`, `attend_pairs`, `relative_weights`, or"
-            " reversible=False."
+            "these gradients cannot be differentiated again, because a fast implementation or a reversible layer"
+            " computed them. For second derivatives compute outside of kernels.fast(), and with reversible=False."
         )

@@ -19,6 +19,7 @@ from torch.torch_version import TorchVersion
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.linear import linear, product, product_of_rows
+from manyheads.nn.kernels.recomputation import checkpointed
 from manyheads.nn.shapes import Bool, Float, Int
 from manyheads.nn.smoothing import SmoothingKind, spread
 
@@ -85,15 +86,39 @@ def smoothed_loss(
         smoothing_kind: which tokens share s; see `nn.smoothing.spread`.
         pad_id: the token that has no share, unless smoothing_kind is `all`; it is no target.
 
-    Returns: (loss_sum, nll_sum), at least in float32; only loss_sum has a gradient, and that one has none itself:
-        second derivatives need `plain_loss`.
+    Returns: (loss_sum, nll_sum), at least in float32; only loss_sum has a gradient, and within `fast()` that one has
+        none itself.
     Cost: memory for chunk_tokens x vocab_size logits and for the gradients of hidden, weight and bias.
     """
-    if policy.is_transformed():
-        return plain_loss(hidden, targets, weight, bias, label_smoothing, smoothing_kind, pad_id)
-    compute = autocast_dtype(hidden)
     smoothing = (label_smoothing, smoothing_kind, pad_id)
+    if policy.is_transformed():
+        return plain_loss(hidden, targets, weight, bias, *smoothing)
+    if not policy.is_fast():
+        return _chunked_formula(hidden, targets, weight, bias, smoothing, chunk_tokens)
+    compute = autocast_dtype(hidden)
     return apply_loss(_SmoothedLoss, hidden, targets, weight, bias, smoothing, chunk_tokens, compute)
+
+
+def _chunked_formula(
+    hidden: Tensor,
+    targets: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    smoothing: tuple[float, SmoothingKind, int],
+    chunk_tokens: int,
+) -> HeadLoss:
+    """Compute `plain_loss` for some tokens at a time; their logits are computed again in the backward pass."""
+    # The formula stores logits, log-probabilities and their gradients, the fast implementation logits only.
+    rows = max(1, policy.logit_rows_at_once(chunk_tokens, len(weight), hidden.device) // 4)
+    if len(targets) <= rows:
+        return plain_loss(hidden, targets, weight, bias, *smoothing)
+
+    def both(some: Tensor, wanted: Tensor) -> Tensor:
+        return torch.stack(plain_loss(some, wanted, weight, bias, *smoothing))
+
+    parts = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
+    loss_sum, nll_sum = torch.stack([checkpointed(both, *part, draws=False) for part in parts]).sum(0).unbind()
+    return loss_sum, nll_sum.detach()
 
 
 def smoothed_targets(

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.nn.attention.lsh_hash import sort_positions
-from manyheads.nn.attention.lsh_pairs import pair_weights, visible_pairs
+from manyheads.nn.attention.lsh_pairs import keys_of, pair_weights, visible_pairs
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.chunking import chunk_slices
@@ -25,6 +25,7 @@ from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.lsh_chunks import SAFE_SCORE, Layout, SortedRows, ranks_of, sorted_groups
+from manyheads.nn.kernels.recomputation import checkpointed
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["attend_pairs", "chunked_attention", "bucket_ranks", "sorting_order"]
@@ -107,9 +108,51 @@ def chunked_attention(
     if not keeps:
         qk, v = qk.detach(), v.detach()
     seed = int(torch.randint(1 << 62, (), device="cpu")) if dropout_rate else 0
+    if not policy.is_fast():
+        return _by_formula(qk, v, order, settings, lengths, dropout_rate, seed), ()
     arguments = (qk, v, order, settings, lengths, dropout_rate, seed, keeps, known)
     out, *rest = _ChunkedAttention.apply(*arguments)  # type: ignore[no-untyped-call]
     return out, (out.detach(), *rest)
+
+
+def _by_formula(
+    qk: Tensor, v: Tensor, order: Tensor, settings: LSHSettings, lengths: Tensor | None, rate: float, seed: int
+) -> Tensor:
+    """Compute `chunked_attention` by torch's operations; the scores of a tile are computed again by autograd."""
+    wide = torch.promote_types(qk.dtype, torch.float32) if qk.dtype is torch.float16 else qk.dtype
+    with torch.autocast(qk.device.type, enabled=False):
+        q, values = qk.to(wide).flatten(0, 1), v.to(wide).flatten(0, 1)
+        k = keys_of(q, settings.scale, settings.key_eps)
+        layout = Layout.of(order, q.shape[1], lengths)
+        groups = sorted_groups(layout, settings, wide, is_safe=False, rate=rate, seed=seed)
+        parts = [_of_group(group, q[group.rows], k[group.rows], values[group.rows]) for group in groups]
+        return torch.cat(parts).view(v.shape).to(v.dtype)
+
+
+def _of_group(group: SortedRows, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return the output of some rows. (rows, length, width)"""
+    queries, keys, values = (F.pad(x.flatten(0, 1), (0, 0, 0, 1)) for x in (q, k, v))
+    with torch.no_grad():
+        highest = F.pad(_highest(group, q, k).view(-1, 1), (0, 0, 0, 1))
+
+    def of_tile(tile: slice, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        chunks = group.take(queries, tile)
+        scores = torch.stack([chunks @ one.transpose(1, 2) for one in group.take_keys(keys, tile)])
+        counts = group.counts(tile)
+        weights = (scores.to(highest.dtype) - group.take(highest, tile)).masked_fill(counts == 0, -torch.inf).exp()
+        weights = weights * counts
+        sums = weights.sum(dim=(0, 3))[..., None]
+        dropped = group.dropout_mask(tile, weights.to(values.dtype))
+        shown = weights.to(values.dtype) if dropped is None else weights.to(values.dtype) * dropped
+        weighted = sum(one @ value for one, value in zip(shown, group.take_keys(values, tile), strict=True))
+        return torch.cat([weighted, sums], dim=2)
+
+    tiles = [checkpointed(of_tile, tile, queries, keys, values, draws=False) for tile in group.tiles()]
+    summed = group.sum_rounds(torch.cat(tiles))
+    sums = summed[:, -1:]
+    nothing = sums == 0
+    attended = summed[:, :-1] / sums.masked_fill(nothing, 1.0)
+    return group.zero_padding(torch.where(nothing, v.flatten(0, 1), attended.to(v.dtype)).view(v.shape))
 
 
 @first_derivative_only

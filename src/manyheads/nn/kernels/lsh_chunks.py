@@ -154,10 +154,10 @@ class SortedRows(ABC):
     def sum_rounds(self, x: Tensor) -> Tensor:
         """Sum over the rounds for each position: (chunks, chunk_len, width) -> (rows x length, width)."""
         where = self._ranks_in_list().transpose(1, 2).reshape(self.num_rows * self.length, self.rounds)
-        # Both variants add at least in float32 and round once.
-        if policy.has_embedding_bag(x.device):
+        # Both variants add at least in float32 and round once. Of `embedding_bag` torch has a first derivative only.
+        if policy.is_fast() and policy.has_embedding_bag(x.device):
             return F.embedding_bag(where.contiguous(), x.flatten(0, 1), mode="sum")
-        return x.flatten(0, 1)[where.long()].sum(1)
+        return x.flatten(0, 1).index_select(0, where.flatten()).view(*where.shape, -1).sum(1)
 
     def max_of_rounds(self, x: Tensor) -> Tensor:
         """Return the maximum over the rounds for each position: (chunks, chunk_len) -> (rows, length)."""

@@ -1,6 +1,8 @@
-"""Selects the fastest implementation: the only file that asks about processors, compilers, dtypes and sizes for speed.
+"""Selects the implementation: the only file that asks about processors, compilers, dtypes and sizes for speed.
 
-A kernel asks one question and uses the implementation that the answer names. The rules of training are fixed and cite
+Outside `fast()` the answer is torch's own operations, which autograd, transforms and hooks of torch know. Within it, a
+kernel asks one question and uses the fastest implementation, which the answer names. What saves memory (tiles, chunks,
+reversible layers) and the random numbers are the same in both modes. The rules of training are fixed and cite
 their measurements, because a resumed run must compute as before; so must its validations (`by_fixed_rules`).
 `kernels.precision` measures at run time, and the run stores the result. In inference, measurements also choose packed
 weights, int8 and the attention of beams.
@@ -9,8 +11,9 @@ weights, int8 and the attention of beams.
 from __future__ import annotations
 
 import platform
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -29,11 +32,13 @@ __all__ = [
     "can_look",
     "compiles_a_step",
     "compiling_a_step",
+    "fast",
     "has_bf16",
     "has_embedding_bag",
     "has_packing",
     "hides_by_codes",
     "is_compiled",
+    "is_fast",
     "is_transformed",
     "joins_weights",
     "lanes_at_once",
@@ -65,6 +70,45 @@ RelativePath = Literal["products", "tiles", "sums", "sdpa"]
 
 _compiles = False
 _measures = True
+
+
+class _Mode(threading.local):
+    """Of each thread, so that a server does not change what another thread computes. A compiler guards it."""
+
+    is_fast = False
+
+
+_mode = _Mode()
+
+
+class fast(AbstractContextManager[None]):  # noqa: N801 - used like a function
+    """Within the block, this thread computes with the fastest implementations, which have a first derivative only.
+
+    The backward pass of what is computed within it uses them, too, also outside the block and in another thread. Not
+    for the body of a generator, whose caller would run in the same mode.
+
+    >>> with fast():
+    ...     is_fast()
+    True
+
+    Args: enabled: False: the plain implementations, within a block of fast ones.
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        self._enabled = enabled
+        self._before: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._before.append(_mode.is_fast)
+        _mode.is_fast = self._enabled
+
+    def __exit__(self, *error: object) -> None:
+        _mode.is_fast = self._before.pop()
+
+
+def is_fast() -> bool:
+    """Return whether the fastest implementations are used: within `fast()`, but not under a transform."""
+    return _mode.is_fast and not is_transformed()
 
 
 @contextmanager
@@ -174,6 +218,7 @@ def uses_onednn(x: Tensor, weight: Tensor) -> bool:
     """Return whether oneDNN computes x W^T, and not the library that torch chooses."""
     return (
         not torch.compiler.is_compiling()  # first, because a compiler would also trace the following lines
+        and is_fast()
         and onednn_is_faster()
         and x.dtype is torch.float32
         and weight.dtype is torch.float32
@@ -227,6 +272,8 @@ def quantises(*weights: Tensor) -> bool:
 
 def uses_packed(x: Tensor, dtype: torch.dtype, out_features: int) -> bool:
     """Return whether to multiply x by a packed weight of this dtype with `out_features` rows."""
+    if not is_fast():
+        return False
     compute = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
     least = 0 if dtype is torch.bfloat16 else _LEAST_PACKED_WORK
     is_large = x.numel() * out_features >= least
@@ -238,7 +285,8 @@ def uses_packed(x: Tensor, dtype: torch.dtype, out_features: int) -> bool:
 def uses_int8(x: Tensor) -> bool:
     """Return whether x is multiplied by a weight of 8 bits: not for gradients, and not under autocast."""
     return (
-        x.dtype is torch.float32
+        is_fast()
+        and x.dtype is torch.float32
         and not torch.is_autocast_enabled("cpu")
         and not torch.is_grad_enabled()
         and _is_plain(x)
@@ -250,7 +298,7 @@ def joins_weights(rows: int, out_features: int) -> bool:
 
     With fewer rows, as in a step of decoding, the concatenation costs more than the larger product saves.
     """
-    return rows >= out_features
+    return is_fast() and rows >= out_features
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -295,6 +343,8 @@ def attention_path(query: Tensor, key: Tensor, value: Tensor, dropout_rate: floa
         return "sdpa"
     if dropout_rate:
         return "products"
+    if not is_fast():
+        return "sdpa"
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return "products" if query.element_size() < 4 else "sdpa"
     few = q_len <= _FEW_QUERIES and k_len <= _FEW_KEYS and query.shape[0] * query.shape[1] >= _MANY_PAIRS
@@ -359,10 +409,10 @@ def relative_path(query: Tensor, causal: bool) -> RelativePath:
     "sums" and "tiles" are for CPUs. "products" is the formula under autograd, which a compiler fuses. "sdpa" passes the
     scores of the distances to torch's fused kernel as an additive mask.
     """
-    if is_transformed():
-        return "products"
-    if _relative_path is not None:
+    if _relative_path is not None and not is_transformed():
         return _relative_path
+    if not is_fast():
+        return "products"
     if query.device.type == "cuda":
         return _RELATIVE_ON_CUDA
     if compiles_a_step() and query.shape[2] == 1 and query.device.type == "cpu":

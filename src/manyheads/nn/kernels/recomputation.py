@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.derivatives import first_derivative_only
 
-__all__ = ["Replay", "Sums", "apply_uncompiled", "autocast_as_now", "recomputed"]
+__all__ = ["Replay", "Sums", "apply_uncompiled", "autocast_as_now", "checkpointed", "recomputed"]
 
 
 _uncompiled: Any = None
@@ -53,8 +54,23 @@ def recomputed(
     """
     if policy.is_transformed():
         return function(*inputs)
+    if not policy.is_fast():
+        parts = chunk_slices(inputs[0].shape[1], chunk_len)
+        return torch.cat([checkpointed(function, *(one[:, part] for one in inputs)) for part in parts], dim=1)
     parameters = [parameter for module in modules for parameter in module.parameters()]
     return cast(Tensor, apply_uncompiled(_Recomputed, function, modules, len(inputs), chunk_len, *inputs, *parameters))
+
+
+def checkpointed(function: Callable[..., Tensor], *arguments: Any, draws: bool = True) -> Tensor:
+    """Return function(*arguments) by `torch.utils.checkpoint`, which autograd can differentiate again.
+
+    Args: draws: the function draws random numbers.
+    """
+    modes = (nullcontext(), policy.fast(policy.is_fast()))
+    found: Tensor = checkpoint(
+        function, *arguments, use_reentrant=False, preserve_rng_state=draws, context_fn=lambda: modes
+    )
+    return found
 
 
 @first_derivative_only
@@ -141,14 +157,16 @@ def autocast_as_now(kind: str, like: tuple[bool, torch.dtype] | None = None) -> 
 class Replay(AbstractContextManager[None]):
     """Restores, within the block, what a second call of the same modules depends on besides its arguments.
 
-    These are the random generators, autocast, and the modules' modes (training or evaluation) and buffers, as they were
-    when this object was created. So statistics such as those of `nn.BatchNorm1d` count each batch once.
+    These are the random generators, autocast, `policy.fast`, and the modules' modes (training or evaluation) and
+    buffers, as they were when this object was created. So statistics such as those of `nn.BatchNorm1d` count each batch
+    once.
 
     Args: device: of the computation; modules: those that are called, whose modes may change before the second call.
     """
 
     def __init__(self, device: torch.device, *modules: nn.Module) -> None:
         self._device = device
+        self._is_fast = policy.is_fast()
         self._autocast_state = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
         self._cpu_state = torch.get_rng_state()
         self._device_state = None
@@ -168,6 +186,7 @@ class Replay(AbstractContextManager[None]):
         devices = [] if self._device_state is None else [self._device]
         self._open.enter_context(torch.random.fork_rng(devices, device_type=kind if devices else "cuda"))
         self._open.enter_context(autocast_as_now(kind, self._autocast_state))
+        self._open.enter_context(policy.fast(self._is_fast))
         self._open.callback(_set_modes, [(one, one.training) for one, _ in self._modes])
         for owner, name, before in self._buffers:
             self._open.callback(owner.__setitem__, name, owner[name])

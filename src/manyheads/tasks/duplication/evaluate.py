@@ -58,7 +58,8 @@ def _judge(
         raise ConfigError("--split train: sequences of the duplication task are new at every step; use test or valid.")
     split = options.split or "test"
     batches = counted(held_out(seed, split, length, options.lanes or _ROWS), tell(HELD_OUT[split]))
-    found = evaluate_duplication(model, batches, device=generator.device)
+    with generator.runner.inference():
+        found = evaluate_duplication(model, batches, device=generator.device)
     assert found is not None  # no `stop` is given
     figures = {"accuracy": found.accuracy, "nats_per_token": found.nats_per_token, "tokens": found.num_tokens}
     return figures, f"{DUPLICATION}, {length} tokens"

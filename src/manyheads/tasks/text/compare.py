@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.data.progress import Progress, telling
-from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
@@ -91,7 +90,7 @@ def _check_own_texts(names: list[str]) -> None:
 
 def _judge(options: EvaluateOptions, generator: Generator, held: HeldText, told: Any) -> _Judged:
     [reading] = readings_of(options)
-    with inference(generator.device, generator.precision):
+    with generator.runner.inference():
         losses = token_losses(
             generator.model, held.store, reading, generator.vocabulary, device=generator.device, told=told
         )

@@ -10,7 +10,6 @@ from typing import Any
 
 from manyheads.data.progress import Progress, telling
 from manyheads.data.settings import DUPLICATION
-from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process
@@ -138,7 +137,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
             scored.append((reading, likelihood))
             adapted.append({"dynamic": rule})
             continue
-        with inference(generator.device, generator.precision):
+        with generator.runner.inference():
             found = evaluate_text(
                 generator.model,
                 held.store,

@@ -11,7 +11,6 @@ from typing import Any
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.reformer.config import HashRounds
 from manyheads.data.progress import Progress, telling
-from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, refuse_nan
@@ -89,7 +88,7 @@ def judge_models(
         for hashes in asked or [None]:
             model = generator.single_model if hashes is None else with_hashes(generator.single_model, hashes)
             phase = f"model {number}, {'its own rounds' if hashes is None else _named(str(hashes))}"
-            with inference(generator.device, generator.precision):
+            with generator.runner.inference():
                 cell, data = judge(model, generator, partial(telling, show, phase))
             cells["own" if hashes is None else str(hashes)] = cell
         rows.append({"model": name, "trained": _trained(generator.single_model), "by_hashes": cells})

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from manyheads.data.progress import Progress, telling
-from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError
@@ -85,7 +84,7 @@ def evaluate_recl(options: EvaluateOptions, show: Progress) -> ReclReport:
     losses: list[Tensor] = []
     for number, (name, generator) in enumerate(zip(names, generators, strict=True), 1):
         reading = Reading(segment_len=longest, memory_len=0, clamp_len=options.clamp_len, same_length=False)
-        with inference(generator.device, generator.precision):
+        with generator.runner.inference():
             found = losses_by_context(
                 generator.single_model,
                 held.store.first(options.max_tokens) if options.max_tokens else held.store,

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
@@ -79,7 +78,7 @@ def _tried(generator: Generator, held: HeldText, reading: Reading) -> dict[str, 
         enough = len(moments) > filling + TRIED_SEGMENTS or moments[-1] - begun > TRIED_SECONDS
         return enough and len(moments) > 1
 
-    with inference(generator.device, generator.precision):
+    with generator.runner.inference():
         evaluate_text(
             generator.model,
             held.store,

@@ -10,7 +10,6 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.batch import PairBatch
 from manyheads.data.store import PairStore
 from manyheads.data.stream import eval_batches
-from manyheads.decoding.device import inference
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import cut, fit, scored_limit, source_limit
@@ -38,7 +37,7 @@ def likelihood_of(
     model = translator.model
     assert isinstance(model, Seq2Seq | Ensemble)  # all that from_pretrained gives
     batches = reference_batches(translator, pairs, settings, what, first)
-    with inference(translator.device, translator.precision):
+    with translator.runner.inference():
         return evaluate_likelihood(model, counted(batches, told), device=translator.device)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from manyheads.decoding.device import on_cpu_by_default
-from manyheads.nn.kernels.policy import by_fixed_rules
+from manyheads.nn.kernels.policy import by_fixed_rules, fast
 from manyheads.training.settings import RunConfig
 
 __all__ = ["computing", "free_memory_bytes", "peak_memory_bytes", "settled", "status_bytes"]
@@ -34,7 +34,8 @@ def computing(config: RunConfig, device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(True)
     gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
     try:
-        with on_cpu_by_default(), by_fixed_rules(), torch.random.fork_rng(devices=gpus):
+        plain = config.training.plain
+        with on_cpu_by_default(), by_fixed_rules(), fast(not plain), torch.random.fork_rng(devices=gpus):
             yield
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=warn_only)

@@ -54,6 +54,7 @@ _FORMERLY = {
     "model.relative_bias": 0,
     "model.train_slopes": False,
     "tokenizer.normalize_spaces": False,
+    "training.plain": False,
 }
 """Settings that older versions did not record, with the value that those versions used."""
 _REMOVED = {f"training.{name}": value for name, value in TrainingSettings.removed.items()}
