@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -16,6 +16,13 @@ torch.set_num_threads(1)  # tensors this small only wait for one another
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def mode() -> Iterator[None]:
+    """The fast implementations, which these tests compare with formulas; other modules of tests override this."""
+    with policy.fast():
+        yield
 
 
 @pytest.fixture(params=["products", "sdpa"])

@@ -6,7 +6,7 @@ A child of a module is called, not read, wherever a call may mean something else
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -21,7 +21,16 @@ from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.feed_forward import FeedForward
+from manyheads.nn.kernels.policy import fast
 from manyheads.nn.linear import Linear
+
+
+@pytest.fixture(params=["plain", "fast"], autouse=True)
+def mode(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What is true outside of `fast()` and within it."""
+    with fast(request.param == "fast"):
+        yield request.param
+
 
 WIDTH = 8
 Call = Callable[[nn.Module, Tensor], Tensor]

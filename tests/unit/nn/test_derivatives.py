@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,8 +28,17 @@ from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.attention import dot_product_attention, plain_attention
 from manyheads.nn.kernels.chart import log_partition
 from manyheads.nn.kernels.loss import plain_loss, smoothed_loss
+from manyheads.nn.kernels.policy import fast
 from manyheads.nn.kernels.recomputation import recomputed
 from manyheads.nn.reversible_sequence import ReversibleSequence
+
+
+@pytest.fixture(params=["plain", "fast"], autouse=True)
+def mode(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What is true outside of `fast()` and within it."""
+    with fast(request.param == "fast"):
+        yield request.param
+
 
 WIDTH, LENGTH, VOCAB = 8, 12, 30
 MASKS: dict[str, Mask | None] = {
@@ -91,6 +100,10 @@ def by_loss(x: Tensor, weight: Tensor) -> Tensor:
     return smoothed_loss(x, torch.arange(len(x)), weight, None)[0]
 
 
+def by_parts_of_a_loss(x: Tensor, weight: Tensor) -> Tensor:
+    return smoothed_loss(x, torch.arange(len(x)), weight, None, 0.1, chunk_tokens=8)[0]
+
+
 def by_relative(x: Tensor, weight: Tensor) -> Tensor:
     attention = RelativeAttention(WIDTH, 2).to(x)
     out: Tensor = functional_call(attention, {"q_proj.weight": weight[:WIDTH]}, (x[None],))
@@ -120,27 +133,39 @@ def by_reversible_layers(x: Tensor, weight: Tensor) -> Tensor:
     return (first * second).sum()
 
 
-REFUSE = {
-    name: call
-    for name, call in globals().items()
-    if name in ("by_loss", "by_relative", "by_hashes", "by_chart", "by_recomputation", "by_reversible_layers")
+CALLS = {
+    call.__name__: call
+    for call in (
+        *(by_loss, by_parts_of_a_loss, by_relative, by_hashes, by_chart),
+        *(by_recomputation, by_reversible_layers),
+    )
 }
 
 
-@pytest.mark.parametrize("call", REFUSE.values(), ids=REFUSE)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("asked", ["backward", "of x", "of the weight"])
-def test_other_second_derivatives_are_refused(call: Callable[[Tensor, Tensor], Tensor], asked: str) -> None:
+def test_other_second_derivatives_are_right_or_refused(
+    call: Callable[[Tensor, Tensor], Tensor], asked: str, mode: str
+) -> None:
     """They are never too small in silence: also where only a part that autograd could leave out depends on it."""
     torch.manual_seed(0)
     x = torch.randn(LENGTH, WIDTH, dtype=torch.double, requires_grad=True)
     weight = torch.randn(VOCAB, WIDTH, dtype=torch.double, requires_grad=True)
-    total = call(x, weight)
-    [first] = torch.autograd.grad(total, x, create_graph=True)
-    penalised = total + first.square().sum()
+
+    def penalised(x: Tensor, weight: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        total = call(x, weight)
+        [first] = torch.autograd.grad(total, x, create_graph=True)
+        return total + first.square().sum()
+
+    if mode == "plain" and call is not by_reversible_layers:
+        assert torch.autograd.gradcheck(penalised, (x, weight), fast_mode=True)
+        return
+    found = penalised(x, weight)
     ask = {
-        "backward": penalised.backward,
-        "of x": lambda: torch.autograd.grad(penalised, x),
-        "of the weight": lambda: torch.autograd.grad(penalised, weight),
+        "backward": found.backward,
+        "of x": lambda: torch.autograd.grad(found, x),
+        "of the weight": lambda: torch.autograd.grad(found, weight),
     }[asked]
     with pytest.raises(RequestError, match="cannot be differentiated again"):
         ask()

@@ -61,7 +61,8 @@ def plain_loss(
     parts = spread(smoothing_kind, label_smoothing, len(weight))
     loss = nll
     if label_smoothing:  # otherwise a token that a bias of -inf forbids would give 0 x inf = NaN
-        shared = log_probs.sum(1) - log_probs[:, excluded_row(parts.count, len(weight), pad_id)].sum(1)
+        without = excluded_row(parts.count, len(weight), pad_id)  # not subtracted, because it may be -inf
+        shared = log_probs[:, : without.start or 0].sum(1) + log_probs[:, without.stop :].sum(1)
         loss = parts.on_target * nll - parts.share * shared
     if keep is not None:
         loss, nll = loss.masked_fill(~keep, 0.0), nll.masked_fill(~keep, 0.0)
@@ -117,7 +118,7 @@ def _chunked_formula(
         return torch.stack(plain_loss(some, wanted, weight, bias, *smoothing))
 
     parts = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
-    loss_sum, nll_sum = torch.stack([checkpointed(both, *part, draws=False) for part in parts]).sum(0).unbind()
+    loss_sum, nll_sum = torch.stack([checkpointed(both, *part) for part in parts]).sum(0).unbind()
     return loss_sum, nll_sum.detach()
 
 

@@ -126,7 +126,7 @@ def _by_formula(
         layout = Layout.of(order, q.shape[1], lengths)
         groups = sorted_groups(layout, settings, wide, is_safe=False, rate=rate, seed=seed)
         parts = [_of_group(group, q[group.rows], k[group.rows], values[group.rows]) for group in groups]
-        return torch.cat(parts).view(v.shape).to(v.dtype)
+        return torch.cat([*parts, values[:0]]).view(v.shape).to(v.dtype)
 
 
 def _of_group(group: SortedRows, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def _of_group(group: SortedRows, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         weighted = sum(one @ value for one, value in zip(shown, group.take_keys(values, tile), strict=True))
         return torch.cat([weighted, sums], dim=2)
 
-    tiles = [checkpointed(of_tile, tile, queries, keys, values, draws=False) for tile in group.tiles()]
+    tiles = [checkpointed(of_tile, tile, queries, keys, values) for tile in group.tiles()]
     summed = group.sum_rounds(torch.cat(tiles))
     sums = summed[:, -1:]
     nothing = sums == 0

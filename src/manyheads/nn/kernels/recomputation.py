@@ -55,20 +55,25 @@ def recomputed(
     if policy.is_transformed():
         return function(*inputs)
     if not policy.is_fast():
-        parts = chunk_slices(inputs[0].shape[1], chunk_len)
-        return torch.cat([checkpointed(function, *(one[:, part] for one in inputs)) for part in parts], dim=1)
+        pieces = ([one[:, part] for one in inputs] for part in chunk_slices(inputs[0].shape[1], chunk_len))
+        return torch.cat([checkpointed(function, *some, modules=modules) for some in pieces], dim=1)
     parameters = [parameter for module in modules for parameter in module.parameters()]
     return cast(Tensor, apply_uncompiled(_Recomputed, function, modules, len(inputs), chunk_len, *inputs, *parameters))
 
 
-def checkpointed(function: Callable[..., Tensor], *arguments: Any, draws: bool = True) -> Tensor:
+def checkpointed(
+    function: Callable[..., Tensor], *arguments: Any, modules: Sequence[nn.Module] | None = None
+) -> Tensor:
     """Return function(*arguments) by `torch.utils.checkpoint`, which autograd can differentiate again.
 
-    Args: draws: the function draws random numbers.
+    Args: modules: those that the function calls; None: none, and it draws no random numbers.
     """
-    modes = (nullcontext(), policy.fast(policy.is_fast()))
+    again: AbstractContextManager[None] = policy.fast(policy.is_fast())
+    if modules is not None and torch.is_grad_enabled():
+        again = Replay(next(one.device for one in arguments if isinstance(one, Tensor)), *modules)
+    contexts = (nullcontext(), again)
     found: Tensor = checkpoint(
-        function, *arguments, use_reentrant=False, preserve_rng_state=draws, context_fn=lambda: modes
+        function, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=lambda: contexts
     )
     return found
 
