@@ -278,7 +278,7 @@ def _training(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
-        with torch.autocast(options.device, dtype=torch.bfloat16):
+        with policy.fast(), torch.autocast(options.device, dtype=torch.bfloat16):
             value = loss()
         value.backward()
         optimizer.step()

@@ -41,6 +41,7 @@ from manyheads.interop import PEERS  # noqa: E402
 from manyheads.interop.marian import Marian  # noqa: E402
 from manyheads.interop.marian_generation import settings_from_peer  # noqa: E402
 from manyheads.nn import MultiHeadAttention  # noqa: E402
+from manyheads.nn.kernels.policy import fast  # noqa: E402
 from manyheads.tasks.text.objective import begin_hashing  # noqa: E402
 from manyheads.tasks.text.settings import TextConfig  # noqa: E402
 from manyheads.tasks.translation.settings import TrainConfig  # noqa: E402
@@ -113,7 +114,7 @@ def xl_evaluation(precision: Precision) -> Step:
     @torch.no_grad()
     def step() -> None:
         nonlocal state
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        with fast(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
             if state is None:
                 state = model.start(lanes, XL_READING)
             state = model(batch, state).state
@@ -270,7 +271,8 @@ def _training(config: RunConfig, batch: Any) -> tuple[Callable[[], None], int]:
     _HELD.enter_context(settled())  # as a run does
 
     def step() -> None:
-        result = stepper.take([batch], next(numbers), RATE)
+        with fast():  # as a run does
+            result = stepper.take([batch], next(numbers), RATE)
         if result.fault is not None:
             raise RuntimeError(f"there was no update: {result.fault}")
 

@@ -67,7 +67,9 @@ def step(model: Any, optimiser: Any, length: int, *, bf16: bool) -> float:
     """One training step. Returns: the loss in nats a token."""
     import torch
 
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+    from manyheads.nn.kernels.policy import fast
+
+    with fast(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
         output = model(segment(length))
     loss = output.loss_sum / output.num_tokens
     del output
