@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -213,6 +213,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 for case in (test, *(f"{test}[{part}]" for part in item.callspec._idlist)):
                     if reason := exempt.get(f"{owner}/{case}"):
                         item.add_marker(pytest.mark.skip(reason=f"exempt: {reason}"))
+
+
+@pytest.fixture(autouse=True)
+def mode() -> Iterator[None]:
+    """The fast implementations; `test_modes` compares them with the plain ones."""
+    with policy.fast():
+        yield
 
 
 @pytest.fixture(params=subjects("language-modelling", memory=True), ids=lambda subject: subject.name)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from manyheads.nn.heads.adaptive import AdaptiveHead as AdaptiveLogSoftmax
     from manyheads.nn.heads.linear import LinearHead
     from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights
+    from manyheads.nn.kernels.policy import fast
     from manyheads.nn.kernels.relative import relative_shift
     from manyheads.nn.kernels.softmax import masked_softmax
     from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions, sinusoidal_table
@@ -71,6 +72,7 @@ _LAZY = {
     "Window": "attention.masks",
     "dot_product_attention": "kernels.attention",
     "dot_product_weights": "kernels.attention",
+    "fast": "kernels.policy",
     "masked_softmax": "kernels.softmax",
     "merge_heads": "attention.multi_head",
     "observe": "attention.observing",
@@ -111,6 +113,7 @@ __all__ = [
     "Window",
     "dot_product_attention",
     "dot_product_weights",
+    "fast",
     "masked_softmax",
     "merge_heads",
     "observe",

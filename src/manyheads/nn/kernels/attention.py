@@ -180,9 +180,9 @@ class _TwiceDifferentiable(torch.autograd.Function):
                 f"attention with dropout {ctx.options[0]} has no second derivative, because torch's fused kernel does"
                 " not tell which weights it dropped; set the dropout of attention to 0, or call eval()."
             )
-        given = ctx.saved_tensors
+        given = query, key, value = ctx.saved_tensors
         asked = [one for one in given if one.requires_grad]
-        out = plain_attention(*given, ctx.mask, 0.0, *ctx.options[1:])
+        out = plain_attention(query, key, value, ctx.mask, 0.0, *ctx.options[1:])
         found = iter(torch.autograd.grad(out, asked, grad, create_graph=True))
         return None, *(next(found) if one.requires_grad else None for one in given), *[None] * 4
 

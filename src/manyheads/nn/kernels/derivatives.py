@@ -42,7 +42,7 @@ def first_derivative_only(function: type[torch.autograd.Function]) -> type[torch
         reasons = (ctx.inputs, *_differentiable(grads))
         return tuple(None if one is None else _Refusing.apply(one, *reasons) for one in found)  # type: ignore[no-untyped-call]
 
-    function.forward, function.backward = staticmethod(computed), staticmethod(differentiated)  # type: ignore[assignment]
+    function.forward, function.backward = staticmethod(computed), staticmethod(differentiated)  # type: ignore[method-assign]
     return function
 
 
