@@ -28,9 +28,8 @@ TIMES = re.compile(
     rf"(?<![\w.,:;]){_CLOCK}{_ARROW}-?\d"
     rf"|^[\ufeff \t]*{_TIME}(?:{_ARROW}(?:{_TIME}|$)|[ \t]*[-–—−]{{1,3}}[ \t]*{_TIME}[ \t]*$)"
 )
-TIME_ALONE = re.compile(
-    r"[\ufeff \t]*\d{1,3}:\d{1,2}:\d{1,2}[.,]\d{1,3}[\W\d]*"
-)  # begins no cue, but is no text either
+# It neither begins a cue nor is text.
+TIME_ALONE = re.compile(r"[\ufeff \t]*\d{1,3}:\d{1,2}:\d{1,2}[.,]\d{1,3}[\W\d]*")
 SETTINGS = re.compile(r"[\s\ufeff\d:;.,→⇒<=>~–—−-]*+(?:[\w-]++:[^ \t]++[ \t]*+)*+")  # a line of times has nothing else
 FOLLOWING = re.compile(r"[ \t]*+[\r\n]\s*+([^\r\n]{0,200})")  # the next line that is not empty
 NUMBER = re.compile(r"[\ufeff \t]*#?\d+[.:]?[ \t]*")
@@ -43,9 +42,8 @@ LABEL = r"(?P<label>[^\W\d_][\w .'’&#/-]{0,30}):(?=[ \t]|$)"
 MARK = re.compile(
     rf"(?P<tag>{TAG.pattern})|[ \t]+|(?P<mark>[-–—‐−]+|(?:>|&gt;){{2,3}}|[♪♫♬♩🎵🎶]+|#+(?=[ \t]))|{LABEL}"
 )
-TURN = re.compile(
-    r"""(?<=[.?!…:"'”»)\]>][ \t])(?:[-–—‐−]+|(?:>|&gt;){2,3})[ \t]*(?=[^\W\d_]|["'“«¿¡\[(<])"""
-)  # in a line
+# Another speaker in the same line.
+TURN = re.compile(r"""(?<=[.?!…:"'”»)\]>][ \t])(?:[-–—‐−]+|(?:>|&gt;){2,3})[ \t]*(?=[^\W\d_]|["'“«¿¡\[(<])""")
 NAMED = re.compile(rf"(?:{TAG.pattern}|[-–—> \t])*+{LABEL}")
 NOTES = re.compile(r"[♪♫♬♩🎵🎶]+|(?<=[ \t])#+(?=[ \t]*(?:[\r\n]|\Z))")
 BRACKETS = re.compile(r"\[[^\[\]]*+\]|\([^()]*+\)|（[^（）]*+）|【[^【】]*+】")
