@@ -22,6 +22,7 @@ LETTER = rf"[^\W{_UNSPACED}]"
 """A letter, digit or underscore of a script that is written with spaces."""
 BEFORE, AFTER = rf"(?<!{LETTER})", rf"(?!{LETTER})"
 """No such letter stands before, or after."""
+_SHOW_NOTHING = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {*map(chr, range(0xFE00, 0xFE10))}
 _IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
 
 
@@ -37,4 +38,4 @@ def stands(phrase: str) -> str:
 
 def is_blank(text: str) -> bool:
     """Return whether a text holds nothing but white space, control characters and characters without width."""
-    return all(char.isspace() or char == "\u034f" or unicodedata.category(char) in ("Cc", "Cf") for char in text)
+    return all(char.isspace() or char in _SHOW_NOTHING or unicodedata.category(char) in ("Cc", "Cf") for char in text)
