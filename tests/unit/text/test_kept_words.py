@@ -23,7 +23,12 @@ from manyheads.text.kept_words import KEPT, PRIVATE, has_words, hide, is_loose, 
         ),
         ("<b>bold</b> <a href='x y'>z</a> <0>", ["<b>", "</b>", "<a href='x y'>", "</a>", "<0>"]),
         ("a &amp; b &#39; c &nbsp; &#x27;", ["&amp;", "&#39;", "&nbsp;", "&#x27;"]),
-        ("snake_case f_1() --verbose", ["snake_case", "f_1()", "--verbose"]),
+        (
+            "snake_case f_1() --verbose __NAME__ MAX_SIZE %NAME%",
+            ["snake_case", "f_1()", "--verbose", "__NAME__", "MAX_SIZE", "%NAME%"],
+        ),
+        ("the_report.v2.pdf, my_site.org/a", ["the_report.v2.pdf", "my_site.org/a"]),
+        ("ISBN 978-3-16-148410-0.", ["978-3-16-148410-0"]),
         (
             "C:\\temp\\a.txt, /usr/bin/env, ~/x/y and report.pdf.",
             ["C:\\temp\\a.txt", "/usr/bin/env", "~/x/y", "report.pdf"],
@@ -56,6 +61,8 @@ def test_what_is_kept(text: str, kept: list[str] | int) -> None:
         "C# and F# 100% sure, 3 < 4 and 5 > 2",
         "the 1990s, 15th, B2B, A380",
         "“quoted” … ． — ™ ©",
+        "5-6 or 3-4 of 100% pure",
+        "_so_ it is A_",
     ],
 )
 def test_what_is_translated(text: str) -> None:
