@@ -69,7 +69,8 @@ def read_markdown(text: str) -> Document:
     for index, token in enumerate(tokens):
         is_inside = token.map is not None and lines.start(token.map[0]) < kept_until
         if token.type == "html_block" and token.map and not is_inside:
-            kept_until = _end_of_kept_blocks(text, *map(lines.start, token.map), not_closed)
+            first, last = map(lines.start, token.map)
+            kept_until = _end_of_kept_blocks(text, first, last, not_closed)
         if token.type != "inline" or not token.map or not token.content or is_inside:
             continue
         kind = tokens[index - 1].type.removesuffix("_open")
