@@ -138,9 +138,10 @@ class DocumentTranslation:
 
     def __init__(self, document: Document, split: Callable[[str], Sequence[str]], fits: Callable[[str], bool]) -> None:
         self._document = document
-        self._report = DocumentReport(segments=len(document.segments), kept=document.left)
-        for start in document.outside:
-            self._report.note("outside", 1, document.line_at(start))
+        self._report = DocumentReport(segments=len(document.segments))
+        for what, places in (("kept", document.left), ("outside", document.outside)):
+            for start in places:
+                self._report.note(what, 1, document.line_at(start))
         self._segments: list[list[Sentence] | None] = []
         units: dict[Unit, int] = {}
         for segment in document.segments:
