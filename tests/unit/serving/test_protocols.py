@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from starlette.testclient import TestClient
 
+from manyheads.architectures.pretrained import save_pretrained
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.decoding.translator import Translator
@@ -23,8 +27,12 @@ from manyheads.serving.app import build_app
 from manyheads.serving.markup import MOST_TAGS
 from manyheads.serving.refusals import Refusal
 from manyheads.serving.settings import ServingSettings
+from manyheads.text.piece_vocabulary import PieceVocabulary
 from manyheads.text.sentences import split_sentences
+from manyheads.text.settings import TokenizerSettings
+from manyheads.text.tokenizer import Tokenizer
 
+TEXTS = ["It is a truth universally acknowledged", "that a single man in possession of a good fortune"] * 2
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 
@@ -92,6 +100,37 @@ def test_offsets_of_a_stream_count_what_is_held_back(client: TestClient, echo: b
         record = whole["choices"][0]["logprobs"]
         for name in ("tokens", "text_offset"):
             assert [value for one in own for value in one["logprobs"][name]] == record[name]
+        assert record["text_offset"] == sorted(record["text_offset"])
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A client of a server with a model of subwords."""
+    vocabulary = PieceVocabulary(Tokenizer.train(TEXTS, TokenizerSettings(vocab_size=320)))
+    torch.manual_seed(3)
+    model = build_model(
+        TransformerXLConfig(
+            vocab_size=vocabulary.vocab_size, d_model=16, num_heads=2, d_ff=24, num_layers=2, memory_len=12
+        )
+    )
+    folder = tmp_path_factory.mktemp("served") / "novel"
+    save_pretrained(model, folder, tokenizer=vocabulary)
+    with TestClient(build_app(ServingSettings(models=(str(folder),), device="cpu", allowed_hosts=("*",)))) as running:
+        yield running
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("prompt", ["It is", "It is ", "It is  ", " ", "", "a\n "])
+def test_offsets_are_places_in_the_text(pieces: TestClient, prompt: str, echo: bool) -> None:
+    """A space at the end of a prompt belongs to the first token, too, but not to its text."""
+    body = {"prompt": prompt, "max_tokens": 12, "logprobs": 1, "echo": echo}
+    for seed in range(5):
+        [choice] = complete(pieces, **body, seed=seed)["choices"]
+        text, record = choice["text"], choice["logprobs"]
+        assert text.startswith(prompt) or not echo
+        for token, offset in zip(record["tokens"], record["text_offset"], strict=True):
+            shown = token.strip(" ▁")
+            assert shown.startswith("<") or text.startswith((shown, f" {shown}"), offset), (token, offset, text)
         assert record["text_offset"] == sorted(record["text_offset"])
 
 
