@@ -123,15 +123,16 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 @pytest.mark.parametrize("prompt", ["It is", "It is ", "It is  ", " ", "", "a\n "])
 def test_offsets_are_places_in_the_text(pieces: TestClient, prompt: str, echo: bool) -> None:
     """A space at the end of a prompt belongs to the first token, too, but not to its text."""
-    body = {"prompt": prompt, "max_tokens": 12, "logprobs": 1, "echo": echo}
-    for seed in range(5):
-        [choice] = complete(pieces, **body, seed=seed)["choices"]
-        text, record = choice["text"], choice["logprobs"]
-        assert text.startswith(prompt) or not echo
-        for token, offset in zip(record["tokens"], record["text_offset"], strict=True):
-            shown = token.strip(" ▁")
-            assert shown.startswith("<") or text.startswith((shown, f" {shown}"), offset), (token, offset, text)
-        assert record["text_offset"] == sorted(record["text_offset"])
+    compared = 0
+    for seed in range(12):
+        body = {"prompt": prompt, "logprobs": 1, "echo": echo, "seed": seed}
+        [whole], [first] = (complete(pieces, **body, max_tokens=most)["choices"] for most in (2, 1))
+        begin, end = whole["logprobs"]["text_offset"][-2:]
+        assert begin == (len(prompt) if echo else 0)
+        if "\ufffd" not in first["text"]:  # part of a character, which counts with its last token
+            compared += 1
+            assert end == len(first["text"])
+    assert compared > 3
 
 
 def test_usage_counts_what_was_sent_and_written(client: TestClient) -> None:
