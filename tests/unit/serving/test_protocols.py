@@ -372,6 +372,18 @@ reads.</p>"""
 TAG = re.compile(r"<!--.*?-->|<script.*?</script>|<code>.*?</code>|<[^>]*>", re.DOTALL)
 
 
+def test_html_in_capitals_is_searched_in_sentence_case(client: TestClient, translator: Translator) -> None:
+    page = "<p>THE CAT SEES {name}.<p>WHERE IS <b>THE STATION</b>?"
+    units = UnitTranslator(translator, Terms(), {})
+    document = DocumentTranslation(read_html(page), split_sentences, units.fits)
+    work = units.work(document.units)
+    next(work)
+    assert len(work.send(["", ""]).others) == 2
+    expected, _ = document.finish(units.translate(document.units))
+    asked = {"q": page, "source": "en", "target": "de", "format": "html"}
+    assert client.post("/translate", json=asked).json()["translatedText"] == expected
+
+
 def test_html_is_the_document_that_the_translator_makes(client: TestClient, translator: Translator) -> None:
     """The same as a document translated in one process by `documents`."""
     units = UnitTranslator(translator, Terms(), {})
