@@ -293,12 +293,13 @@ def test_of_a_sentence_in_capitals_the_better_translation_is_taken(
     assert compare.better([("A", other), ("b", own)]) == [(False, "A")]
     assert compare.better([None, ("b", own)]) == [(True, "b")]
     assert compare.better([("A", own), ("b " * 12, other)]) == [(False, "A")]
-    one, results = work.send([(True, other.text)]), []
-    for kind in ("search", "force"):  # nothing is left to do
-        assert (one.kind, one.texts) == (kind, [])
-        one = work.send(results)
+    again = work.send([(True, "b c")])
+    assert (again.kind, again.texts) == ("search", [])
+    force = work.send([])
+    assert (force.kind, force.texts, force.others) == ("force", compare.others, [[name]])
+    assert work.send([other.text]).kind == "align"
     with pytest.raises(StopIteration) as end:
-        work.send(results)
+        work.send([])
     assert json.loads(end.value.value[1])["text"] == f"b {private(0)}"
 
 
