@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from time import process_time
 
@@ -57,6 +58,7 @@ def test_columns() -> None:
 
 
 def seconds(work: Callable[[int], object], size: int) -> float:
+    gc.collect()
     start = process_time()
     work(size)
     return process_time() - start
@@ -121,8 +123,13 @@ WORK = {
 @pytest.mark.parametrize("name", WORK)
 def test_time_grows_with_the_size(name: str) -> None:
     """A square grows 64 times."""
-    small, large = seconds(WORK[name], 250), seconds(WORK[name], 2000)
-    assert large < 0.05 or large < 30 * small
+    measured = []
+    for _ in range(4):  # a collection of garbage of other tests can fall into one
+        small, large = seconds(WORK[name], 250), seconds(WORK[name], 2000)
+        if large < 0.05 or large < 30 * small:
+            return
+        measured.append((small, large))
+    pytest.fail(f"seconds for 250 and for 2000: {measured}")
 
 
 def test_a_paragraph_of_too_many_brackets_is_named() -> None:
