@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import html
 import re
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -63,7 +63,8 @@ def read_markdown(text: str) -> Document:
     env: dict[str, Any] = {}
     tokens = parser.parse(text[skipped:], env)
     segments: list[Segment] = []
-    left = 0
+    left: list[int] = []
+    crowded = 0
     kept_until = 0  # the end of an HTML element that is not translated, with blocks of Markdown inside
     not_closed: set[str] = set()
     for index, token in enumerate(tokens):
@@ -75,11 +76,14 @@ def read_markdown(text: str) -> Document:
             continue
         kind = tokens[index - 1].type.removesuffix("_open")
         places = lines.places(token.content, token.map[0], token.map[1], is_cell=kind in ("td", "th"))
-        if places is None or token.content.count("[") > MOST_BRACKETS:
-            left += 1
+        has_too_many = token.content.count("[") > MOST_BRACKETS
+        if places is None or has_too_many:
+            left.append(lines.starts[token.map[0]])
+            crowded += has_too_many
             continue
         segments += _segments(lines, token.content, places, kind, env)
-    return Document(text, tuple(segments), left)
+    told = f"paragraphs with more than {MOST_BRACKETS:,} [, not translated: {crowded:,}; divide them with empty lines"
+    return Document(text, tuple(segments), tuple(left), (told,) if crowded else ())
 
 
 class _Lines:
@@ -88,14 +92,14 @@ class _Lines:
     def __init__(self, text: str, skipped: int) -> None:
         self.text = text
         ends = [found.end() for found in LINE_END.finditer(text, skipped)]
-        self._starts = [skipped, *ends]
+        self.starts = [skipped, *ends]
         self._ends = [*ends, len(text)]
         self.line_end = line_end_of(text)
         self._cell = (0, 0)  # line and end of the last table cell
 
     def start(self, number: int) -> int:
         """Return the place where a line begins, from 0; behind the last one, the end of the text."""
-        return self._starts[number] if number < len(self._starts) else len(self.text)
+        return self.starts[number] if number < len(self.starts) else len(self.text)
 
     def places(self, content: str, first: int, last: int, *, is_cell: bool) -> list[int] | None:
         """Return the place of each character of a content, and of its end; None if the lines lack the content."""
@@ -104,7 +108,7 @@ class _Lines:
         for line in content.split("\n"):
             if number >= last:
                 return None
-            begin = self._starts[number]
+            begin = self.starts[number]
             whole = self.text[begin : self._ends[number]]
             shown = whole.rstrip("\r\n")
             if is_cell:
@@ -156,10 +160,11 @@ def _segments(lines: _Lines, content: str, places: list[int], kind: str, env: di
     for stop, after in [*sorted([*breaks, *definitions]), (len(content), len(content))]:
         start, end = trimmed(content, begin, stop)
         if start < end:
-            inside = [one for one in ranges if start <= one[0] and one[1] <= end]
+            inside = ranges[bisect_left(starts, start) : bisect_left(starts, end)]
             tags = [
                 (low - start, high - start, _as_written(tag, content[low:high], lines.text, places[low:high]))
                 for low, high, tag in inside
+                if high <= end
             ]
             parts = tile(content[start:end], tags)
             source_lines = LINE_END.split(lines.text[places[start] : places[end - 1] + 1])

@@ -62,6 +62,7 @@ _KINDS = (
     r"(?<!\w)\+\d(?:[ ()/.-]{0,3}\d){5,}(?!\w)|(?<![\w.,-])(?<!\d )\(?0\d+\)?(?:[ /-]{1,3}\d+)+(?![\w-])",  # telephone
     r"(?<![\w.,-])(?:\d{2,}(?:-\d{2,})+|\d+(?:-\d+){2,})(?![\w-])",  # 555-1234, 978-3-16
     r"(?<![\w.])v?\d+(?:\.\d+){2,}(?![\w])|(?<![\w.,])\d{5,}(?![\w]|[.,]\d)",
+    rf"{BEFORE}(?:{LETTER}|[+/=-]){{200,}}+",  # data: base64, a hash, a sequence
 )
 KEPT = re.compile(rf"(?P<loose>{_EMOJI}+)|" + "|".join(_KINDS))
 """Loose ones are no part of a sentence's grammar."""

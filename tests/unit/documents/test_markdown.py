@@ -187,7 +187,7 @@ def test_our_own_pages_keep_their_code_and_markup(path: Path) -> None:
     parts = [[Text(p.text.upper()) if isinstance(p, Text) else p for p in one.parts] for one in document.segments]
     result, kept = document.with_translations(parts)
     assert not kept
-    assert document.left == 0
+    assert not document.left
 
     def skeleton(page: str) -> list[tuple[str, str]]:
         """Blocks and inline markup in order; code and links' targets word for word."""

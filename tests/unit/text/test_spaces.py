@@ -102,7 +102,7 @@ def test_long_texts_are_read_alike(tokenizer: Tokenizer, monkeypatch: pytest.Mon
     whole = side.encode(text)
     monkeypatch.setattr(tokenizer_module, "MAX_CHARS_AT_ONCE", 40)
     assert side.decode(side.encode(text)) == side.decode(whole)
-    words = "\ufeff" + "hungry\t computer\u00ads \u200b" * 20
+    words = "\ufeff" + "hungry\t computer\u00ads \u200b" * 20 + "hungry" + "\t " * 60 + "hungry"
     monkeypatch.undo()
     whole = side.encode(words)
     monkeypatch.setattr(tokenizer_module, "MAX_CHARS_AT_ONCE", 40)
