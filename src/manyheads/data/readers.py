@@ -13,7 +13,7 @@ from manyheads.data.sgm import Segment
 from manyheads.data.tmx import tmx_pairs
 from manyheads.errors import ConfigError, DataError
 
-__all__ = ["PairFiles", "ReadReport", "aligned_lines", "first_suspicious", "read_lines"]
+__all__ = ["PairFiles", "ReadReport", "aligned_lines", "check_segments", "first_suspicious", "read_lines"]
 
 MISSING = object()
 FORMS = (".csv", ".tsv", ".jsonl", ".tmx", ".parquet")
@@ -145,11 +145,7 @@ def aligned_lines(
         if line is None or other is None:
             yield None
         elif isinstance(line, str) and isinstance(other, str):
-            if isinstance(line, Segment) and isinstance(other, Segment) and line.place != other.place:
-                raise DataError(
-                    f"The files are not aligned: segment {counts[0]} of {describe(source)} is {_shown(line)}, that of"
-                    f" {describe(target)} {_shown(other)}. Give files of the same texts in the same order."
-                )
+            check_segments(line, other, counts[0], source, target)
             if not suspicion and is_suspicious is not None and is_suspicious(line, other):
                 suspicion = f" Line {counts[0]} looks suspicious first: {preview(line)} beside {preview(other)}."
             yield line, other
@@ -167,6 +163,15 @@ def first_suspicious(pairs: Iterable[tuple[str, str]]) -> str:
         if _is_suspicious(line, other):
             return f" Line {number} looks suspicious first: {preview(line)} beside {preview(other)}."
     return " No single pair looks wrong."
+
+
+def check_segments(line: str, other: str, number: int, source: str | Path, target: str | Path) -> None:
+    """Raises: DataError: these texts of two files of WMT have different places there. number: of the texts, from 1."""
+    if isinstance(line, Segment) and isinstance(other, Segment) and line.place != other.place:
+        raise DataError(
+            f"The files are not aligned: segment {number} of {describe(source)} is {_shown(line)}, that of"
+            f" {describe(target)} {_shown(other)}. Give files of the same texts in the same order."
+        )
 
 
 def _shown(segment: Segment) -> str:

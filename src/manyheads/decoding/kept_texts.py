@@ -17,13 +17,14 @@ from manyheads.decoding.forced import translate_forced
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.stand_ins import Shown, has_all, restored, show, stand_ins_of
+from manyheads.decoding.translation import Translation
 from manyheads.decoding.translation_model import TranslationModel
 from manyheads.text.kept_words import has_words, hide, is_loose, unhide
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 from manyheads.text.sides import Side
 from manyheads.text.tags import TAG
 
-__all__ = ["Candidate", "KeptTexts", "translate_with_phrases"]
+__all__ = ["Candidate", "KeptTexts", "in_sentence_case", "is_in_capitals", "quality", "translate_with_phrases"]
 
 _LETTERS = re.compile(r"[^\W\d_]+")
 _LEAST_CAPITALS = 4
@@ -74,7 +75,7 @@ class KeptTexts:
     def _of_text(self, text: str, owner: int, is_on: bool) -> list[_Piece]:
         tag = TAG.match(text) if self._has_tags else None
         hidden, words = hide(text[tag.end() :] if tag else text) if is_on else (text, [])
-        if not is_on or not text.strip() or not (words or _is_in_capitals(hidden) or not has_words(hidden)):
+        if not is_on or not text.strip() or not (words or is_in_capitals(hidden) or not has_words(hidden)):
             return [_Piece(text, [], {self._add_row(text, owner): Shown(text)})]
         parts = [hidden] if self._is_whole else _parts(hidden)
         return [self._piece(part, words, owner, tag[0] + " " if tag else "") for part in parts]
@@ -82,7 +83,7 @@ class KeptTexts:
     def _piece(self, text: str, words: list[str], owner: int, tag: str) -> _Piece:
         if not has_words(text) and not self._is_whole:
             return _Piece(text, words, {})
-        cases = [text, _in_sentence_case(text, self._model.tokenizer.source)] if _is_in_capitals(text) else [text]
+        cases = [text, in_sentence_case(text, self._model.tokenizer.source)] if is_in_capitals(text) else [text]
         names = stand_ins_of(self._model) if words else ()
         shown = [show(one, names, whole=self._is_whole) for one in dict.fromkeys(cases)]
         return _Piece(text, words, {self._add_row(tag + one.text, owner): one for one in shown})
@@ -146,16 +147,15 @@ class KeptTexts:
     def _chosen(self, piece: _Piece, found: Sequence[list[Hypothesis]]) -> tuple[int, Shown]:
         """Return the row with the best translation, and what the model read in it."""
 
-        def quality(row: int) -> tuple[bool, float]:
+        def of_row(row: int) -> tuple[bool, float]:
             if not found[row]:
                 return False, -math.inf
-            best, shown = found[row][0], piece.rows[row]
-            each = best.sum_log_prob / len(best.token_log_probs) if best.token_log_probs else best.score
-            return not is_degenerate(shown.text, self._decode(best.ids)), each
+            best = found[row][0]
+            return quality(piece.rows[row].text, self._decode(best.ids), best)
 
         if len(piece.rows) == 1:
             return next(iter(piece.rows.items()))
-        row = max(piece.rows, key=quality)
+        row = max(piece.rows, key=of_row)
         return row, piece.rows[row]
 
 
@@ -170,11 +170,18 @@ def _parts(text: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-def _is_in_capitals(text: str) -> bool:
+def quality(source: str, text: str, found: Hypothesis | Translation) -> tuple[bool, float]:
+    """Return what is greater for the better one of two translations, of a text and of its sentence case."""
+    each = found.token_log_probs
+    return not is_degenerate(source, text), sum(each) / len(each) if each else found.score
+
+
+def is_in_capitals(text: str) -> bool:
+    """Whether a text, with private characters in place of kept words, is to be searched in sentence case, too."""
     return not any(map(str.islower, text)) and sum(map(str.isupper, text)) >= _LEAST_CAPITALS
 
 
-def _in_sentence_case(text: str, reader: Side) -> str:
+def in_sentence_case(text: str, reader: Side) -> str:
     """Return a text in capitals with each word in the case that the vocabulary knows best."""
 
     def known(found: re.Match[str]) -> str:

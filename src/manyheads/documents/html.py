@@ -11,10 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from manyheads.documents.parts import LINE_END, Document, Part, Segment, Tag, lay_out, line_end_of, tile
 
-__all__ = ["read_html"]
+__all__ = ["ANNOTATION", "TOKEN", "VOID", "end_of_element", "is_kept", "read_html", "with_annotations"]
 
 TOKEN = re.compile(
     r"<!--.*?(?:-->|\Z)"  # a comment
@@ -31,7 +32,7 @@ KEPT = frozenset(
         "select",
     }
 )  # fmt: skip
-ANNOTATIONS = frozenset({"rt", "rp"})  # how the text before them is read; no part of the sentence
+ANNOTATIONS = frozenset({"rt", "rp", "rtc"})  # how the text before them is read; no part of the sentence
 VOID = frozenset({"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"})
 ATTRIBUTE = re.compile(r"""([^\s"'<>/=]++)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s"'>]*+)))?+""")
 _BLOCKS = frozenset(
@@ -61,12 +62,13 @@ ENDED_BY = {
     **dict.fromkeys(("dt", "dd"), (frozenset({"dt", "dd"}), frozenset({"dl"}))),
     **dict.fromkeys(("td", "th"), (_ROWS | {"td", "th"}, frozenset({"table"}))),
     "tr": (_ROWS, frozenset({"table"})),
-    **dict.fromkeys(ANNOTATIONS, (ANNOTATIONS | {"rb", "rtc"}, frozenset({"ruby"}))),
+    **dict.fromkeys(ANNOTATIONS, (ANNOTATIONS | {"rb"}, frozenset({"ruby"}))),
 }
 _BLANK = " \t\r\n\f"
 SPACE = re.compile(r"[ \t\r\n\f]+")
 
 _Range = tuple[int, int, Tag]
+ANNOTATION = re.compile(r"</?r(?:tc?|p)\b", re.IGNORECASE)
 
 
 def read_html(text: str) -> Document:
@@ -83,16 +85,14 @@ def read_html(text: str) -> Document:
     while found := TOKEN.search(text, place):
         name = (found["name"] or "").lower()
         end = found.end()
-        is_kept = not found["close"] and (
-            name in KEPT or name in KEPT_WORDS or name in ANNOTATIONS or stays(found["attributes"] or "")
-        )
-        if is_kept and name not in VOID and not found[0].endswith("/>"):
+        stays = is_kept(found)
+        if stays and name not in VOID and not found[0].endswith("/>"):
             end = end_of_element(text, name, end)
         if name == "ruby" and found["close"]:
-            inline.append(_with_annotations(text, found.start(), end, inline))
+            inline.append(with_annotations(text, found.start(), end, inline))
         elif name in ANNOTATIONS:
             inline.append((found.start(), end, Tag(text[found.start() : end], "alone")))
-        elif name in KEPT_WORDS or (is_kept and name not in SEPARATE):
+        elif name in KEPT_WORDS or (stays and name not in SEPARATE):
             inline.append((found.start(), end, Tag(text[found.start() : end], "word")))
         elif name not in SEPARATE:
             kind = "alone" if not name or name in VOID else "close" if found["close"] else "open"
@@ -105,17 +105,23 @@ def read_html(text: str) -> Document:
     return Document(text, tuple(segments))
 
 
-def stays(attributes: str) -> bool:
-    """Whether the attributes of a tag, or a tag without its `<` and name, say that its content is not translated."""
+def is_kept(tag: re.Match[str]) -> bool:
+    """Whether the name or the attributes of an opening tag, a match of TOKEN, say that its content stays."""
+    name = (tag["name"] or "").lower()
+    if tag["close"] or name in KEPT or name in KEPT_WORDS or name in ANNOTATIONS:
+        return not tag["close"]
     values: dict[str, str] = {}
-    for found in ATTRIBUTE.finditer(attributes):  # of an attribute that is given twice, the first counts
+    for found in ATTRIBUTE.finditer(tag["attributes"] or ""):  # of an attribute that is given twice, the first counts
         values.setdefault(found[1].lower(), (found[2] or found[3] or found[4] or "").lower())
     return values.get("translate", "").strip() == "no" or "notranslate" in values.get("class", "").split()
 
 
-def _with_annotations(text: str, start: int, end: int, inline: list[_Range]) -> _Range:
-    """Return the end tag of a `ruby` element as one tag with the annotations before it, which leave the list."""
-    while inline and re.match("<r[tp]", inline[-1][2].code, re.IGNORECASE) and inline[-1][2].kind == "alone":
+def with_annotations(text: str, start: int, end: int, inline: list[Any]) -> _Range:
+    """Return the end tag of a `ruby` element as one tag with the annotations before it, which leave the list.
+
+    Args: inline: places and tags (or text) in order.
+    """
+    while inline and isinstance(tag := inline[-1][2], Tag) and tag.kind == "alone" and ANNOTATION.match(tag.code):
         if text[inline[-1][1] : start].strip():
             break
         start = inline.pop()[0]

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import html
 import re
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from manyheads.documents.html import KEPT_WORDS, TOKEN, VOID, end_of_element, stays
+from manyheads.documents.html import ANNOTATION, TOKEN, VOID, end_of_element, is_kept, with_annotations
 from manyheads.documents.parts import LINE_END, Document, Part, Segment, Tag, lay_out, line_end_of, tile, trimmed
 from manyheads.errors import needing_extra
 
@@ -63,17 +63,27 @@ def read_markdown(text: str) -> Document:
     env: dict[str, Any] = {}
     tokens = parser.parse(text[skipped:], env)
     segments: list[Segment] = []
-    left = 0
+    left: list[int] = []
+    crowded = 0
+    kept_until = 0  # the end of an HTML element that is not translated, with blocks of Markdown inside
+    not_closed: set[str] = set()
     for index, token in enumerate(tokens):
-        if token.type != "inline" or not token.map or not token.content:
+        is_inside = token.map is not None and lines.start(token.map[0]) < kept_until
+        if token.type == "html_block" and token.map and not is_inside:
+            first, last = map(lines.start, token.map)
+            kept_until = _end_of_kept_blocks(text, first, last, not_closed)
+        if token.type != "inline" or not token.map or not token.content or is_inside:
             continue
         kind = tokens[index - 1].type.removesuffix("_open")
         places = lines.places(token.content, token.map[0], token.map[1], is_cell=kind in ("td", "th"))
-        if places is None or token.content.count("[") > MOST_BRACKETS:
-            left += 1
+        has_too_many = token.content.count("[") > MOST_BRACKETS
+        if places is None or has_too_many:
+            left.append(lines.starts[token.map[0]])
+            crowded += has_too_many
             continue
         segments += _segments(lines, token.content, places, kind, env)
-    return Document(text, tuple(segments), left)
+    told = f"paragraphs with more than {MOST_BRACKETS:,} [, not translated: {crowded:,}; divide them with empty lines"
+    return Document(text, tuple(segments), tuple(left), (told,) if crowded else ())
 
 
 class _Lines:
@@ -82,10 +92,14 @@ class _Lines:
     def __init__(self, text: str, skipped: int) -> None:
         self.text = text
         ends = [found.end() for found in LINE_END.finditer(text, skipped)]
-        self._starts = [skipped, *ends]
+        self.starts = [skipped, *ends]
         self._ends = [*ends, len(text)]
         self.line_end = line_end_of(text)
         self._cell = (0, 0)  # line and end of the last table cell
+
+    def start(self, number: int) -> int:
+        """Return the place where a line begins, from 0; behind the last one, the end of the text."""
+        return self.starts[number] if number < len(self.starts) else len(self.text)
 
     def places(self, content: str, first: int, last: int, *, is_cell: bool) -> list[int] | None:
         """Return the place of each character of a content, and of its end; None if the lines lack the content."""
@@ -94,7 +108,7 @@ class _Lines:
         for line in content.split("\n"):
             if number >= last:
                 return None
-            begin = self._starts[number]
+            begin = self.starts[number]
             whole = self.text[begin : self._ends[number]]
             shown = whole.rstrip("\r\n")
             if is_cell:
@@ -146,10 +160,11 @@ def _segments(lines: _Lines, content: str, places: list[int], kind: str, env: di
     for stop, after in [*sorted([*breaks, *definitions]), (len(content), len(content))]:
         start, end = trimmed(content, begin, stop)
         if start < end:
-            inside = [one for one in ranges if start <= one[0] and one[1] <= end]
+            inside = ranges[bisect_left(starts, start) : bisect_left(starts, end)]
             tags = [
                 (low - start, high - start, _as_written(tag, content[low:high], lines.text, places[low:high]))
                 for low, high, tag in inside
+                if high <= end
             ]
             parts = tile(content[start:end], tags)
             source_lines = LINE_END.split(lines.text[places[start] : places[end - 1] + 1])
@@ -337,9 +352,13 @@ def _recorded(name: str, rule: Callable[[StateInline, bool], bool], state: State
     elif name == "html_inline":
         state.pos = _end_of_kept(state.src, start, end, recorder)
         if state.pos > end:
-            recorder.ranges.append((start, state.pos, Tag(_one_line(state.src[start : state.pos]), "word")))
+            tag = Tag(_one_line(state.src[start : state.pos]), "alone" if ANNOTATION.match(source) else "word")
         else:
-            recorder.ranges.append((start, end, _html_tag(source, recorder)))
+            tag = _html_tag(source, recorder)
+            if source[:6].lower() == "</ruby":
+                start, _, whole = with_annotations(state.src, start, end, recorder.ranges)
+                tag = replace(tag, code=_one_line(whole.code))
+        recorder.ranges.append((start, state.pos, tag))
     elif name == "entity":
         recorder.ranges.append((start, end, html.unescape(source)))
     elif name == "escape" and source[1] == "\n":
@@ -362,13 +381,27 @@ def _one_line(code: str) -> str:
     return re.sub(r"(?<!\s)\s++", lambda found: " " if "\n" in found[0] else found[0], code) if "\n" in code else code
 
 
+def _end_of_kept_blocks(text: str, place: int, end: int, not_closed: set[str]) -> int:
+    """Return where the last element ends that begins in a block of HTML and is not translated; without one, 0."""
+    last = 0
+    while place < end and (found := TOKEN.search(text, place, end)):
+        place, name = found.end(), (found["name"] or "").lower()
+        if is_kept(found) and name not in VOID and name not in not_closed and not found[0].endswith("/>"):
+            close = end_of_element(text, name, place)
+            if text.startswith("</", text.rfind("<", place, close)) and text[close - 1] == ">":
+                last = place = close
+            else:
+                not_closed.add(name)
+    return last
+
+
 def _end_of_kept(content: str, start: int, end: int, recorder: _Recorder) -> int:
     """Return the end of the element whose tag is given if its content is not translated; otherwise that of the tag."""
     found = TOKEN.fullmatch(content, start, end)
     name = (found["name"] or "").lower() if found else ""
     if not found or found["close"] or name in VOID or name in recorder.not_closed or found[0].endswith("/>"):
         return end
-    if name in KEPT_WORDS or stays(found["attributes"] or ""):
+    if is_kept(found):
         close = end_of_element(content, name, end)
         if content.startswith("</", content.rfind("<", end, close)) and content[close - 1] == ">":
             return close

@@ -88,14 +88,14 @@ class Document:
     """A text and its segments, which are in order and do not overlap.
 
     Args:
-        left: number of ranges of text that the reader does not support and does not translate.
+        left: places of text that the reader does not support and does not translate.
         notes: what else people should know.
         outside: places of text that stands where the format has none; it is not translated.
     """
 
     text: str
     segments: tuple[Segment, ...]
-    left: int = 0
+    left: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     outside: tuple[int, ...] = ()
 

@@ -66,10 +66,14 @@ def protected(parts: Sequence[Part]) -> list[Part]:
     return [part for part in found if part != Text("")]
 
 
-def sentences_of(parts: Sequence[Part], split: Callable[[str], Sequence[str]]) -> list[Sentence] | None:
+def sentences_of(
+    parts: Sequence[Part], split: Callable[[str], Sequence[str]], *, keep_words: bool = True
+) -> list[Sentence] | None:
     """Return the sentences of a segment.
 
-    Args: split: a text -> its sentences, which together are the text (see `text.sentences`).
+    Args:
+        split: a text -> its sentences, which together are the text (see `text.sentences`).
+        keep_words: see `DecodingSettings`; markup that stands for a word is kept anyway.
 
     Returns: None if the text contains one of the private characters that stand for kept words.
     """
@@ -79,7 +83,7 @@ def sentences_of(parts: Sequence[Part], split: Callable[[str], Sequence[str]]) -
     kept: list[Tag] = []
     marks: list[tuple[int, Tag]] = []
     length = 0
-    for part in protected(parts):
+    for part in protected(parts) if keep_words else parts:
         if isinstance(part, Text):
             flat.append(part.text)
         elif part.kind == "word":

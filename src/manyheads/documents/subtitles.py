@@ -28,6 +28,8 @@ TIMES = re.compile(
     rf"(?<![\w.,:;]){_CLOCK}{_ARROW}-?\d"
     rf"|^[\ufeff \t]*{_TIME}(?:{_ARROW}(?:{_TIME}|$)|[ \t]*[-–—−]{{1,3}}[ \t]*{_TIME}[ \t]*$)"
 )
+# It neither begins a cue nor is text.
+TIME_ALONE = re.compile(r"[\ufeff \t]*\d{1,3}:\d{1,2}:\d{1,2}[.,]\d{1,3}[\W\d]*")
 SETTINGS = re.compile(r"[\s\ufeff\d:;.,→⇒<=>~–—−-]*+(?:[\w-]++:[^ \t]++[ \t]*+)*+")  # a line of times has nothing else
 FOLLOWING = re.compile(r"[ \t]*+[\r\n]\s*+([^\r\n]{0,200})")  # the next line that is not empty
 NUMBER = re.compile(r"[\ufeff \t]*#?\d+[.:]?[ \t]*")
@@ -40,6 +42,8 @@ LABEL = r"(?P<label>[^\W\d_][\w .'’&#/-]{0,30}):(?=[ \t]|$)"
 MARK = re.compile(
     rf"(?P<tag>{TAG.pattern})|[ \t]+|(?P<mark>[-–—‐−]+|(?:>|&gt;){{2,3}}|[♪♫♬♩🎵🎶]+|#+(?=[ \t]))|{LABEL}"
 )
+# Another speaker in the same line.
+TURN = re.compile(r"""(?<=[.?!…:"'”»)\]>][ \t])(?:[-–—‐−]+|(?:>|&gt;){2,3})[ \t]*(?=[^\W\d_]|["'“«¿¡\[(<])""")
 NAMED = re.compile(rf"(?:{TAG.pattern}|[-–—> \t])*+{LABEL}")
 NOTES = re.compile(r"[♪♫♬♩🎵🎶]+|(?<=[ \t])#+(?=[ \t]*(?:[\r\n]|\Z))")
 BRACKETS = re.compile(r"\[[^\[\]]*+\]|\([^()]*+\)|（[^（）]*+）|【[^【】]*+】")
@@ -106,10 +110,10 @@ def _without_name(text: str, lines: _Cue, *, is_vtt: bool) -> _Cue:
 
 
 def _blocks(text: str, lines: _Cue) -> list[_Cue]:
-    """Return the lines that stand together, without lines of white space."""
+    """Return the lines that stand together, without lines of white space, and of a time alone."""
     blocks: list[_Cue] = [[]]
     for start, end in lines:
-        if text[start:end].strip(" \t\ufeff"):
+        if text[start:end].strip(" \t\ufeff") and not TIME_ALONE.fullmatch(text, start, end):
             blocks[-1].append((start, end))
         elif blocks[-1]:
             blocks.append([])
@@ -168,10 +172,11 @@ def _texts(text: str, lines: _Cue) -> list[_Span]:
     are_names = sum(NAMED.match(line) is not None for line in shown) > 1
     prefixes = [_prefix(line, are_names=are_names) for line in shown]
     cuts = [found.span() for found in NOTES.finditer(text, start, end)]
-    for (low, _), line, length in zip(lines, shown, prefixes, strict=True):
+    for (low, high), line, length in zip(lines, shown, prefixes, strict=True):
         begins = length and (prefixes[0] or not TAG.sub("", line[length:]).strip()[:1].islower())
         if begins or low == start:
             cuts.append((low, low + length))
+            cuts += [found.span() for found in TURN.finditer(text, low, high) if length]
     for found in BRACKETS.finditer(text, start, end):
         low, high = found.span()
         before = TAG.sub("", text[max(start, low - 80) : low]).rstrip(" \t")[-1:]

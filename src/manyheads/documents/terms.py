@@ -7,6 +7,7 @@ import unicodedata
 from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from manyheads.data.lines import read_lines
@@ -36,10 +37,9 @@ class Terms:
         terms = [Term(_composed(term.source), _composed(term.target)) for term in terms]
         self._by_source = {term.source.casefold(): term for term in terms}
         # Both spellings: without regard to case `ß` matches `ẞ`, but not `ss`.
-        spellings = dict.fromkeys(one for term in terms for one in (term.source, term.source.casefold()))
-        alternatives = "|".join(stands(one) for one in sorted(spellings, key=len, reverse=True))
-        # A term is looked for at each place, because a longer one may begin within a shorter one.
-        self._pattern = re.compile(f"(?=({alternatives}))", re.IGNORECASE) if terms else None
+        self._spellings = dict.fromkeys(
+            (folded, one) for term in terms for folded in [term.source.casefold()] for one in (term.source, folded)
+        )
 
     @classmethod
     def read(cls, path: str | Path) -> Terms:
@@ -75,13 +75,14 @@ class Terms:
 
     def of(self, text: str) -> list[Term]:
         """Return the terms that occur in a text, each once."""
-        if self._pattern is None:
-            return []
         text = _composed(text)
+        whole = text.casefold()
+        # A pattern is compiled for those that can occur: one of thousands of terms takes long at each place of a text.
+        near = dict.fromkeys(spelling for folded, spelling in self._spellings if folded in whole)
+        # A term is looked for at each place, because a longer one may begin within a shorter one.
+        found = {match.span(1) for spelling in near for match in _pattern(spelling).finditer(text)}
         taken: list[tuple[int, int]] = []
-        for span in sorted(
-            (match.span(1) for match in self._pattern.finditer(text)), key=lambda span: span[0] - span[1]
-        ):
+        for span in sorted(found, key=lambda span: (span[0] - span[1], span)):
             place = bisect(taken, span)
             before, after = taken[place - 1 : place], taken[place : place + 1]
             if all(end <= span[0] for _, end in before) and all(span[1] <= start for start, _ in after):
@@ -90,10 +91,15 @@ class Terms:
         return list(dict.fromkeys(term for term in terms if term is not None))
 
 
+@lru_cache(maxsize=1 << 14)
+def _pattern(spelling: str) -> re.Pattern[str]:
+    return re.compile(f"(?=({stands(spelling, any_case=True)}))")
+
+
 def contains(text: str, phrase: str) -> bool:
     """Whether a text contains a phrase, whatever its case; a word of several letters may be inflected at its end."""
     pattern = stands if len(phrase) == 1 else begins
-    return re.search(pattern(_composed(phrase)), _composed(text), re.IGNORECASE) is not None
+    return re.search(pattern(_composed(phrase), any_case=True), _composed(text)) is not None
 
 
 def _composed(text: str) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from manyheads.decoding.alignment import align
 from manyheads.decoding.degenerate import is_degenerate
 from manyheads.decoding.forced import translate_forced
+from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.kept_texts import in_sentence_case, is_in_capitals, quality
 from manyheads.decoding.stand_ins import MOST_STAND_INS, Shown, has_all, restored, show, stand_ins_of
+from manyheads.decoding.translation import Translation
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
 from manyheads.documents.parts import Document, Part, Text
@@ -42,16 +46,25 @@ class Work:
     """Work for the model within the translation of units.
 
     Args:
-        kind: `search`: translate the texts; `force`: translate them with the phrases in the translations (see
-            `forced.translate_forced`); `align`: align each text with its translation (see `alignment.align`).
-        texts: sources; may be empty. others: for each text its phrases, or its translation, or nothing.
+        kind: `search`: translate the texts; `compare`: translate each and its other form, and return whether the other
+            one's translation is better (see `kept_texts.quality`), and the better translation; `force`: translate them
+            with the phrases in the translations (see `forced.translate_forced`); `align`: align each text with its
+            translation (see `alignment.align`).
+        texts: sources; may be empty. others: for each text its other form, its phrases, its translation, or nothing.
         overrides: fields of `DecodingSettings` for the search.
     """
 
-    kind: Literal["search", "force", "align"]
+    kind: Literal["search", "compare", "force", "align"]
     texts: list[str]
     others: list[Any] = field(default_factory=list)
     overrides: dict[str, Any] = field(default_factory=dict)
+
+    def better(self, found: Sequence[tuple[str, Hypothesis | Translation] | None]) -> list[tuple[bool, str]]:
+        """Return the results of `compare`. Args: found: the best translations of the texts, then of the others."""
+        every = zip([*self.texts, *self.others], found, strict=True)
+        rated = [(quality(text, *one), one[0]) if one else ((False, -math.inf), "") for text, one in every]
+        pairs = zip(rated[: len(self.texts)], rated[len(self.texts) :], strict=True)
+        return [(other[0] > own[0], (other if other[0] > own[0] else own)[1]) for own, other in pairs]
 
 
 # Yields work; is sent its results, one for each text; returns a JSON record of each unit's translation.
@@ -132,19 +145,28 @@ class DocumentTranslation:
         document: see `documents.formats.read_document`.
         split: cuts a text into sentences (see `text.sentences.split_sentences`).
         fits: whether a text is short enough for the model (see `UnitTranslator.fits`).
+        keep_words: see `UnitTranslator.keep_words`.
 
     Attributes: units: what is to be translated, each once.
     """
 
-    def __init__(self, document: Document, split: Callable[[str], Sequence[str]], fits: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        document: Document,
+        split: Callable[[str], Sequence[str]],
+        fits: Callable[[str], bool],
+        *,
+        keep_words: bool = True,
+    ) -> None:
         self._document = document
-        self._report = DocumentReport(segments=len(document.segments), kept=document.left)
-        for start in document.outside:
-            self._report.note("outside", 1, document.line_at(start))
+        self._report = DocumentReport(segments=len(document.segments))
+        for what, places in (("kept", document.left), ("outside", document.outside)):
+            for start in places:
+                self._report.note(what, 1, document.line_at(start))
         self._segments: list[list[Sentence] | None] = []
         units: dict[Unit, int] = {}
         for segment in document.segments:
-            sentences = sentences_of(segment.parts, split)
+            sentences = sentences_of(segment.parts, split, keep_words=keep_words)
             if sentences is None:
                 self._report.note("kept", 1, document.line_of(segment))
                 self._segments.append(None)
@@ -222,6 +244,8 @@ class UnitTranslator:
         translator: the model.
         terms: forced into the translations.
         overrides: fields of `DecodingSettings`.
+
+    Attributes: keep_words: see `DecodingSettings`.
     """
 
     def __init__(self, translator: Translator, terms: Terms, overrides: dict[str, Any]) -> None:
@@ -229,6 +253,7 @@ class UnitTranslator:
         self._terms = terms
         self._overrides = {**overrides, "num_return_sequences": 1}
         settings = translator.options(**self._overrides)
+        self.keep_words = settings.keep_words
         self._again = self._overrides | AGAIN
         if settings.max_new_tokens == 1:
             self._again["min_new_tokens"] = 1
@@ -266,6 +291,10 @@ class UnitTranslator:
             is_again = work.overrides == self._again  # with options that another engine may lack
             translator = self._translator.by_torch() if is_again else self._translator
             return translator.translate(work.texts, told=told, stop=stop, **work.overrides)
+        if work.kind == "compare":
+            both = [*work.texts, *work.others]
+            best = [one[0] for one in self._translator.translate_nbest(both, stop=stop, **work.overrides)]
+            return work.better([(one.text, one) for one in best])
         if work.kind == "force":
             settings = self._translator.options(**work.overrides)
             found = translate_forced(self._translator, work.texts, work.others, settings, stop=stop)
@@ -277,6 +306,13 @@ class UnitTranslator:
         shown = [self._shown(unit) for unit in units]
         sources = [one.text for one in shown]
         texts = list((yield Work("search", sources, overrides=self._overrides)))
+        cased = self._in_sentence_case(units)
+        compared = [sources[one] for one in cased], [one.text for one in cased.values()]
+        better = yield Work("compare", *compared, self._overrides)
+        for (where, other), (is_other, text) in zip(cased.items(), better, strict=True):
+            texts[where] = text
+            if is_other:
+                shown[where], sources[where] = other, other.text
         bad = [place for place, text in enumerate(texts) if is_degenerate(sources[place], text)]
         repaired = yield Work("search", [sources[one] for one in bad], overrides=self._again)
         for where, text in zip(bad, repaired, strict=True):
@@ -313,6 +349,19 @@ class UnitTranslator:
             )
             for where in range(len(units))
         ]
+
+    def _in_sentence_case(self, units: Sequence[Unit]) -> dict[int, Shown]:
+        """Return number of a unit in capitals -> what the model reads of it in sentence case."""
+        if not self.keep_words:
+            return {}
+        reader = self._translator.tokenizer.source
+        found = {}
+        for where, unit in enumerate(units):
+            cased = in_sentence_case(unit.text, reader) if is_in_capitals(unit.text) else unit.text
+            # Marks are places in the text, so its length must stay.
+            if cased != unit.text and len(cased) == len(unit.text):
+                found[where] = self._shown(replace(unit, text=cased))
+        return found
 
     def _shown(self, unit: Unit) -> Shown:
         """Return what the model reads of a unit. Alignment counts characters, so each stand-in is then one letter."""

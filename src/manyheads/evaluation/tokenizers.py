@@ -185,7 +185,7 @@ def _of_script(texts: Sequence[str]) -> tuple[str | None, float]:
         _WORDS: words,
     }
     most = max(kinds, key=kinds.__getitem__)
-    return (most, kinds[most] / counts.total()) if counts.total() else (None, 0.0)
+    return (most, kinds[most] / counts.total()) if counts.total() else (None, 1.0)
 
 
 def _cuts(recorded: str, found: str) -> bool:

@@ -74,7 +74,10 @@ async def translate_html(
     def read(some: list[str]) -> list[DocumentTranslation]:
         language = model.source_lang if at_sentence_ends else None
         pieces = partial(_pieces, language=language, check=check) if at_sentence_ends else lambda text: [text]
-        return [DocumentTranslation(_checked(read_html(text), field), pieces, fits) for text in some]
+        return [
+            DocumentTranslation(_checked(read_html(text), field), pieces, fits, keep_words=units.keep_words)
+            for text in some
+        ]
 
     documents = await service.each(request, read, texts, len)
     numbers = dict.fromkeys(unit for document in documents for unit in document.units)
@@ -117,9 +120,10 @@ def _checked(document: Document, field: str) -> Document:
 
 async def _done(service: Service, request: Request, model: ServedTranslator, work: Work, field: str) -> list[Any]:
     """Return the results of some work. A search shares its batch with other requests; the rest is one step each."""
-    if work.kind == "search":
+    if work.kind in ("search", "compare"):
         settings = model.settings(work.overrides)
-        rows = await service.rows(request, model, work.texts, settings, field)
+        texts = work.texts if work.kind == "search" else [*work.texts, *work.others]
+        rows = await service.rows(request, model, texts, settings, field)
         num_tokens = sum(len(row.content[0]) for row in rows if row is not None)
         found = await service.run(request, model.begin(settings, rows), rows, num_tokens)
         decode = model.reader.tokenizer.target.decode
@@ -127,7 +131,10 @@ async def _done(service: Service, request: Request, model: ServedTranslator, wor
         def written(some: list[list[Hypothesis] | None]) -> list[str]:
             return [decode(one[0].ids) if one else "" for one in some]
 
-        return await service.each(request, written, found, lambda one: len(one[0].ids) if one else 0)
+        best = await service.each(request, written, found, lambda one: len(one[0].ids) if one else 0)
+        if work.kind == "search":
+            return best
+        return work.better([(text, one[0]) if one else None for text, one in zip(best, found, strict=True)])
     end = service.end(request)
     encode = model.reader.tokenizer.source.encode
     costs = await service.each(request, lambda some: [2 * len(encode(text)) + 2 for text in some], work.texts, len)

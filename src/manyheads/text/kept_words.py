@@ -45,22 +45,24 @@ _KINDS = (
     rf"{BEFORE}(?:https?|ftp|file|ssh|git)://{_IN_URL}*{_ENDS_URL}",
     rf"{BEFORE}(?<![.+-])(?:mailto:)?(?:{LETTER}|[.+-])+@(?:{LETTER}|-)+(?:\.(?:{LETTER}|-)+)+",  # an e-mail address
     rf"{BEFORE}www\.(?:{LETTER}|-)+\.{_IN_URL}*{_ENDS_URL}",
-    rf"{BEFORE}(?<![.-])(?:[a-zA-Z0-9-]+\.)+(?:(?:{_DOMAINS})(?:/{_IN_URL}*{_ENDS_URL})?|{_FILES}){AFTER}(?!\.{LETTER})",
+    rf"{BEFORE}(?<![.-])(?:[a-zA-Z0-9_-]+\.)+(?:(?:{_DOMAINS})(?:/{_IN_URL}*{_ENDS_URL})?|{_FILES}){AFTER}(?!\.{LETTER})",
     r"\{\{[^{}]*\}\}|\{%[^{}]*%\}|[$#]\{[^{}]*\}|\{[\w.:,#!-]*\}",  # {{ name }} {% if x %} ${name} #{name} {0:.2f}
-    rf"%\(\w+\)[-#0-9.]*[a-zA-Z]|%(?:\d+\$)?[-+#0-9.]*[sdifgxXeEcu@](?!%){AFTER}|%\d(?!\d)",
+    rf"%\(\w+\)[-#0-9.]*[a-zA-Z]|%(?:\d+\$)?[-+#0-9.]*[sdifgxXeEcu@](?!%){AFTER}|%\d(?!\d)|%[A-Z][A-Z0-9_]*%",
     r"\[\[[^\[\]]*\]\]|\$[a-zA-Z_]\w*",  # [[Page]] $count
     r"</?[a-zA-Z][^<>]*>|</?\d+/?>",  # <name>, <a href="x">, <0>
     r"&(?:\#\d+|\#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]+);",
     rf"(?<![\w@/.])@{LETTER}{{2,}}|(?<![\w&#/])#(?:{LETTER}|-)+",  # @alice #123
     rf"(?<![\w:)\]]):[a-z_+-][\w+-]*:(?![\w:])|(?<![\w:)\]]):[a-z_]{LETTER}+",  # :tada: :name
     rf"{BEFORE}(?<!-)--[a-z](?:{LETTER}|-)*",  # --option
-    rf"{BEFORE}{LETTER}*[a-z0-9]_{LETTER}+(?:\(\))?",  # snake_case
+    rf"{BEFORE}{LETTER}*[a-zA-Z0-9]_{LETTER}+(?:\(\))?",  # snake_case
     rf"{BEFORE}[a-zA-Z]:\\{_IN_URL}*{_ENDS_PATH}",  # C:\folder\file
     rf"(?<![\w/.~])(?:~|\.{{1,2}})?/(?:[\w.-]+/)+[\w.-]*{_ENDS_PATH}",  # /usr/bin/env
     r"(?<![\w.,+-])\d{4}-\d{1,2}-\d{1,2}(?:T[\d:.]*\d(?:Z|[+-][\d:]*\d)?)?(?![\w-])",  # 2020-01-01
     r"(?<![\w.,/-])(?:\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d{4}[./]\d{1,2}[./]\d{1,2})(?![\w/]|[.,]\d)",  # 1.2.2020 1/2/2020
     r"(?<!\w)\+\d(?:[ ()/.-]{0,3}\d){5,}(?!\w)|(?<![\w.,-])(?<!\d )\(?0\d+\)?(?:[ /-]{1,3}\d+)+(?![\w-])",  # telephone
-    r"(?<![\w.,-])\d{2,}(?:-\d{2,})+(?![\w-])|(?<![\w.])v?\d+(?:\.\d+){2,}(?![\w])|(?<![\w.,])\d{5,}(?![\w]|[.,]\d)",
+    r"(?<![\w.,-])(?:\d{2,}(?:-\d{2,})+|\d+(?:-\d+){2,})(?![\w-])",  # 555-1234, 978-3-16
+    r"(?<![\w.])v?\d+(?:\.\d+){2,}(?![\w])|(?<![\w.,])\d{5,}(?![\w]|[.,]\d)",
+    rf"{BEFORE}(?:{LETTER}|[+/=-]){{200,}}+",  # data: base64, a hash, a sequence
 )
 KEPT = re.compile(rf"(?P<loose>{_EMOJI}+)|" + "|".join(_KINDS))
 """Loose ones are no part of a sentence's grammar."""

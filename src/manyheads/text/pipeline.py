@@ -50,13 +50,16 @@ WORD_PATTERN = (
 
 
 # Characters without width or meaning in a sentence: control characters, the soft hyphen, zero-width spaces and the
-# marks of writing direction. Joiners have one after marks (Indic scripts), in Arabic, Syriac, Mongolian and in emoji.
+# marks of writing direction. Joiners have one after marks (Indic scripts), in Arabic, Syriac, Mongolian and in emoji;
+# variation selectors and the tags of flags have one behind pictures, but not behind letters.
 # The patterns are valid in Oniguruma and in JavaScript, where exports are read.
 NO_WIDTH = (
-    r"[\x00-\x08\x0E-\x1B\u007F-\u0084\u0086-\u009F\u00AD\u034F\u061C\u180E\u200B\u200E\u200F\u202A-\u202E\u2060-\u206F\uFEFF"
-    r"\uFFF9-\uFFFB]|(?<![\p{M}\p{So}\p{Sk}\u0600-\u077F\u08A0-\u08FF\u1800-\u18AF\uFB50-\uFDFF\uFE70-\uFEFC])[\u200C\u200D]"
+    r"[\x00-\x08\x0E-\x1B\u007F-\u0084\u0086-\u009F\u00AD\u034F\u061C\u17B4\u17B5\u180E\u200B\u200E\u200F\u202A-\u202E"
+    r"\u2060-\u206F\uFEFF\uFFF9-\uFFFB]"
+    r"|(?<![\p{M}\p{So}\p{Sk}\u0600-\u077F\u08A0-\u08FF\u1800-\u18AF\uFB50-\uFDFF\uFE70-\uFEFC])[\u200C\u200D]"
+    "|(?<![^\\p{L}\\s.,;:!?\"')])[\\uFE00-\\uFE0F\U000e0000-\U000e0fff]+"
 )
-WHITE = r"[\s\x1C-\x1F\u0085]+"
+WHITE = r"[\s\x1C-\x1F\u0085\u2800\u3164\uFFA0]+"  # also characters that show nothing: of Braille, Hangul fillers
 BEFORE_MARKS = r"[\u00A0\u2009\u202F]+(?=[.,;:!?]+(?:\s|$))"  # of sources, where it means as much as no space
 # No-break spaces belong to a language: to French before a semicolon.
 WHITE_OF_TARGETS = r"[\t-\r\x1C-\x20\u0085\u1680\u2000-\u200A\u2028\u2029\u205F\u3000]+"

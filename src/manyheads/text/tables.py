@@ -40,14 +40,16 @@ _LINE_END = re.compile(r"\r?\n\Z|\r\Z")
 _COLUMN_NUMBER = re.compile(r"[1-9][0-9]{0,5}")
 _NUMBER = re.compile(r"[-+]?\d+(?:[.,:]\d+)*%?")
 # What people write above columns of sentences: kinds of content, languages, and tags of common languages.
-_HEADERS = re.compile(
+_HEADING = (
     r"(?:id|nr|no\.?|key|index|line|source|target|src|tgt|trg|text|sentences?|translations?|label|class|category|comment|"
+    r"input|output|original|translated|reference|segment|score|language|lang|"
     r"english|german|deutsch|french|spanish|italian|portuguese|dutch|polish|russian|ukrainian|czech|turkish|arabic|hindi|"
     r"chinese|japanese|korean|vietnamese|indonesian|swedish|danish|norwegian|finnish|greek|hebrew|hungarian|romanian|"
     r"(?:en|de|fr|es|it|pt|nl|pl|ru|uk|cs|sk|sl|hr|sr|bg|ro|hu|tr|el|he|ar|fa|hi|ur|bn|ta|zh|ja|ko|vi|th|id|ms|sv|da|nb|fi|"
     r"et|lv|lt|ca|eng|deu|ger|fra|fre|spa|ita|por|nld|pol|rus|ukr|ces|tur|ara|hin|zho|jpn|kor|vie|swe|dan|nor|fin)"
     r"(?:[-_][a-z]{2,4})?)"
 )
+_HEADERS = re.compile(rf"{_HEADING}(?:[ _.-]{_HEADING}|_?\d{{1,2}}\b|[ _]?\([^()]{{1,20}}\)){{0,2}}")
 
 
 def csv_delimiter(text: str, start: int = 0) -> tuple[str, int]:

@@ -22,19 +22,24 @@ LETTER = rf"[^\W{_UNSPACED}]"
 """A letter, digit or underscore of a script that is written with spaces."""
 BEFORE, AFTER = rf"(?<!{LETTER})", rf"(?!{LETTER})"
 """No such letter stands before, or after."""
+_SHOW_NOTHING = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {*map(chr, range(0xFE00, 0xFE10))}
 _IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
 
 
-def begins(phrase: str) -> str:
-    """Return a pattern of a phrase where a word begins; a phrase of a script without spaces can begin anywhere."""
-    return ("" if _IS_UNSPACED.match(phrase) else BEFORE) + re.escape(phrase)
+def begins(phrase: str, *, any_case: bool = False) -> str:
+    """Return a pattern of a phrase where a word begins; a phrase of a script without spaces can begin anywhere.
+
+    Args: any_case: of the phrase alone: as a flag of the whole pattern it makes the classes of letters slow to compile.
+    """
+    own = f"(?i:{re.escape(phrase)})" if any_case else re.escape(phrase)
+    return ("" if _IS_UNSPACED.match(phrase) else BEFORE) + own
 
 
-def stands(phrase: str) -> str:
+def stands(phrase: str, *, any_case: bool = False) -> str:
     """Return a pattern of a phrase as whole words; see `begins`."""
-    return begins(phrase) + ("" if _IS_UNSPACED.match(phrase[-1:]) else AFTER)
+    return begins(phrase, any_case=any_case) + ("" if _IS_UNSPACED.match(phrase[-1:]) else AFTER)
 
 
 def is_blank(text: str) -> bool:
     """Return whether a text holds nothing but white space, control characters and characters without width."""
-    return all(char.isspace() or char == "\u034f" or unicodedata.category(char) in ("Cc", "Cf") for char in text)
+    return all(char.isspace() or char in _SHOW_NOTHING or unicodedata.category(char) in ("Cc", "Cf") for char in text)

@@ -147,6 +147,18 @@ def test_files_with_other_ends_of_lines_are_equal(evaluated: Evaluated, write: W
     assert said == ""
 
 
+def test_segments_of_sgm_files_must_agree(evaluated: Evaluated, write: Write, manyheads: Cli, capsys: Any) -> None:
+    segments = [f'<seg id="{number}">{text}</seg>' for number, text in enumerate(DE, 1)]
+    lines = ['<refset><doc docid="d">', *segments, "</doc></refset>"]
+    path = write("a.sgm", lines)
+    record, _ = evaluated("--hypotheses", write("a.txt", DE), "--reference", path, path)
+    assert record["bleu"]["score"] == pytest.approx(100)
+    other = write("b.sgm", [line.replace('id="2"', 'id="7"') for line in lines])
+    assert manyheads("evaluate", "--hypotheses", path, "--reference", path, other) == 2
+    assert "segment 2 of " in (said := capsys.readouterr().err)
+    assert "b.sgm '7' of document 'd'. Give files of the same texts" in said
+
+
 def test_scoring_is_shown(
     manyheads: Cli, write: Write, told: Callable[[], dict[str, list[str]]], monkeypatch: Any
 ) -> None:

@@ -154,6 +154,9 @@ def test_keys_and_numbers_mean_the_same_in_every_table(tmp_path: Path) -> None:
             "de\ten\nHallo.\tHello.\n",
             "line 1 looks like a header: de, en. Name the columns by --source-key and --target",
         ),
+        ("sentence1\tsentence2\nHello.\tHallo.\n", "looks like a header: sentence1, sentence2"),
+        ("source_text\tTarget text (de)\nHello.\tHallo.\n", "looks like a header: source_text, Target text"),
+        ("en_sentence\tde-sentence\nHello.\tHallo.\n", "looks like a header: en_sentence, de-sentence"),
         ("English\tGerman\tlicence\nHello.\tHallo.\tCC\n", "looks like a header: English, German, licence"),
         (
             "1276\tLet us go.\t77\tGehen wir.\n",
@@ -171,9 +174,10 @@ def test_tsv_without_keys_is_asked_about(text: str, message: str, tmp_path: Path
     assert found == tuple(text.split("\n")[0].split("\t")[:2])
 
 
-def test_a_first_number_is_no_column_of_numbers(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.tsv", "1984\t1984\nYes.\tJa.\n")
-    assert list(csv_pairs(path, (None, None), "fail", ReadReport())) == [("1984", "1984"), ("Yes.", "Ja.")]
+@pytest.mark.parametrize("first", ["1984\t1984", "No text.\tKein Text.", "Text 123\tText 123", "No!\tNo!"])
+def test_a_first_line_of_text_is_no_header(first: str, tmp_path: Path) -> None:
+    path = write(tmp_path, "a.tsv", f"{first}\nYes.\tJa.\n")
+    assert list(csv_pairs(path, (None, None), "fail", ReadReport())) == [tuple(first.split("\t")), ("Yes.", "Ja.")]
 
 
 def test_a_cell_that_never_ends_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

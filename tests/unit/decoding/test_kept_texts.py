@@ -134,6 +134,17 @@ def test_of_capitals_the_more_probable_translation_is_taken(translator: Translat
     assert KeptTexts(translator, ["NATO and you", "USA"], translator.settings).rows == ["NATO and you", "USA"]
 
 
+def test_rows_whose_translation_lacks_a_stand_in_are_named(translator: Translator) -> None:
+    kept = KeptTexts(translator, ["see {name}", "the cat"], translator.settings)
+    name = kept.rows[0].split()[-1]
+
+    def found(text: str) -> list[list[Hypothesis]]:
+        return [[Hypothesis(translator.tokenizer.target.encode(one), 0.0, [-1.0], True)] for one in (text, "a dog")]
+
+    assert kept.lacking(found("a dog")) == {0: (name,)}
+    assert kept.lacking(found(f"a dog {name}")) == {}
+
+
 def test_phrases_and_kept_words_are_forced_together(translator: Translator) -> None:
     [text] = translate_with_phrases(translator, ["the cat reads {name}"], [["old house"]])
     assert "old house" in text

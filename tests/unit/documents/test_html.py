@@ -116,6 +116,7 @@ def test_an_element_without_an_end_tag_ends_where_it_must(page: str, expected: l
     [
         ("<p>in <ruby>a<rp>(</rp><rt>x</rt><rp>)</rp></ruby> now</p>", ["in <>a<> now"]),
         ("<p>in <ruby>a<rt>x<rt>y</ruby> now</p>", ["in <>a<> now"]),
+        ("<p>in <ruby><rb>a</rb><rtc><rt>x</rt></rtc></ruby> now</p>", ["in <><>a<><> now"]),
         ("<p>is <nobr>very big</nobr> and</p>", ["is <>very big<> and"]),
         ("<p>my <x-tip>a</x-tip> is</p>", ["my <>a<> is"]),
         ("<p>a<o:p></o:p> b</p><title>c</title><caption>d</caption>e", ["a<><> b", "c", "d", "e"]),

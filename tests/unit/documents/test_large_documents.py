@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
+from time import process_time
+
 import pytest
 
 from manyheads.documents.formats import read_document
-from manyheads.documents.parts import Text
-from manyheads.documents.sentences import protected
+from manyheads.documents.markdown import MOST_BRACKETS
+from manyheads.documents.parts import Tag, Text
+from manyheads.documents.placing import place
+from manyheads.documents.sentences import Sentence, protected, sentences_of, split_at_clauses
+from manyheads.documents.terms import Term, Terms
+from manyheads.documents.translating import DocumentTranslation
+from manyheads.text.sentences import split_sentences
 
 pytest.importorskip("markdown_it")
 SIZE = 40_000
@@ -46,3 +55,86 @@ def test_columns() -> None:
     assert document.line_of(document.segments[-1]) == SIZE + 1
     records = '{"a": {"b": "a text"}}\n' * SIZE
     assert len(read_document(records, "file", "jsonl", ["a.b"]).segments) == SIZE
+
+
+def seconds(work: Callable[[int], object], size: int) -> float:
+    gc.collect()
+    start = process_time()
+    work(size)
+    return process_time() - start
+
+
+def translated(fragment: str, format_name: str, columns: tuple[str, ...] = ()) -> Callable[[int], object]:
+    def work(size: int) -> object:
+        document = read_document(fragment * size, "file", format_name, columns)
+        translation = DocumentTranslation(document, split_sentences, lambda text: len(text) <= 200)
+        return translation.finish(['{"text": "x"}'] * len(translation.units))
+
+    return work
+
+
+def divided(fragment: str) -> Callable[[int], object]:
+    def work(size: int) -> object:
+        found = sentences_of([Text(fragment * size), Tag("<br>", "alone")] * 2, split_sentences) or ()
+        return [split_at_clauses(one, lambda text: len(text) <= 200) for one in found]
+
+    return work
+
+
+def placed(size: int) -> object:
+    marks = [(2 * number, Tag("<b>", kind, number)) for number in range(size) for kind in ("open", "close")]
+    alone = [(2 * number, Tag("<br>", "alone")) for number in range(size)]
+    text = "a " * size
+    return place(Sentence(text, (), tuple(marks)), text, []), place(Sentence(text, (), tuple(alone)), text, [])  # type: ignore[arg-type]
+
+
+def many_terms(size: int) -> object:
+    words = [f"word{number}" for number in range(size)]
+    return Terms([Term(word, word) for word in words]).of(" ".join(words[:10]))
+
+
+WORK = {
+    **{f"sentences of {one!r}": divided(one) for one in ("a ", "a. ", "«", "a, ", "and ", "(", ". ", "😊", "a.b ")},
+    **{
+        f"markdown of {one!r}": translated(one, "markdown")
+        for one in (
+            r"\*\*\*\*\*\*" + "\\\n",
+            r": \*\*\*\*\*\*" + "\n",
+            "[^a]: *b*\n",
+            "**a** ",
+            "<b>x</b>",
+            "| a ",
+            "> a\n",
+        )
+    },
+    **{f"html of {one!r}": translated(one, "html") for one in ("<b>x", "x<br>", "<p>a", "&amp;", "<i>a</i> b. ")},
+    **{f"csv of {one!r}": translated(one, "csv", ("1",)) for one in ("a,b\n", '"a""b",c\n', "a\n")},
+    **{
+        f"jsonl of {one!r}": translated(one, "jsonl", ("a.b",))
+        for one in ('{"a": {"b": "x"}}\n', '{"c": [1, 2], "a": {"b": ["x\\ny", "z"]}}\n')
+    },
+    "json object": lambda size: read_document("{" + '"c": {}, ' * size + '"a": "x"}', "f", "jsonl", ["a"]),
+    "terms in a text": lambda size: Terms([Term("a b", "x"), Term("a", "y"), Term("ß", "z")]).of("a a b ß " * size),
+    "number of terms": many_terms,
+    "placing": placed,
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_time_grows_with_the_size(name: str) -> None:
+    """A square grows 64 times."""
+    measured = []
+    for _ in range(4):  # a collection of garbage of other tests can fall into one
+        small, large = seconds(WORK[name], 250), seconds(WORK[name], 2000)
+        if large < 0.05 or large < 30 * small:
+            return
+        measured.append((small, large))
+    pytest.fail(f"seconds for 250 and for 2000: {measured}")
+
+
+def test_a_paragraph_of_too_many_brackets_is_named() -> None:
+    text = "# A title\n\n" + "a [ " * (MOST_BRACKETS + 1) + "\n\nb\n"
+    document = read_document(text, "file", "markdown")
+    assert document.notes == ("paragraphs with more than 2,000 [, not translated: 1; divide them with empty lines",)
+    report = DocumentTranslation(document, split_sentences, lambda text: True).finish(['{"text": "x"}'] * 2)[1]
+    assert (report.kept, report.lines["kept"]) == (1, [3])

@@ -187,7 +187,7 @@ def test_our_own_pages_keep_their_code_and_markup(path: Path) -> None:
     parts = [[Text(p.text.upper()) if isinstance(p, Text) else p for p in one.parts] for one in document.segments]
     result, kept = document.with_translations(parts)
     assert not kept
-    assert document.left == 0
+    assert not document.left
 
     def skeleton(page: str) -> list[tuple[str, str]]:
         """Blocks and inline markup in order; code and links' targets word for word."""
@@ -233,7 +233,7 @@ def test_only_keys_make_a_front_matter(page: str, expected: list[str], texts: Te
     "kept",
     [
         "<code>ls</code>", "<kbd>a <b>c</b></kbd>", "<samp>x</samp>", "<var>x</var>", "<b class='a notranslate'>c</b>",
-        '<span translate="no">a *b* [c](d)</span>', "$$\n: x\n$$",
+        '<span translate="no">a *b* [c](d)</span>', "$$\n: x\n$$", "<pre>a</pre>", "<script>a = 1</script>",
     ],
 )  # fmt: skip
 def test_inline_html_and_math_keep_their_content(kept: str, translated: Callable[..., str]) -> None:
@@ -243,11 +243,29 @@ def test_inline_html_and_math_keep_their_content(kept: str, translated: Callable
         assert [part.kind for one in document.segments for part in one.parts if isinstance(part, Tag)] == ["word"]
 
 
+def test_readings_stay_with_their_word(texts: Texts, translated: Translated) -> None:
+    page = "in <ruby>a<rp>(</rp><rt>x</rt><rp>)</rp></ruby> *now*"
+    assert texts(page, "markdown") == ["in <>a<> <>now<>"]
+    assert translated(page, "markdown") == "IN <ruby>A<rp>(</rp><rt>x</rt><rp>)</rp></ruby> *NOW*"
+    assert translated("a <ruby>b<rt>c", "markdown") == "A <ruby>B<rt>C"
+
+
+def test_blocks_inside_html_that_stays(translated: Translated) -> None:
+    page = 'one\n\n<div translate="no">\n\ntwo\n\n- <div>\n\n  in\n  </div>\n\n</div>\n\nthree\n\n'
+    assert translated(page, "markdown") == page.replace("one", "ONE").replace("three", "THREE")
+    quoted = '> <p class="notranslate">\n>\n> two\n>\n> </p>\n\nthree\n'
+    assert translated(quoted, "markdown") == quoted.replace("three", "THREE")
+    never_closed = '<div translate="no">\n\none\n\n<div>\n\n'
+    assert translated(never_closed * 3, "markdown") == never_closed.replace("one", "ONE") * 3
+
+
 def test_a_kept_element_without_an_end_is_a_tag(translated: Callable[..., str]) -> None:
     assert translated("use <code>a *b* now", "markdown") == "USE <code>A *B* NOW"
 
 
-@pytest.mark.parametrize("part", ["[^", "<code>", "<a>", "</b>", "a<b>  \n"])
+@pytest.mark.parametrize(
+    "part", ["[^", "<code>", "<a>", "</b>", "a<b>  \n", "<ruby><rt>", "<rt></rt>", "<div translate=no>\n\na\n\n"]
+)
 def test_hostile_inline_markup_is_read(part: str) -> None:
     document = read_document(part * 4_000, "file", "markdown")
     assert document.with_translations([None] * len(document.segments)) == (document.text, [])

@@ -207,6 +207,13 @@ def test_lines_of_times_are_no_text(times: str, format_name: str, texts: Texts, 
         assert read_document(text, "file", format_name).outside == ()
 
 
+@pytest.mark.parametrize("alone", ["00:00:19,000", "0:00:19.5", "00:00:19,000 00:00:20,000", "\t00:00:19,000 "])
+def test_a_line_of_one_time_is_no_text(alone: str, texts: Texts, translated: Translated) -> None:
+    text = in_cue("I like red.") + f"10\n{alone}\nI like blue.\n"
+    check(texts, translated, text, ["I like red.", "10", "I like blue."])
+    assert texts(in_cue("I came at 00:00:19,000"), "srt") == ["I came at 00:00:19,000"]
+
+
 def test_an_arrow_or_a_time_alone_is_text(texts: Texts) -> None:
     lines = (
         "That light -->> they will",
@@ -235,6 +242,9 @@ def test_text_that_belongs_to_no_cue_is_named(translated: Translated) -> None:
         (("{\\an8}<i>– Who are", "you?</i>", ">> Me."), ["Who are you?", "Me."]),
         (("Wait.", "- No!"), ["Wait.", "No!"]),
         (("He came", "- as always - late"), ["He came - as always - late"]),
+        (("-Are you hungry? -Yes, I am. - no-one?",), ["Are you hungry?", "Yes, I am.", "no-one?"]),
+        ((">> Who? >> Me.", "MAN: Yes. – <i>No.</i>"), ["Who?", "Me.", "Yes.", "No."]),
+        (("He came. - Late - as always.",), ["He came. - Late - as always."]),
         (("♪ My heart is blue ♪", "♪ I love you so ♪"), ["My heart is blue", "I love you so"]),
         (("<i>♪ My heart is", "blue ♪</i>"), ["My heart is blue"]),
         (("# My heart is blue #",), ["My heart is blue"]),

@@ -18,7 +18,9 @@ from manyheads.decoding.degenerate import is_degenerate
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.stand_ins import restored, show
+from manyheads.decoding.translation import Translation
 from manyheads.decoding.translator import Translator
+from manyheads.documents import translating
 from manyheads.documents.formats import read_document
 from manyheads.documents.terms import Term, Terms, contains
 from manyheads.documents.translating import (
@@ -270,3 +272,42 @@ def test_terms_of_a_file(tmp_path: Any) -> None:
     file.write_text("\n", encoding="utf-8")
     with pytest.raises(DataError, match="no terms"):
         Terms.read(file)
+
+
+def test_of_a_sentence_in_capitals_the_better_translation_is_taken(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translating, "in_sentence_case", lambda text, reader: text.capitalize())
+    units = UnitTranslator(translator, Terms(), {})
+    capitals = Unit(f"THE CAT SEES {private(0)}", aligned=False)
+    work = units.work([Unit("the cat", aligned=False), capitals])
+    assert next(work).kind == "search"
+    compare = work.send(["a", "A"])
+    assert (compare.kind, [text[:8] for text in (*compare.texts, *compare.others)]) == (
+        "compare",
+        ["THE CAT ", "The cat "],
+    )
+    name = compare.others[0].split()[-1]
+    own, other = Translation("A", -9.0, [], [-1.0, -1.0]), Translation(f"b {name}", -9.0, [], [-0.4] * 4)
+    assert compare.better([("A", own), (other.text, other)]) == [(True, other.text)]
+    assert compare.better([("A", other), ("b", own)]) == [(False, "A")]
+    assert compare.better([None, ("b", own)]) == [(True, "b")]
+    assert compare.better([("A", own), ("b " * 12, other)]) == [(False, "A")]
+    again = work.send([(True, "b c")])
+    assert (again.kind, again.texts) == ("search", [])
+    force = work.send([])
+    assert (force.kind, force.texts, force.others) == ("force", compare.others, [[name]])
+    assert work.send([other.text]).kind == "align"
+    with pytest.raises(StopIteration) as end:
+        work.send([])
+    assert json.loads(end.value.value[1])["text"] == f"b {private(0)}"
+
+
+def test_the_switch_is_off(translator: Translator) -> None:
+    units = UnitTranslator(translator, Terms(), {"keep_words": False})
+    page = read_document("SEE a.b@c.de AND {name} `x`\n", "page", "markdown")
+    document = DocumentTranslation(page, split_sentences, units.fits, keep_words=units.keep_words)
+    assert document.units[0].text == f"SEE a.b@c.de AND {{name}} {private(0)}"
+    work = units.work([Unit("THE CAT", aligned=False)])
+    next(work)
+    assert work.send(["A"]).texts == []

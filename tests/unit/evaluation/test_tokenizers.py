@@ -101,6 +101,7 @@ def test_doubtful_cases_are_said() -> None:
     choice = choose_tokenizer("auto", [], mixed)
     assert choice.name == "zh"
     assert "several scripts" in choice.warning
+    assert choose_tokenizer("auto", [], ["12", "", "?"]).warning == ""
     choice = choose_tokenizer("auto", ["de"], TEXTS["th"])
     assert choice.name == "char"
     assert "The target language is de, but most of the references are in a script without spaces" in choice.warning

@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from starlette.testclient import TestClient
 
+from manyheads.architectures.pretrained import save_pretrained
+from manyheads.architectures.table import build_model
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.decoding.translator import Translator
@@ -23,8 +27,12 @@ from manyheads.serving.app import build_app
 from manyheads.serving.markup import MOST_TAGS
 from manyheads.serving.refusals import Refusal
 from manyheads.serving.settings import ServingSettings
+from manyheads.text.piece_vocabulary import PieceVocabulary
 from manyheads.text.sentences import split_sentences
+from manyheads.text.settings import TokenizerSettings
+from manyheads.text.tokenizer import Tokenizer
 
+TEXTS = ["It is a truth universally acknowledged", "that a single man in possession of a good fortune"] * 2
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 
@@ -93,6 +101,38 @@ def test_offsets_of_a_stream_count_what_is_held_back(client: TestClient, echo: b
         for name in ("tokens", "text_offset"):
             assert [value for one in own for value in one["logprobs"][name]] == record[name]
         assert record["text_offset"] == sorted(record["text_offset"])
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A client of a server with a model of subwords."""
+    vocabulary = PieceVocabulary(Tokenizer.train(TEXTS, TokenizerSettings(vocab_size=320)))
+    torch.manual_seed(3)
+    model = build_model(
+        TransformerXLConfig(
+            vocab_size=vocabulary.vocab_size, d_model=16, num_heads=2, d_ff=24, num_layers=2, memory_len=12
+        )
+    )
+    folder = tmp_path_factory.mktemp("served") / "novel"
+    save_pretrained(model, folder, tokenizer=vocabulary)
+    with TestClient(build_app(ServingSettings(models=(str(folder),), device="cpu", allowed_hosts=("*",)))) as running:
+        yield running
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("prompt", ["It is", "It is ", "It is  ", " ", "", "a\n "])
+def test_offsets_are_places_in_the_text(pieces: TestClient, prompt: str, echo: bool) -> None:
+    """A space at the end of a prompt belongs to the first token, too, but not to its text."""
+    compared = 0
+    for seed in range(12):
+        body = {"prompt": prompt, "logprobs": 1, "echo": echo, "seed": seed}
+        [whole], [first] = (complete(pieces, **body, max_tokens=most)["choices"] for most in (2, 1))
+        begin, end = whole["logprobs"]["text_offset"][-2:]
+        assert begin == (len(prompt) if echo else 0)
+        if "\ufffd" not in first["text"]:  # part of a character, which counts with its last token
+            compared += 1
+            assert end == len(first["text"])
+    assert compared > 3
 
 
 def test_usage_counts_what_was_sent_and_written(client: TestClient) -> None:
@@ -330,6 +370,18 @@ PAGE = """<p class="a">I am <b>hungry</b>. Where is the station?</p>
 <p>The cat sees <a href="https://a.example/x?a=1&amp;b=2" rel="tag">the dog</a> &amp; <code>ls</code>.<br>She
 reads.</p>"""
 TAG = re.compile(r"<!--.*?-->|<script.*?</script>|<code>.*?</code>|<[^>]*>", re.DOTALL)
+
+
+def test_html_in_capitals_is_searched_in_sentence_case(client: TestClient, translator: Translator) -> None:
+    page = "<p>THE CAT SEES {name}.<p>WHERE IS <b>THE STATION</b>?"
+    units = UnitTranslator(translator, Terms(), {})
+    document = DocumentTranslation(read_html(page), split_sentences, units.fits)
+    work = units.work(document.units)
+    next(work)
+    assert len(work.send(["", ""]).others) == 2
+    expected, _ = document.finish(units.translate(document.units))
+    asked = {"q": page, "source": "en", "target": "de", "format": "html"}
+    assert client.post("/translate", json=asked).json()["translatedText"] == expected
 
 
 def test_html_is_the_document_that_the_translator_makes(client: TestClient, translator: Translator) -> None:

@@ -12,9 +12,10 @@ from manyheads.text.words import is_blank
 
 TEXTS = ["I am very hungry.", "The computer is expensive!", "Oui\u00a0! Non\u00a0; 10\u202f%", "میخواهم क्ष 😊"] * 5
 PLAIN = "I am very hungry, computer!"
-WHITE = "\t\v\f\x1c\x1f\x85\u00a0\u1680\u2003\u2009\u2028\u2029\u202f\u205f\u3000\r\n"
+WHITE = "\t\v\f\x1c\x1f\x85\u00a0\u1680\u2003\u2009\u2028\u2029\u202f\u205f\u3000\u2800\u3164\uffa0\r\n"
 NO_WIDTH = (
-    "\u00ad\u200b\u2060\ufeff\u200e\u200f\u202a\u202c\u2066\u2069\u061c\u034f\u180e\x00\x1b\x7f\x9f\ufff9\u200c\u200d"
+    "\u00ad\u200b\u2060\ufeff\u200e\u200f\u202a\u202c\u2066\u2069\u061c\u034f\u17b4\u180e"
+    "\x00\x1b\x7f\x9f\ufff9\u200c\u200d"
 )
 
 
@@ -37,7 +38,14 @@ def test_characters_without_width_are_left_out(tokenizer: Tokenizer, sign: str) 
     assert tokenizer.target.encode(odd) == tokenizer.encode(PLAIN)
 
 
-@pytest.mark.parametrize("sign", [*NO_WIDTH, *WHITE], ids=ascii)
+@pytest.mark.parametrize("sign", ["\ufe0f", "\ufe0e\ufe0e", "\U000e0100", "\U000e0041\U000e007f"], ids=ascii)
+def test_signs_that_change_pictures_are_nothing_behind_letters(tokenizer: Tokenizer, sign: str) -> None:
+    odd = PLAIN.replace(" ", f"{sign} {sign}") + sign
+    assert tokenizer.encode(odd) == tokenizer.encode(PLAIN)
+    assert tokenizer.target.encode(odd) == tokenizer.encode(PLAIN)
+
+
+@pytest.mark.parametrize("sign", [*NO_WIDTH, *WHITE, "\ufe0f"], ids=ascii)
 def test_a_text_of_such_signs_is_blank(tokenizer: Tokenizer, sign: str) -> None:
     assert is_blank(f"{sign} {sign}")
     assert not is_blank(f"{sign}.")
@@ -94,7 +102,7 @@ def test_long_texts_are_read_alike(tokenizer: Tokenizer, monkeypatch: pytest.Mon
     whole = side.encode(text)
     monkeypatch.setattr(tokenizer_module, "MAX_CHARS_AT_ONCE", 40)
     assert side.decode(side.encode(text)) == side.decode(whole)
-    words = "\ufeff" + "hungry\t computer\u00ads \u200b" * 20
+    words = "\ufeff" + "hungry\t computer\u00ads \u200b" * 20 + "hungry" + "\t " * 60 + "hungry"
     monkeypatch.undo()
     whole = side.encode(words)
     monkeypatch.setattr(tokenizer_module, "MAX_CHARS_AT_ONCE", 40)

@@ -114,7 +114,9 @@ class InputDocument:
 
         units = UnitTranslator(translator, self.terms, overrides)
         language = self.options.source_lang or (translator.languages[0][0] if translator.languages else None)
-        translation = DocumentTranslation(self.document, partial(split_sentences, language=language), units.fits)
+        translation = DocumentTranslation(
+            self.document, partial(split_sentences, language=language), units.fits, keep_words=units.keep_words
+        )
         size = min(lines_at_once, SENTENCES_AT_ONCE)
         total = len(translation.units)
         records: list[str] = []

@@ -174,13 +174,16 @@ class _Offsets:
 
     def __init__(self, vocabulary: Vocabulary, before: list[int], begin: int) -> None:
         self._vocabulary, self._last, self._end = vocabulary, before[-4:], begin
+        self._at_border = bool(before) and before[-1] in vocabulary.spaced_ids()[0]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def next(self, token: int) -> int:
         """Return where the next token begins."""
         begin = self._end
-        self._end += len(self._decoder.decode(self._vocabulary.continuation(self._last, [token])))
-        self._last = [*self._last, token][-4:]
+        new = self._vocabulary.continuation(self._last, [token])
+        new = new.removeprefix(b" ") if self._at_border else new  # the prompt has it; see `Generation`
+        self._end += len(self._decoder.decode(new))
+        self._last, self._at_border = [*self._last, token][-4:], False
         return begin
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from manyheads.data.line_source import GivenItems
 from manyheads.data.lines import describe, read_lines
 from manyheads.data.progress import Progress, telling
-from manyheads.data.readers import ReadReport, first_suspicious
+from manyheads.data.readers import ReadReport, check_segments, first_suspicious
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation import one_line
 from manyheads.decoding.translator import Translator
@@ -273,6 +273,8 @@ def _of_files(first: str, options: EvaluateOptions, read: ReadReport) -> HeldOut
                 f' {len(lines)} (lines end at "\\n" alone).{first_suspicious(zip(sides[0], lines, strict=False))}'
                 " Align the files again."
             )
+        for number, (line, other) in enumerate(zip(sides[0], lines, strict=True), 1):
+            check_segments(line, other, number, first, path)
     pairs = list(zip(sides[0], sides[1], strict=True))
     return HeldOutSet(pairs, " + ".join(map(describe, paths)), more_references=sides[2:])
 
