@@ -11,6 +11,7 @@ from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe,
 from manyheads.data.pair_formats import json_record, mended, nested_value, parquet_pairs, preview, table_pairs
 from manyheads.data.sgm import Segment
 from manyheads.data.tmx import tmx_pairs
+from manyheads.data.unread import refuse_documents
 from manyheads.errors import ConfigError, DataError
 
 __all__ = ["PairFiles", "ReadReport", "aligned_lines", "check_segments", "first_suspicious", "read_lines"]
@@ -134,6 +135,7 @@ def aligned_lines(
 
     Args: is_suspicious: whether two lines do not look like a pair; the message names the first such pair.
     """
+    refuse_documents(source, target)
     counts = [0, 0]
     suspicion = ""
     sides = (decoded_lines(path, on_bad_utf8, report) for path in (source, target))

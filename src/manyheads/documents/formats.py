@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from manyheads.data.unread import unread_format
 from manyheads.documents.parts import Document
 from manyheads.errors import ConfigError, DataError
 
@@ -49,20 +50,6 @@ FORMATS: dict[str, _Format] = {
     "jsonl": _Format((".jsonl", ".ndjson"), "columns.read_jsonl", has_columns=True),
 }
 
-# Known formats without a reader: line by line, their keys, times and code would be translated. Endings that also
-# name a language, such as `.rar` and `.smi`, are left out where lines are more likely.
-_UNREAD = {
-    "subtitles in another format": "ass ssa sbv sub ttml dfxp lrc",
-    "a catalogue of messages": "po pot xlf xliff sdlxliff mqxliff resx resw strings stringsdict xcstrings arb ftl",
-    "a translation memory or glossary": "tmx tbx",
-    "JSON": "json json5 jsonc geojson ipynb webmanifest",
-    "XML": "xml svg rss atom xsl xslt plist dita docbook opf ncx fb2",
-    "a file of settings": "yaml yml toml ini properties cfg",
-    "markup of another kind": "rst adoc asciidoc tex latex textile mediawiki mdx",
-    "an office document": "docx doc odt rtf pages pptx ppt odp xlsx xls ods numbers",
-    "a book or a printed page": "pdf epub mobi azw3 djvu",
-}
-
 
 def format_of(path: str) -> str | None:
     """Return the format of a file by its name, before `.gz`; None if no format has this ending.
@@ -71,13 +58,12 @@ def format_of(path: str) -> str | None:
     """
     name = path.lower().removesuffix(".gz")
     suffix = PurePath(name).suffix
-    for what, suffixes in _UNREAD.items():
-        if suffix[1:] in suffixes.split():
-            read = ", ".join(one for each in FORMATS.values() for one in each.suffixes)
-            raise ConfigError(
-                f"{path} is {what} ({suffix}), which is not read; documents are {read}. Convert it, or insist on"
-                " translating each of its lines, with everything in it: --format lines."
-            )
+    if what := unread_format(name):
+        read = ", ".join(one for each in FORMATS.values() for one in each.suffixes)
+        raise ConfigError(
+            f"{path} is {what} ({suffix}), which is not read; documents are {read}. Convert it, or insist on"
+            " translating each of its lines, with everything in it: --format lines."
+        )
     return next((name for name, one in FORMATS.items() if suffix in one.suffixes), None)
 
 

@@ -195,16 +195,17 @@ def lay_out(
         return " ".join(words).replace(GLUE, " ")
     width = max(len(line) for line in lines)
     prefix = lines[1][: len(lines[1]) - len(lines[1].lstrip(prefix_characters))]
-    written = [words[0]]
+    written = [[words[0]]]
+    length = len(LINE_END.split(words[0])[-1])
     for word in words[1:]:
-        line = written[-1]
-        line_start = max(line.rfind("\n"), line.rfind("\r")) + 1  # markup can go over lines itself
-        length = len(line) - line_start + 1 + len(LINE_END.split(word, maxsplit=1)[0])
-        if length > width and not _begins_block(word):
-            written.append(prefix + word)
+        head, *more = LINE_END.split(word)  # markup can go over lines itself
+        if length + 1 + len(head) > width and not _begins_block(word):
+            written.append([prefix + word])
+            length = len(prefix) - 1
         else:
-            written[-1] += " " + word
-    return line_end.join(written).replace(GLUE, " ")
+            written[-1].append(word)
+        length = len(more[-1]) if more else length + 1 + len(head)
+    return line_end.join(" ".join(line) for line in written).replace(GLUE, " ")
 
 
 def _characters(part: Part, escape: Callable[[str], str]) -> str:

@@ -336,3 +336,28 @@ def test_any_bytes_give_pairs_or_a_clean_error(
     except ManyHeadsError:
         return
     assert all("\n" not in text for pair in pairs for text in pair)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("a.json", "JSON"),
+        ("test.EN.XML.gz", "XML"),
+        ("b.docx", "an office document"),
+        ("c.pdf", "a book or a printed page"),
+        ("d.tmx", "a translation memory or glossary"),
+    ],
+)
+def test_documents_are_no_lines(name: str, what: str, tmp_path: Path) -> None:
+    lines = tmp_path / "a.en"
+    for path in (lines, tmp_path / name):
+        path.write_text("a\n", encoding="utf-8")
+    for files in ({"source": lines, "target": tmp_path / name}, {"source": tmp_path / name, "target": lines}):
+        with pytest.raises(DataError, match=rf"{name} is {what}, and its lines are no sentences; convert it"):
+            list(PairFiles(**files).read())
+
+
+@pytest.mark.parametrize("name", ["a.arb", "a.lrc", "a.cs", "a.ts", "a.txt", "a"])
+def test_names_of_languages_are_lines(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("a\n", encoding="utf-8")
+    assert list(PairFiles(source=tmp_path / name, target=tmp_path / name).read()) == [("a", "a")]

@@ -13,6 +13,7 @@ from manyheads.data.line_source import GivenItems
 from manyheads.data.lines import describe, read_lines
 from manyheads.data.progress import Progress, telling
 from manyheads.data.readers import ReadReport, check_segments, first_suspicious
+from manyheads.data.unread import refuse_documents
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation import one_line
 from manyheads.decoding.translator import Translator
@@ -281,6 +282,7 @@ def _of_files(first: str, options: EvaluateOptions, read: ReadReport) -> HeldOut
 
 def _lines(path: str, options: EvaluateOptions, read: ReadReport) -> list[str]:
     """The texts of a file, one for each sentence."""
+    refuse_documents(path)
     return list(read_lines(path, on_bad_utf8=options.on_bad_utf8, report=read))
 
 
