@@ -196,3 +196,28 @@ def test_keys_and_values_of_other_numbers_are_refused() -> None:
     for call in (lambda: dot_product_attention(q, q, v), lambda: DotProductAttention()(q[:, 0], q[:, 0], v[:, 0])):
         with pytest.raises(ShapeError, match="5 keys and 7 values"):
             call()
+
+
+@pytest.mark.parametrize("path", ["products", "sdpa"])
+@pytest.mark.parametrize("masks", [1, 2])
+def test_lowest_numbers_in_half_precision_forbid_nothing(
+    path: str, masks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A score below zero plus the lowest number is below its range; it stays the lowest number, as with wider types."""
+    monkeypatch.setattr(policy, "attention_path", lambda *_: path)
+    query, key = torch.full((1, 1, 1, 4), 8.0).half(), -torch.full((1, 1, 3, 4), 8.0).half()
+    key[:, :, 2] = 8.0
+    lowest = torch.full((1, 3), torch.finfo(torch.float16).min).half()
+    lowest[:, 2] /= masks
+    mask = Bias(lowest) if masks == 1 else Bias(lowest / 2) & Bias(lowest / 2)
+    weights = dot_product_weights(query, key, mask)
+    assert weights.isfinite().all()
+    assert weights.sum() == pytest.approx(1, abs=1e-3)
+    assert dot_product_attention(query, key, key, mask).isfinite().all()
+
+
+def test_equal_keys_that_a_lowest_number_hides_have_equal_weights() -> None:
+    query, key = torch.full((1, 1, 1, 4), 8.0).half(), -torch.full((1, 1, 3, 4), 8.0).half()
+    mask = Bias(torch.full((1, 3), -65504.0).half())
+    torch.testing.assert_close(dot_product_weights(query, key, mask), torch.full((1, 1, 1, 3), 1 / 3).half())
+    torch.testing.assert_close(dot_product_attention(query, key, key, mask), key[:, :, :1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -15,7 +16,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from manyheads.errors import ConfigError, ShapeError
-from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions, sinusoidal_table
+from manyheads.nn.attention.relative import DistanceEncoding
+from manyheads.nn.positions import AxialPositions, ExactTable, LearnedPositions, SinusoidalPositions, sinusoidal_table
 
 
 def spelled_out(position: float, d_model: int, layout: str) -> list[float]:
@@ -177,3 +179,11 @@ def test_rows_may_begin_at_places_of_their_own(positions: Any) -> None:
     if not isinstance(positions, SinusoidalPositions):
         with pytest.raises(ShapeError, match="of 41 tokens"):
             positions(x, torch.tensor([0, 37, 1]))
+
+
+@pytest.mark.parametrize("kind", [SinusoidalPositions, DistanceEncoding])
+def test_a_cast_and_back_leaves_the_table_exact(kind: Callable[[int], ExactTable]) -> None:
+    module = kind(16)
+    before = module.table.clone()
+    assert torch.equal(module.bfloat16().float().table, before)
+    assert torch.equal(module.half().table, before)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
+from torch import Tensor, nn
 
 from manyheads.nn import FeedForward, MultiHeadAttention, ReversibleSequence
 
@@ -28,3 +31,32 @@ def test_the_two_equations_and_their_gradients() -> None:
     for others in found[1:]:
         for one, other in zip(found[0], others, strict=True):
             torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
+
+
+def test_statistics_count_a_batch_once() -> None:
+    norm = nn.BatchNorm1d(2, momentum=0.5)
+    sequence = ReversibleSequence([(nn.Sequential(Turned(), norm, Turned()), nn.Identity())])
+    x = torch.tensor([[[1.0, 3.0], [3.0, 5.0]]], requires_grad=True)
+    torch.cat(sequence(x, x)).sum().backward()
+    assert norm.num_batches_tracked == 1
+    assert norm.running_mean is not None
+    assert norm.running_mean.tolist() == [1.0, 2.0]
+
+
+class Turned(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2)
+
+
+def test_weights_that_a_forward_pass_normalises_are_replayed() -> None:
+    """spectral_norm improves its vectors in each forward pass; the second one must begin where the first one did."""
+    torch.manual_seed(0)
+    linear = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+    found = []
+    for reversible in (True, False):
+        sequence = ReversibleSequence([(copy.deepcopy(linear), nn.Tanh())], reversible=reversible).train()
+        x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        torch.cat(sequence(x, x)).square().sum().backward()
+        found.append([x.grad, *(one.grad for one in sequence.parameters()), *sequence.buffers()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

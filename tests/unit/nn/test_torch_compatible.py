@@ -331,3 +331,23 @@ def test_skip_init_makes_it_without_initialisation() -> None:
     made = nn.utils.skip_init(TorchMultiheadAttention, 8, 2, kdim=6, vdim=4)
     assert made.k_proj_weight.shape == (8, 6)
     assert TorchMultiheadAttention(8, 2, device="meta").in_proj_weight.is_meta
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_two_masks_of_lowest_numbers_combine_as_in_torch(dtype: torch.dtype, need_weights: bool) -> None:
+    """Their sum is -inf, so a key that both hide gets nothing, beside keys that one of them hides."""
+    lowest = torch.finfo(dtype).min
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(8, 2, batch_first=True).to(dtype)
+    ours = TorchMultiheadAttention(8, 2, batch_first=True).to(dtype)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(1, 3, 8).to(dtype)
+    attn_mask = torch.tensor([[lowest, lowest, 0]] * 3).to(dtype)
+    padding = torch.tensor([[lowest, 0, lowest]]).to(dtype)
+    expected, weights = theirs(x, x, x, padding, attn_mask=attn_mask)
+    assert (weights[..., 0] == 0).all()
+    found, own_weights = ours(x, x, x, padding, attn_mask=attn_mask, need_weights=need_weights)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    if need_weights:
+        torch.testing.assert_close(own_weights, weights, rtol=2e-2, atol=2e-2)

@@ -61,10 +61,24 @@ def masked_weights(
     """Return the softmax of scores + the mask's bias over the keys that the mask allows; see `masked_softmax`."""
     allowed, bias = dense_bias(mask, scores.shape[2], scores.shape[3], scores.device, first_query)
     if bias is not None:
-        scores = scores + _in_range(bias, scores.dtype)
-        if scores.dtype is torch.float16:  # its range is so small that the sum can leave it, which would forbid a key
-            scores = scores.clamp(torch.finfo(scores.dtype).min, torch.finfo(scores.dtype).max)
+        bias = _in_range(bias, scores.dtype)
+        is_near = policy.can_look(bias) and bool((bias > torch.finfo(scores.dtype).min / 2).all())
+        scores = scores + bias if is_near and scores.dtype is not torch.float16 else _sum(scores, bias, allowed)
     return masked_softmax(scores, allowed)
+
+
+def _sum(scores: Tensor, bias: Tensor, allowed: Tensor | None) -> Tensor:
+    """Return scores + bias minus each row's highest sum: finite, and at most 0, also if all keys have lowest numbers.
+
+    Otherwise a sum could leave the range of the type, or be as low as the number that `masked_softmax` gives to keys
+    that are forbidden.
+    """
+    limits = torch.finfo(scores.dtype)
+    total = (scores + bias).clamp(limits.min, limits.max)  # rounded as in torch, where such a number hides the score
+    total = total.to(torch.promote_types(scores.dtype, torch.float32))
+    seen = total.detach() if allowed is None else total.detach().masked_fill(~allowed, limits.min)
+    highest = seen.amax(-1, keepdim=True) if seen.shape[-1] else 0.0
+    return (total - highest).clamp(limits.min, 0.0).to(scores.dtype)
 
 
 def dot_product_weights(
