@@ -26,7 +26,9 @@ from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.chart import log_partition
+from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.policy import fast, is_fast
+from manyheads.nn.kernels.recomputation import recomputed
 from manyheads.nn.reversible_sequence import ReversibleSequence
 
 WIDTH, LENGTH, VOCAB = 16, 40, 50
@@ -68,7 +70,7 @@ class Normalised(nn.Module):
 class Reversible(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.inner = ReversibleSequence([(Normalised(), nn.Linear(WIDTH, WIDTH))])
+        self.inner = ReversibleSequence([(Normalised(), RelativeAttention(WIDTH, 2, dropout=0.2))])
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat(self.inner(x, x.flip(1)))
@@ -209,3 +211,43 @@ def test_it_decorates_nothing() -> None:
         @fast()  # type: ignore[operator]
         def numbers() -> Iterator[int]:
             yield 1
+
+
+@pytest.mark.parametrize("enabled", [False, True], ids=["plain", "fast"])
+def test_what_is_computed_again_sees_the_mode_of_the_first_time(enabled: bool) -> None:
+    seen = []
+    module, x = nn.Linear(WIDTH, WIDTH), torch.randn(1, 4, WIDTH, requires_grad=True)
+
+    def noted(piece: Tensor) -> Tensor:
+        seen.append(is_fast())
+        out: Tensor = module(piece)
+        return out
+
+    with fast(enabled):
+        out = recomputed(noted, [x], [module], 2)
+    with fast(not enabled):
+        out.sum().backward()
+    assert seen == [enabled] * 4
+
+
+@pytest.mark.parametrize("enabled", [False, True], ids=["plain", "fast"])
+def test_a_backward_pass_of_our_own_sees_the_mode_of_its_forward_pass(enabled: bool) -> None:
+    seen = []
+
+    @first_derivative_only
+    class Noting(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
+            seen.append(is_fast())
+            return (grad,)
+
+    x = torch.randn(3, requires_grad=True)
+    with fast(enabled):
+        out = Noting.apply(x)  # type: ignore[no-untyped-call]
+    with fast(not enabled):
+        out.sum().backward()
+    assert seen == [enabled]
