@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -73,12 +74,25 @@ def needed_bytes(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write one safetensors file from where the tensors lie, with the usual permissions (its writer gives 0600)."""
-    path.touch()
-    mode = path.stat().st_mode
-    plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    safetensors.torch.save_file(plain, path, metadata={"format": "pt"})
-    path.chmod(mode)
+    """Write the bytes of `safetensors.torch.save`, one tensor after the other, without a copy of all in memory.
+
+    (`safetensors.torch.save_file` writes another file, which only the owner may read, and renames it.)
+    """
+    # The header of empty tensors of the same names has their order and the names of their types.
+    empty = safetensors.torch.save(
+        {name: torch.empty(0, dtype=tensor.dtype) for name, tensor in tensors.items()}, metadata={"format": "pt"}
+    )
+    header = json.loads(empty[8 : 8 + int.from_bytes(empty[:8], "little")])
+    names, end = [name for name in header if name != "__metadata__"], 0
+    for name in names:
+        begin, end = end, end + tensors[name].nbytes
+        header[name] |= {"shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+    shown = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    shown += b" " * (-len(shown) % 8)
+    with path.open("wb") as file:
+        file.write(len(shown).to_bytes(8, "little") + shown)
+        for name in names:
+            file.write(tensors[name].detach().contiguous().cpu().flatten().view(torch.uint8).numpy())
 
 
 def save_checkpoint(

@@ -21,6 +21,7 @@ from manyheads.data.segments import SegmentBatch
 from manyheads.decoding.search import run_to_end, search_steps
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig
+from manyheads.nn.kernels.policy import fast
 from manyheads.nn.kernels.relative import relative_weights
 
 PAIRS = TransformerConfig(
@@ -45,7 +46,7 @@ def added_product(into: Any, left: Any, right: Any, **_: Any) -> int:
 
 
 def counted(run: Callable[[], Any]) -> int:
-    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.baddbmm_: added_product}) as counter:
+    with fast(), FlopCounterMode(display=False, custom_mapping={torch.ops.aten.baddbmm_: added_product}) as counter:
         run()
     return int(counter.get_total_flops())
 
