@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from oddities.cells import Cell, prepared, refused, rows, sentences, trained, translated
 from oddities.making import Make, written
 
+from manyheads.text.words import is_blank
+
 __all__ = [
     "COMMANDS", "CONTROL", "DE", "EN", "LIMIT", "Oddity", "bad_bytes", "none_taken", "nothing", "odd_line", "of_pairs",
     "replaced", "skipped", "taken", "text", "too_long", "unequal", "with_second",
@@ -87,7 +89,7 @@ def taken(
         changes: cells that are others.
     """
     count = len(source)
-    full = sum(bool(one.strip() and other.strip()) for one, other in zip(source, target, strict=False))
+    full = sum(not (is_blank(one) or is_blank(other)) for one, other in zip(source, target, strict=False))
     if full < count:
         notes = [f"{count - full:,} left out, because a line is empty", *notes]
     cells = {

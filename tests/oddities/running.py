@@ -14,6 +14,7 @@ from oddities.kinds import LIMIT, Oddity
 from manyheads.cli.main import main
 from manyheads.data.prepared import PreparedData
 from manyheads.decoding.translator import Translator
+from manyheads.text.words import is_blank
 
 __all__ = ["Judge"]
 
@@ -112,7 +113,7 @@ class Judge:
     def _check_pairs(self, oddity: Oddity, made: Path, count: int | None, outcome: Outcome) -> None:
         """The prepared folder holds the pairs, as its tokenizer normalises them, and the run says how many it took."""
         both = zip(oddity.source, oddity.target, strict=False)
-        pairs = oddity.pairs or [(one, other) for one, other in both if one.strip() and other.strip()]
+        pairs = oddity.pairs or [(one, other) for one, other in both if not (is_blank(one) or is_blank(other))]
         data = PreparedData.open(made)
         decode = data.tokenizer.decode
         found = [(decode(source.tolist()), decode(target.tolist())) for source, target in data.train]

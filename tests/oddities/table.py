@@ -146,8 +146,9 @@ def characters() -> list[Oddity]:
 
 def long_lines() -> list[Oddity]:
     """Lines above every limit."""
-    # letters that the sentences have not, so that the model spells them in bytes; in no order that could be learned
-    word = "".join(random.Random(1).choices("fjpqvwx", k=1500))
+    # Letters that the sentences have not, so that the model spells them in bytes; in no order that could be learned,
+    # and with apostrophes, because 200 letters without a break are copied.
+    word = "".join("".join(random.Random(part).choices("fjpqvwx", k=99)) + "'" for part in range(15))
     words, megabytes = "fjx " * 99_999 + "fjx", word * 6667
     zeros = gzip.compress(b"a\n" + b"0" * (65 * 2**20), mtime=0)
     return [
