@@ -102,9 +102,9 @@ class Counted(CompiledSteps):
         super().__init__(model)
         self.taken, compute = 0, self._compute
 
-        def counting(what: Any) -> Tensor:
+        def counting(what: Any, logits: bool) -> Tensor:
             self.taken += 1
-            return compute(what)
+            return compute(what, logits)
 
         self._compute = counting
 
@@ -346,7 +346,7 @@ def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     compute = Seq2Seq.compute
 
-    def fails(self: Seq2Seq, planned: Any) -> Tensor:
+    def fails(self: Seq2Seq, planned: Any, logits: bool) -> Tensor:
         torch._dynamo.graph_break()  # does nothing where nothing is compiled
         return compute(self, planned)
 

@@ -33,7 +33,7 @@ def first_derivative_only(function: type[torch.autograd.Function]) -> type[torch
 
     @functools.wraps(backward)
     def differentiated(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        if policy.is_compiled():
+        if policy.is_compiled() or not hasattr(ctx, "is_fast"):  # the forward pass was compiled
             return backward(ctx, *grads)  # type: ignore[no-any-return]
         with torch.no_grad(), policy.fast(ctx.is_fast):  # in the mode of the forward pass
             found = backward(ctx, *grads)
