@@ -92,7 +92,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with path.open("wb") as file:
         file.write(len(shown).to_bytes(8, "little") + shown)
         for name in names:
-            file.write(tensors[name].detach().contiguous().cpu().flatten().view(torch.uint8).numpy())
+            file.write(tensors[name].detach().contiguous().cpu().flatten().view(torch.uint8).numpy().data)
 
 
 def save_checkpoint(
