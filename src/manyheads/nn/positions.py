@@ -78,6 +78,8 @@ class ExactTable(nn.Module):
 
     It is a cache, not a limit: `rows_from_zero` makes it longer, and it is never saved. On the meta device, where a
     model stands before its weights are loaded, there is nothing to compute yet.
+
+    Paper: Vaswani et al. 2017, sec. 3.5. Shape: table (positions, d_model). Args: layout: see `sinusoidal_table`.
     """
 
     table: Tensor
@@ -99,7 +101,7 @@ class ExactTable(nn.Module):
         return self
 
     def rows_from_zero(self, count: int) -> Tensor:
-        """Return the encodings of at least `count` positions, from 0 on."""
+        """Return the encodings of at least `count` positions, from 0 on: (positions, d_model), float32."""
         if count > self.table.shape[0]:
             self.table = self._computed(max(512, 1 << (count - 1).bit_length()), self.table.device)
         return self.table

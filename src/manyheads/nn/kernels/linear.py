@@ -256,17 +256,18 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return onednn_linear(x, weight, bias)  # also the backward pass, whose mode may be another
+        return onednn_linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         needs = ctx.needs_input_grad
-        grad_x = product(grad, weight) if needs[0] else None
         grad_weight = grad_bias = None
         rows = grad.reshape(-1, grad.shape[-1])
-        if needs[1]:
-            grad_weight = product_of_rows(rows, x.reshape(-1, x.shape[-1])).contiguous()
+        with policy.fast():  # the mode of the forward pass
+            grad_x = product(grad, weight) if needs[0] else None
+            if needs[1]:
+                grad_weight = product_of_rows(rows, x.reshape(-1, x.shape[-1])).contiguous()
         if needs[2]:
             grad_bias = rows.sum(0)
         return grad_x, grad_weight, grad_bias
