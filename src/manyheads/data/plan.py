@@ -29,7 +29,7 @@ class BatchPlan:
     `plan[n]` is a list of `accumulate` arrays of sample ids; `len(plan)` is the number of optimiser steps of the epoch.
     """
 
-    def __init__(self, order: NDArray[np.int64], starts: NDArray[np.int64], accumulate: int) -> None:
+    def __init__(self, order: IntArray, starts: NDArray[np.int64], accumulate: int) -> None:
         self._order = order  # (samples,) ids, row after row
         self._starts = starts  # (rows + 1,)
         self.accumulate = accumulate
@@ -63,21 +63,24 @@ class BatchPlan:
         Raises: DataError: a single sample is longer than max_tokens.
         """
         order = Permutation(len(source_lengths), seed, epoch).all()
-        source, target = np.asarray(source_lengths, np.int64)[order], np.asarray(target_lengths, np.int64)[order]
-        shift = round(int(target.sum() - source.sum()) / max(1, len(order)))
-        sorting = np.argsort(np.maximum(source + shift, target), kind="stable")
-        longest = np.maximum(source, target)[sorting]
+        source, target = np.asarray(source_lengths)[order], np.asarray(target_lengths)[order]
+        shift = round((int(target.sum(dtype=np.int64)) - int(source.sum(dtype=np.int64))) / max(1, len(order)))
+        keys = np.maximum(source + shift, target)
+        keys -= keys.min(initial=0)
+        sorting = np.argsort(keys.astype(np.min_scalar_type(keys.max(initial=0))), kind="stable")  # radix below 2^16
+        order, longest = order[sorting], np.maximum(source, target)[sorting]
+        del source, target, keys, sorting
         if len(order) and longest.max() > max_tokens:
             raise DataError(
-                f"Sample {order[sorting][longest.argmax()]} has {longest.max()} tokens, more than max_tokens"
+                f"Sample {order[longest.argmax()]} has {longest.max()} tokens, more than max_tokens"
                 f" {max_tokens}; raise max_tokens, or lower max_source_len and max_target_len."
             )
         bounds = cut_rows(longest, max_tokens)
         rows = Permutation(len(bounds) - 1, seed, epoch, "rows").all()
         sizes = np.diff(bounds)[rows]
         starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        taken = np.arange(len(order)) + np.repeat(bounds[rows] - starts[:-1], sizes)
-        return cls(order[sorting][taken], starts, accumulate)
+        shuffled = np.concatenate([order[:0], *(order[bounds[row] : bounds[row + 1]] for row in rows)])
+        return cls(shuffled, starts, accumulate)
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -96,7 +99,7 @@ class BatchPlan:
         """
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
-        return self._order[self._starts[row] : self._starts[row + 1]]
+        return self._order[self._starts[row] : self._starts[row + 1]].astype(np.int64)
 
     @cached_property
     def digest(self) -> str:

@@ -20,6 +20,7 @@ __all__ = ["MAX_SIZE", "Permutation", "mix"]
 
 MAX_SIZE = 10**12
 NUM_ROUNDS = 8
+BLOCK = 2**15  # positions
 
 
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -69,9 +70,12 @@ class Permutation:
             outside = outside[values[outside] >= self.size]
         return values.astype(np.int64).reshape(np.shape(positions))
 
-    def all(self) -> NDArray[np.int64]:
-        """Return the whole order. (size,)"""
-        return self[np.arange(self.size)]
+    def all(self) -> NDArray[np.integer[Any]]:
+        """Return the whole order, computed in blocks that a cache holds. (size,) int32 where that suffices, else int64."""
+        order = np.empty(self.size, np.int32 if self.size <= 2**31 else np.int64)
+        for start in range(0, self.size, BLOCK):
+            order[start : start + BLOCK] = self[np.arange(start, min(start + BLOCK, self.size))]
+        return order
 
     def _encrypt(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = values >> self._half_bits, values & self._mask
