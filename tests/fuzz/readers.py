@@ -69,7 +69,7 @@ def _readers_of_text(samples: dict[str, bytes]) -> Iterator[Reader]:
     from manyheads.data.readers import PairFiles
     from manyheads.data.texts import TextFiles
     from manyheads.data.trees import TreeFile
-    from manyheads.documents.terms import Terms
+    from manyheads.extras.documents.terms import Terms
     from manyheads.text.parsing import ParsingTask
 
     def one(name: str, kind: str, read: Callable[[Path], Any]) -> Reader:
@@ -99,8 +99,8 @@ def _readers_of_settings(samples: dict[str, bytes]) -> Iterator[Reader]:
 
 
 def _readers_of_documents(samples: dict[str, bytes]) -> Iterator[Reader]:
-    from manyheads.documents.formats import decode, read_document
-    from manyheads.documents.translating import DocumentTranslation
+    from manyheads.extras.documents.formats import decode, read_document
+    from manyheads.extras.documents.translating import DocumentTranslation
     from manyheads.text.sentences import split_sentences
 
     def reading(format_name: str, columns: tuple[str, ...] = ()) -> Callable[[Path], Any]:

@@ -13,10 +13,10 @@ from fastapi import Request
 from manyheads.decoding.alignment import align
 from manyheads.decoding.forced import MOST_BEAMS, translate_forced
 from manyheads.decoding.hypothesis import Hypothesis, SearchStopped
-from manyheads.documents.html import read_html
-from manyheads.documents.parts import Document, Text
-from manyheads.documents.terms import Terms
-from manyheads.documents.translating import DocumentTranslation, UnitTranslator, Work
+from manyheads.extras.documents.html import read_html
+from manyheads.extras.documents.parts import Document, Text
+from manyheads.extras.documents.terms import Terms
+from manyheads.extras.documents.translating import DocumentTranslation, UnitTranslator, Work
 from manyheads.serving.batches import CallBatch
 from manyheads.serving.jobs import Row
 from manyheads.serving.refusals import too_long

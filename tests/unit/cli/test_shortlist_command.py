@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from manyheads.cli.lines import documents
+from manyheads.extras.documents import files as documents
 from manyheads.decoding.shortlist import SHORTLIST
 from manyheads.distributed.sharded_lines import run_lines
-from manyheads.documents.translating import Unit, UnitTranslator
+from manyheads.extras.documents.translating import Unit, UnitTranslator
 from manyheads.files.verify import make_manifest, verify_folder
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.int8 import OVERRIDE, has_int8

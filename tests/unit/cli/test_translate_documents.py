@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from manyheads.architectures.pretrained import load, save_pretrained
-from manyheads.documents import translating
-from manyheads.documents.formats import read_document
+from manyheads.extras.documents import translating
+from manyheads.extras.documents.formats import read_document
 from manyheads.text.sides import load_tokenizer
 
 pytest.importorskip("markdown_it")

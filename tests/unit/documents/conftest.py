@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from manyheads.documents.formats import read_document
-from manyheads.documents.parts import Part, Tag, Text
+from manyheads.extras.documents.formats import read_document
+from manyheads.extras.documents.parts import Part, Tag, Text
 
 Change = Callable[[str], str]
 

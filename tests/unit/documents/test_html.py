@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.documents.formats import read_document
-from manyheads.documents.parts import Text
+from manyheads.extras.documents.formats import read_document
+from manyheads.extras.documents.parts import Text
 
 Texts = Callable[..., list[str]]
 Translated = Callable[..., str]

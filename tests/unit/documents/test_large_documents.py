@@ -8,13 +8,13 @@ from time import process_time
 
 import pytest
 
-from manyheads.documents.formats import read_document
-from manyheads.documents.markdown import MOST_BRACKETS
-from manyheads.documents.parts import Tag, Text
-from manyheads.documents.placing import place
-from manyheads.documents.sentences import Sentence, protected, sentences_of, split_at_clauses
-from manyheads.documents.terms import Term, Terms
-from manyheads.documents.translating import DocumentTranslation
+from manyheads.extras.documents.formats import read_document
+from manyheads.extras.documents.markdown import MOST_BRACKETS
+from manyheads.extras.documents.parts import Tag, Text
+from manyheads.extras.documents.placing import place
+from manyheads.extras.documents.sentences import Sentence, protected, sentences_of, split_at_clauses
+from manyheads.extras.documents.terms import Term, Terms
+from manyheads.extras.documents.translating import DocumentTranslation
 from manyheads.text.sentences import split_sentences
 
 pytest.importorskip("markdown_it")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from manyheads.documents.formats import read_document
-from manyheads.documents.parts import Tag, Text
+from manyheads.extras.documents.formats import read_document
+from manyheads.extras.documents.parts import Tag, Text
 
 pytest.importorskip("markdown_it")
 Texts = Callable[..., list[str]]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from manyheads.documents.parts import Part, Tag, Text
-from manyheads.documents.placing import AlignedToken, place
-from manyheads.documents.sentences import Sentence
+from manyheads.extras.documents.parts import Part, Tag, Text
+from manyheads.extras.documents.placing import AlignedToken, place
+from manyheads.extras.documents.sentences import Sentence
 from manyheads.text.kept_words import PRIVATE
 
 CODE = Tag("`c`", "word")

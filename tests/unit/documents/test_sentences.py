@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.documents.parts import Part, Tag, Text
-from manyheads.documents.placing import unchanged
-from manyheads.documents.sentences import Sentence, protected, sentences_of, split_at_clauses
+from manyheads.extras.documents.parts import Part, Tag, Text
+from manyheads.extras.documents.placing import unchanged
+from manyheads.extras.documents.sentences import Sentence, protected, sentences_of, split_at_clauses
 from manyheads.text.kept_words import PRIVATE
 from manyheads.text.sentences import split_sentences
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from manyheads.documents.formats import read_document
-from manyheads.documents.parts import Text
-from manyheads.documents.sentences import protected
+from manyheads.extras.documents.formats import read_document
+from manyheads.extras.documents.parts import Text
+from manyheads.extras.documents.sentences import protected
 from manyheads.errors import DataError
 
 Texts = Callable[..., list[str]]

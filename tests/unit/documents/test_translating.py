@@ -20,10 +20,10 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.stand_ins import restored, show
 from manyheads.decoding.translation import Translation
 from manyheads.decoding.translator import Translator
-from manyheads.documents import translating
-from manyheads.documents.formats import read_document
-from manyheads.documents.terms import Term, Terms, contains
-from manyheads.documents.translating import (
+from manyheads.extras.documents import translating
+from manyheads.extras.documents.formats import read_document
+from manyheads.extras.documents.terms import Term, Terms, contains
+from manyheads.extras.documents.translating import (
     DocumentReport,
     DocumentTranslation,
     Unit,

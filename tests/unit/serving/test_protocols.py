@@ -19,9 +19,9 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.decoding.translator import Translator
-from manyheads.documents.html import read_html
-from manyheads.documents.terms import Terms
-from manyheads.documents.translating import DocumentTranslation, UnitTranslator
+from manyheads.extras.documents.html import read_html
+from manyheads.extras.documents.terms import Terms
+from manyheads.extras.documents.translating import DocumentTranslation, UnitTranslator
 from manyheads.serving.api.deepl import _model as deepl_model
 from manyheads.serving.app import build_app
 from manyheads.serving.markup import MOST_TAGS

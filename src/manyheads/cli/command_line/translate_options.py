@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from manyheads.cli.lines.documents import DocumentOptions
+from manyheads.extras.documents.files import DocumentOptions
 from manyheads.config.build import build
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import CommandPage, argument, group, option, refuse_given

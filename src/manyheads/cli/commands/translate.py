@@ -9,7 +9,7 @@ from manyheads.architectures.hub import is_hub_name, resolve_model_path
 from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.translate_options import PAGE, TranslateOptions
 from manyheads.cli.lines.conversation import greet, is_conversation
-from manyheads.cli.lines.documents import open_document
+from manyheads.extras.documents.files import open_document
 from manyheads.cli.lines.output import check_files
 from manyheads.cli.lines.running import write_lines
 from manyheads.cli.machine import set_up_machine

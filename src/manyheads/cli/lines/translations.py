@@ -23,8 +23,8 @@ from manyheads.decoding.parser import task_of
 from manyheads.decoding.translation import Translation, one_line
 from manyheads.decoding.translator import Translator
 from manyheads.distributed.sharded_lines import model_identity
-from manyheads.documents.forcing import TermCounts, force_terms
-from manyheads.documents.terms import Terms
+from manyheads.extras.documents.forcing import TermCounts, force_terms
+from manyheads.extras.documents.terms import Terms
 from manyheads.errors import ConfigError, RequestError
 from manyheads.files.json_object import json_text
 from manyheads.tasks.report import LineWork

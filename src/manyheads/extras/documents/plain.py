@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 
-from manyheads.documents.parts import LINE_END, Document, Part, Segment, Text, lay_out, line_end_of, trimmed
+from manyheads.extras.documents.parts import LINE_END, Document, Part, Segment, Text, lay_out, line_end_of, trimmed
 
 __all__ = ["read_plain"]
 

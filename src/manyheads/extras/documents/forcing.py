@@ -9,7 +9,7 @@ from typing import Any
 from manyheads.decoding.degenerate import is_degenerate
 from manyheads.decoding.kept_texts import translate_with_phrases
 from manyheads.decoding.translator import Translator
-from manyheads.documents.terms import Terms, contains
+from manyheads.extras.documents.terms import Terms, contains
 
 __all__ = ["TermCounts", "force_terms"]
 

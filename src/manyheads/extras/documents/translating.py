@@ -17,10 +17,10 @@ from manyheads.decoding.stand_ins import MOST_STAND_INS, Shown, has_all, restore
 from manyheads.decoding.translation import Translation
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
-from manyheads.documents.parts import Document, Part, Text
-from manyheads.documents.placing import place, unchanged
-from manyheads.documents.sentences import Sentence, sentences_of, split_at_clauses
-from manyheads.documents.terms import Terms, contains
+from manyheads.extras.documents.parts import Document, Part, Text
+from manyheads.extras.documents.placing import place, unchanged
+from manyheads.extras.documents.sentences import Sentence, sentences_of, split_at_clauses
+from manyheads.extras.documents.terms import Terms, contains
 from manyheads.text.kept_words import is_loose, kept_index, private, with_letters
 
 __all__ = ["DocumentReport", "DocumentTranslation", "Unit", "UnitTranslator", "Work", "WorkOfUnits"]

@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from manyheads.documents.parts import Part, Tag, Text
-from manyheads.documents.sentences import Sentence
+from manyheads.extras.documents.parts import Part, Tag, Text
+from manyheads.extras.documents.sentences import Sentence
 from manyheads.text.kept_words import PRIVATE, kept_index, with_letters
 
 __all__ = ["AlignedToken", "place", "unchanged"]

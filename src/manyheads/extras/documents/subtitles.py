@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 
-from manyheads.documents.parts import Document, Part, Segment, Tag, Text, line_end_of, plain, tile, trimmed
+from manyheads.extras.documents.parts import Document, Part, Segment, Tag, Text, line_end_of, plain, tile, trimmed
 from manyheads.errors import DataError
 
 __all__ = ["read_subtitles"]

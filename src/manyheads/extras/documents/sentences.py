@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from manyheads.documents.parts import Part, Tag, Text
+from manyheads.extras.documents.parts import Part, Tag, Text
 from manyheads.text.kept_words import KEPT, MAX_KEPT, PRIVATE, has_words, private
 
 __all__ = [

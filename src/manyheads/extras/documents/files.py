@@ -19,16 +19,16 @@ from manyheads.data.line_source import GivenItems
 from manyheads.data.lines import ReadReport, describe
 from manyheads.data.progress import telling
 from manyheads.distributed.sharded_lines import model_identity, run_lines
-from manyheads.documents.formats import FORMATS, decode, format_of, read_document
+from manyheads.extras.documents.formats import FORMATS, decode, format_of, read_document
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.languages import language_tag
 from manyheads.text.sentences import split_sentences
 
 if TYPE_CHECKING:
     from manyheads.decoding.translator import Translator
-    from manyheads.documents.parts import Document
-    from manyheads.documents.terms import Terms
-    from manyheads.documents.translating import DocumentReport, Unit
+    from manyheads.extras.documents.parts import Document
+    from manyheads.extras.documents.terms import Terms
+    from manyheads.extras.documents.translating import DocumentReport, Unit
 
 __all__ = ["DocumentOptions", "InputDocument", "open_document"]
 
@@ -68,7 +68,7 @@ class DocumentOptions:
 
     def read_terms(self) -> Terms | None:
         """Return the terms; None: there is no --terms. Raises: DataError: the file cannot be read, or has none."""
-        from manyheads.documents.terms import Terms
+        from manyheads.extras.documents.terms import Terms
 
         return None if self.terms is None else Terms.read(self.terms)
 
@@ -110,7 +110,7 @@ class InputDocument:
 
         Raises: as `Translator.translate`. SaveError: the output cannot be written.
         """
-        from manyheads.documents.translating import DocumentTranslation, UnitTranslator
+        from manyheads.extras.documents.translating import DocumentTranslation, UnitTranslator
 
         units = UnitTranslator(translator, self.terms, overrides)
         language = self.options.source_lang or (translator.languages[0][0] if translator.languages else None)
@@ -189,7 +189,7 @@ def open_document(options: DocumentOptions, path: str, output: str) -> InputDocu
     document = read_document(decode(_bytes_of(path, name), name), name, found, options.column)
     for note in document.notes:
         say(f"manyheads: {name}: {note}", file=sys.stderr)
-    from manyheads.documents.terms import Terms
+    from manyheads.extras.documents.terms import Terms
 
     return InputDocument(document, options.read_terms() or Terms(), options, name, path)
 

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from manyheads.data.unread import unread_format
-from manyheads.documents.parts import Document
+from manyheads.extras.documents.parts import Document
 from manyheads.errors import ConfigError, DataError
 
 __all__ = ["FORMATS", "decode", "format_of", "read_document"]
@@ -34,7 +34,7 @@ class _Format:
     def read(self, text: str, columns: Sequence[str]) -> Document:
         """Return the segments of a document."""
         module, _, name = self.reader.partition(".")
-        read = getattr(importlib.import_module(f"manyheads.documents.{module}"), name)
+        read = getattr(importlib.import_module(f"manyheads.extras.documents.{module}"), name)
         document: Document = read(text, *([columns] if self.has_columns else []), **self.options)
         return document
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from manyheads.documents.parts import LINE_END, Document, Part, Segment, Tag, lay_out, line_end_of, tile
+from manyheads.extras.documents.parts import LINE_END, Document, Part, Segment, Tag, lay_out, line_end_of, tile
 
 __all__ = ["ANNOTATION", "TOKEN", "VOID", "end_of_element", "is_kept", "read_html", "with_annotations"]
 
