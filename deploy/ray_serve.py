@@ -13,7 +13,7 @@ import os
 
 from ray import serve
 
-from manyheads.serving.app import create_app
+from manyheads.extras.serving.app import create_app
 
 app = serve.deployment(
     serve.ingress(create_app)(),

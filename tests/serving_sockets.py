@@ -7,9 +7,9 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from manyheads.serving.app import build_app
-from manyheads.serving.server import Server, bind
-from manyheads.serving.settings import ServingSettings
+from manyheads.extras.serving.app import build_app
+from manyheads.extras.serving.server import Server, bind
+from manyheads.extras.serving.settings import ServingSettings
 
 __all__ = ["answer_of", "connect", "is_healthy", "read_all", "request", "running"]
 

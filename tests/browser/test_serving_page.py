@@ -17,8 +17,8 @@ from manyheads.architectures.transformer import presets
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.serving.server import Server
-from manyheads.serving.settings import ServingSettings
+from manyheads.extras.serving.server import Server
+from manyheads.extras.serving.settings import ServingSettings
 from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -186,8 +186,8 @@ def _readers_of_folders(base: Base, folder: Path) -> Iterator[Reader]:
 def _readers_of_bodies(samples: dict[str, bytes]) -> Iterator[Reader]:
     from pydantic import ValidationError
 
-    from manyheads.serving.api.native.bodies import GenerateBody, ScoreBody, TranslateBody
-    from manyheads.serving.api.openai import CompletionBody
+    from manyheads.extras.serving.api.native.bodies import GenerateBody, ScoreBody, TranslateBody
+    from manyheads.extras.serving.api.openai import CompletionBody
 
     bodies: dict[str, Any] = {"translate": TranslateBody, "generate": GenerateBody, "score": ScoreBody}
     bodies["completion"] = CompletionBody

@@ -14,10 +14,10 @@ from manyheads.cli.main import main
 from manyheads.data.prepared import PreparedData
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, RequestError
-from manyheads.serving.app import build_app
-from manyheads.serving.refusals import Refusal
-from manyheads.serving.served import ServedTranslator
-from manyheads.serving.settings import ServingSettings
+from manyheads.extras.serving.app import build_app
+from manyheads.extras.serving.refusals import Refusal
+from manyheads.extras.serving.served import ServedTranslator
+from manyheads.extras.serving.settings import ServingSettings
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -16,8 +16,8 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.decoding.alignment import align
 from manyheads.decoding.translator import Translator
 from manyheads.nn.kernels import policy
-from manyheads.serving.app import build_app
-from manyheads.serving.settings import ServingSettings
+from manyheads.extras.serving.app import build_app
+from manyheads.extras.serving.settings import ServingSettings
 from manyheads.tasks.table import task_of_folder
 from manyheads.text.id_vocabulary import IdVocabulary
 from manyheads.text.settings import TokenizerSettings

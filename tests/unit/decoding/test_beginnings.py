@@ -13,7 +13,7 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts
-from manyheads.serving.scoring import TextBatch
+from manyheads.extras.serving.scoring import TextBatch
 from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.vocabulary import Vocabulary
 from manyheads.text.word_vocabulary import WordVocabulary

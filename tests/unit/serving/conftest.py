@@ -16,8 +16,8 @@ from manyheads.architectures.transformer import presets
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.serving.app import build_app
-from manyheads.serving.settings import ServingSettings
+from manyheads.extras.serving.app import build_app
+from manyheads.extras.serving.settings import ServingSettings
 from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from manyheads.serving import service
-from manyheads.serving.api import answers, openai
-from manyheads.serving.api.answers import dump, server_event
-from manyheads.serving.api.native import records
+from manyheads.extras.serving import service
+from manyheads.extras.serving.api import answers, openai
+from manyheads.extras.serving.api.answers import dump, server_event
+from manyheads.extras.serving.api.native import records
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)

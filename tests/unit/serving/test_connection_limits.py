@@ -13,9 +13,9 @@ from unittest.mock import Mock
 import pytest
 from serving_sockets import answer_of, connect, is_healthy, request, running
 
-from manyheads.serving.connections import Register
-from manyheads.serving.server import Server
-from manyheads.serving.settings import ServingSettings
+from manyheads.extras.serving.connections import Register
+from manyheads.extras.serving.server import Server
+from manyheads.extras.serving.settings import ServingSettings
 
 BODY = b'{"text": "I am hungry."}'
 HALF = b"POST /v1/translate HTTP/1.1\r\nHost: 127.0.0.1\r\n"

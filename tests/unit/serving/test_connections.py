@@ -22,12 +22,12 @@ from serving_sockets import answer_of, connect, is_healthy, read_all, request, r
 
 from manyheads.decoding.attending import open_model
 from manyheads.errors import ConfigError, ManyHeadsError
-from manyheads.serving import served
-from manyheads.serving import service as service_module
-from manyheads.serving.app import build_app
-from manyheads.serving.served import load_models
-from manyheads.serving.server import Server, bind, serve
-from manyheads.serving.settings import ServingSettings
+from manyheads.extras.serving import served
+from manyheads.extras.serving import service as service_module
+from manyheads.extras.serving.app import build_app
+from manyheads.extras.serving.served import load_models
+from manyheads.extras.serving.server import Server, bind, serve
+from manyheads.extras.serving.settings import ServingSettings
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +262,7 @@ def test_a_server_that_loads_can_be_stopped(settings: ServingSettings, monkeypat
 LOADS_SLOWLY = """
 import os, sys, time
 from manyheads.cli.main import main
-from manyheads.serving import served
+from manyheads.extras.serving import served
 def slow(path, *options):
     print("loading", flush=True)
     while not os.path.exists(sys.argv[1]):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from manyheads.serving.exchange import run_until_gone
-from manyheads.serving.refusals import Refusal
+from manyheads.extras.serving.exchange import run_until_gone
+from manyheads.extras.serving.refusals import Refusal
 
 
 async def _send(message: Any) -> None: ...

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from manyheads.decoding.translator import Translator
-from manyheads.serving.api.native import routes
+from manyheads.extras.serving.api.native import routes
 
 PLAIN = "application/json"
 LONG_WAY = "application/json; charset=utf-8"
@@ -82,7 +82,7 @@ def test_streams_take_the_long_way(client: TestClient, long_ways: list[Any]) -> 
 
 def test_the_log_names_the_route(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    log = logging.getLogger("manyheads.serving.access")
+    log = logging.getLogger("manyheads.extras.serving.access")
     monkeypatch.setattr(log, "info", lambda text, *given: lines.append(text % given))
     ask(client, {"text": "I am hungry.", "max_new_tokens": 4})
     assert " POST /v1/translate 200 " in lines[0]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from manyheads.serving.engine import Engine
-from manyheads.serving.jobs import Done, Event, Failed, Job, QueueFull, Row
-from manyheads.serving.metrics import Metrics
-from manyheads.serving.settings import ServingSettings
+from manyheads.extras.serving.engine import Engine
+from manyheads.extras.serving.jobs import Done, Event, Failed, Job, QueueFull, Row
+from manyheads.extras.serving.metrics import Metrics
+from manyheads.extras.serving.settings import ServingSettings
 
 LONG = 16_000
 

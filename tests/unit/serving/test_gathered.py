@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from manyheads.serving import connections
-from manyheads.serving.connections import GatheredTransport
+from manyheads.extras.serving import connections
+from manyheads.extras.serving.connections import GatheredTransport
 
 
 class Recorder:

@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from manyheads.errors import ConfigError
-from manyheads.serving.app import build_app
-from manyheads.serving.keys import ApiKeys, _forbidden
-from manyheads.serving.refusals import Refusal
-from manyheads.serving.settings import ServingSettings
+from manyheads.extras.serving.app import build_app
+from manyheads.extras.serving.keys import ApiKeys, _forbidden
+from manyheads.extras.serving.refusals import Refusal
+from manyheads.extras.serving.settings import ServingSettings
 
 JSON = {"content-type": "application/json"}
 
@@ -100,14 +100,14 @@ def test_the_log_has_no_texts(client: TestClient, monkeypatch: pytest.MonkeyPatc
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     monkeypatch.setattr(handler, "emit", records.append)
-    log = logging.getLogger("manyheads.serving")
+    log = logging.getLogger("manyheads.extras.serving")
     monkeypatch.setattr(log, "handlers", [handler])
     monkeypatch.setattr(log, "level", logging.INFO)
     log.manager._clear_cache()  # type: ignore[attr-defined]  # loggers below remember what is enabled
     post(client, json.dumps({"text": "a secret", "beams": "secret"}).encode())
     client.get("/secret")
     post(client, json.dumps({"text": "secret"}).encode())
-    assert len([one for one in records if one.name == "manyheads.serving.access"]) == 3
+    assert len([one for one in records if one.name == "manyheads.extras.serving.access"]) == 3
     assert not [one for one in records if "secret" in one.getMessage()]
 
 
@@ -182,7 +182,7 @@ def test_keys_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_secret_of_kubernetes_belongs_to_root(
     owner: int, user: int, mode: int, is_read: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manyheads.serving.keys.os.geteuid", lambda: user)
+    monkeypatch.setattr("manyheads.extras.serving.keys.os.geteuid", lambda: user)
     assert (mode & _forbidden(owner) == 0) is is_read
 
 

@@ -20,9 +20,9 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.decoding.translator import Translator
 from manyheads.errors import NonFiniteError
-from manyheads.serving.app import build_app
-from manyheads.serving.scoring import _chosen
-from manyheads.serving.settings import ServingSettings
+from manyheads.extras.serving.app import build_app
+from manyheads.extras.serving.scoring import _chosen
+from manyheads.extras.serving.settings import ServingSettings
 from manyheads.text.byte_vocabulary import ByteVocabulary
 
 ENGLISH = "Hello, how are you? I am hungry.\n\nThe cat sees the dog."

@@ -10,8 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from manyheads.errors import ConfigError
-from manyheads.serving.app import build_app
-from manyheads.serving.settings import ServingSettings
+from manyheads.extras.serving.app import build_app
+from manyheads.extras.serving.settings import ServingSettings
 
 ORIGIN = "https://pages.example"
 BODY = {"text": ""}

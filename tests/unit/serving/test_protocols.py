@@ -22,11 +22,11 @@ from manyheads.decoding.translator import Translator
 from manyheads.extras.documents.html import read_html
 from manyheads.extras.documents.terms import Terms
 from manyheads.extras.documents.translating import DocumentTranslation, UnitTranslator
-from manyheads.serving.api.deepl import _model as deepl_model
-from manyheads.serving.app import build_app
-from manyheads.serving.markup import MOST_TAGS
-from manyheads.serving.refusals import Refusal
-from manyheads.serving.settings import ServingSettings
+from manyheads.extras.serving.api.deepl import _model as deepl_model
+from manyheads.extras.serving.app import build_app
+from manyheads.extras.serving.markup import MOST_TAGS
+from manyheads.extras.serving.refusals import Refusal
+from manyheads.extras.serving.settings import ServingSettings
 from manyheads.text.piece_vocabulary import PieceVocabulary
 from manyheads.text.sentences import split_sentences
 from manyheads.text.settings import TokenizerSettings

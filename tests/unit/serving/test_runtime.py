@@ -13,10 +13,10 @@ from starlette.testclient import TestClient
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError
-from manyheads.serving.app import build_app
-from manyheads.serving.batches import RuntimeBatch
-from manyheads.serving.jobs import Done
-from manyheads.serving.settings import ServingSettings
+from manyheads.extras.serving.app import build_app
+from manyheads.extras.serving.batches import RuntimeBatch
+from manyheads.extras.serving.jobs import Done
+from manyheads.extras.serving.settings import ServingSettings
 
 TEXTS = ["I am hungry.", "Hello, how are you? Where is the station?", ""]
 

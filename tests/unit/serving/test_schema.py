@@ -10,10 +10,10 @@ import yaml
 from starlette.testclient import TestClient
 
 from manyheads.cli.command_line.parsing import parse
-from manyheads.cli.commands.serve import PAGE
-from manyheads.serving.api.page import FILES
-from manyheads.serving.server import Server
-from manyheads.serving.settings import ServingSettings
+from manyheads.extras.serving.command import PAGE
+from manyheads.extras.serving.api.page import FILES
+from manyheads.extras.serving.server import Server
+from manyheads.extras.serving.settings import ServingSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 SNAPSHOT = Path(__file__).with_name("openapi.json")
@@ -47,7 +47,7 @@ def test_files_of_the_page_are_a_fixed_list(client: TestClient) -> None:
 
 
 def test_the_page_needs_nothing_from_other_hosts() -> None:
-    folder = ROOT / "src/manyheads/serving/page"
+    folder = ROOT / "src/manyheads/extras/serving/page"
     for path in folder.iterdir():
         text = path.read_text(encoding="utf-8")
         assert "innerHTML" not in text
@@ -85,7 +85,7 @@ def test_the_metric_that_scales_is_there(client: TestClient) -> None:
 
 
 def test_a_server_gets_its_settings(settings: ServingSettings) -> None:
-    from manyheads.serving.app import build_app
+    from manyheads.extras.serving.app import build_app
 
     server = Server(build_app(settings), settings)
     assert server.config.h11_max_incomplete_event_size == 1 << 16

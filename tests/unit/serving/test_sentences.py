@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.errors import ConfigError
-from manyheads.serving.metrics import Metrics
-from manyheads.serving.names import names_of_models
-from manyheads.serving.sentences import rejoin, split
-from manyheads.serving.served import ServedTranslator, _pairs
-from manyheads.serving.settings import ServingSettings
+from manyheads.extras.serving.metrics import Metrics
+from manyheads.extras.serving.names import names_of_models
+from manyheads.extras.serving.sentences import rejoin, split
+from manyheads.extras.serving.served import ServedTranslator, _pairs
+from manyheads.extras.serving.settings import ServingSettings
 
 
 @pytest.mark.parametrize(

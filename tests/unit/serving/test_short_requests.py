@@ -11,11 +11,11 @@ from starlette.testclient import TestClient
 
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError
-from manyheads.serving import served
-from manyheads.serving.api import answers
-from manyheads.serving.api.native.translation import TranslateJob
-from manyheads.serving.served import ServedTranslator
-from manyheads.serving.settings import ServingSettings
+from manyheads.extras.serving import served
+from manyheads.extras.serving.api import answers
+from manyheads.extras.serving.api.native.translation import TranslateJob
+from manyheads.extras.serving.served import ServedTranslator
+from manyheads.extras.serving.settings import ServingSettings
 
 
 @pytest.fixture

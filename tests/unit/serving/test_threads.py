@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from manyheads.serving import service
-from manyheads.serving.app import build_app
-from manyheads.serving.settings import ServingSettings
+from manyheads.extras.serving import service
+from manyheads.extras.serving.app import build_app
+from manyheads.extras.serving.settings import ServingSettings
 
 
 def test_the_thread_that_loads_models_ends(settings: ServingSettings, monkeypatch: pytest.MonkeyPatch) -> None:

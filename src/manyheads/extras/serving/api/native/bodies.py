@@ -1,0 +1,98 @@
+"""Requests of our own protocol."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from manyheads.extras.serving.api.fields import Body, Ids, Number, Text, Texts
+
+__all__ = ["AttentionBody", "GenerateBody", "SAMPLING_OPTIONS", "SEARCH_OPTIONS", "ScoreBody", "TranslateBody"]
+
+_MOST_NGRAM = 100
+"""Every n-gram of a prompt is kept, so their memory is n times that of the prompt."""
+
+
+class SearchBody(Body):
+    """Options of a search and of sampling; those that are not given are the model's."""
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    do_sample: bool | None = None
+    temperature: Number | None = None
+    top_k: int | None = None
+    top_p: Number | None = None
+    repetition_penalty: Number | None = None
+    no_repeat_ngram_size: Annotated[int, Field(le=_MOST_NGRAM)] | None = None
+    num_return_sequences: int | None = None
+    seed: int | None = None
+
+
+class TranslateBody(SearchBody):
+    """A request for translations. Options that are not given are the model's."""
+
+    model: Text | None = Field(None, description="Name of the model; default: the first that translates.")
+    text: Text | Texts = Field(description="One text or several.")
+    source_lang: Text | None = Field(None, description="Chooses the model by its languages, if no model is named.")
+    target_lang: Text | None = None
+    split_sentences: bool = Field(
+        True, description="Translate each sentence separately; otherwise split at line breaks only."
+    )
+    stream: bool = Field(False, description="Send the sentences as server-sent events as they are finished.")
+    alignments: bool = Field(
+        False,
+        description="Add the cross-attention of the best translation of each sentence, if it has at most 1,000 tokens.",
+    )
+    top_log_probs: int = Field(0, ge=0, le=20, description="Alternatives of each token of the best translation.")
+    forced_prefix: Text | None = Field(None, description="How the translation begins; for one sentence.")
+    forced_prefix_ids: Ids | None = Field(None, description="The same as token ids.")
+    num_beams: int | None = None
+    length_penalty: Number | None = None
+    length_penalty_kind: Literal["gnmt", "power", "none"] | None = None
+    early_stopping: bool | Literal["never"] | None = None
+
+
+class GenerateBody(SearchBody):
+    """A request for continuations. Options that are not given are the model's."""
+
+    model: Text | None = Field(None, description="Name of the model; default: the first language model.")
+    prompt: Text | Texts = ""
+    prompt_ids: Ids | None = Field(None, description="One prompt as token ids, instead of prompt.")
+    stream: bool = Field(False, description="Send the text as server-sent events while it is generated.")
+    top_log_probs: int = Field(0, ge=0, le=20, description="Alternatives of each token, best first.")
+    stop: Texts | None = Field(None, description="Texts that end a continuation.", max_length=16)
+    min_p: Number | None = None
+    memory_len: int | None = None
+
+
+class ScoreBody(Body):
+    """A request for log-probabilities: of translations (source and target), or of texts."""
+
+    model: Text | None = None
+    source_lang: Text | None = Field(None, description="Of pairs: as in /v1/translate.")
+    target_lang: Text | None = None
+    source: Texts | None = Field(None, description="Sources; their translations are in target.")
+    target: Texts | None = None
+    text: Texts | None = Field(None, description="Texts for a language model.")
+    top_log_probs: int = Field(0, ge=0, le=20, description="Alternatives of each token, best first.")
+
+
+class AttentionBody(Body):
+    """A request for the attention weights of a pair.
+
+    If no layer or head is named, weights are averaged over all of them.
+    """
+
+    model: Text | None = None
+    source_lang: Text | None = Field(None, description="Chooses the model by its languages, if no model is named.")
+    target_lang: Text | None = None
+    source: Text
+    target: Text | None = Field(None, description="Default: the model's own translation.")
+    kind: Literal["cross", "encoder", "decoder"] = "cross"
+    layer: Annotated[int, Field(ge=0)] | None = None
+    head: Annotated[int, Field(ge=0)] | None = None
+
+
+SEARCH_OPTIONS = (*SearchBody.model_fields, "num_beams", "length_penalty", "length_penalty_kind", "early_stopping")
+SAMPLING_OPTIONS = (*SearchBody.model_fields, "min_p", "memory_len")

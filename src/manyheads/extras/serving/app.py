@@ -1,0 +1,167 @@
+"""The application: `create_app` builds it from settings; uvicorn, Ray Serve and others run it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from manyheads import __version__
+from manyheads.errors import ConfigError, DataError, ManyHeadsError, RequestError
+from manyheads.extras.serving.api import deepl, libretranslate, openai, operations, page
+from manyheads.extras.serving.api.direct import Direct
+from manyheads.extras.serving.api.native import routes as native
+from manyheads.extras.serving.guard import Guard
+from manyheads.extras.serving.keys import ApiKeys
+from manyheads.extras.serving.refusals import Refusal, error_body, status_of
+from manyheads.extras.serving.service import Service
+from manyheads.extras.serving.settings import ServingSettings
+
+__all__ = ["build_app", "create_app"]
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "Not JSON, or an option that is not supported."},
+    401: {"description": "No valid key."},
+    403: {"description": "No valid key, or a page of another origin."},
+    404: {"description": "No such model."},
+    408: {"description": "The body came too slowly."},
+    413: {"description": "The body is too large."},
+    415: {"description": "The type of the body is not supported."},
+    421: {"description": "The Host header does not name this server."},
+    422: {"description": "A field is invalid; the message names it and the limit."},
+    429: {"description": "Too many requests; see Retry-After."},
+    431: {"description": "Too many headers."},
+    500: {"description": "A fault of the server or the model."},
+    503: {"description": "The server starts or stops, or has too little free memory."},
+    504: {"description": "The deadline has passed."},
+}
+_MOST_FIELD = 60
+_MOST_MISTAKES = 5
+
+
+def create_app() -> FastAPI:
+    """Return the application with the settings of the environment (`MANYHEADS_MODELS` and so on).
+
+        MANYHEADS_MODELS=runs/demo uvicorn --factory manyheads.extras.serving.app:create_app
+
+    The models are loaded when the application starts, not in this call.
+
+    Raises: ConfigError: a variable is invalid.
+    """
+    return build_app(ServingSettings.from_environment())
+
+
+def build_app(settings: ServingSettings, *, loads: bool = True) -> FastAPI:
+    """Return the application with these settings. `app.state.service` is its `Service`.
+
+    Args: loads: load the models at the start of the application, which fails if they cannot be loaded. Otherwise the
+        server calls `Service.load`; until then requests for work get 503.
+
+    Raises: ConfigError: the key file cannot be used.
+    """
+    keys = ApiKeys.read(settings.api_key_file) if settings.api_key_file else ApiKeys([])
+    service = Service(settings, keys)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        try:
+            if loads:
+                await service.load()
+            yield
+        finally:
+            await service.stop()
+
+    app = FastAPI(
+        title="manyheads",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        description="Translation, text generation and scoring with trained models.",
+    )
+    app.state.service = service
+    for protocol in (page, operations, native, openai, libretranslate, deepl):
+        app.include_router(protocol.router(service), responses=_ERRORS)
+    errors = {Refusal: _refused, RequestError: _unusable, ConfigError: _unusable, DataError: _unusable}
+    app.add_middleware(Direct, service=service, errors=errors)  # within the guard
+    app.add_middleware(Guard, settings=settings, state=service.state, keys=keys, metrics=service.metrics)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    for kind, answer in errors.items():
+        app.add_exception_handler(kind, answer)
+    return app
+
+
+def _answer(request: Request, refusal: Refusal) -> JSONResponse:
+    path = request.url.path
+    return JSONResponse(error_body(path, refusal), status_of(path, refusal), refusal.headers())
+
+
+async def _refused(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, Refusal)
+    return _answer(request, error)
+
+
+async def _unusable(request: Request, error: Exception) -> JSONResponse:
+    """The decoding options or texts are invalid. The messages name options and numbers, never a text."""
+    assert isinstance(error, ManyHeadsError)
+    fields = getattr(error, "fields", ())
+    field = fields[0] if fields else None
+    return _answer(request, Refusal(422, str(error), code="invalid", field=field))
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    allowed = (error.headers or {}).get("Allow")
+    texts = {
+        400: "The body cannot be read as JSON: a number has too many digits, or it is nested too deeply.",
+        404: "There is no such path here; GET /docs lists the paths.",
+        405: f"This path does not accept this method{f'; use {allowed}' if allowed else ''}.",
+    }
+    if error.status_code == 404 and request.url.path.endswith("/chat/completions"):
+        texts[404] = "The models here continue a text and do not chat; use POST /v1/completions."
+    refusal = Refusal(error.status_code, texts.get(error.status_code, "The request is invalid."), code="http")
+    answer = _answer(request, refusal)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    """The body does not fit the schema: name the fields and what they must be, never what was sent."""
+    assert isinstance(error, RequestValidationError)
+    mistakes = error.errors()
+    if any(one["type"] == "json_invalid" for one in mistakes):
+        return _answer(request, Refusal(400, "The body is not valid JSON.", code="json"))
+    kind = request.headers.get("content-type", "")
+    if tuple(mistakes[0]["loc"]) == ("body",) and "json" not in kind:  # as curl -d sends it without a header
+        told = "The body is not marked as JSON; send it with the header Content-Type: application/json."
+        return _answer(request, Refusal(422, told, code="invalid", field="body"))
+    lines = [f"{_field(one['loc'])}: {_wanted(one)}" for one in mistakes[:_MOST_MISTAKES]]
+    if len(mistakes) > _MOST_MISTAKES:
+        lines.append(f"and {len(mistakes) - _MOST_MISTAKES} more")
+    return _answer(request, Refusal(422, "; ".join(lines) + ".", code="invalid", field=_field(mistakes[0]["loc"])))
+
+
+def _field(place: tuple[Any, ...]) -> str:
+    """Return the path of a field.
+
+    Names that clients invented are shown only if they are short and plain. Pydantic's names for the types of a field,
+    such as `list[int]`, are left out.
+    """
+    parts = [str(part) for part in place[1:] if "[" not in str(part)] or ["body"]
+    plain = [part if part.replace("_", "a").isalnum() and part.isascii() and len(part) <= _MOST_FIELD else "..."
+             for part in parts]  # fmt: skip
+    return ".".join(plain)
+
+
+def _wanted(mistake: dict[str, Any]) -> str:
+    if mistake["type"] == "extra_forbidden":
+        return "there is no such field"
+    return str(mistake["msg"]).removeprefix("Value error, ")[:300]

@@ -1,0 +1,287 @@
+"""The outermost layer of the application: it reads a request within limits before any other code sees it.
+
+Order: framing and headers, Host and Origin, key, the size of the body, its arrival in time, its type, a slot. Only then
+the request goes on, with its whole body in memory. If the client leaves, the request is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from manyheads.extras.serving.engine import SHARE_KEPT
+from manyheads.extras.serving.exchange import Exchange, ServerState, client_gone, run_until_gone
+from manyheads.extras.serving.keys import ApiKeys
+from manyheads.extras.serving.metrics import Metrics
+from manyheads.extras.serving.origins import Origins
+from manyheads.extras.serving.refusals import Refusal, check_shape
+from manyheads.extras.serving.settings import ServingSettings
+
+__all__ = ["Guard"]
+
+_log = logging.getLogger("manyheads.extras.serving.access")
+
+MOST_HEADERS = 100
+_MOST_BYTES_HELD = 1 << 26
+_OPEN_PATHS = ("/", "/healthz", "/readyz", "/health", "/docs", "/openapi.json")
+_OPEN_PREFIXES = ("/static/",)
+_HEALTH_PATHS = ("/healthz", "/readyz", "/health")
+_ANSWERED_WHILE_LOADING = (*_OPEN_PATHS, "/metrics", "/version")
+_KEY_IN_BODY = ("/translate", "/detect")
+_WITHOUT_KEY = ("/languages", "/frontend/settings")  # LibreTranslate's clients ask them without one
+_BODY_METHODS = ("POST", "PUT", "PATCH")
+_BODY_TYPES = ("application/json", "application/x-www-form-urlencoded")
+
+
+class Guard:
+    """See the module. Sends refusals itself, and adds a request id and security headers to every answer.
+
+    Args: app: the application; settings: limits; state: of the server; keys: of clients; metrics: counts refusals.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, settings: ServingSettings, state: ServerState, keys: ApiKeys, metrics: Metrics
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._state = state
+        self._keys = keys
+        self._metrics = metrics
+        self._hosts = frozenset(map(_name, settings.allowed_hosts))
+        self._origins = Origins(settings.allowed_origins)
+        self._bytes_held = 0  # of bodies that are arriving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, as ASGI says."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange(scope, send, self._state)
+        try:
+            headers = self._check_head(scope)
+            exchange.more += self._origins.headers(headers)
+            if (found := self._origins.preflight(scope["method"], headers)) is not None:
+                await exchange.answer(204, found)
+                return
+            self._check_key(scope, headers)
+            self._check_open(scope)
+            body = await self._read_body(scope, headers, receive)
+            scope["manyheads.body"] = body
+            with self._slot(scope):
+                if "json" in headers.get("content-type", ""):
+                    check_shape(body, self._settings)
+                await run_until_gone(self._app, scope, body, receive, exchange.send)
+        except Refusal as refusal:
+            if not exchange.status:
+                await exchange.refuse(refusal)
+        except Exception as error:
+            _log.error("request %s failed: %s", exchange.id, type(error).__name__, exc_info=error)
+            if exchange.status:
+                raise  # the answer has begun: the connection must be closed in its middle
+            await exchange.refuse(Refusal(500, f"The server failed; its log has request {exchange.id}.", code="bug"))
+        finally:
+            exchange.log(as_json=self._settings.json_logs)
+
+    def _check_head(self, scope: Scope) -> dict[str, str]:
+        """Return the headers. Raises: Refusal: the head of the request is not acceptable."""
+        pairs = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+        headers = dict(pairs)
+        if len(pairs) > MOST_HEADERS:
+            raise self._rejected(
+                "invalid",
+                431,
+                f"The request has {len(pairs)} headers; at most {MOST_HEADERS} are allowed.",
+                code="headers",
+                close=True,
+            )
+        names = [name for name, _ in pairs]
+        if ("transfer-encoding" in headers and "content-length" in headers) or names.count("host") > 1:
+            raise self._rejected(
+                "invalid",
+                400,
+                "The request has both Content-Length and Transfer-Encoding, or several Host headers.",
+                code="framing",
+                close=True,
+            )
+        self._check_host(scope, headers)
+        return headers
+
+    def _check_key(self, scope: Scope, headers: dict[str, str]) -> None:
+        """Note the client: its key, or its address.
+
+        Raises: Refusal: the path needs a key, and the headers have none that is valid.
+        """
+        path = scope["path"]
+        address = scope.get("client")
+        presented = self._keys.in_headers(headers)
+        is_allowed = not self._keys or (presented is not None and self._keys.allow(presented))
+        scope["manyheads.client"] = presented if self._keys and is_allowed else address and address[0]
+        is_open = path in (*_OPEN_PATHS, *_KEY_IN_BODY, *_WITHOUT_KEY) or path.startswith(_OPEN_PREFIXES)
+        if not is_open and not is_allowed:
+            status = 403 if path.startswith("/v2/") else 401
+            raise self._rejected(
+                "key",
+                status,
+                "This server needs a key: send Authorization: Bearer KEY.",
+                code="key",
+                close=scope["method"] in _BODY_METHODS,
+            )
+
+    def _check_host(self, scope: Scope, headers: dict[str, str]) -> None:
+        """Protect against DNS rebinding and against requests that other sites make in a user's browser.
+
+        Probes of Kubernetes name the address of the pod, which nobody knows beforehand; that the server is well is no
+        secret.
+        """
+        host = headers.get("host", "")
+        is_probe = scope["path"] in _HEALTH_PATHS and scope["method"] in ("GET", "HEAD")
+        if not is_probe and "*" not in self._hosts and _name(host) not in self._hosts:
+            raise self._rejected(
+                "host",
+                421,
+                "The Host header does not name this server; start it with --allowed-host NAME to permit the name.",
+                code="host",
+                close=True,
+            )
+        origin = headers.get("origin")
+        if origin is None or self._origins.allow(origin):
+            return
+        try:
+            is_own = urlsplit(origin).netloc.lower() == host.lower()
+        except ValueError:
+            is_own = False
+        if not is_own:
+            raise self._rejected(
+                "host",
+                403,
+                "Pages of other origins may not use this server; start it with --allowed-origin to permit one.",
+                code="origin",
+                close=True,
+            )
+
+    def _check_open(self, scope: Scope) -> None:
+        """Refuse early what would be refused after its body was read. Raises: Refusal: see `_slot`."""
+        is_work, path = scope["method"] in _BODY_METHODS, scope["path"]
+        is_always = path in _ANSWERED_WHILE_LOADING or path.startswith(_OPEN_PREFIXES)
+        if not self._state.is_ready and (is_work or not is_always):
+            raise self._rejected(
+                "loading",
+                503,
+                "The server is loading its models; try again soon.",
+                code="loading",
+                retry_after=1,
+                close=_may_have_body(scope),
+            )
+        if not is_work:
+            return
+        if self._state.is_closed:
+            raise self._rejected("draining", 503, "The server is stopping.", code="draining", retry_after=5, close=True)
+        most = self._settings.max_requests
+        if self._state.clients[scope["manyheads.client"]]:
+            most -= most // SHARE_KEPT
+        if self._state.num_requests >= most:
+            raise self._rejected(
+                "queue",
+                429,
+                f"The server has {self._state.num_requests} requests already; try again later.",
+                code="queue_full",
+                retry_after=1,
+                close=_may_have_body(scope),
+            )
+
+    @contextlib.contextmanager
+    def _slot(self, scope: Scope) -> Iterator[None]:
+        """Hold one of the server's slots. Raises: Refusal: all are taken, or the server is stopping.
+
+        It is taken after the body has arrived, so that slow clients hold none, and before anything is parsed.
+        """
+        if scope["method"] not in _BODY_METHODS:  # cheap; they must work under any load
+            yield
+            return
+        self._check_open(scope)
+        clients, client = self._state.clients, scope["manyheads.client"]
+        self._state.num_requests += 1
+        clients[client] += 1
+        try:
+            yield
+        finally:
+            self._state.num_requests -= 1
+            clients[client] -= 1
+            if not clients[client]:
+                del clients[client]
+
+    async def _read_body(self, scope: Scope, headers: dict[str, str], receive: Receive) -> bytes:
+        """Return the whole body. Raises: Refusal: it is too large, of a wrong type, or too slow."""
+        limit = self._settings.max_body_bytes
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length[:20]) > limit:
+            raise self._too_large(limit)
+        if headers.get("content-encoding", "identity").lower() not in ("", "identity"):
+            raise Refusal(
+                415, "Compressed bodies are not supported; send the body as it is.", code="encoding", close=True
+            )
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._settings.read_seconds):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise client_gone()
+                    part = message.get("body", b"")
+                    self._bytes_held += len(part)
+                    body += part
+                    if len(body) > limit:
+                        raise self._too_large(limit)
+                    if self._bytes_held > max(_MOST_BYTES_HELD, limit):
+                        raise self._rejected(
+                            "queue",
+                            429,
+                            "Too many bodies arrive at the same time; try again later.",
+                            code="queue_full",
+                            retry_after=1,
+                            close=True,
+                        )
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise self._rejected(
+                "slow_body",
+                408,
+                f"The body did not arrive within {self._settings.read_seconds:g} s.",
+                code="slow_body",
+                close=True,
+            ) from None
+        finally:
+            self._bytes_held -= len(body)
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if body and scope["method"] in _BODY_METHODS and kind not in _BODY_TYPES:
+            raise Refusal(
+                415, f"The type of the body is not supported; send {' or '.join(_BODY_TYPES)}.", code="content_type"
+            )
+        return bytes(body)
+
+    def _too_large(self, limit: int) -> Refusal:
+        message = f"The body is larger than {limit:,} bytes; send fewer or shorter texts."
+        return self._rejected("body_size", 413, message, code="body_size", close=True)
+
+    def _rejected(self, reason: str, status: int, message: str, **more: Any) -> Refusal:
+        """Count a refusal, and return it. reason: one of `Metrics.REASONS`. more: see `Refusal`."""
+        self._metrics.rejected.add(value=reason)
+        return Refusal(status, message, **more)
+
+
+def _may_have_body(scope: Scope) -> bool:
+    """Whether a body follows that was not read, so that the connection cannot be used again."""
+    return any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
+
+
+def _name(host: str) -> str:
+    """Return the Host header, or the name of a host, without its port and in lower case."""
+    name, _, port = host.lower().rpartition(":")
+    return name if name and port.isdecimal() else host.lower()
