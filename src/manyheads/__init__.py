@@ -52,7 +52,7 @@ def __dir__() -> list[str]:
 
 
 def _open_ctranslate2(name: str, folder: Path, runs_plainly: str) -> SearchEngine:
-    from manyheads.interop.exports.ctranslate2_engine import open_for
+    from manyheads.extras.exports.ctranslate2_engine import open_for
 
     return open_for(name, folder, runs_plainly)
 

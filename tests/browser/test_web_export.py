@@ -17,8 +17,8 @@ from manyheads import Translator
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.interop.exports import ExportOptions
-from manyheads.interop.exports.engine import export_model
+from manyheads.extras.exports import ExportOptions
+from manyheads.extras.exports.engine import export_model
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

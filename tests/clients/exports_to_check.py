@@ -30,8 +30,8 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.interop.exports import ExportOptions
-from manyheads.interop.exports.engine import export_model
+from manyheads.extras.exports import ExportOptions
+from manyheads.extras.exports.engine import export_model
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.sides import load_tokenizer
 from manyheads.text.tokenizer import Tokenizer

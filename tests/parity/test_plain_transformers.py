@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from manyheads.architectures.pretrained import load, read_config
 from manyheads.cli.main import main
 from manyheads.decoding.translator import Translator
-from manyheads.interop.exports import ExportOptions
-from manyheads.interop.exports.engine import export_model
+from manyheads.extras.exports import ExportOptions
+from manyheads.extras.exports.engine import export_model
 from manyheads.text.sides import load_tokenizer
 
 FOLDER = Path(__file__).parent / "fixtures"

@@ -16,7 +16,7 @@ import yaml
 import manyheads as package
 from manyheads.cli.main import main
 from manyheads.errors import ModelFileError, NonFiniteError, RequestError
-from manyheads.interop.exports import EXPORTS
+from manyheads.extras.exports import EXPORTS
 
 Cli = Callable[..., int]
 

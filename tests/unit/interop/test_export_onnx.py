@@ -16,8 +16,8 @@ from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.errors import ConfigError
-from manyheads.interop.exports import ExportOptions
-from manyheads.interop.exports.engine import Exported, export_model
+from manyheads.extras.exports import ExportOptions
+from manyheads.extras.exports.engine import Exported, export_model
 from manyheads.nn.attention.kinds import ATTENTIONS
 from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.piece_vocabulary import PieceVocabulary
@@ -103,7 +103,7 @@ def test_names_and_axes_are_those_of_the_clients(plain: Path) -> None:
 
 
 def test_rows_of_a_batch_do_not_see_padding(plain: Path) -> None:
-    from manyheads.interop.exports.onnx_check import Decoder
+    from manyheads.extras.exports.onnx_check import Decoder
 
     decoder = Decoder(plain / "out")
     sources = [[5, 6, 7, 8, 9, 2], [11, 2]]
@@ -213,7 +213,7 @@ def test_a_reformer_with_exact_attention(case: str, tmp_path: Path) -> None:
 
 
 def test_a_wrong_graph_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyheads.interop.exports import onnx_graphs
+    from manyheads.extras.exports import onnx_graphs
 
     monkeypatch.setattr(
         onnx_graphs, "sinusoidal", lambda places, d_model, layout: places[:, None] * torch.zeros(d_model)
@@ -266,7 +266,7 @@ def test_an_incomplete_runtime_is_refused(tmp_path: Path) -> None:
 
 
 def test_positions_are_those_of_the_model() -> None:
-    from manyheads.interop.exports.onnx_graphs import sinusoidal
+    from manyheads.extras.exports.onnx_graphs import sinusoidal
     from manyheads.nn.positions import sinusoidal_table
 
     places = torch.tensor([0, 1, 255, 256, 1000, 65_535])

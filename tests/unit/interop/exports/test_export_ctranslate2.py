@@ -12,9 +12,9 @@ from export_models import tokenizer, write_language_model, write_transformer
 from manyheads.architectures.pretrained import load
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError
-from manyheads.interop.exports import ExportOptions
-from manyheads.interop.exports.ctranslate2 import MIN_POSITIONS, write
-from manyheads.interop.exports.engine import export_model
+from manyheads.extras.exports import ExportOptions
+from manyheads.extras.exports.ctranslate2 import MIN_POSITIONS, write
+from manyheads.extras.exports.engine import export_model
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 

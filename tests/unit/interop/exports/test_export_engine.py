@@ -14,8 +14,8 @@ from export_models import LINES, write_transformer
 from manyheads.cli.main import main
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, MissingExtraError, ModelFileError, RequestError
-from manyheads.interop.exports import EXPORTS, Check, ExportOptions, compare
-from manyheads.interop.exports.engine import export_model, sample_sentences
+from manyheads.extras.exports import EXPORTS, Check, ExportOptions, compare
+from manyheads.extras.exports.engine import export_model, sample_sentences
 from manyheads.text.parsing_tokenizer import ParsingTokenizer
 
 MISSING = {"ctranslate2": "manyheads[ct2]", "transformers": "manyheads[hf]"}
@@ -72,7 +72,7 @@ def test_a_missing_runtime_is_told_with_its_remedy(
 def test_an_export_that_deviates_is_not_written(
     value: float, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from manyheads.interop.exports import peers
+    from manyheads.extras.exports import peers
 
     check = Check(what="log-probabilities", deviation=value, limit=1e-3, num_sentences=20, num_equal=1)
     monkeypatch.setattr(peers, "deviation", lambda *_: check)
@@ -199,7 +199,7 @@ class TestEngine:
     ) -> None:
         folder = write_transformer(tmp_path / "model")
         translator = Translator.from_pretrained(folder, device="cpu", engine="auto")
-        from manyheads.interop.exports import ctranslate2_engine
+        from manyheads.extras.exports import ctranslate2_engine
 
         times = iter([0.0, seconds, 10.0, 13.0])
         monkeypatch.setattr(ctranslate2_engine, "time", SimpleNamespace(perf_counter=lambda: next(times)))

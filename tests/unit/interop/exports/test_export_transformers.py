@@ -14,8 +14,8 @@ from manyheads.architectures.pretrained import load, portable_state
 from manyheads.errors import ConfigError
 from manyheads.interop import hf_tokenizer
 from manyheads.interop.convert import import_folder
-from manyheads.interop.exports import ExportOptions
-from manyheads.interop.exports.engine import export_model
+from manyheads.extras.exports import ExportOptions
+from manyheads.extras.exports.engine import export_model
 from manyheads.interop.marian_fit import fitted, halves_order
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from manyheads.architectures.pretrained import read_config
 from manyheads.errors import ConfigError
-from manyheads.interop.exports import Check, ExportOptions, onnx
-from manyheads.interop.exports.compare import tokenizer_of
+from manyheads.extras.exports import Check, ExportOptions, onnx
+from manyheads.extras.exports.compare import tokenizer_of
 from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["deviation", "write"]
@@ -29,7 +29,7 @@ _MOST_TOKENS = 512
 
 
 def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
-    """See `interop.exports`.
+    """See `extras.exports`.
 
     Raises: ConfigError: --runtime is missing or incomplete, or the model does not translate.
     """
@@ -52,7 +52,7 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
     (target / "runtime").mkdir()
     for source, name in runtime:
         shutil.copyfile(source, target / "runtime" / name)
-    page = files("manyheads.interop.exports") / "web_page"
+    page = files("manyheads.extras.exports") / "web_page"
     for name in _PAGE:
         (target / name).write_bytes((page / name).read_bytes())
     settings = {
@@ -66,7 +66,7 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
 
 
 def deviation(model: Path, target: Path, sentences: list[list[int]], options: ExportOptions) -> Check:
-    """See `interop.exports`. The graphs are compared in onnxruntime, with the operations that a browser runs."""
+    """See `extras.exports`. The graphs are compared in onnxruntime, with the operations that a browser runs."""
     return onnx.deviation(model, target / "model", sentences, replace(options, to="onnx", runtime=None))
 
 

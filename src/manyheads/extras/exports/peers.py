@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from manyheads.interop.convert import write_peer
-from manyheads.interop.exports import Check, ExportOptions, NotComparedError
+from manyheads.extras.exports import Check, ExportOptions, NotComparedError
 
 __all__ = ["deviation", "write"]
 
 
 def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
-    """See `interop.exports`."""
+    """See `extras.exports`."""
     return write_peer(model, target, options.to).notes
 
 

@@ -11,9 +11,9 @@ import torch
 
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.interop.exports import Check, ExportOptions
-from manyheads.interop.exports.compare import LIMIT, MOST_TOKENS, never_produced, reference, tokenizer_of
-from manyheads.interop.exports.onnx_files import package
+from manyheads.extras.exports import Check, ExportOptions
+from manyheads.extras.exports.compare import LIMIT, MOST_TOKENS, never_produced, reference, tokenizer_of
+from manyheads.extras.exports.onnx_files import package
 
 __all__ = ["Decoder", "compare_language_model", "compare_translation", "open_file"]
 

@@ -29,10 +29,10 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, MissingExtraError, RequestError, SaveError
 from manyheads.files.commit import remove_folder, write_folder
 from manyheads.files.verify import file_sha256, is_intact
-from manyheads.interop.exports import ExportOptions
-from manyheads.interop.exports.compare import tokenizer_of
-from manyheads.interop.exports.ctranslate2 import most_positions, pieces_of, runtime, write
-from manyheads.interop.exports.engine import sample_sentences
+from manyheads.extras.exports import ExportOptions
+from manyheads.extras.exports.compare import tokenizer_of
+from manyheads.extras.exports.ctranslate2 import most_positions, pieces_of, runtime, write
+from manyheads.extras.exports.engine import sample_sentences
 
 __all__ = ["CTranslate2Engine", "cached_export", "open_for", "unsupported"]
 

@@ -16,17 +16,17 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.errors import ConfigError
-from manyheads.interop.exports import Check, ExportOptions
-from manyheads.interop.exports import onnx_files as files
-from manyheads.interop.exports.onnx_check import compare_language_model, compare_translation
-from manyheads.interop.exports.onnx_language import write_language_model
-from manyheads.interop.exports.onnx_translation import write_translation
+from manyheads.extras.exports import Check, ExportOptions
+from manyheads.extras.exports import onnx_files as files
+from manyheads.extras.exports.onnx_check import compare_language_model, compare_translation
+from manyheads.extras.exports.onnx_language import write_language_model
+from manyheads.extras.exports.onnx_translation import write_translation
 
 __all__ = ["deviation", "suffix_of", "write"]
 
 
 def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
-    """See `interop.exports`."""
+    """See `extras.exports`."""
     files.package("onnx")
     if options.quantization:
         files.package("onnxruntime.quantization")
@@ -43,7 +43,7 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
 
 
 def deviation(model: Path, target: Path, sentences: list[list[int]], options: ExportOptions) -> Check:
-    """See `interop.exports`. The runtime is onnxruntime, on the CPU."""
+    """See `extras.exports`. The runtime is onnxruntime, on the CPU."""
     files.package("onnxruntime")
     module = load(model).eval()
     if isinstance(module, Seq2Seq):

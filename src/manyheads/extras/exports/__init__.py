@@ -37,7 +37,7 @@ class Format:
     quantizations: tuple[str, ...] = ()
 
 
-_PEERS = "manyheads.interop.exports.peers"
+_PEERS = "manyheads.extras.exports.peers"
 
 EXPORTS: dict[str, Format] = {
     one.name: one
@@ -46,27 +46,27 @@ EXPORTS: dict[str, Format] = {
             "ctranslate2",
             "Transformer for CTranslate2",
             "ct2",
-            "manyheads.interop.exports.ctranslate2",
+            "manyheads.extras.exports.ctranslate2",
             ("int8", "int16", "float16", "bfloat16"),
         ),
         Format(
             "transformers",
             "Transformer as MarianMTModel or PegasusForConditionalGeneration, Reformer as ReformerModelWithLMHead",
             "hf",
-            "manyheads.interop.exports.transformers",
+            "manyheads.extras.exports.transformers",
         ),
         Format(
             "onnx",
             "for onnxruntime, Optimum and transformers.js; Reformer with exact attention",
             "onnx",
-            "manyheads.interop.exports.onnx",
+            "manyheads.extras.exports.onnx",
             ("int8",),
         ),
         Format(
             "web",
             "a page that translates in the browser; --runtime",
             "onnx",
-            "manyheads.interop.exports.web",
+            "manyheads.extras.exports.web",
             ("int8",),
         ),
         Format("annotated-transformer", "Transformer for the Annotated Transformer's code; weights only", "", _PEERS),

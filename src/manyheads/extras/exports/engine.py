@@ -14,7 +14,7 @@ from manyheads.errors import ConfigError, MissingExtraError, ModelFileError
 from manyheads.files.commit import write_folder
 from manyheads.files.spared import check_spares_folders
 from manyheads.files.verify import list_files
-from manyheads.interop.exports import EXPORTS, Check, ExportOptions, NotComparedError
+from manyheads.extras.exports import EXPORTS, Check, ExportOptions, NotComparedError
 
 __all__ = ["NUM_SENTENCES", "Exported", "export_model", "sample_sentences"]
 

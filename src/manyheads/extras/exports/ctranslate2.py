@@ -19,8 +19,8 @@ from torch import Tensor
 
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.errors import ConfigError, ModelFileError, needing_extra
-from manyheads.interop.exports import Check, ExportOptions
-from manyheads.interop.exports.compare import (
+from manyheads.extras.exports import Check, ExportOptions
+from manyheads.extras.exports.compare import (
     LIMIT,
     MOST_TOKENS,
     demand,
@@ -56,7 +56,7 @@ def runtime() -> Any:
 
 
 def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
-    """See `interop.exports`. Raises: MissingExtraError: CTranslate2 is not installed."""
+    """See `extras.exports`. Raises: MissingExtraError: CTranslate2 is not installed."""
     runtime()
     module = load_transformer(
         model,
@@ -105,7 +105,7 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
 
 
 def deviation(model: Path, target: Path, sentences: list[list[int]], options: ExportOptions) -> Check:
-    """See `interop.exports`. The log-probabilities of the model's greedy outputs are compared."""
+    """See `extras.exports`. The log-probabilities of the model's greedy outputs are compared."""
     package = runtime()
     module = load_transformer(model, "ctranslate2", {})
     tokenizer = tokenizer_of(model, "ctranslate2")

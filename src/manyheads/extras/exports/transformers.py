@@ -17,14 +17,14 @@ from safetensors import safe_open
 from manyheads.architectures.pretrained import load, read_config
 from manyheads.errors import ConfigError, needing_extra
 from manyheads.interop.convert import write_peer
-from manyheads.interop.exports import Check, ExportOptions
-from manyheads.interop.exports.compare import LIMIT, MOST_TOKENS, never_produced, reference, tokenizer_of
+from manyheads.extras.exports import Check, ExportOptions
+from manyheads.extras.exports.compare import LIMIT, MOST_TOKENS, never_produced, reference, tokenizer_of
 
 __all__ = ["deviation", "write"]
 
 
 def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
-    """See `interop.exports`."""
+    """See `extras.exports`."""
     peer = _peer_of(model)
     notes = write_peer(model, target, peer).notes
     if peer == "transformers/Reformer" and _has_output_bias(target):
@@ -59,7 +59,7 @@ def _peer_of(model: Path) -> str:
 
 
 def deviation(model: Path, target: Path, sentences: list[list[int]], options: ExportOptions) -> Check:
-    """See `interop.exports`. The log-probabilities of the model's greedy outputs are compared."""
+    """See `extras.exports`. The log-probabilities of the model's greedy outputs are compared."""
     package = _runtime()
     compared = _compare_reformers if read_config(model).architecture == "reformer" else _compare
     logs = package.utils.logging

@@ -10,7 +10,7 @@ from manyheads.cli.command_line.command import command
 from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.files.json_object import json_text
-from manyheads.interop.exports import EXPORTS, QUANTIZATIONS, ExportOptions
+from manyheads.extras.exports import EXPORTS, QUANTIZATIONS, ExportOptions
 
 __all__ = ["PAGE", "run"]
 
@@ -61,7 +61,7 @@ A model that a format cannot represent is refused. docs/exporting.md shows how t
 def run(options: ExportCommandOptions) -> int:
     """Export a model. Returns: the exit code."""
     from manyheads.architectures.hub import resolve_model_path
-    from manyheads.interop.exports.engine import export_model
+    from manyheads.extras.exports.engine import export_model
 
     asked = ExportOptions(to=options.to, quantization=options.quantization, runtime=options.runtime)
     done = export_model(resolve_model_path(options.model), Path(options.output), asked, check=not options.no_check)
