@@ -37,9 +37,9 @@ from manyheads.decoding.device import inference, narrow, pack  # noqa: E402
 from manyheads.decoding.search import run_to_end, search_steps  # noqa: E402
 from manyheads.decoding.settings import DecodingSettings  # noqa: E402
 from manyheads.decoding.shortlist import Shortlist  # noqa: E402
-from manyheads.interop import PEERS  # noqa: E402
-from manyheads.interop.marian import Marian  # noqa: E402
-from manyheads.interop.marian_generation import settings_from_peer  # noqa: E402
+from manyheads.extras.peers import PEERS  # noqa: E402
+from manyheads.extras.peers.marian import Marian  # noqa: E402
+from manyheads.extras.peers.marian_generation import settings_from_peer  # noqa: E402
 from manyheads.nn import MultiHeadAttention  # noqa: E402
 from manyheads.nn.kernels.policy import fast  # noqa: E402
 from manyheads.tasks.text.objective import begin_hashing  # noqa: E402

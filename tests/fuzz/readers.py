@@ -145,7 +145,7 @@ def _readers_of_folders(base: Base, folder: Path) -> Iterator[Reader]:
     from manyheads.cli.records import describe_folder
     from manyheads.data.prepared import PreparedData
     from manyheads.decoding.translator import Translator
-    from manyheads.interop.convert import import_folder
+    from manyheads.extras.peers.convert import import_folder
 
     def info(where: Path) -> None:
         lines_of(describe_folder(where))

@@ -113,7 +113,7 @@ def make_marian(folder: Path) -> Path:
 
     from manyheads.architectures.table import build_model
     from manyheads.architectures.transformer.config import TransformerConfig
-    from manyheads.interop import PEERS
+    from manyheads.extras.peers import PEERS
 
     sizes = {"source_vocab_size": 20, "target_vocab_size": 20, "d_model": 16, "num_heads": 2, "d_ff": 32}
     layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}

@@ -57,7 +57,7 @@ def use(function: str, argument: str) -> int:
         elif function == "from_pretrained":
             manyheads.Translator.from_pretrained(argument)
         elif function == "read_tensors":
-            from manyheads.interop.legacy_pickle import read_saved
+            from manyheads.extras.peers.legacy_pickle import read_saved
 
             read_saved(Path(argument))
         else:
@@ -155,7 +155,7 @@ def run(folder: Path, full: bool, only: str = "") -> dict[str, Any]:
     base = make_base(work / "base", lambda arguments: call(arguments)[0])
     tempfile.tempdir = str(work)
     warm_up(base, work)
-    guard = Guard(work, child="manyheads.interop.legacy_pickle_child")
+    guard = Guard(work, child="manyheads.extras.peers.legacy_pickle_child")
     limit_memory()
     before = digest(work / "base")
     records = []

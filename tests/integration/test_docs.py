@@ -32,7 +32,7 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.data.corpora.novel import load_novel
 from manyheads.data.corpora.tatoeba import load_tatoeba
-from manyheads.interop import PEERS
+from manyheads.extras.peers import PEERS
 
 TUTORIALS = ["attention", "transformer", "transformer-xl", "reformer"]
 SOURCES = ["annotated-transformer", "transformer-xl", "reformer", "d2l", "labml", "fused-qkv"]

@@ -10,7 +10,7 @@ import pytest
 from doc_names import found_in, is_known, is_setting
 from doc_pages import REPOSITORY
 
-from manyheads.interop import PEERS
+from manyheads.extras.peers import PEERS
 
 FOLDER = REPOSITORY / "docs" / "sources"
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "index")

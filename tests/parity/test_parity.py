@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.interop import PEERS
+from manyheads.extras.peers import PEERS
 
 
 def matching(meta: dict[str, Any]) -> list[str]:

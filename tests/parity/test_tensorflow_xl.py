@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from manyheads.interop import PEERS
-from manyheads.interop.tensorflow import find_prefix, read_checkpoint
+from manyheads.extras.peers import PEERS
+from manyheads.extras.peers.tensorflow import find_prefix, read_checkpoint
 from tests.parity.test_parity import compare
 from tests.unit.interop.test_tensorflow import CASES
 

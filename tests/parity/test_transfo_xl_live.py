@@ -17,7 +17,7 @@ import torch
 
 from manyheads.architectures.pretrained import load
 from manyheads.architectures.transformer_xl.config import Attending
-from manyheads.interop import PEERS
+from manyheads.extras.peers import PEERS
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed, and need not be")
 try:
@@ -63,7 +63,7 @@ def random_model(chance: random.Random, seed: int) -> Any:
 
 def test_log_probabilities_memories_and_gradients(figure: Callable[..., None], tmp_path: Path) -> None:
     """Segments of random lengths from an empty memory; then the folder that save_pretrained writes."""
-    from manyheads.interop.convert import import_folder
+    from manyheads.extras.peers.convert import import_folder
 
     chance = random.Random(5)
     worst = worst_grad = 0.0

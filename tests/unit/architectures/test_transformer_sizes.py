@@ -14,7 +14,7 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.cli.main import main
 from manyheads.errors import ConfigError
-from manyheads.interop import PEERS
+from manyheads.extras.peers import PEERS
 from manyheads.nn import Causal, MultiHeadAttention
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -21,7 +21,7 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.decoding.naive import naive_marian_search
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.interop.convert import import_folder
+from manyheads.extras.peers.convert import import_folder
 from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.sides import load_tokenizer
 

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
-from manyheads.interop import PEERS
-from manyheads.interop.convert import export_folder, import_folder
+from manyheads.extras.peers import PEERS
+from manyheads.extras.peers.convert import export_folder, import_folder
 
 OFFICIAL, HF = "kimiyoung/TransformerXL", "transformers/TransfoXL"
 KINDS: dict[str, dict[str, Any]] = {

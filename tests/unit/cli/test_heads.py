@@ -19,7 +19,7 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.decoding.generation_config import load_settings
 from manyheads.errors import ConfigError
-from manyheads.interop.convert import export_folder
+from manyheads.extras.peers.convert import export_folder
 from manyheads.text.byte_vocabulary import ByteVocabulary
 
 Program = Callable[..., int]

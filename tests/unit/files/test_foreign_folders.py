@@ -31,7 +31,7 @@ from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsE
 from manyheads.files.commit import temporary_name
 from manyheads.files.guarded import RefusedFileError
 from manyheads.files.verify import verify_folder
-from manyheads.interop.convert import _read_object
+from manyheads.extras.peers.convert import _read_object
 from manyheads.tasks.table import TASKS, task_of_folder
 from manyheads.tasks.text.held_out import held_text
 from manyheads.text.marian_files import read_bytes

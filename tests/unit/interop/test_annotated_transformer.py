@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.interop import PEERS
-from manyheads.interop.annotated_transformer import LabelSmoothing
+from manyheads.extras.peers import PEERS
+from manyheads.extras.peers.annotated_transformer import LabelSmoothing
 from manyheads.nn.positions import sinusoidal_table
 from manyheads.nn.schedules import noam
 
@@ -53,7 +53,7 @@ def wrapper(**more: Any) -> Any:
 
 
 def test_peers_are_listed_without_importing_torch() -> None:
-    code = "import sys; from manyheads.interop import PEERS; print(sorted(PEERS), 'torch' in sys.modules)"
+    code = "import sys; from manyheads.extras.peers import PEERS; print(sorted(PEERS), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"{sorted(PEERS)} False"
     assert len(PEERS) > 6

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.interop import PEERS
+from manyheads.extras.peers import PEERS
 from manyheads.nn.attention.additive import AdditiveScore
 from manyheads.nn.attention.dot_product import DotProductAttention
 from manyheads.nn.attention.multi_head import MultiHeadAttention

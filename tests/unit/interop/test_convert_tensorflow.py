@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from manyheads.architectures.pretrained import load
 from manyheads.cli.main import main
-from manyheads.interop.convert import guess_peer
+from manyheads.extras.peers.convert import guess_peer
 
 PEER = "tf/Transformer-XL"
 

@@ -13,7 +13,7 @@ from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.errors import ConfigError, MissingExtraError
-from manyheads.interop import hf
+from manyheads.extras.peers import hf
 
 transformers = pytest.importorskip("transformers")
 

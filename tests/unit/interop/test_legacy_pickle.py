@@ -23,9 +23,9 @@ from slices import sliced
 from torch import Tensor, nn
 
 from manyheads.errors import ModelFileError
-from manyheads.interop import legacy_pickle_child
-from manyheads.interop.legacy_pickle import read_saved
-from manyheads.interop.legacy_pickle_globals import RefusedError, checked_key
+from manyheads.extras.peers import legacy_pickle_child
+from manyheads.extras.peers.legacy_pickle import read_saved
+from manyheads.extras.peers.legacy_pickle_globals import RefusedError, checked_key
 
 FORMATS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 Save = Callable[..., Path]
@@ -268,7 +268,7 @@ ATTEMPTS = {
 def test_the_child_cannot(what: str, tmp_path: Path) -> None:
     """Should the allow-list fail, the process still ends at once."""
     (tmp_path / "kept").touch()
-    code = f"import os, sys\nfrom manyheads.interop.legacy_pickle_child import forbid\nfolder = {str(tmp_path)!r}\n"
+    code = f"import os, sys\nfrom manyheads.extras.peers.legacy_pickle_child import forbid\nfolder = {str(tmp_path)!r}\n"
     sources = str(Path(legacy_pickle_child.__file__).parents[2])
     result = subprocess.run(
         [sys.executable, "-S", "-c", code + ATTEMPTS[what] + "\nsys.exit(0)"],

@@ -13,10 +13,10 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import Activation, TransformerConfig
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.interop import PEERS
-from manyheads.interop.marian import ACTIVATIONS, Marian
-from manyheads.interop.marian_generation import MarianIds, generation_to_peer, never_produced, settings_from_peer
-from manyheads.interop.pegasus import Pegasus
+from manyheads.extras.peers import PEERS
+from manyheads.extras.peers.marian import ACTIVATIONS, Marian
+from manyheads.extras.peers.marian_generation import MarianIds, generation_to_peer, never_produced, settings_from_peer
+from manyheads.extras.peers.pegasus import Pegasus
 from manyheads.nn.positions import sinusoidal_table
 
 IDS = MarianIds(pad=18, eos=0, start=18)

@@ -15,8 +15,8 @@ from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.table import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.interop import PEERS
-from manyheads.interop.convert import export_folder, guess_peer, import_folder
+from manyheads.extras.peers import PEERS
+from manyheads.extras.peers.convert import export_folder, guess_peer, import_folder
 
 LOADER: Any = PEERS["transformers/Reformer"]
 

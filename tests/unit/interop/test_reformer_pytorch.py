@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.interop import PEERS
+from manyheads.extras.peers import PEERS
 from manyheads.nn.attention.lsh import LSHSelfAttention, LSHSettings
 
 OPTIONS = {"dim": 12, "heads": 3, "bucket_size": 4, "n_hashes": 2, "causal": True}

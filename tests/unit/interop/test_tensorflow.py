@@ -17,7 +17,7 @@ import torch
 from crc32c import crc32c
 
 from manyheads.errors import ModelFileError
-from manyheads.interop.tensorflow import find_prefix, read_checkpoint, verifies_data
+from manyheads.extras.peers.tensorflow import find_prefix, read_checkpoint, verifies_data
 
 CASES = (
     *("enwik8", "enwik8_short_mem", "enwik8_short_mem_same_length", "enwik8_no_mem", "embed_projection", "wt103"),

@@ -17,10 +17,10 @@ from manyheads.data.token_store import TokenStore
 from manyheads.errors import ModelFileError
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
-from manyheads.interop.legacy_pickle import read_corpus
-from manyheads.interop.legacy_pickle_corpus import read_corpus as read_in_child
-from manyheads.interop.legacy_pickle_globals import RefusedError
-from manyheads.interop.tf_corpus import read_corpus_files
+from manyheads.extras.peers.legacy_pickle import read_corpus
+from manyheads.extras.peers.legacy_pickle_corpus import read_corpus as read_in_child
+from manyheads.extras.peers.legacy_pickle_globals import RefusedError
+from manyheads.extras.peers.tf_corpus import read_corpus_files
 from manyheads.text.vocabularies import load_vocabulary
 
 CORPORA = ("text8", "wt103", "lm1b")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.errors import ConfigError, ModelFileError, RequestError, ShapeError
-from manyheads.interop import PEERS
+from manyheads.extras.peers import PEERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 LOADER: Any = PEERS["torch/Transformer"]

@@ -12,8 +12,8 @@ from torch import Tensor
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.errors import ConfigError, ManyHeadsError, ModelFileError, RequestError
-from manyheads.interop import PEERS
-from manyheads.interop.xl_weights import by_cluster, tied_projections
+from manyheads.extras.peers import PEERS
+from manyheads.extras.peers.xl_weights import by_cluster, tied_projections
 
 HF: Any = PEERS["transformers/TransfoXL"]
 OFFICIAL: Any = PEERS["kimiyoung/TransformerXL"]

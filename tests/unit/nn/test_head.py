@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyheads.errors import ConfigError, RequestError
-from manyheads.interop.annotated_transformer import LabelSmoothing
+from manyheads.extras.peers.annotated_transformer import LabelSmoothing
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels import loss as module
 from manyheads.nn.kernels import policy

@@ -15,9 +15,9 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.presets import PRESETS
 from manyheads.architectures.transformer_xl.presets import PRESETS as XL_PRESETS
 from manyheads.errors import ConfigError
-from manyheads.interop.kimiyoung_transformer_xl import OfficialTransformerXL
-from manyheads.interop.marian import Marian
-from manyheads.interop.transfo_xl import TransfoXL
+from manyheads.extras.peers.kimiyoung_transformer_xl import OfficialTransformerXL
+from manyheads.extras.peers.marian import Marian
+from manyheads.extras.peers.transfo_xl import TransfoXL
 from manyheads.nn import Causal, KeyValueState, Lengths, MultiHeadAttention
 from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.attention.relative_bias import RelativeBias

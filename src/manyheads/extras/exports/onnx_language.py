@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.transformer_xl.model import distances_back
 from manyheads.errors import ConfigError
-from manyheads.interop import hf_tokenizer
+from manyheads.extras.peers import hf_tokenizer
 from manyheads.extras.exports import onnx_files as files
 from manyheads.extras.exports.onnx_graphs import graph_positions, logits_of, prepare, sinusoidal
 from manyheads.nn.attention.local import LocalSelfAttention, distance_penalty

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from manyheads.interop.convert import write_peer
+from manyheads.extras.peers.convert import write_peer
 from manyheads.extras.exports import Check, ExportOptions, NotComparedError
 
 __all__ = ["deviation", "write"]

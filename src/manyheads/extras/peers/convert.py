@@ -1,0 +1,351 @@
+"""Conversion of model folders between other implementations and ours, in both directions.
+
+A peer's folder contains config.json and model.safetensors, and for `transformers/Marian` the other files of
+`save_pretrained`: generation_config.json, source.spm, target.spm, vocab.json, tokenizer_config.json. A folder of the
+original Transformer-XL contains only model.pt, a module that was saved whole. Our folder keeps the contents of the
+peer's two config files as peer.json, so that converting back loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from manyheads.architectures.language_model import LanguageModel
+from manyheads.architectures.pretrained import load, read_config, save_pretrained, usage_example, yaml_list
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.architectures.table import ARCHITECTURES
+from manyheads.checkpoint.format import write_tensors
+from manyheads.config.files import to_json
+from manyheads.decoding.generation_config import load_settings
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import ConfigError, ModelFileError
+from manyheads.files.commit import write_folder
+from manyheads.files.json_object import read_object
+from manyheads.extras.peers import FORMATS, PEERS, marian_folder, peer_files
+from manyheads.extras.peers.kimiyoung_transformer_xl import options_of_module
+from manyheads.extras.peers.legacy_pickle import Saved, read_saved
+from manyheads.extras.peers.marian import Marian
+from manyheads.extras.peers.marian_fit import fitted
+from manyheads.extras.peers.pegasus import Pegasus
+from manyheads.extras.peers.reformer import HFReformer
+from manyheads.extras.peers.tensorflow import find_prefix, read_checkpoint, verifies_data
+from manyheads.extras.peers.tf_corpus import CACHE, CorpusFiles, find_beside, read_corpus_files
+from manyheads.extras.peers.tf_transformer_xl import PUBLISHED_LANES, TensorFlowXL, find_checkpoint
+from manyheads.extras.peers.xl_weights import notes_of_export
+from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
+from manyheads.text.symbol_vocabulary import SymbolVocabulary
+
+__all__ = ["Conversion", "export_folder", "guess_peer", "import_folder", "write_peer"]
+
+TORCH, OFFICIAL_XL = "torch/Transformer", "kimiyoung/TransformerXL"
+SEQUENCE_MODELS: dict[str, type[Marian]] = {"transformers/Marian": Marian, "transformers/Pegasus": Pegasus}
+TRANSFO_XL = "transformers/TransfoXL"
+FIRST_MEMORIES = {TRANSFO_XL: "zeros", OFFICIAL_XL: "empty"}
+TENSORFLOW_XL, REFORMER = "tf/Transformer-XL", "transformers/Reformer"
+PEER_FILE = "peer.json"
+TEST_TEXT = "test.txt"
+_OFFICIAL_PICKLE = "model.pt"
+_FIRST_PICKLES = ("pytorch_model.bin", _OFFICIAL_PICKLE, "best.ckpt", "checkpoint_best.pt")  # of several
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The result of a conversion. next_command: what a user may run next; empty: nothing. notes: messages for the user,
+    one sentence each.
+    """
+
+    peer: str
+    num_parameters: int
+    next_command: str
+    notes: list[str] = field(default_factory=list)
+
+
+def guess_peer(folder: Path) -> str:
+    """Return the peer that wrote a folder, from its config.json.
+
+    Raises: ModelFileError: there is no such file, or it does not name a known peer.
+    """
+    if not (folder / "config.json").exists() and (folder / _OFFICIAL_PICKLE).is_file():
+        return OFFICIAL_XL
+    if find_checkpoint(folder) is not None:
+        return TENSORFLOW_XL
+    config = _read_object(folder / "config.json")
+    if "format_version" in config:
+        raise ModelFileError(f"{folder} is a model of manyheads already; to convert it back, use --to PEER.")
+    options = config.get("model")
+    for peer, found in FORMATS.items():
+        if found.model_type and config.get("model_type") == found.model_type:
+            return peer
+        if found.options and isinstance(options, dict) and found.options <= options.keys():
+            return peer
+    kind = f"model_type {config['model_type']!r}" if "model_type" in config else "no model_type"
+    known = ", ".join(peer for peer, one in FORMATS.items() if one.is_read)
+    raise ModelFileError(f"{folder / 'config.json'} has {kind}; models of these can be converted: {known}.")
+
+
+def import_folder(
+    source: Path, output: Path, *, peer: str | None = None, from_pickle: bool = False, replace: bool = True
+) -> Conversion:
+    """Read a peer's folder and write ours.
+
+    Args:
+        peer: the peer that wrote it; None: use its config.json.
+        from_pickle: if there is no model.safetensors, read the tensors from a pickle with an allow-list in a separate
+            process.
+        replace: replace an existing output folder.
+
+    Raises: ModelFileError, ConfigError, DataError: files are missing, damaged, or need unsupported features.
+        MissingExtraError: the tokenizer needs a package. SaveError: our folder could not be written.
+    """
+    peer = peer or guess_peer(source)
+    if not FORMATS[peer].is_read:
+        raise ConfigError(f"a model of {peer} is two stacks without embeddings or output: there is nothing to run.")
+    notes: list[str] = []
+    more: dict[str, bytes] = {}
+    if peer == TENSORFLOW_XL:
+        config, weights = _read_tensorflow(source, notes)
+    elif peer in peer_files.TRAINED_BY:
+        saved = _read_weights(source, from_pickle)
+        weights, config = saved.tensors, {"model": peer_files.read_options(peer, source, saved)}
+    else:
+        saved = _read_weights(source, from_pickle)
+        weights = saved.tensors
+        config = _read_config(source, peer, weights, saved.settings)
+    model = PEERS[peer].from_peer(config, weights).module
+    config = config["model"] if FORMATS[peer].model_type else config
+    tokenizer: TranslationTokenizer | SymbolVocabulary | None = None
+    settings: DecodingSettings | None = None
+    next_command = ""
+    kept = {"peer": peer, "config": config}
+    if peer in SEQUENCE_MODELS:
+        files = marian_folder.read(SEQUENCE_MODELS[peer], source, config, model.config)
+        tokenizer, settings = files.tokenizer, files.settings
+        notes += files.notes
+        kept["generation"] = files.generation
+        next_command = _translation(output, tokenizer)
+    if peer == TENSORFLOW_XL and from_pickle:
+        corpus = read_corpus_files(find_beside(source, CACHE), model.config.vocab_size)
+        tokenizer = corpus.vocabulary
+        notes += corpus.notes
+        more = {} if corpus.test is None else {TEST_TEXT: corpus.test}
+        next_command = _evaluation(output, config, corpus)
+    if peer == REFORMER:
+        notes += HFReformer.notes_of(config)
+    if peer == TRANSFO_XL and model.config.norm_position == "pre" and model.config.memory_len:
+        notes.append(
+            "With pre_lnorm the peer attends to a memory of zeros before the first segment, the converted model to"
+            " none, so it says something else at the start of a text."
+        )
+    if peer in peer_files.TRAINED_BY:
+        sizes = model.config.source_vocab_size, model.config.target_vocab_size
+        tokenizer = peer_files.read_tokenizer(peer, source, config["model"], sizes, notes)
+        next_command = _translation(output, tokenizer)
+    if tokenizer is None:
+        does = "translates" if isinstance(model, Seq2Seq) else "reads and writes"
+        notes.append(f"There was no tokenizer, so the model {does} ids, not text.")
+        if peer == TENSORFLOW_XL and find_beside(source, CACHE).is_file():
+            notes.append(
+                f"{find_beside(source, CACHE)} holds its vocabulary, and is a pickle; --from-pickle reads it by an"
+                " allow-list, in a separate process."
+            )
+    save_pretrained(
+        model.float(),
+        output,
+        tokenizer=tokenizer,
+        generation=settings,
+        card=_card(model, peer, source.name, _target_languages(tokenizer)),
+        more={PEER_FILE: to_json(kept).encode("utf-8"), **more},
+        replace=replace,
+    )
+    return Conversion(peer, _count(model), next_command, notes)
+
+
+def export_folder(source: Path, output: Path, peer: str, *, replace: bool = True) -> Conversion:
+    """Read one of our folders and write a peer's. replace: replace an existing output folder.
+
+    Raises: as `write_peer`. SaveError: the folder could not be written.
+    """
+    done: list[Conversion] = []
+    weights = source / "model.safetensors"
+    write_folder(
+        output,
+        lambda folder: done.append(write_peer(source, folder, peer)),
+        needed_bytes=weights.stat().st_size if weights.is_file() else 0,
+        replace=replace,
+    )
+    return done[0]
+
+
+def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
+    """Read one of our folders and write a peer's files into an empty folder.
+
+    Raises: ModelFileError, ConfigError, DataError: the model cannot be read, or the peer does not support a part of it.
+    """
+    if not FORMATS[peer].is_written:
+        raise ConfigError(f"models of {peer} can be read, but not written; give another PEER for --to.")
+    model = load(source)
+    kept = _read_object(source / PEER_FILE) if (source / PEER_FILE).is_file() else {}
+    kept = kept if kept.get("peer") == peer else {}
+    translates = isinstance(model, Seq2Seq)
+    tokenizer = load_tokenizer(source) if translates and has_tokenizer(source) else None
+    notes: list[str] = []
+    if not translates and has_tokenizer(source):
+        notes.append(f"The vocabulary was left out; {peer} has no file for it.")
+    if model.config.architecture != FORMATS[peer].architecture:
+        raise ConfigError(f"{peer} cannot hold a {model.config.architecture}.")
+    if peer in SEQUENCE_MODELS and isinstance(model, Seq2Seq):
+        model = fitted(model)
+    config, weights = PEERS[peer].to_peer(model.body if peer == TORCH else model)
+    files: Mapping[str, bytes] = {}
+    if peer in SEQUENCE_MODELS:
+        exported = marian_folder.export(
+            SEQUENCE_MODELS[peer], config["model"], load_settings(source), tokenizer, kept, read_config(source)
+        )
+        config, files, notes = exported.config, exported.files, exported.notes
+    elif FORMATS[peer].model_type:
+        reformer = "ReformerModelWithLMHead" if config["model"].get("is_decoder") else "ReformerForMaskedLM"
+        classes = {"transfo-xl": "TransfoXLLMHeadModel", "reformer": reformer}
+        model_type = FORMATS[peer].model_type
+        known = {"model_type": model_type, "architectures": [classes[model_type]]}
+        before = kept.get("config", {})
+        config = {**known, **before, **config["model"]}
+        if before.get("hash_seed", 0) is None and config.get("hash_seed") == 0:
+            config["hash_seed"] = None  # the peer's default, for which import chose the seed 0
+        elif peer == REFORMER:
+            notes += HFReformer.notes_of_export(model.config)
+    elif tokenizer is not None:
+        config["pad"] = tokenizer.source.pad_id
+    if peer in FIRST_MEMORIES:
+        notes += notes_of_export(model.config, FIRST_MEMORIES[peer])
+    if peer == TORCH:
+        notes.append("torch.nn.Transformer has no embeddings and no output layer, so these were left out.")
+    write_tensors(folder / "model.safetensors", weights)
+    (folder / "config.json").write_text(to_json(config), encoding="utf-8")
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return Conversion(peer, sum(tensor.numel() for tensor in weights.values()), "", notes)
+
+
+def _read_config(
+    source: Path, peer: str, weights: Mapping[str, Tensor], settings_of_module: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options under `model`: from config.json, or for a module that was saved whole, from the module."""
+    if peer == OFFICIAL_XL and settings_of_module and not (source / "config.json").exists():
+        return {"model": options_of_module(settings_of_module, weights)}
+    config = _read_object(source / "config.json")
+    if FORMATS[peer].model_type:
+        return {"model": config}  # a config.json of transformers consists of the options
+    if not isinstance(config.get("model"), dict):
+        raise ConfigError(f"{source / 'config.json'} must hold the options of {peer} under 'model'.")
+    return config
+
+
+def _read_tensorflow(folder: Path, notes: list[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the config and the weights of a folder of the TensorFlow original.
+
+    config.json holds `flags` and `corpus_info`; without it, both follow from the variables and corpus-info.json.
+    Raises: ModelFileError: there is no checkpoint, or no corpus-info.json.
+    """
+    weights = read_checkpoint(find_prefix(find_checkpoint(folder) or folder), TensorFlowXL.is_weight)
+    if not verifies_data():
+        notes.append("The checksums of the data were not compared; `pip install 'manyheads[tf]'` makes that possible.")
+    if (folder / "config.json").is_file():
+        return _read_object(folder / "config.json"), weights
+    corpus = _read_object(find_beside(folder, "corpus-info.json"))
+    flags = TensorFlowXL.options_of_checkpoint(weights, corpus)
+    reading = ", ".join(f"{name} {flags[name]}" for name in ("mem_len", "clamp_len", "same_length"))
+    notes.append(
+        "A checkpoint does not record how text is read; these are the settings of the published model of"
+        f" {corpus['dataset']}: {reading}."
+    )
+    return {"flags": flags, "corpus_info": corpus}, weights
+
+
+def _evaluation(output: Path, config: Mapping[str, Any], corpus: CorpusFiles) -> str:
+    """Return the command that evaluates as the original's scripts do; memory and clamping are in the model's config."""
+    text = output / TEST_TEXT if corpus.test is not None else "FILE"
+    flags = config["flags"]
+    lanes = flags.get("eval_batch_size") or PUBLISHED_LANES
+    return f"manyheads evaluate {output} --text {text} --segment-len {flags['tgt_len']} --lanes {lanes}"
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Raises: ModelFileError: the file is missing or not one JSON object."""
+    try:
+        return read_object(path)
+    except FileNotFoundError as error:
+        raise ModelFileError(f"{path.parent} is not a model's folder: it has no {path.name}.") from error
+
+
+def _read_weights(folder: Path, from_pickle: bool) -> Saved:
+    """Return tensors, and the settings and options in a pickle.
+
+    Raises: ModelFileError: there are none, they are damaged, or there is only a pickle and it was not requested.
+    """
+    file = folder / "model.safetensors"
+    if file.is_file():
+        try:
+            return Saved(load_file(file), {}, {})
+        except (SafetensorError, OSError) as error:
+            raise ModelFileError(f"{file} is not an intact safetensors file: {error}.") from error
+    pickles = sorted(path for path in folder.iterdir() if path.suffix in _PICKLES and path.is_file())
+    if len(pickles) > 1:
+        pickles = [path for path in pickles if path.name in _FIRST_PICKLES] or pickles
+    if not pickles:
+        shards = " (its weights in several files are not read)" if list(folder.glob("*.index.json")) else ""
+        raise ModelFileError(
+            f"{folder} has no model.safetensors{shards}. On the hub there may be one in a pull request (--revision"
+            " refs/pr/N); download a pytorch_model.bin by hand and use --from-pickle."
+        )
+    if not from_pickle:
+        raise ModelFileError(
+            f"{folder} has no model.safetensors, only {pickles[0].name}, a pickle, which can run code when it is opened"
+            " in the usual way. With --from-pickle its tensors are read by an allow-list, in a separate process."
+        )
+    if len(pickles) > 1:
+        names = ", ".join(path.name for path in pickles)
+        raise ModelFileError(f"{folder} has several pickles: {names}; keep the one that holds the model.")
+    return read_saved(pickles[0])
+
+
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _target_languages(tokenizer: TranslationTokenizer | SymbolVocabulary | None) -> Sequence[str]:
+    """Return the languages that have a tag. A peer's folder does not record the languages of the sources."""
+    return () if tokenizer is None or isinstance(tokenizer, SymbolVocabulary) else tokenizer.target_languages
+
+
+def _translation(output: Path, tokenizer: TranslationTokenizer | None) -> str:
+    if tokenizer is None:
+        return ""
+    languages = _target_languages(tokenizer)
+    return f"manyheads translate {output}" + (f" --target-lang {languages[0]}" if languages else "")
+
+
+def _card(model: Seq2Seq | LanguageModel, peer: str, name: str, languages: Sequence[str]) -> str:
+    """Return README.md. languages: the target languages of a model that translates into several."""
+    task = ARCHITECTURES[model.config.architecture].task
+    header = f"language: {yaml_list(languages)}\n" if languages else ""
+    into = f"It translates into {', '.join(languages)}. " if languages else ""
+    return f"""---
+{header}library_name: manyheads
+tags: [{task}, {model.config.architecture}]
+---
+# {name}, converted from {peer}
+
+{into}{_count(model):,} parameters. Licence and origin are those of the model that was converted.
+
+```python
+{usage_example(task, into=languages[0] if languages else None)}
+```
+"""

@@ -1,0 +1,271 @@
+"""The base class of peers: options, a layout of weights, inputs, and a way to compute as it does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from types import GenericAlias, UnionType
+from typing import Any, ClassVar, get_args
+
+from torch import Tensor, nn
+
+from manyheads.architectures.pretrained import check_size
+from manyheads.architectures.protocols import ModelConfig
+from manyheads.architectures.table import build_model
+from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.extras.peers.layout import Layout, export_gradients, export_weights, import_weights
+
+__all__ = ["Options", "Parts", "Peer", "own_heads", "read_options", "require", "weights_by_part"]
+
+Options = Mapping[str, Any]
+"""A constructor's arguments and their defaults. A type in place of a default means: `int`, the argument is required;
+`int | None`, the default is None; `list[int]`, the default is an empty list."""
+
+
+class Peer:
+    """One of our modules with a peer's weights, and with the peer's inputs and outputs.
+
+    A subclass describes one module or model of another implementation by these tables and by the methods below them.
+
+    Attributes:
+        name: the peer in messages. kinds: `kind` in the JSON of its fixtures, beside the name. origin: a regular
+            expression that `peer` in the JSON of a fixture without a kind begins with, unless it is the name.
+        options: its constructor's arguments. section: the key in a config that holds them; None: the config itself.
+            ignores_others: whether other options are ignored; otherwise they are errors.
+        inputs: shell patterns of its inputs, without `in.`; None: others are ignored.
+        same: an option -> the field of our config that has the same value, where both directions are supported.
+        layout: the names of its weights and of ours. unused: a regular expression of names in its state dict that are
+            not parameters.
+        module: our module, in evaluation mode. config: as given to `from_peer`. chosen: the options, with defaults.
+    """
+
+    name: ClassVar[str]
+    kinds: ClassVar[tuple[str, ...]] = ()
+    origin: ClassVar[str] = "(?!)"
+    options: ClassVar[Options] = {}
+    section: ClassVar[str | None] = "model"
+    ignores_others: ClassVar[bool] = False
+    inputs: ClassVar[tuple[str, ...] | None] = None
+    same: ClassVar[Mapping[str, str]] = {}
+    layout: ClassVar[Layout] = {}
+    unused: ClassVar[str] = ""
+    head: ClassVar[str] = ""
+
+    def __init__(self, module: Any, config: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
+        self.module, self.config, self.chosen = module, config, chosen
+
+    @classmethod
+    def matches(cls, meta: Mapping[str, Any]) -> bool:
+        """Return whether a fixture's JSON describes this peer, by its `kind`, or by its `peer` if there is no kind."""
+        if "kind" in meta:
+            return meta["kind"] in (cls.name, *cls.kinds)
+        peer = str(meta.get("peer", ""))
+        return peer == cls.name or re.match(cls.origin, peer) is not None
+
+    @classmethod
+    def from_peer(cls, config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Peer:
+        """Return our module with the peer's weights.
+
+        Args:
+            config: the peer's constructor arguments, as in a fixture's JSON.
+            state_dict: the peer's parameters and buffers under its own names.
+
+        Raises: ConfigError: an unknown option, or a value that has no counterpart. ModelFileError: weights that do not
+            match the config.
+        """
+        chosen = cls.read(config)
+        if cls.head and not any(re.match(cls.head, name) for name in state_dict):
+            raise ModelFileError(
+                f"the weights have no language-model head: they are those of a base model of {cls.name}, or of one with"
+                " another head; convert the model that was trained with its language-model head."
+            )
+        module = cls.build(chosen, state_dict)
+        import_weights(module, cls.prepare(state_dict, module), cls.layout_of(module))
+        return cls(module.eval(), config, chosen)
+
+    @classmethod
+    def to_peer(cls, module: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The inverse of `from_peer`: the config, and the state dict under the peer's names.
+
+        Raises: ConfigError: the peer does not support one of the options.
+        """
+        options = cls.describe(module)
+        return {cls.section: options} if cls.section else options, export_weights(module, cls.layout_of(module))
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the peer's options in a config, with its defaults. Raises: ConfigError: see `read_options`."""
+        given = config.get(cls.section, None if cls.options else {}) if cls.section else config
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"the config must hold the options of {cls.name} under {cls.section!r}.")
+        if cls.ignores_others:
+            given = {name: value for name, value in given.items() if name in cls.options}
+        return read_options(given, cls.options, cls.name)
+
+    @classmethod
+    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
+        """Return our module for the peer's options. weights: the peer's, which determine sizes that no option gives.
+
+        A peer that is a whole model only says which config it has.
+        """
+        config = cls.config_of(options, weights)
+        tensors = cls.parameters_in(weights).values()
+        check_size(config, sum(tensor.numel() for tensor in tensors), len(tensors), "the weights")
+        return build_model(config)
+
+    @classmethod
+    def config_of(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> ModelConfig:
+        """Return the config of our model; see `build`."""
+        raise NotImplementedError
+
+    @classmethod
+    def fields_of(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of our config that `same` names, for the peer's options."""
+        return {ours: options[peer] for peer, ours in cls.same.items()}
+
+    @classmethod
+    def options_of(cls, config: object) -> dict[str, Any]:
+        """Return the peer's options that `same` names, for our config."""
+        return {peer: getattr(config, ours) for peer, ours in cls.same.items()}
+
+    @classmethod
+    def parameters_in(cls, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the peer's tensors without those that are not parameters."""
+        return {name: tensor for name, tensor in weights.items() if not re.fullmatch(cls.unused, name)}
+
+    @classmethod
+    def prepare(cls, weights: Mapping[str, Tensor], module: Any) -> dict[str, Tensor]:
+        """Return the peer's weights as the layout describes them, here without the unused ones."""
+        return cls.parameters_in(weights)
+
+    @classmethod
+    def layout_of(cls, module: Any) -> Layout:
+        """Return the layout of the weights, which may depend on the module."""
+        return cls.layout
+
+    @classmethod
+    def describe(cls, module: Any) -> dict[str, Any]:
+        """Return the peer's options for our module. Raises: ConfigError: the peer does not support one of ours."""
+        raise ConfigError(f"{cls.name} cannot be exported.")
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Reproduce the peer's computation.
+
+        Args: inputs: the `in.*` and `rot.*` tensors of a fixture under their full names, in the peer's layout and mask
+            convention.
+        Returns: every `out.*` (or `exact.*`) and `grad.*` of the fixture, under their full names.
+        Raises: RequestError: an input is missing or not supported.
+        """
+        for name in sorted(inputs) if self.inputs is not None else ():
+            known = [f"in.{pattern}" for pattern in self.inputs or ()]
+            if name.startswith(("in.", "rot.")) and not any(fnmatchcase(name, pattern) for pattern in known):
+                raise RequestError(f"{self.name} has no input {name}; it has {', '.join(known)}.")
+        return self.answer(inputs)
+
+    def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the outputs for inputs with known names; see `run`."""
+        raise NotImplementedError
+
+    def gradients(self, loss: Tensor) -> dict[str, Tensor]:
+        """Return `grad.*` for every weight of the peer."""
+        found = export_gradients(loss, self.module, self.layout_of(self.module))
+        return {f"grad.{name}": gradient for name, gradient in found.items()}
+
+    @classmethod
+    def refuse(cls, reasons: Mapping[str, object]) -> None:
+        """Raises: ConfigError: a reason, worded as a property of our module, holds."""
+        for reason, holds in reasons.items():
+            if holds:
+                raise ConfigError(
+                    f"{cls.name} cannot hold a model with {reason}; take another format, or train without this."
+                )
+
+    @classmethod
+    def demand(cls, config: object, wanted: Mapping[str, Any]) -> None:
+        """Raises: ConfigError: our config has another value than the only one that the peer supports."""
+        for name, value in wanted.items():
+            if getattr(config, name) != value:
+                raise ConfigError(
+                    f"{cls.name} cannot hold a model with {name} {getattr(config, name)!r}; it has {value!r}."
+                )
+
+
+def own_heads(module: Any) -> dict[str, bool]:
+    """Return reasons for `Peer.refuse` for which multi-head attention differs from that of most peers, which divide
+    d_model among the heads and multiply queries by keys.
+    """
+    d_model = module.out_proj.out_features
+    return {
+        f"head_dim {module.head_dim}": module.head_dim * module.num_heads != d_model,
+        f"values of width {module.v_proj.out_features}": module.v_proj.out_features != d_model,
+        "scores of its own": getattr(module, "score", None) is not None,
+        "a relative bias": getattr(module, "relative_bias", None) is not None,
+    }
+
+
+def read_options(given: Mapping[str, Any], options: Options, what: str) -> dict[str, Any]:
+    """Return a peer's constructor arguments with its defaults filled in.
+
+    Raises: ConfigError: an argument is unknown, missing or of the wrong type.
+    """
+    unknown = sorted(given.keys() - options.keys())
+    if unknown:
+        raise ConfigError(f"{what} has no option {unknown[0]!r}; its options are {sorted(options)}.")
+    values = {}
+    for name, default in options.items():
+        if name not in given:
+            if isinstance(default, type):
+                raise ConfigError(f"{what} needs the option {name!r}.")
+            implied: dict[type, Any] = {UnionType: None, GenericAlias: []}
+            values[name] = implied.get(type(default), default)
+            continue
+        kind: Any = type(default)
+        if isinstance(default, type | UnionType | GenericAlias):
+            kind = default
+        elif isinstance(default, list):
+            kind = GenericAlias(list, (type(default[0]),))
+        if not _fits(given[name], kind):
+            shown = kind.__name__ if isinstance(kind, type) else kind
+            raise ConfigError(f"{name} is {given[name]!r} in the options of {what}; it must be of type {shown}.")
+        values[name] = float(given[name]) if kind is float else given[name]
+    if values.get("model_type") != options.get("model_type"):
+        raise ConfigError(f"this is a config of model_type {values['model_type']!r}, not of a {what} model.")
+    return values
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if isinstance(kind, UnionType):
+        return any(_fits(value, one) for one in get_args(kind))
+    if isinstance(kind, GenericAlias):
+        return isinstance(value, list | tuple) and all(_fits(item, get_args(kind)[0]) for item in value)
+    return type(value) is kind or (kind is float and type(value) is int)
+
+
+def require(inputs: Mapping[str, Tensor], *names: str) -> list[Tensor]:
+    """Return required inputs, whose names are given without `in.`.
+
+    Raises: RequestError: one is missing.
+    """
+    for name in names:
+        if f"in.{name}" not in inputs:
+            raise RequestError(f"the input in.{name} is missing; there are {sorted(inputs)}.")
+    return [inputs[f"in.{name}"] for name in names]
+
+
+class Parts(nn.ModuleDict):
+    """Several of our modules that a peer's weights fill together, by name."""
+
+
+def weights_by_part(weights: Mapping[str, Tensor], parts: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+    """Return the weights of each part, whose names begin with it, without this beginning.
+
+    Raises: ModelFileError: a name begins otherwise.
+    """
+    own: dict[str, dict[str, Tensor]] = {part: {} for part in parts}
+    for name, tensor in weights.items():
+        part, _, rest = name.partition(".")
+        if part not in own:
+            raise ModelFileError(f"the weight {name} is unknown; names begin with one of {sorted(own)}.")
+        own[part][rest] = tensor
+    return own

@@ -1,0 +1,177 @@
+"""torch.nn.Transformer: two stacks on vectors, without embeddings, positions or an output layer.
+
+Differs from ours: masks are True = blocked or are added to the scores; the query, key and value projections of an
+attention layer are one matrix; both stacks end with a norm, also with post-norm; sequences may be length-first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.architectures.transformer.model import Decoder, Encoder
+from manyheads.errors import ConfigError, RequestError
+from manyheads.extras.peers.layout import Layout
+from manyheads.extras.peers.peer import Options, Peer, require
+from manyheads.nn.attention.masks import Mask
+from manyheads.nn.attention.torch_compatible import mask_of_torch
+
+__all__ = ["EncoderDecoder", "TorchTransformer"]
+
+
+class EncoderDecoder(nn.Module):
+    """Our two stacks, on vectors. Shape: source (batch, source_len, d_model), target (batch, target_len, d_model)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_mask: Mask | None = None,
+        target_mask: Mask | None = None,
+        memory_mask: Mask | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return (memory, output)."""
+        memory = self.encoder(source, source_mask)
+        return memory, self.decoder(target, memory, target_mask, memory_mask)
+
+
+class TorchTransformer(Peer):
+    """The two stacks: out.memory and out.out.
+
+    Memory's padding is the source's, unless in.memory_key_padding is given. Gradients, if the config asks for them
+    (`grads`), are those of the mean over real target positions of mean_d(out^2) x sum_d(sin(out)).
+    """
+
+    name = "torch.nn.Transformer"
+    kinds = ("torch_nn_transformer",)
+    origin = r"torch\.nn\.Transformer( |$)"
+    options: ClassVar[Options] = {
+        "d_model": 512,
+        "nhead": 8,
+        "num_encoder_layers": 6,
+        "num_decoder_layers": 6,
+        "dim_feedforward": 2048,
+        "dropout": 0.1,
+        "activation": "relu",
+        "layer_norm_eps": 1e-5,
+        "batch_first": False,
+        "norm_first": False,
+        "bias": True,
+    }
+    same: ClassVar[Mapping[str, str]] = {
+        "d_model": "d_model",
+        "nhead": "num_heads",
+        "num_encoder_layers": "num_encoder_layers",
+        "num_decoder_layers": "num_decoder_layers",
+        "dim_feedforward": "d_ff",
+        "activation": "activation",
+        "layer_norm_eps": "norm_eps",
+        "bias": "bias",
+    }
+    inputs = ("src", "tgt", "src_mask", "tgt_mask", "memory_mask", "*_key_padding")
+    layout: ClassVar[Layout] = {
+        "*.layers.*.self_attn.in_proj_*": "*.layers.*.self_attn.{q,k,v}_proj.*",
+        "*.layers.*.self_attn.out_proj.*": "*.layers.*.self_attn.out_proj.*",
+        "*.layers.*.multihead_attn.in_proj_*": "*.layers.*.cross_attn.{q,k,v}_proj.*",
+        "*.layers.*.multihead_attn.out_proj.*": "*.layers.*.cross_attn.out_proj.*",
+        "*.layers.*.linear{1,2}.*": "*.layers.*.feed_forward.{in,out}_proj.*",
+        "encoder.layers.*.norm{1,2}.*": "encoder.layers.*.{self_attn,feed_forward}_residual.norm.*",
+        "decoder.layers.*.norm{1,2,3}.*": "decoder.layers.*.{self_attn,cross_attn,feed_forward}_residual.norm.*",
+        "*.norm.*": "*.norm.*",
+    }
+
+    @classmethod
+    def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> EncoderDecoder:
+        if options["activation"] not in ("relu", "gelu"):
+            raise ConfigError(f"activation is {options['activation']!r}; torch.nn.Transformer has 'relu' and 'gelu'.")
+        return EncoderDecoder(
+            TransformerConfig(
+                **cls.fields_of(options),
+                dropout=options["dropout"],
+                attention_dropout=options["dropout"],
+                feed_forward_dropout=options["dropout"],
+                norm_position="pre" if options["norm_first"] else "post",
+                final_norm=True,
+            )
+        )
+
+    @classmethod
+    def describe(cls, module: Any) -> dict[str, Any]:
+        """See `Peer.describe`. module: an `EncoderDecoder`, or the body of a translation model, whose embeddings the
+        peer does not have.
+        """
+        config = module.config
+        cls.refuse({config.undivided: config.undivided, f"relative_bias {config.relative_bias}": config.relative_bias})
+        cls.demand(config, {"norm": "layer", "has_final_norm": True})
+        cls.refuse(
+            {
+                f"activation {config.activation!r}": config.activation not in ("relu", "gelu"),
+                f"attention {config.attention!r}": config.attention.kind != "dot_product",
+                f"decoder_d_ff {config.decoder_d_ff}": config.d_ff_of("decoder") != config.d_ff,
+                f"num_decoder_heads {config.num_decoder_heads}": config.heads_of("decoder") != config.num_heads,
+            }
+        )
+        return {
+            **cls.options_of(config),
+            # The peer has one dropout rate. If ours differ, results in evaluation are still the same.
+            "dropout": max(config.dropout, config.attention_dropout, config.feed_forward_dropout),
+            "batch_first": True,
+            "norm_first": config.norm_position == "pre",
+        }
+
+    def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        given = require(inputs, "src", "tgt")
+        source, target = map(self._batch_first, given)
+        batch, source_len, target_len = source.shape[0], source.shape[1], target.shape[1]
+        memory_padding = "memory_key_padding" if "in.memory_key_padding" in inputs else "src_key_padding"
+        wants_grad = bool(self.config.get("grads"))
+        with torch.set_grad_enabled(wants_grad):
+            memory, out = self.module(
+                source,
+                target,
+                self._mask(inputs, "src_mask", "src_key_padding", batch, source_len, source_len),
+                self._mask(inputs, "tgt_mask", "tgt_key_padding", batch, target_len, target_len),
+                self._mask(inputs, "memory_mask", memory_padding, batch, target_len, source_len),
+            )
+            batched = given[0].dim() == 3
+            answer = {"out.memory": self._peer_layout(memory, batched), "out.out": self._peer_layout(out, batched)}
+            if wants_grad:
+                answer |= self._gradients(out, inputs.get("in.tgt_key_padding"))
+        return answer
+
+    def _gradients(self, out: Tensor, padding: Tensor | None) -> dict[str, Tensor]:
+        real = torch.ones(out.shape[:2], dtype=torch.bool)
+        if padding is not None:
+            real = (~padding if padding.dtype == torch.bool else ~torch.isneginf(padding)).view(out.shape[:2])
+        loss = (out.square().mean(dim=-1) * out.sin().sum(dim=-1))[real].mean()
+        return self.gradients(loss)
+
+    def _batch_first(self, x: Tensor) -> Tensor:
+        if x.dim() == 2:
+            return x[None]  # torch also accepts one sequence without a batch axis
+        if x.dim() != 3:
+            raise RequestError(f"a sequence of vectors has 2 or 3 axes, this one has shape {tuple(x.shape)}.")
+        return x if self.chosen["batch_first"] else x.transpose(0, 1)
+
+    def _peer_layout(self, x: Tensor, batched: bool) -> Tensor:
+        x = x.detach()
+        if not batched:
+            return x[0]
+        return x if self.chosen["batch_first"] else x.transpose(0, 1).contiguous()
+
+    def _mask(self, inputs: Mapping[str, Tensor], pattern: str, padding: str, *sizes: int) -> Mask | None:
+        """Return one attention's mask. sizes: batch, q_len, k_len."""
+        batch, q_len, k_len = sizes
+        keys = inputs.get(f"in.{padding}")
+        keys = None if keys is None else keys.view(-1, k_len)
+        return mask_of_torch(inputs.get(f"in.{pattern}"), keys, batch, self.module.config.num_heads, q_len, k_len)

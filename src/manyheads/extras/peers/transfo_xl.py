@@ -1,0 +1,164 @@
+"""TransfoXLLMHeadModel of transformers (up to 4.x).
+
+Differs from ours: under pre-norm too, queries attend to an initial memory of zeros (`mems: default`); losses are
+grouped by cluster; one tensor for queries, keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from manyheads.architectures.language_model import LanguageModel
+from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
+from manyheads.errors import ConfigError
+from manyheads.extras.peers.layout import Layout
+from manyheads.extras.peers.peer import Options, Peer
+from manyheads.extras.peers.xl_weights import (
+    HEAD,
+    by_cluster,
+    layout_of_body,
+    num_segments,
+    options_of_sizes,
+    sizes_of,
+    tied_projections,
+)
+
+__all__ = ["TransfoXL"]
+
+
+class TransfoXL(Peer):
+    """The language model on consecutive segments in.ids.0, in.ids.1, ..., with the memory passed on.
+
+    `mems` in the config is `default`, or `empty` to begin without a memory.
+    """
+
+    name = "TransfoXL"
+    kinds = ("hf_transfo_xl",)
+    origin = "transformers TransfoXL"
+    options: ClassVar[Options] = {
+        "model_type": "transfo-xl",
+        "vocab_size": 267735,
+        "cutoffs": [20000, 40000, 200000],
+        "d_model": 1024,
+        "d_embed": 1024,
+        "n_head": 16,
+        "d_head": 64,
+        "d_inner": 4096,
+        "div_val": 4,
+        "pre_lnorm": False,
+        "n_layer": 18,
+        "mem_len": 1600,
+        "clamp_len": 1000,
+        "same_length": True,
+        "proj_share_all_but_first": True,
+        "tie_projs": list[bool] | None,
+        "tie_word_embeddings": True,
+        "untie_r": True,
+        "dropout": 0.1,
+        "dropatt": 0.0,
+        "layer_norm_epsilon": 1e-5,
+        "attn_type": 0,
+    }
+    ignores_others = True
+    head = r"crit\."
+    unused = r".*pos_emb\.inv_freq"
+
+    @classmethod
+    def config_of(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> TransformerXLConfig:
+        if options["attn_type"] != 0:
+            raise ConfigError(f"attn_type is {options['attn_type']}; TransfoXL itself knows 0 alone.")
+        sizes = sizes_of(options)
+        # A config that the peer saved has `tie_projs`, which takes precedence over the shorter option.
+        tied = options["tie_projs"]
+        if tied is None:
+            tied = [False, *[options["proj_share_all_but_first"]] * len(sizes["cutoffs"])]
+        return TransformerXLConfig(
+            vocab_size=options["vocab_size"],
+            **sizes,
+            norm_position="pre" if options["pre_lnorm"] else "post",
+            initial_memory="empty" if options["pre_lnorm"] else "zeros",
+            norm_eps=options["layer_norm_epsilon"],
+            share_biases=not options["untie_r"],
+            clamp_len=options["clamp_len"] if options["clamp_len"] > 0 else None,
+            tie_embeddings=options["tie_word_embeddings"],
+            tie_projections=tied_projections(tied, sizes),
+        )
+
+    @classmethod
+    def layout_of(cls, module: LanguageModel) -> Layout:
+        """See `Peer.layout_of`. Shared u and v are also parameters of the whole model."""
+        biases = {"{r_w,r_r}_bias": "body.layers.0.attention.{content,position}_bias"}
+        every = {"layers.*.dec_attn.{r_w,r_r}_bias": "body.layers.*.attention.{content,position}_bias"}
+        rows = {**biases, **every} if module.config.share_biases else every
+        named = {f"transformer.{peer}": ours for peer, ours in rows.items()}
+        return {**layout_of_body(module.config, "transformer."), **HEAD, "crit.cluster_*": "head.cluster_*", **named}
+
+    @classmethod
+    def describe(cls, module: LanguageModel) -> dict[str, Any]:
+        config = module.config
+        cls.demand(config, {"attention": "relative", "ext_len": 0})
+        no_limit = "clamp_len 0, which it treats as no limit"
+        biased = f"relative_bias {config.relative_bias}"
+        cls.refuse(
+            {config.uneven_heads: config.uneven_heads, biased: config.relative_bias, no_limit: config.clamp_len == 0}
+        )
+        tied = list(config.tie_projections) or [False] * (len(config.cutoffs) + 1)
+        return {
+            "vocab_size": config.vocab_size,
+            **options_of_sizes(config),
+            "pre_lnorm": config.norm_position == "pre",
+            "clamp_len": -1 if config.clamp_len is None else config.clamp_len,
+            "proj_share_all_but_first": all(tied[1:]) and not tied[0],
+            "tie_projs": tied,
+            "tie_word_embeddings": config.tie_embeddings,
+            "untie_r": not config.share_biases,
+            "layer_norm_epsilon": config.norm_eps,
+        }
+
+    def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        count = num_segments(inputs, "ids")
+        state = self.first_memory(inputs["in.ids.0"].shape[0])
+        answer: dict[str, Tensor] = {}
+        for index in range(count):
+            wants_grads = bool(self.config.get("grads")) and index == count - 1
+            with torch.set_grad_enabled(wants_grads):
+                state = self._segment(index, inputs, state, answer, wants_grads)
+        return answer
+
+    def first_memory(self, rows: int) -> XLState:
+        """Return the memory of the peer's first call: zeros everywhere, or with `mems: empty` nothing."""
+        config = self.module.config
+        columns = 0 if self.config.get("mems", "default") == "empty" else config.memory_len
+        zeros = next(self.module.parameters()).new_zeros(rows, columns, config.d_model)
+        return XLState(
+            memory=LayerInputs((zeros,) * config.num_layers),
+            lengths=torch.full((rows,), columns),
+            attending=config.attending,
+        )
+
+    def _segment(
+        self, index: int, inputs: Mapping[str, Tensor], state: XLState, answer: dict[str, Tensor], wants_grads: bool
+    ) -> XLState:
+        ids = inputs[f"in.ids.{index}"]
+        hidden, state = self.module.body(ids, None, state)
+        log_probs = self.module.head.log_probs(hidden)
+        answer[f"out.hidden.{index}"] = hidden.detach()
+        answer[f"out.logprobs.{index}"] = log_probs.detach()
+        if self.module.config.memory_len:
+            for layer, memory in enumerate(cast(LayerInputs, state.memory).layers):
+                answer[f"out.mems.{index}.{layer}"] = memory.transpose(0, 1)
+        if f"in.target.{index}" in inputs:
+            nll = -log_probs.gather(2, inputs[f"in.target.{index}"][..., None])[..., 0]
+            answer[f"out.nll.{index}"] = nll.detach()
+            if wants_grads:
+                answer |= self.gradients(nll.mean())
+        if ids.shape[1] > 1:
+            losses = -log_probs[:, :-1].gather(2, ids[:, 1:, None])[..., 0].detach()
+            answer[f"out.losses_in_token_order.{index}"] = losses
+            answer[f"out.losses_as_returned.{index}"] = by_cluster(losses, ids[:, 1:], self.module.config.cutoffs)
+        return state
