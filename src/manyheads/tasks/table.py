@@ -67,7 +67,7 @@ TASKS: dict[str, Task] = {
     "text": Task("the next token of a text", TextConfig, (_TEXT,), "lm"),
     "ids": Task("the next id of images, sound or events", TextConfig, (_TEXT,)),
     "duplication": Task(
-        "the second half of 0w0w (Kitaev et al. 2020, sec. 2.1)", TextConfig, ("manyheads.tasks.duplication", _TEXT)
+        "the second half of 0w0w (Kitaev et al. 2020, sec. 2.1)", TextConfig, ("manyheads.extras.research.duplication_task", _TEXT)
     ),
     "classification": Task(
         "texts to labels", ClassificationConfig, ("manyheads.tasks.classification",), "classification"

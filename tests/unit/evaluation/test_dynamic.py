@@ -14,7 +14,7 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.presets import PRESETS
 from manyheads.data.token_store import TokenStore
 from manyheads.errors import NonFiniteError
-from manyheads.evaluation.dynamic import Adaptation, evaluate_dynamically, gradient_rms
+from manyheads.extras.research.dynamic import Adaptation, evaluate_dynamically, gradient_rms
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
 from manyheads.text.byte_vocabulary import ByteVocabulary

@@ -11,7 +11,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from manyheads.evaluation import bleu, fast_chrf
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
-from manyheads.evaluation.paired import paired_scores, sentence_chrf
+from manyheads.extras.research.paired import paired_scores, sentence_chrf
 from manyheads.evaluation.text_hints import text_hints
 
 TEXTS = ["Ä schöner Tag für uns alle, sagte er.", "Die Käufer müssen früh aufstehen.", "Sie ist größer als er."]

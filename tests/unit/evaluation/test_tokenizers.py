@@ -13,7 +13,7 @@ from sacrebleu.tokenizers import tokenizer_spm
 from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.evaluation import tokenizers
 from manyheads.evaluation.bleu import corpus_bleu
-from manyheads.evaluation.paired import paired_scores
+from manyheads.extras.research.paired import paired_scores
 from manyheads.evaluation.tokenizers import TOKENIZERS, check_tokenizer, choose_tokenizer
 
 TEXTS = {

@@ -11,7 +11,7 @@ import pytest
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.cli.command_line.task_pages import _fitting, parse_for_task
 from manyheads.errors import ConfigError
-from manyheads.tasks.duplication.objective import DuplicationObjective
+from manyheads.extras.research.duplication_task.objective import DuplicationObjective
 from manyheads.tasks.presets import PRESETS, duplication
 from manyheads.tasks.runs import open_objective
 from manyheads.tasks.table import RUNS, TASKS, task_of, task_of_folder

@@ -16,7 +16,7 @@ from tiny_run import TINY_REFORMER, changed, outcome
 
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.transformer_xl.presets import PRESETS as XL_MODELS
-from manyheads.data.duplication import DuplicationStream, duplicated, held_out
+from manyheads.extras.research.duplication import DuplicationStream, duplicated, held_out
 from manyheads.data.settings import DUPLICATION, SegmentSettings
 from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.evaluation.reading import Reading

@@ -12,7 +12,7 @@ from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.model_options import EnsembleOptions
 from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import ConfigError
-from manyheads.tasks.comparing import check_comparison
+from manyheads.extras.research.comparing import check_comparison
 from manyheads.tasks.text.prepare_options import PREPARE
 
 __all__ = [

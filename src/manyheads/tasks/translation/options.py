@@ -14,7 +14,7 @@ from manyheads.decoding.search_options import DecodingOptions
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import BleuTokenizer
 from manyheads.tasks import preparation
-from manyheads.tasks.comparing import check_comparison
+from manyheads.extras.research.comparing import check_comparison
 
 __all__ = [
     "EVALUATE",

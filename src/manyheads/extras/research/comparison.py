@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from manyheads.data.readers import ReadReport
-from manyheads.evaluation.paired import Paired
+from manyheads.extras.research.paired import Paired
 from manyheads.visualise.attention_views import shown_token
 from manyheads.visualise.offline_page import offline_page, save_page
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError
-from manyheads.evaluation.dynamic import STATISTICS_LANES, Adaptation, evaluate_dynamically, gradient_rms
+from manyheads.extras.research.dynamic import STATISTICS_LANES, Adaptation, evaluate_dynamically, gradient_rms
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.evaluation.reading import Reading
 from manyheads.tasks.held_out import run_file

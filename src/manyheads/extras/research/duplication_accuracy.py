@@ -47,7 +47,7 @@ def evaluate_duplication(
     Paper: Kitaev et al. 2020, sec. 2.1, table 2.
     Args:
         model: put into evaluation mode during the call.
-        batches: of `data.duplication.held_out`.
+        batches: of `extras.research.duplication.held_out`.
         device: the model's device.
         stop: called before each batch.
 
