@@ -71,7 +71,7 @@ class CommandLines:
         first = [command]
         if command == "inspect":
             first.append(random.choice(INSPECT))
-            page = __import__(f"manyheads.cli.commands.inspect.{first[1]}", fromlist=["PAGE"]).PAGE
+            page = __import__(f"manyheads.extras.inspect.commands.{first[1]}", fromlist=["PAGE"]).PAGE
         else:
             module = module_of(command)
             page = (

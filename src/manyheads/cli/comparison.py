@@ -71,8 +71,8 @@ def table_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def draw_curves(paths: Sequence[Path], picture: Path) -> Path:
     """Draw the learning curves of all runs in one picture, whose ending selects its format. Returns: its path."""
-    from manyheads.visualise.curves import Metrics, compared_curves_figure
-    from manyheads.visualise.figure import save_by_name
+    from manyheads.extras.inspect.drawings.curves import Metrics, compared_curves_figure
+    from manyheads.extras.inspect.drawings.figure import save_by_name
 
     records = {}
     with showing_if_long() as show:

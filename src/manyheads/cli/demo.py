@@ -222,9 +222,9 @@ def draw_attention(translator: Translator, source: str, translation: str, path: 
     Returns: the PNG's path.
     Raises: MissingExtraError: no matplotlib. SaveError: it cannot be written.
     """
-    from manyheads.decoding.attending import translation_views
-    from manyheads.visualise.attention import attention_figure
-    from manyheads.visualise.figure import save_figure
+    from manyheads.extras.inspect.attending import translation_views
+    from manyheads.extras.inspect.drawings.attention import attention_figure
+    from manyheads.extras.inspect.drawings.figure import save_figure
 
     [cross] = [view for view in translation_views(translator, source, translation) if view.name == "cross"]
     figure = attention_figure(

@@ -12,7 +12,7 @@ from manyheads.architectures.attentions import attentions_of, buckets_of
 from manyheads.architectures.reformer.layers import Call
 from manyheads.architectures.reformer.presets import PRESETS, SEQ2SEQ_PRESETS
 from manyheads.architectures.table import build_model
-from manyheads.architectures.tracing import trace
+from manyheads.extras.inspect.tracing import trace
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.observing import observe

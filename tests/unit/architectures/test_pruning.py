@@ -11,7 +11,7 @@ import torch
 
 from manyheads.architectures.head_names import Head, all_heads, parse_heads, prunable
 from manyheads.architectures.pretrained import load, save_pretrained
-from manyheads.architectures.pruning import attention_layers, masks_without, prune
+from manyheads.extras.inspect.pruning import attention_layers, masks_without, prune
 from manyheads.architectures.reformer.presets import SEQ2SEQ_PRESETS
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.visualise.curves import Metrics, compared_curves_figure
+from manyheads.extras.inspect.drawings.curves import Metrics, compared_curves_figure
 
 Cli = Callable[..., int]
 

@@ -23,7 +23,7 @@ from manyheads.cli import main
 from manyheads.cli.command_line import parsing, task_pages
 from manyheads.cli.command_line.parsing import make_parser, read
 from manyheads.cli.command_line.train_options import TrainOptions, read_arguments
-from manyheads.cli.commands.inspect import KINDS
+from manyheads.extras.inspect.commands import KINDS
 from manyheads.cli.main import COMMANDS
 from manyheads.config.files import Source, to_plain
 from manyheads.errors import ManyHeadsError
@@ -98,7 +98,7 @@ def arguments_of(line: str) -> Iterator[list[str]]:
 
 def module_of(arguments: list[str]) -> ModuleType:
     if arguments[0] == "inspect":
-        return importlib.import_module(f"manyheads.cli.commands.inspect.{arguments[1]}")
+        return importlib.import_module(f"manyheads.extras.inspect.commands.{arguments[1]}")
     return main.module_of(arguments[0])
 
 

@@ -13,7 +13,7 @@ import torch
 
 from manyheads.architectures.head_names import parse_heads
 from manyheads.architectures.pretrained import load, read_config, save_pretrained
-from manyheads.architectures.pruning import masks_without
+from manyheads.extras.inspect.pruning import masks_without
 from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
@@ -146,9 +146,9 @@ def test_the_curve_goes_on_where_it_was_stopped(
         pruned.append(len(removed))
         return prune(model, removed)
 
-    from manyheads.tasks.heads.curve import prune
+    from manyheads.extras.inspect.heads.curve import prune
 
-    monkeypatch.setattr("manyheads.tasks.heads.curve.prune", counted)
+    monkeypatch.setattr("manyheads.extras.inspect.heads.curve.prune", counted)
     assert manyheads(*arguments, "--share", "0", "0.5", "1", "--by", "importance", "random", "--json") == 0
     points = json.loads(capsys.readouterr().out)
     assert pruned == [24, 12, 24]  # the first two of the first order were known

@@ -16,7 +16,7 @@ from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
-from manyheads.cli.commands.inspect import KINDS
+from manyheads.extras.inspect.commands import KINDS
 from manyheads.text.byte_vocabulary import ByteVocabulary
 
 pytest.importorskip("matplotlib")

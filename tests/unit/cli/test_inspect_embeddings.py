@@ -18,7 +18,7 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.visualise.embeddings import embedding_map_figure
+from manyheads.extras.inspect.drawings.embeddings import embedding_map_figure
 
 pytest.importorskip("matplotlib")
 

@@ -21,7 +21,7 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.data.batch import PairBatch
 from manyheads.decoding.alignment import align
-from manyheads.decoding.attending import translation_views
+from manyheads.extras.inspect.attending import translation_views
 from manyheads.decoding.device import inference
 from manyheads.decoding.naive import naive_beam_search
 from manyheads.decoding.parser import Parser

@@ -23,7 +23,7 @@ from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.data.token_store import TokenStore
-from manyheads.decoding.attending import shapes_of, text_views
+from manyheads.extras.inspect.attending import shapes_of, text_views
 from manyheads.decoding.device import inference
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator

@@ -10,14 +10,14 @@ import torch
 
 from manyheads.architectures.head_names import Head, all_heads
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pruning import masks_without
+from manyheads.extras.inspect.pruning import masks_without
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.presets import PRESETS
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import DataError
-from manyheads.evaluation.heads import (
+from manyheads.extras.inspect.head_scores import (
     head_ablations,
     head_importance,
     head_looks,

@@ -37,8 +37,8 @@ from manyheads.tasks.text.held_out import held_text
 from manyheads.text.marian_files import read_bytes
 from manyheads.text.parsing import load_task
 from manyheads.text.tokenizer_file import read_tokenizer_file
-from manyheads.visualise.attention_page import save_page
-from manyheads.visualise.curves import MOST_LINE_BYTES, Metrics
+from manyheads.extras.inspect.drawings.attention_page import save_page
+from manyheads.extras.inspect.drawings.curves import MOST_LINE_BYTES, Metrics
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 needs_zero = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no /dev/zero")
@@ -207,7 +207,7 @@ def thesis(tmp_path: Path) -> Iterator[Path]:
 
 def test_pictures_are_not_drawn_through_links(tmp_path: Path, thesis: Path) -> None:
     pytest.importorskip("matplotlib")
-    from manyheads.visualise.figure import new_figure, save_figure
+    from manyheads.extras.inspect.drawings.figure import new_figure, save_figure
 
     for name in (
         "curve.png",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from manyheads.architectures.head_names import Head
-from manyheads.architectures.pruning import masks_without, prune
+from manyheads.extras.inspect.pruning import masks_without, prune
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.presets import PRESETS
 from manyheads.architectures.transformer_xl.presets import PRESETS as XL_PRESETS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from manyheads.text.byte_vocabulary import ByteVocabulary
-from manyheads.text.labels import legible
+from manyheads.extras.inspect.token_labels import legible
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import torch
 
 pytest.importorskip("matplotlib")
 
-from manyheads.visualise.attention import attention_figure
-from manyheads.visualise.curves import learning_curve_figure
-from manyheads.visualise.figure import save_figure
+from manyheads.extras.inspect.drawings.attention import attention_figure
+from manyheads.extras.inspect.drawings.curves import learning_curve_figure
+from manyheads.extras.inspect.drawings.figure import save_figure
 
 NAMES = [
     "<script>",

@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 import torch
 
-import manyheads.visualise
+import manyheads.extras.inspect.drawings
 from manyheads.errors import DataError, MissingExtraError, RequestError, SaveError, ShapeError
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
-from manyheads.visualise.attention import MAX_LABELS, attention_figure
-from manyheads.visualise.buckets import buckets_figure
-from manyheads.visualise.confusion import confusion_figure
-from manyheads.visualise.curves import MOST_POINTS, Metrics, compared_curves_figure, learning_curve_figure, series
-from manyheads.visualise.figure import as_array, new_figure, save_figure
-from manyheads.visualise.memory import memory_figure
-from manyheads.visualise.positions import first_table, positions_figure
-from manyheads.visualise.schedules import schedule_figure
-from manyheads.visualise.smoothing import label_smoothing_figure
+from manyheads.extras.inspect.drawings.attention import MAX_LABELS, attention_figure
+from manyheads.extras.inspect.drawings.buckets import buckets_figure
+from manyheads.extras.inspect.drawings.confusion import confusion_figure
+from manyheads.extras.inspect.drawings.curves import MOST_POINTS, Metrics, compared_curves_figure, learning_curve_figure, series
+from manyheads.extras.inspect.drawings.figure import as_array, new_figure, save_figure
+from manyheads.extras.inspect.drawings.memory import memory_figure
+from manyheads.extras.inspect.drawings.positions import first_table, positions_figure
+from manyheads.extras.inspect.drawings.schedules import schedule_figure
+from manyheads.extras.inspect.drawings.smoothing import label_smoothing_figure
 
 pytest.importorskip("matplotlib")
 
@@ -270,7 +270,7 @@ def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_neither_torch_nor_pyplot_is_imported() -> None:
     script = (
         "import sys, json\n"
-        "from manyheads.visualise import attention, curves, figure, positions, schedules\n"
+        "from manyheads.extras.inspect.drawings import attention, curves, figure, positions, schedules\n"
         "before = sorted(m for m in ('torch', 'matplotlib') if m in sys.modules)\n"
         "attention.attention_figure([[1.0]])\n"
         "print(json.dumps([before, 'torch' in sys.modules, 'matplotlib.pyplot' in sys.modules]))\n"
@@ -343,7 +343,7 @@ def test_every_legend_has_a_place() -> None:
     """Without one, matplotlib warns on a slow machine that the best place was searched for a second."""
     found = {
         f"{path.name}: {ast.unparse(node)[:60]}"
-        for path in Path(manyheads.visualise.__file__).parent.glob("*.py")
+        for path in Path(manyheads.extras.inspect.drawings.__file__).parent.glob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "legend"
         and "loc" not in {word.arg for word in node.keywords}

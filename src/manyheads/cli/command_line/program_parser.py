@@ -7,7 +7,7 @@ import importlib
 from types import ModuleType
 
 from manyheads.cli.command_line.parsing import make_parser
-from manyheads.cli.commands.inspect import KINDS
+from manyheads.extras.inspect.commands import KINDS
 from manyheads.cli.main import COMMANDS, module_of
 from manyheads.tasks.presets import PRESETS
 from manyheads.tasks.table import RUNS
@@ -26,7 +26,7 @@ def program_parser() -> argparse.ArgumentParser:
             continue
         kinds = commands.add_parser(name, help=about).add_subparsers()
         for kind, shown in KINDS.items():
-            module = importlib.import_module(f"manyheads.cli.commands.inspect.{kind}")
+            module = importlib.import_module(f"manyheads.extras.inspect.commands.{kind}")
             _add(kinds, kind, shown, module)
     return program
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.cli.command_line.command import command
-from manyheads.cli.command_line.inspect_options import check_kinds
+from manyheads.extras.inspect.options import check_kinds
 from manyheads.cli.comparison import compare_runs, draw_curves, sorted_rows, table_lines
 from manyheads.cli.lines.record import lines_of
 from manyheads.cli.machine import set_up_machine

@@ -124,8 +124,8 @@ class TranslationLines:
 
         Returns: what to print. Raises: RequestError: there is no sentence, or another kind of file is named.
         """
-        from manyheads.decoding.attending import translation_views
-        from manyheads.visualise.attention_page import attention_page, save_page
+        from manyheads.extras.inspect.attending import translation_views
+        from manyheads.extras.inspect.drawings.attention_page import attention_page, save_page
 
         if not self._last.strip():
             raise RequestError(":attention draws the last sentence, but there is none yet; type one first.")

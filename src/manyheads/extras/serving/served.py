@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from manyheads.architectures.hub import resolve_model_path
-from manyheads.decoding.attending import open_model
+from manyheads.extras.inspect.attending import open_model
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator

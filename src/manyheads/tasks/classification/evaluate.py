@@ -15,7 +15,7 @@ from manyheads.evaluation.classes import Confusion
 from manyheads.tasks.classification.held_out import check_known, held_out_texts, numbered_unit
 from manyheads.tasks.classification.options import EvaluateOptions
 from manyheads.tasks.report import machine_lines, model_line, model_record
-from manyheads.visualise.figure import check_plots, save_by_name
+from manyheads.extras.inspect.drawings.figure import check_plots, save_by_name
 
 __all__ = ["ClassificationReport", "evaluate"]
 
@@ -38,7 +38,7 @@ class ClassificationReport:
         """See `Report.save`."""
         if self.picture is None:
             return
-        from manyheads.visualise.confusion import confusion_figure
+        from manyheads.extras.inspect.drawings.confusion import confusion_figure
 
         title = f"{self.protocol['model']} on {self.protocol['data']}"
         save_by_name(confusion_figure(self.confusion.counts, self.confusion.labels, title=title), self.picture)

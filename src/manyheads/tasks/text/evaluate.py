@@ -26,7 +26,7 @@ from manyheads.tasks.text.held_out import HeldText, held_text, readings_of
 from manyheads.tasks.text.options import EvaluateOptions
 from manyheads.extras.research.recl import evaluate_recl
 from manyheads.tasks.text.trial import try_reading
-from manyheads.visualise.figure import check_plots, picture_paths, save_figure
+from manyheads.extras.inspect.drawings.figure import check_plots, picture_paths, save_figure
 
 __all__ = ["LikelihoodReport", "evaluate"]
 
@@ -223,7 +223,7 @@ def _draw(
     folder = Path(options.model)
     if options.plot is None and not (folder / "config.yaml").is_file():
         return (), None
-    from manyheads.visualise.memory import memory_figure
+    from manyheads.extras.inspect.drawings.memory import memory_figure
 
     lens = [reading.memory_len or 0 for reading, _ in scored]
     nats = [found.nats_per_token for _, found in scored]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads.architectures.embeddings import embedding_tables
+from manyheads.extras.inspect.embeddings import embedding_tables
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.data.cooccurrence import count_ids, neighbour_embeddings
 from manyheads.data.mixing import MixedSegments, lanes_of, mixed_digest

@@ -12,7 +12,7 @@ from manyheads.config.files import to_json
 from manyheads.errors import SaveError
 from manyheads.files.commit import write_text
 from manyheads.training.record.log import MetricsLog
-from manyheads.training.record.pictures import Board, CurvePainter
+from manyheads.extras.inspect.run_pictures import Board, CurvePainter
 from manyheads.training.record.report import Reporter, StepReport, ValidationReport
 from manyheads.training.run.assembly import Assembly
 from manyheads.training.run.clock import RunClock

@@ -1,0 +1,58 @@
+"""`manyheads inspect pruning MODEL`: BLEU or perplexity by the share of heads that are pruned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from manyheads.cli.command_line.command import command
+from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
+from manyheads.cli.machine import set_up_machine
+from manyheads.cli.printing import say_or_json
+from manyheads.cli.watching.phases import showing_if_long
+from manyheads.config.options import CommandPage, group, option
+from manyheads.decoding.options import InspectionDeviceOptions
+from manyheads.extras.inspect.heads.options import CurveOptions
+
+__all__ = ["PAGE", "PruningOptions", "run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruningOptions(CurveOptions):
+    """Options of `manyheads inspect pruning`."""
+
+    json: bool = option("Print a JSON array of the points.", default=False)
+    output: tuple[str, ...] = picture_option("pruning.png")
+    run_on: InspectionDeviceOptions = group(InspectionDeviceOptions)
+
+
+PAGE = CommandPage(
+    PruningOptions,
+    """Prune more and more heads of a model, the least important first, and draw BLEU (perplexity for a language model)
+against the share of pruned heads (Michel et al. 2019, figure 3). Heads are measured on the validation data and the
+score on the test data; if you name a text, both are measured on it. Each point is stored at once, so the same command
+continues after an interruption.""",
+    (
+        "manyheads inspect pruning runs/demo",
+        "manyheads inspect pruning runs/demo --by importance random --num-beams 1 --output pruning.svg",
+        "manyheads inspect pruning runs/xl-demo --share 0 0.25 0.5 0.75 1",
+    ),
+)
+
+
+@command(PAGE, "inspect pruning")
+def run(options: PruningOptions) -> int:
+    """Prune, measure and draw. Returns: the exit code. Points go to standard output, so do paths without --json."""
+    set_up_machine()
+    check_kinds(options.output)
+    from manyheads.extras.inspect.heads.curve import pruning_curve
+    from manyheads.extras.inspect.heads.subject import open_subject
+    from manyheads.extras.inspect.drawings.heads import pruning_figure
+
+    record = Path(options.record or Path(options.output[0]).with_suffix(".jsonl"))
+    with showing_if_long() as show:
+        curve = pruning_curve(open_subject(options.model, options.run_on.load), options, record, show)
+    figure = pruning_figure(curve.points, note=f"{options.model}, on {curve.text}")
+    say_or_json(curve.points, curve.table(), as_json=options.json)
+    write_figure(figure, options.output, as_json=options.json)
+    return 0

@@ -1,0 +1,81 @@
+"""The attention of a whole model as one HTML file that works offline; see `offline_page`.
+
+Weights are stored as 8 bits of their square root, which is most precise for small weights: the error is at most 0.004.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from manyheads.errors import ShapeError
+from manyheads.extras.inspect.drawings.attention_views import AttentionView, shown_token, thinned
+from manyheads.extras.inspect.drawings.figure import Array
+from manyheads.extras.inspect.drawings.offline_page import offline_page, save_page
+
+__all__ = ["MOST_CELLS", "attention_page", "save_page", "write_page"]
+
+MOST_CELLS = 512
+"""Rows and columns of a picture; longer sequences are thinned."""
+
+
+def attention_page(views: Sequence[AttentionView], *, title: str, note: str = "", most: int = MOST_CELLS) -> str:
+    """Return the page.
+
+    Args:
+        views: of one model: `encoder`, `decoder`, `cross` ...
+        title: the text that was read.
+        note: a line below the title: the model and its size.
+        most: maximum number of rows and columns; longer sequences are thinned.
+
+    Raises: ShapeError: there is no view, two have the same name, or most is below 1.
+    """
+    title, note = shown_token(title), shown_token(note)
+    names = [view.name for view in views]
+    if not views or len(set(names)) < len(names):
+        raise ShapeError(f"views named {names}; give at least one view, and use different names.")
+    record = {"title": title, "note": note, "views": [_view(thinned(view, most)) for view in views]}
+    return offline_page("attention", record, title=title)
+
+
+def write_page(views: Sequence[AttentionView], path: Path, *, text: str, model: str, most: int = MOST_CELLS) -> Path:
+    """Write the page of a text that a model has read. For `views`, `most` and errors see `attention_page`.
+
+    Args: text: what it read. model: its name.
+
+    Returns: the path.
+    """
+    sizes = ", ".join(f"{view.name} {len(view.layers)} layers x {len(view.layers[0])} heads" for view in views)
+    return save_page(attention_page(views, title=text, note=f"{model}: {sizes}", most=most), path)
+
+
+def _view(view: AttentionView) -> dict[str, object]:
+    return {
+        "name": view.name,
+        "queries": [_short(token) for token in view.query_tokens],
+        "keys": [_short(token) for token in view.key_tokens],
+        "memory": view.num_memory,
+        "block": view.block,
+        "figures": [[[_rounded(value) for value in head] for head in layer] for layer in view.figures],
+        "buckets": [None if one is None else one.tolist() for one in view.buckets],
+        "heads": [len(layer) for layer in view.layers],
+        "layers": [_packed(layer) for layer in view.layers],
+    }
+
+
+def _packed(layer: Array) -> str:
+    """Return the weights as compressed bytes in base64."""
+    rounded = np.rint(np.sqrt(np.clip(np.nan_to_num(layer), 0.0, 1.0)) * 255).astype(np.uint8)
+    return base64.b64encode(zlib.compress(rounded.tobytes(), 6)).decode("ascii")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def _short(token: str) -> str:
+    return token if len(token) <= 200 else f"{token[:199]}…"

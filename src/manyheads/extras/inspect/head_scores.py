@@ -1,0 +1,217 @@
+"""Measures the attention of the heads of a translator, and how much each head matters.
+
+Papers: Michel et al. 2019, arXiv:1905.10650, sec. 2.3 and 4.1 (importance, ablation); Voita et al. 2019,
+arXiv:1905.09418, sec. 4 and 5 (confidence, positional heads).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.architectures.head_names import Head, all_heads
+from manyheads.architectures.language_model import LanguageModel
+from manyheads.extras.inspect.pruning import attention_layers, masks_without
+from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.data.batch import PairBatch, SegmentBatch
+from manyheads.errors import DataError, refuse_nan
+from manyheads.evaluation.likelihood import evaluation_mode
+from manyheads.nn.attention.head_masks import HeadMasks
+from manyheads.nn.attention.observing import observe
+from manyheads.nn.kernels.policy import fast
+
+__all__ = [
+    "HeadLook",
+    "head_ablations",
+    "head_importance",
+    "head_looks",
+    "nats_per_token",
+    "normalised_importance",
+]
+
+Model = Seq2Seq | LanguageModel
+Batches = Sequence[PairBatch] | Sequence[SegmentBatch]
+"""Pairs for a `Seq2Seq`, or the consecutive segments of a text for a `LanguageModel`, which remembers the last one."""
+
+
+@dataclass(frozen=True)
+class HeadLook:
+    """Averages of one head's attention over all queries.
+
+    entropy: of its weights, in bits. confidence: its largest weight. offset: the distance key - query that the largest
+    weight has most often, and offset_share how often; None for attention to another sequence.
+    """
+
+    entropy: float
+    confidence: float
+    offset: int | None = None
+    offset_share: float | None = None
+
+
+def head_importance(model: Model, batches: Batches, *, device: torch.device | str = "cpu") -> dict[Head, float]:
+    """Return how much the loss changes with each head's factor, to first order.
+
+    Paper: Michel et al. 2019, eq. 2: I_h = E_x |dL(x) / dxi_h|, where xi_h is the factor of head h, at 1. The loss
+        L(x) of a sentence, or of a segment of a lane, is summed over its tokens here, and I_h is per token.
+    Raises: DataError: there is no token. NonFiniteError: the model gives NaN.
+    """
+    heads, num_tokens = all_heads(model.config), 0
+    sums = dict.fromkeys(heads, 0.0)
+    state: Any = None
+    with evaluation_mode(model), torch.enable_grad(), fast():
+        for batch in batches:
+            masks = masks_without(model, rows=len(batch.sample_ids))
+            # Each row has factors of its own, so one backward pass gives the gradients of all rows.
+            leaves = [leaf.requires_grad_() for leaf in _factors(masks) if leaf.numel()]
+            output = model(batch.to(device), state, head_masks=masks)
+            state = output.state
+            found = torch.autograd.grad(output.loss_sum, leaves) if leaves else ()
+            changes = [change for gradient in found for change in gradient.abs().sum(0).tolist()]
+            for head, change in zip(heads, changes, strict=True):
+                sums[head] += change
+            num_tokens += batch.num_target_tokens()
+    _check_tokens(num_tokens)
+    refuse_nan(any(map(math.isnan, sums.values())))
+    return {head: total / num_tokens for head, total in sums.items()}
+
+
+def _factors(masks: HeadMasks) -> Iterator[Tensor]:
+    for layers in masks:
+        yield from layers or ()
+
+
+def _check_tokens(num_tokens: int) -> None:
+    if not num_tokens:
+        raise DataError("there is no target token, so heads cannot be measured; give at least one sentence.")
+
+
+def normalised_importance(importance: dict[Head, float]) -> dict[Head, float]:
+    """Return the importance of each head divided by the l2 norm of its layer, as before pruning (sec. 4.1)."""
+    norms: dict[str, float] = {}
+    for head, value in importance.items():
+        norms[head.layer_name] = math.hypot(norms.get(head.layer_name, 0.0), value)
+    return {head: value / (norms[head.layer_name] or 1.0) for head, value in importance.items()}
+
+
+@torch.no_grad()
+def nats_per_token(
+    model: Model, batches: Batches, removed: Sequence[Head] = (), *, device: torch.device | str = "cpu"
+) -> float:
+    """Return the mean negative log-likelihood, with some heads masked.
+
+    Raises: DataError: there is no token. NonFiniteError: the model gives NaN.
+    """
+    masks = masks_without(model, removed) if removed else None
+    sums: list[Tensor] = []
+    num_tokens = 0
+    state: Any = None
+    with evaluation_mode(model), fast():
+        for batch in batches:
+            output = model(batch.to(device), state, head_masks=masks)
+            state = output.state
+            sums.append(output.nll_sum)  # read at the end, because each read waits for the GPU
+            num_tokens += batch.num_target_tokens()
+    _check_tokens(num_tokens)
+    nll_sum = math.fsum(float(value) for value in sums)
+    refuse_nan(math.isnan(nll_sum))
+    return nll_sum / num_tokens
+
+
+def head_ablations(
+    model: Model,
+    batches: Batches,
+    *,
+    device: torch.device | str = "cpu",
+    told: Callable[[int], None] | None = None,
+) -> tuple[float, dict[Head, float]]:
+    """Return nats per token of the whole model, and how many more there are without each head alone.
+
+    Paper: Michel et al. 2019, sec. 3.2, with the likelihood in place of BLEU.
+    Args: told: told after each head how many are done.
+    """
+    whole, found = nats_per_token(model, batches, device=device), dict[Head, float]()
+    for head in all_heads(model.config):
+        found[head] = nats_per_token(model, batches, [head], device=device) - whole
+        if told is not None:
+            told(len(found))
+    return whole, found
+
+
+@torch.no_grad()
+def head_looks(model: Model, batches: Batches, *, device: torch.device | str = "cpu") -> dict[Head, HeadLook]:
+    """Return the averages of each head's attention weights, without padding.
+
+    Paper: Voita et al. 2019: confidence is the average of a head's largest weight (sec. 4; theirs leaves out the end
+        of the sentence), and a head is positional if its largest weight is at one distance at least 90% of the time
+        (sec. 5.1).
+    Raises: DataError: there is no token.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    layers = {
+        (kind, number): names[id(module)]
+        for kind, modules in attention_layers(model).items()
+        for number, module in enumerate(modules)
+    }
+    tallies = {key: _Tally(is_self=key[0] != "cross") for key in layers}
+    state: Any = None
+    num_tokens = 0
+    with evaluation_mode(model), fast():
+        for batch in batches:
+            here = batch.to(device)
+            with observe(model) as record:
+                state = model(here, state).state
+            num_tokens += batch.num_target_tokens()
+            for (kind, number), tally in tallies.items():
+                weights = record[layers[kind, number]][-1]
+                real = torch.arange(weights.shape[2], device=weights.device) < _num_queries(here, kind)[:, None]
+                tally.add(weights, real)
+    _check_tokens(num_tokens)
+    return {head: tallies[head.kind, head.layer].look(head.number) for head in all_heads(model.config)}
+
+
+def _num_queries(batch: PairBatch | SegmentBatch, kind: str) -> Tensor:
+    """Return the number of real queries of every row."""
+    if isinstance(batch, SegmentBatch):
+        return batch.lengths
+    return batch.source_lengths if kind == "encoder" else batch.target_lengths - 1
+
+
+class _Tally:
+    """Sums of one layer. is_self: queries and keys are one sequence, and the queries are the last of the keys."""
+
+    def __init__(self, *, is_self: bool) -> None:
+        self._is_self = is_self
+        self._count = 0
+        self._entropy: list[Tensor] = []
+        self._largest: list[Tensor] = []
+        self._offsets: list[dict[int, int]] = []
+
+    def add(self, weights: Tensor, real: Tensor) -> None:
+        """Add weights (batch, heads, q_len, k_len) at the real queries (batch, q_len)."""
+        if not weights.shape[1]:
+            return
+        rows = weights.float().transpose(0, 1)[:, real]  # (heads, queries, k_len)
+        self._count += rows.shape[1]
+        self._entropy.append(torch.special.entr(rows).sum((1, 2)).double().cpu() / math.log(2))
+        largest, places = rows.max(dim=2)
+        self._largest.append(largest.sum(1).double().cpu())
+        if self._is_self:
+            self._offsets = self._offsets or [{} for _ in range(rows.shape[0])]
+            first = weights.shape[3] - weights.shape[2]  # after memory
+            queries = torch.arange(first, weights.shape[3], device=weights.device).expand(real.shape)[real]
+            for tally, offsets in zip(self._offsets, places - queries, strict=True):
+                for offset, times in zip(*(x.tolist() for x in offsets.unique(return_counts=True)), strict=True):
+                    tally[offset] = tally.get(offset, 0) + times
+
+    def look(self, number: int) -> HeadLook:
+        """Return the means of one head."""
+        entropy, largest = (float(torch.stack(sums)[:, number].sum()) for sums in (self._entropy, self._largest))
+        if not self._is_self:
+            return HeadLook(entropy / self._count, largest / self._count)
+        offset, times = max(self._offsets[number].items(), key=lambda item: (item[1], -abs(item[0])))
+        return HeadLook(entropy / self._count, largest / self._count, offset, times / self._count)

@@ -1,0 +1,166 @@
+"""Every tensor of one forward pass, from input to output, with its equation."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.extras.inspect.equations import ATTENTION, EQUATIONS, PARTS, attention_tensors, head_equation
+from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.attention.observing import observe
+from manyheads.nn.attention.relative import RelativeAttention
+
+__all__ = ["LAYER", "TracedTensor", "folded", "table", "trace"]
+
+LAYER = re.compile(r"^(.*?layers)\.(\d+)(.*)$")
+
+
+@dataclass(frozen=True)
+class TracedTensor:
+    """One line: the module, the tensor's name, its shape, and its equation."""
+
+    module: str
+    name: str
+    shape: tuple[int, ...]
+    equation: str
+
+
+def trace(model: nn.Module, inputs: dict[str, Any], **options: Any) -> list[TracedTensor]:
+    """Run one forward pass and record every tensor.
+
+    Args:
+        model: a composite: `log_probs(*inputs)` and a `head`.
+        inputs: name -> tensor (or None, or a state), in the order of the arguments of `log_probs`.
+        options: further arguments of `log_probs`.
+
+    Returns: in the order of computation; inputs first, log-probabilities last. The model is not changed.
+    """
+    lines = [
+        TracedTensor("", name, tuple(value.shape), "input")
+        for name, value in inputs.items()
+        if isinstance(value, Tensor)
+    ]
+    with torch.no_grad(), _watching(model, lines):
+        log_probs = model.log_probs(*inputs.values(), **options)  # type: ignore[operator]
+    lines.append(TracedTensor("head", "log-probabilities", tuple(log_probs.shape), head_equation(model)))
+    return _chunks_joined(lines)
+
+
+def _chunks_joined(lines: list[TracedTensor]) -> list[TracedTensor]:
+    """Merge tensors that were computed in several calls, some positions at a time, into one line."""
+    found: dict[tuple[str, str], list[TracedTensor]] = {}
+    for line in lines:
+        found.setdefault((line.module, line.name), []).append(line)
+    joined = []
+    for first, *others in found.values():
+        if others:
+            batch, some, *rest = first.shape
+            length = some + sum(other.shape[1] for other in others)
+            told = f"{first.equation}; {some} positions at a time"
+            first = replace(first, shape=(batch, length, *rest), equation=told)
+        joined.append(first)
+    return joined
+
+
+def folded(lines: list[TracedTensor]) -> list[TracedTensor]:
+    """Replace layers that repeat an earlier one of their stack by one line after it."""
+    kept: list[TracedTensor] = []
+    layers: dict[tuple[str, str], list[tuple[str, TracedTensor]]] = {}
+    order: list[tuple[str, str] | TracedTensor] = []
+    for line in lines:
+        found = LAYER.match(line.module)
+        if found is None:
+            order.append(line)
+            continue
+        key = (found[1], found[2])
+        if key not in layers:
+            layers[key] = []
+            order.append(key)
+        layers[key].append((found[3], replace(line, module="")))
+    alike: dict[str, list[int]] = {}
+    for place, entry in enumerate(order):
+        if isinstance(entry, TracedTensor):
+            kept.append(entry)
+            continue
+        stack, index = entry
+        model = next(key for key in layers if key[0] == stack and layers[key] == layers[entry])
+        if entry != model:
+            alike.setdefault(model[1], []).append(int(index))
+        else:
+            kept += [replace(line, module=f"{stack}.{index}{rest}") for rest, line in layers[entry]]
+        after = order[place + 1] if place + 1 < len(order) else None
+        if isinstance(after, TracedTensor | None) or after[0] != stack:
+            for first, indices in alike.items():
+                kept.append(TracedTensor(f"{stack}.{_runs(indices)}", f"as in {stack}.{first}", (), ""))
+            alike = {}
+    return kept
+
+
+def _runs(numbers: list[int]) -> str:
+    """Return increasing numbers as text: [1, 2, 3, 5, 7, 8] as `1 to 3, 5, 7 to 8`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+
+
+@contextlib.contextmanager
+def _watching(model: nn.Module, lines: list[TracedTensor]) -> Iterator[None]:
+    """Write a line for every tensor that a module in the tables computes inside the block."""
+    with contextlib.ExitStack() as stack:
+
+        def on_output(name: str, write: Callable[[Tensor], None]) -> None:
+            def hook(_: nn.Module, __: Any, output: Any) -> None:
+                write(output[0] if isinstance(output, tuple) else output)
+
+            stack.callback(model.get_submodule(name).register_forward_hook(hook).remove)
+
+        def write(module: str, name: str, equation: str, output: Tensor) -> None:
+            lines.append(TracedTensor(module.removeprefix("body."), name, tuple(output.shape), equation))
+
+        def write_attention(name: str, layer: nn.Module, seen: list[Tensor], output: Tensor) -> None:
+            shown = name.removeprefix("body.")
+            found = attention_tensors(layer, "cross" in name, output, seen.pop() if seen else None)
+            lines.extend(TracedTensor(shown, *tensor) for tensor in found)
+
+        for name, module in model.named_modules():
+            if isinstance(module, ATTENTION):
+                # Of the weights of hashed and local attention only chunks exist.
+                is_whole = isinstance(module, MultiHeadAttention | RelativeAttention)
+                record = stack.enter_context(observe(module, "weights" if is_whole else "buckets"))
+                # The output projection, because some models call other methods of the layer than `forward`.
+                on_output(f"{name}.out_proj", partial(write_attention, name, module, record.setdefault("", [])))
+            for inner, label, equation in _told_of(name, module):
+                on_output(inner, partial(write, inner, label, equation))
+        yield
+
+
+def _told_of(name: str, module: nn.Module) -> Iterator[tuple[str, str, str]]:
+    """Yield the modules whose outputs get a line because of this module: full name, tensor name, equation."""
+    for kind, (label, equation) in EQUATIONS.items():
+        if isinstance(module, kind):
+            yield name, label, equation(module)
+    for part, (label, text) in PARTS.get(type(module), {}).items():
+        if getattr(module, part) is not None:
+            yield f"{name}.{part}", label, text
+
+
+def table(lines: list[TracedTensor]) -> list[str]:
+    """Return the tensors in columns; a module's name once for all of its tensors that follow each other."""
+    rows, before = [("module", "tensor", "shape", "equation")], ""
+    for line in lines:
+        shape = " x ".join(map(str, line.shape))
+        rows.append((line.module if line.module != before else "", line.name, shape, line.equation))
+        before = line.module
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return ["  ".join([*(f"{row[i]:<{widths[i]}}" for i in range(3)), row[3]]).rstrip() for row in rows]
