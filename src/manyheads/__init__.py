@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from manyheads.decoding.classifier import Classifier
     from manyheads.decoding.engines import SearchEngine
     from manyheads.decoding.generator import Generator
-    from manyheads.decoding.parser import Parser
+    from manyheads.extras.parsing.parser import Parser
     from manyheads.decoding.translator import Translator
 
 __version__ = "0.1.0"
@@ -31,7 +31,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "Classifier": "manyheads.decoding.classifier",
     "Generator": "manyheads.decoding.generator",
-    "Parser": "manyheads.decoding.parser",
+    "Parser": "manyheads.extras.parsing.parser",
     "Translator": "manyheads.decoding.translator",
     "load": "manyheads.architectures.pretrained",
 }

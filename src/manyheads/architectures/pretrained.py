@@ -28,7 +28,7 @@ from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.protocols import ModelConfig
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.span_parser import SpanParser
+from manyheads.extras.parsing.span_parser import SpanParser
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.checkpoint.format import needed_bytes, write_tensors
 from manyheads.config.build import build

@@ -19,8 +19,8 @@ from manyheads.architectures.transformer.classifier_config import PRESETS as CLA
 from manyheads.architectures.transformer.classifier_config import TransformerClassifierConfig
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.presets import PRESETS as TRANSFORMER_PRESETS
-from manyheads.architectures.transformer.span_parser_config import PRESETS as SPAN_PARSER_PRESETS
-from manyheads.architectures.transformer.span_parser_config import TransformerSpanParserConfig
+from manyheads.extras.parsing.transformer_config import PRESETS as SPAN_PARSER_PRESETS
+from manyheads.extras.parsing.transformer_config import TransformerSpanParserConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.architectures.transformer_xl.presets import PRESETS as XL_PRESETS
 from manyheads.errors import ConfigError

@@ -150,7 +150,7 @@ def _data(path: Path, verify: bool) -> dict[str, Any]:
     from manyheads.data.prepared import PreparedData
     from manyheads.data.prepared_folder import prepared_task
     from manyheads.data.prepared_labelled import LabelledData
-    from manyheads.data.prepared_spans import SpanData
+    from manyheads.extras.parsing.prepared import SpanData
     from manyheads.data.prepared_text import TextData
     from manyheads.data.preparing import LANGUAGE_TASK
     from manyheads.text.of_folder import tokenizer_of_folder

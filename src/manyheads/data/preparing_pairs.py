@@ -21,8 +21,8 @@ from manyheads.errors import DataError
 from manyheads.text.growing import Growth
 from manyheads.text.languages import LanguagePair
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
-from manyheads.text.parsing import ParsingTask
-from manyheads.text.parsing_tokenizer import ParsingTokenizer
+from manyheads.extras.parsing.parsing_text import ParsingTask
+from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tags import untagged
 from manyheads.text.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from manyheads.data.collate import round_up
 from manyheads.data.labelled_settings import LabelledSettings
 from manyheads.data.plan import BatchPlan
-from manyheads.data.span_settings import SpanSettings
+from manyheads.extras.parsing.span_settings import SpanSettings
 from manyheads.errors import DataError
 
 __all__ = ["RowStream"]

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.text.parsing_tokenizer import ParsingTokenizer
-from manyheads.text.trees import MAX_DEPTH
+from manyheads.extras.parsing.tokenizer import ParsingTokenizer
+from manyheads.extras.parsing.trees import MAX_DEPTH
 
 __all__ = ["naive_beam_search", "naive_marian_search", "naive_tree_tokens"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.batching import Told, cut_batches, map_batches, padded
 from manyheads.decoding.beam import beam_search_steps
-from manyheads.decoding.grammar import Grammar
+from manyheads.extras.parsing.grammar import Grammar
 from manyheads.decoding.greedy_and_sampling import greedy_and_sampling_steps
 from manyheads.decoding.hypothesis import Hypothesis, Stop
 from manyheads.decoding.rules import RULES, Rules

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.constraints import Constraints
-from manyheads.decoding.grammar import SentenceGrammar
+from manyheads.extras.parsing.grammar import SentenceGrammar
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.rules import Rules
 from manyheads.decoding.settings import DecodingSettings

@@ -30,7 +30,7 @@ from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.text.into_language import IntoLanguage
 from manyheads.text.languages import LanguagePair
 from manyheads.text.marian import MarianTokenizer
-from manyheads.text.parsing_tokenizer import ParsingTokenizer
+from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.text.sides import TranslationTokenizer, load_tokenizer
 from manyheads.text.tags import check_target
 from manyheads.text.tokenizer import Tokenizer

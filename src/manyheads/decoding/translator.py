@@ -17,7 +17,7 @@ from manyheads.decoding.text_ids import check_texts
 from manyheads.decoding.translation import Scored, Translation, one_line
 from manyheads.decoding.translation_model import TranslationModel
 from manyheads.errors import RequestError
-from manyheads.text.parsing_tokenizer import ParsingTokenizer
+from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 
 __all__ = ["Scored", "Translation", "Translator"]
 

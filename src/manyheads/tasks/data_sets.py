@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from manyheads.data.labelled_settings import LabelledSettings
 from manyheads.data.settings import DataSettings, SegmentSettings, shares_of
-from manyheads.data.span_settings import SpanSettings
+from manyheads.extras.parsing.span_settings import SpanSettings
 from manyheads.errors import ConfigError
 from manyheads.files.verify import MANIFEST
 from manyheads.tasks.table import json_or_empty

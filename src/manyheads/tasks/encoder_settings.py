@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from manyheads.data.labelled_settings import LabelledSettings
-from manyheads.data.span_settings import SpanSettings
+from manyheads.extras.parsing.span_settings import SpanSettings
 from manyheads.errors import ConfigError
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import RunConfig

@@ -19,8 +19,8 @@ from manyheads.tasks.classification.settings import ClassificationConfig
 from manyheads.tasks.classifier_presets import classifier_demo
 from manyheads.tasks.held_out import run_file, run_section
 from manyheads.tasks.presets import demo, reformer_demo, xl_demo
-from manyheads.tasks.span_presets import chart_parser
-from manyheads.tasks.spans.settings import SpanConfig
+from manyheads.extras.parsing.presets import chart_parser
+from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.tasks.table import RUNS
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig

@@ -19,7 +19,7 @@ from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.json_object import MOST_BYTES, read_object
 from manyheads.tasks.classification.settings import ClassificationConfig
-from manyheads.tasks.spans.settings import SpanConfig
+from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
@@ -62,7 +62,7 @@ _TEXT, _TRANSLATION = "manyheads.tasks.text", "manyheads.tasks.translation"
 TASKS: dict[str, Task] = {
     "translation": Task("sentences of one language to another", TrainConfig, (_TRANSLATION,), "translation"),
     "parsing": Task(
-        "sentences to constituent trees", TrainConfig, ("manyheads.tasks.parsing", _TRANSLATION), "parsing"
+        "sentences to constituent trees", TrainConfig, ("manyheads.extras.parsing.sequence_task", _TRANSLATION), "parsing"
     ),
     "text": Task("the next token of a text", TextConfig, (_TEXT,), "lm"),
     "ids": Task("the next id of images, sound or events", TextConfig, (_TEXT,)),
@@ -72,7 +72,7 @@ TASKS: dict[str, Task] = {
     "classification": Task(
         "texts to labels", ClassificationConfig, ("manyheads.tasks.classification",), "classification"
     ),
-    "spans": Task("sentences to constituent trees, by a chart", SpanConfig, ("manyheads.tasks.spans",), "spans"),
+    "spans": Task("sentences to constituent trees, by a chart", SpanConfig, ("manyheads.extras.parsing.span_task",), "spans"),
 }
 
 _RUN_OF: dict[str, type[RunConfig]] = {

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from manyheads.errors import DataError
 from manyheads.text.marian import MarianTokenizer
-from manyheads.text.parsing import load_task
-from manyheads.text.parsing_tokenizer import ParsingTokenizer
+from manyheads.extras.parsing.parsing_text import load_task
+from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["Side", "TranslationTokenizer", "has_tokenizer", "load_tokenizer"]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from manyheads.errors import DataError
-from manyheads.text.parsing import words_of
+from manyheads.extras.parsing.parsing_text import words_of
 from manyheads.text.tokenizer_file import check_encodable
 from manyheads.text.vocabulary import Vocabulary
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from manyheads.errors import DataError
-from manyheads.text.parsing import words_of
+from manyheads.extras.parsing.parsing_text import words_of
 from manyheads.text.settings import VocabularySettings
 from manyheads.text.tokenizer_file import check_encodable
 from manyheads.text.vocabulary import Documents, Vocabulary

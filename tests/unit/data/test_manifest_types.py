@@ -16,16 +16,16 @@ from manyheads.data.manifest import write_manifest
 from manyheads.data.prepared import PreparedData
 from manyheads.data.prepared_folder import prepared_task
 from manyheads.data.prepared_labelled import LabelledData
-from manyheads.data.prepared_spans import SpanData
+from manyheads.extras.parsing.prepared import SpanData
 from manyheads.data.prepared_text import TextData
 from manyheads.data.preparing_labelled import prepare_labelled
 from manyheads.data.preparing_pairs import PairList, prepare_corpus
-from manyheads.data.preparing_spans import prepare_spans
+from manyheads.extras.parsing.preparing import prepare_spans
 from manyheads.data.preparing_text import prepare_text
 from manyheads.data.texts import TextBlock
-from manyheads.data.trees import TreeFile
+from manyheads.extras.parsing.tree_files import TreeFile
 from manyheads.errors import ManyHeadsError
-from manyheads.text.parsing import ParsingTask
+from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.text.settings import ParsingSettings, TokenizerSettings, VocabularySettings
 
 SETTINGS = TokenizerSettings(vocab_size=300)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from manyheads.architectures.encoder_ensembles import ClassifierEnsemble, SpanParserEnsemble
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.span_parser import LEAST_PROBABILITY
+from manyheads.extras.parsing.span_parser import LEAST_PROBABILITY
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.data.batch import SpanBatch
 from manyheads.decoding.classifier import Classifier
-from manyheads.decoding.parser import Parser
+from manyheads.extras.parsing.parser import Parser
 from manyheads.errors import ConfigError, RequestError
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -24,7 +24,7 @@ from manyheads.decoding.alignment import align
 from manyheads.extras.inspect.attending import translation_views
 from manyheads.decoding.device import inference
 from manyheads.decoding.naive import naive_beam_search
-from manyheads.decoding.parser import Parser
+from manyheads.extras.parsing.parser import Parser
 from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings

@@ -16,7 +16,7 @@ from torch import Tensor
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.data.batch import PairBatch
 from manyheads.decoding.device import inference, pack
-from manyheads.decoding.grammar import Grammar
+from manyheads.extras.parsing.grammar import Grammar
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import run_to_end, search_all, search_steps
 from manyheads.decoding.settings import DecodingSettings

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from manyheads.errors import DataError
-from manyheads.evaluation.tree_baselines import Baseline
-from manyheads.text.trees import format_tree, leaves_of, parse_tree
+from manyheads.extras.parsing.tree_baselines import Baseline
+from manyheads.extras.parsing.trees import format_tree, leaves_of, parse_tree
 
 TRAINING = [
     parse_tree("(ROOT (S (NP (A a)) (VP (B b) (NP-OBJ (C c) (D d))) (. .)))"),

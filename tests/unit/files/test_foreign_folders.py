@@ -35,7 +35,7 @@ from manyheads.extras.peers.convert import _read_object
 from manyheads.tasks.table import TASKS, task_of_folder
 from manyheads.tasks.text.held_out import held_text
 from manyheads.text.marian_files import read_bytes
-from manyheads.text.parsing import load_task
+from manyheads.extras.parsing.parsing_text import load_task
 from manyheads.text.tokenizer_file import read_tokenizer_file
 from manyheads.extras.inspect.drawings.attention_page import save_page
 from manyheads.extras.inspect.drawings.curves import MOST_LINE_BYTES, Metrics

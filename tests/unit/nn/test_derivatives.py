@@ -26,7 +26,7 @@ from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.attention import dot_product_attention, plain_attention
-from manyheads.nn.kernels.chart import log_partition
+from manyheads.extras.parsing.chart import log_partition
 from manyheads.nn.kernels.loss import plain_loss, smoothed_loss
 from manyheads.nn.kernels.policy import fast
 from manyheads.nn.kernels.recomputation import recomputed

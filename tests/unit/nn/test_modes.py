@@ -25,7 +25,7 @@ from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.kernels.chart import log_partition
+from manyheads.extras.parsing.chart import log_partition
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.policy import fast, is_fast
 from manyheads.nn.kernels.recomputation import recomputed

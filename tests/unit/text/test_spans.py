@@ -6,8 +6,8 @@ import pytest
 
 from manyheads.errors import DataError
 from manyheads.text.settings import ParsingSettings
-from manyheads.text.spans import spans_of, tree_of
-from manyheads.text.trees import MAX_DEPTH, format_tree, leaves_of, parse_tree
+from manyheads.extras.parsing.spans import spans_of, tree_of
+from manyheads.extras.parsing.trees import MAX_DEPTH, format_tree, leaves_of, parse_tree
 
 KEEP = ParsingSettings(tags="keep")
 TREE = "(ROOT (S (NP (PRP She)) (VP (VBZ sleeps) (ADVP (RB well))) (. .)))"

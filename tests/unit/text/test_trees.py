@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from manyheads.errors import DataError
-from manyheads.text.trees import (
+from manyheads.extras.parsing.trees import (
     MAX_DEPTH,
     Leaf,
     Node,

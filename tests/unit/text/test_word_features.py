@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.word_features import MOST_HASHES, MOST_PIECES, affix_hashes, word_pieces
+from manyheads.extras.parsing.word_features import MOST_HASHES, MOST_PIECES, affix_hashes, word_pieces
 
 
 def same(one: str, other: str) -> list[int]:

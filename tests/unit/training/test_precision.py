@@ -18,18 +18,18 @@ from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.data.labelled_files import Labelled, LabelledList
 from manyheads.data.prepared_text import NOVEL
 from manyheads.data.preparing_labelled import prepare_labelled
-from manyheads.data.preparing_spans import prepare_spans
+from manyheads.extras.parsing.preparing import prepare_spans
 from manyheads.data.settings import DUPLICATION
-from manyheads.data.trees import TreeFile
+from manyheads.extras.parsing.tree_files import TreeFile
 from manyheads.errors import ConfigError
 from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
 from manyheads.tasks.classification.settings import ClassificationConfig
 from manyheads.tasks.presets import PRESETS, SIZED_BY_PRECISION
 from manyheads.tasks.runs import dry_run, train
-from manyheads.tasks.spans.settings import SpanConfig
+from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.text.parsing import ParsingTask
+from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
 from manyheads.training.run.precision import resolve_precision
 from manyheads.training.settings import RunConfig

@@ -18,7 +18,7 @@ from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading
 from manyheads.tasks.runs import dry_run, train
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.text.parsing import ParsingTask
+from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
 from manyheads.training.settings import RunConfig
 

@@ -71,8 +71,8 @@ def _is_chart_parser(model: str) -> bool:
 
 def _parse_by_chart(options: TranslateOptions) -> int:
     """Write the trees of a chart parser. Returns: the exit code."""
-    from manyheads.cli.lines.trees import TreeLines, check_for_chart
-    from manyheads.decoding.chart_parser import ChartParser
+    from manyheads.extras.parsing.lines import TreeLines, check_for_chart
+    from manyheads.extras.parsing.chart_parser import ChartParser
 
     check_for_chart(options)
     if is_conversation(options.input):

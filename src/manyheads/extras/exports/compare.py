@@ -14,7 +14,7 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
-from manyheads.text.parsing_tokenizer import ParsingTokenizer
+from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.text.sides import Side, TranslationTokenizer, has_tokenizer, load_tokenizer
 
 __all__ = [

@@ -18,7 +18,7 @@ from manyheads.nn.embedding import FeatureEmbedding, TokenEmbedding
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.heads.spans import SpanHead
+from manyheads.extras.parsing.span_head import SpanHead
 from manyheads.nn.norm import UnbiasedLayerNorm
 from manyheads.nn.pooling import TextPooling
 from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions

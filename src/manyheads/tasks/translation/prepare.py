@@ -30,7 +30,7 @@ from manyheads.tasks.preparation import (
 from manyheads.tasks.translation.directions import directions
 from manyheads.tasks.translation.options import PairOptions, PrepareOptions
 from manyheads.text.languages import LanguagePair, language_tag, warn_of_languages
-from manyheads.text.parsing import ParsingTask
+from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -22,7 +22,7 @@ from manyheads.errors import ConfigError, DataError, ModelFileError
 from manyheads.files.commit import write_folder
 from manyheads.files.verify import MANIFEST, list_files, verify_folder
 from manyheads.tasks.held_out import COPY_TASK, EMBEDDED, copy_settings, own_data, pairs_of_split, run_file
-from manyheads.text.parsing_tokenizer import ParsingTokenizer
+from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
 from manyheads.text.tokenizer import Tokenizer
 

@@ -16,7 +16,7 @@ from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, MissingExtraError, ModelFileError, RequestError
 from manyheads.extras.exports import EXPORTS, Check, ExportOptions, compare
 from manyheads.extras.exports.engine import export_model, sample_sentences
-from manyheads.text.parsing_tokenizer import ParsingTokenizer
+from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 
 MISSING = {"ctranslate2": "manyheads[ct2]", "transformers": "manyheads[hf]"}
 

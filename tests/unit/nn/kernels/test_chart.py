@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import RequestError
-from manyheads.nn.kernels.chart import (
+from manyheads.extras.parsing.chart import (
     best_splits,
     log_partition,
     naive_best_tree,

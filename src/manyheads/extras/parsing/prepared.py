@@ -14,8 +14,8 @@ from manyheads.data.prepared_folder import (
     read_texts,
     refuse_missing,
 )
-from manyheads.data.preparing_spans import SIDES, SPANS_TASK
-from manyheads.data.span_store import SpanStore
+from manyheads.extras.parsing.preparing import SIDES, SPANS_TASK
+from manyheads.extras.parsing.span_store import SpanStore
 from manyheads.errors import DataError
 from manyheads.text.tokenizer import Tokenizer
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe
 from manyheads.errors import ConfigError, DataError
-from manyheads.text.bracketing import normal_form
-from manyheads.text.parsing import ParsingTask
-from manyheads.text.trees import Node, leaves_of, read_trees
+from manyheads.extras.parsing.bracketing import normal_form
+from manyheads.extras.parsing.parsing_text import ParsingTask
+from manyheads.extras.parsing.trees import Node, leaves_of, read_trees
 
 __all__ = ["TreeFile", "read_sentences"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from manyheads.text.bracketing import normal_form
+from manyheads.extras.parsing.bracketing import normal_form
 from manyheads.text.settings import ParsingSettings
-from manyheads.text.trees import MAX_DEPTH, Leaf, Node, escape, unescape
+from manyheads.extras.parsing.trees import MAX_DEPTH, Leaf, Node, escape, unescape
 
 __all__ = ["Span", "SpanTree", "spans_of", "tree_of"]
 

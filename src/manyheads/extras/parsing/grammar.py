@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from manyheads.text.parsing_tokenizer import ParsingTokenizer
-from manyheads.text.trees import MAX_DEPTH
+from manyheads.extras.parsing.tokenizer import ParsingTokenizer
+from manyheads.extras.parsing.trees import MAX_DEPTH
 
 __all__ = ["Grammar", "SentenceGrammar", "TreeGrammar"]
 

@@ -1,6 +1,6 @@
 """The Transformer's encoder over words, and the chart parser made of it.
 
-Paper: Kitaev and Klein 2018, arXiv:1805.01052. Differs: see `TransformerSpanParserConfig` and `nn.heads.spans`.
+Paper: Kitaev and Klein 2018, arXiv:1805.01052. Differs: see `TransformerSpanParserConfig` and `extras.parsing.span_head`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.architectures.span_parser import SpanParser, check_labels_and_tags
+from manyheads.extras.parsing.span_parser import SpanParser, check_labels_and_tags
 from manyheads.architectures.transformer.model import Encoder
-from manyheads.architectures.transformer.span_parser_config import TransformerSpanParserConfig
+from manyheads.extras.parsing.transformer_config import TransformerSpanParserConfig
 from manyheads.nn.attention.masks import Lengths
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import FeatureEmbedding
-from manyheads.nn.heads.spans import SpanHead
+from manyheads.extras.parsing.span_head import SpanHead
 from manyheads.nn.positions import LearnedPositions
 from manyheads.nn.precision import low_precision
 from manyheads.nn.shapes import Float, Int

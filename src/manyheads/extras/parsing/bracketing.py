@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from manyheads.errors import DataError
 from manyheads.text.settings import ParsingSettings
-from manyheads.text.trees import MAX_DEPTH, Leaf, Node, escape, leaves_of, unescape
+from manyheads.extras.parsing.trees import MAX_DEPTH, Leaf, Node, escape, leaves_of, unescape
 
 __all__ = [
     "REPAIRS",

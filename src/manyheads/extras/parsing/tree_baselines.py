@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import Literal
 
 from manyheads.errors import DataError
-from manyheads.text.bracketing import OUTER_LABELS, SLOT, category
-from manyheads.text.parsing import words_of
-from manyheads.text.trees import Leaf, Node, escape, leaves_of
+from manyheads.extras.parsing.bracketing import OUTER_LABELS, SLOT, category
+from manyheads.extras.parsing.parsing_text import words_of
+from manyheads.extras.parsing.trees import Leaf, Node, escape, leaves_of
 
 __all__ = ["Baseline", "BaselineKind"]
 

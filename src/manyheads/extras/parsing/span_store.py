@@ -20,10 +20,10 @@ from manyheads.data.batch import SpanBatch
 from manyheads.data.collate import round_up
 from manyheads.data.plan import by_length
 from manyheads.data.row_stream import RowStream
-from manyheads.data.span_settings import SpanSettings
+from manyheads.extras.parsing.span_settings import SpanSettings
 from manyheads.data.store import SideWriter, StoreFormat, TokenSide, sides_from_lists
 from manyheads.errors import DataError
-from manyheads.text.word_features import MOST_HASHES, MOST_PIECES
+from manyheads.extras.parsing.word_features import MOST_HASHES, MOST_PIECES
 
 __all__ = ["SpanRow", "SpanStore", "SpanStream", "collate_spans", "eval_spans", "write_spans"]
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from manyheads.evaluation.brackets import BracketScore, score_trees
-from manyheads.text.parsing import ParsingTask, words_of
-from manyheads.text.trees import Node, parse_tree
+from manyheads.extras.parsing.brackets import BracketScore, score_trees
+from manyheads.extras.parsing.parsing_text import ParsingTask, words_of
+from manyheads.extras.parsing.trees import Node, parse_tree
 
 __all__ = ["SHORT", "ParseReport", "judge_written", "judge_trees"]
 

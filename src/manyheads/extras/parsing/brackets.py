@@ -19,8 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from manyheads.errors import DataError
-from manyheads.text.bracketing import OUTER_LABELS, SLOT, TRACE, category
-from manyheads.text.trees import Leaf, Node, escape, leaves_of
+from manyheads.extras.parsing.bracketing import OUTER_LABELS, SLOT, TRACE, category
+from manyheads.extras.parsing.trees import Leaf, Node, escape, leaves_of
 
 __all__ = ["PUNCTUATION", "SIGNATURE", "BracketScore", "brackets_of", "score_trees"]
 
