@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from manyheads import nn
     from manyheads.architectures.pretrained import load
-    from manyheads.decoding.classifier import Classifier
+    from manyheads.extras.classification.classifier import Classifier
     from manyheads.decoding.engines import SearchEngine
     from manyheads.decoding.generator import Generator
     from manyheads.extras.parsing.parser import Parser
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
-    "Classifier": "manyheads.decoding.classifier",
+    "Classifier": "manyheads.extras.classification.classifier",
     "Generator": "manyheads.decoding.generator",
     "Parser": "manyheads.extras.parsing.parser",
     "Translator": "manyheads.decoding.translator",

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from manyheads.architectures.table import build_model
 from manyheads.data.batch import LabelledBatch
 from manyheads.errors import ConfigError
-from manyheads.nn.pooling import TextPooling
+from manyheads.extras.classification.pooling import TextPooling
 
 VOCAB, LABELS = 23, ("a", "b", "c")
 

@@ -131,7 +131,7 @@ class ClassifierConfig(ModelConfig, Protocol):
 
     @property
     def pooling(self) -> str:
-        """How the states of a text become one vector; see `nn.pooling`."""
+        """How the states of a text become one vector; see `extras.classification.pooling`."""
 
 
 class SpanParserConfig(ModelConfig, Protocol):

@@ -149,7 +149,7 @@ def _checkpoints(folder: Path) -> tuple[list[Path], dict[str, Any]]:
 def _data(path: Path, verify: bool) -> dict[str, Any]:
     from manyheads.data.prepared import PreparedData
     from manyheads.data.prepared_folder import prepared_task
-    from manyheads.data.prepared_labelled import LabelledData
+    from manyheads.extras.classification.prepared import LabelledData
     from manyheads.extras.parsing.prepared import SpanData
     from manyheads.data.prepared_text import TextData
     from manyheads.data.preparing import LANGUAGE_TASK

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from manyheads.data.labelled_settings import LabelledSettings
+from manyheads.extras.classification.labelled_settings import LabelledSettings
 from manyheads.extras.parsing.span_settings import SpanSettings
 from manyheads.errors import ConfigError
 from manyheads.text.settings import TokenizerSettings

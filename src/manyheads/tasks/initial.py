@@ -15,8 +15,8 @@ from manyheads.config.files import Source, load_yaml, to_plain
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.json_object import read_object
 from manyheads.files.verify import file_sha256
-from manyheads.tasks.classification.settings import ClassificationConfig
-from manyheads.tasks.classifier_presets import classifier_demo
+from manyheads.extras.classification.task.settings import ClassificationConfig
+from manyheads.extras.classification.presets import classifier_demo
 from manyheads.tasks.held_out import run_file, run_section
 from manyheads.tasks.presets import demo, reformer_demo, xl_demo
 from manyheads.extras.parsing.presets import chart_parser

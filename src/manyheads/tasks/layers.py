@@ -12,7 +12,7 @@ from manyheads.config.merge import field_types, tag_of, variants
 from manyheads.config.suggest import not_among
 from manyheads.data.settings import shares_of
 from manyheads.errors import ConfigError, ModelFileError
-from manyheads.tasks.classification.settings import ClassificationConfig
+from manyheads.extras.classification.task.settings import ClassificationConfig
 from manyheads.tasks.held_out import COPY_TASK, EMBEDDED
 from manyheads.tasks.initial import check_sizes, default_layer, model_layer
 from manyheads.tasks.presets import PRESETS, SIZED_BY_PRECISION

@@ -18,7 +18,7 @@ from manyheads.config.files import load_yaml
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.json_object import MOST_BYTES, read_object
-from manyheads.tasks.classification.settings import ClassificationConfig
+from manyheads.extras.classification.task.settings import ClassificationConfig
 from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
@@ -70,7 +70,7 @@ TASKS: dict[str, Task] = {
         "the second half of 0w0w (Kitaev et al. 2020, sec. 2.1)", TextConfig, ("manyheads.extras.research.duplication_task", _TEXT)
     ),
     "classification": Task(
-        "texts to labels", ClassificationConfig, ("manyheads.tasks.classification",), "classification"
+        "texts to labels", ClassificationConfig, ("manyheads.extras.classification.task",), "classification"
     ),
     "spans": Task("sentences to constituent trees, by a chart", SpanConfig, ("manyheads.extras.parsing.span_task",), "spans"),
 }

@@ -11,14 +11,14 @@ import pytest
 
 from manyheads.cli.main import main
 from manyheads.cli.records import describe_folder
-from manyheads.data.labelled_files import LabelledList
+from manyheads.extras.classification.labelled_files import LabelledList
 from manyheads.data.manifest import write_manifest
 from manyheads.data.prepared import PreparedData
 from manyheads.data.prepared_folder import prepared_task
-from manyheads.data.prepared_labelled import LabelledData
+from manyheads.extras.classification.prepared import LabelledData
 from manyheads.extras.parsing.prepared import SpanData
 from manyheads.data.prepared_text import TextData
-from manyheads.data.preparing_labelled import prepare_labelled
+from manyheads.extras.classification.preparing import prepare_labelled
 from manyheads.data.preparing_pairs import PairList, prepare_corpus
 from manyheads.extras.parsing.preparing import prepare_spans
 from manyheads.data.preparing_text import prepare_text
@@ -152,6 +152,6 @@ def test_the_message_names_file_field_and_value(
 
 
 def labelled(rows: list[tuple[str, str]]) -> LabelledList:
-    from manyheads.data.labelled_files import Labelled
+    from manyheads.extras.classification.labelled_files import Labelled
 
     return LabelledList("x", [Labelled(label, text, number) for number, (label, text) in enumerate(rows, 1)])

@@ -17,7 +17,7 @@ from manyheads.architectures.pretrained import save_pretrained
 from manyheads.extras.parsing.span_parser import LEAST_PROBABILITY
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.data.batch import SpanBatch
-from manyheads.decoding.classifier import Classifier
+from manyheads.extras.classification.classifier import Classifier
 from manyheads.extras.parsing.parser import Parser
 from manyheads.errors import ConfigError, RequestError
 from manyheads.text.settings import TokenizerSettings

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from manyheads.evaluation.classes import Confusion
+from manyheads.extras.classification.classes import Confusion
 
 LABELS = ("a", "b", "c", "d")
 # Right label, predicted one: a is right 3 of 4 times, b 1 of 2, c never, and d neither occurs nor is predicted.

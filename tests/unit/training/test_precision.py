@@ -15,15 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import manyheads.training.run.precision
 from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.data.labelled_files import Labelled, LabelledList
+from manyheads.extras.classification.labelled_files import Labelled, LabelledList
 from manyheads.data.prepared_text import NOVEL
-from manyheads.data.preparing_labelled import prepare_labelled
+from manyheads.extras.classification.preparing import prepare_labelled
 from manyheads.extras.parsing.preparing import prepare_spans
 from manyheads.data.settings import DUPLICATION
 from manyheads.extras.parsing.tree_files import TreeFile
 from manyheads.errors import ConfigError
 from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
-from manyheads.tasks.classification.settings import ClassificationConfig
+from manyheads.extras.classification.task.settings import ClassificationConfig
 from manyheads.tasks.presets import PRESETS, SIZED_BY_PRECISION
 from manyheads.tasks.runs import dry_run, train
 from manyheads.extras.parsing.span_task.settings import SpanConfig

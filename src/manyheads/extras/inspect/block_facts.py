@@ -20,7 +20,7 @@ from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.extras.parsing.span_head import SpanHead
 from manyheads.nn.norm import UnbiasedLayerNorm
-from manyheads.nn.pooling import TextPooling
+from manyheads.extras.classification.pooling import TextPooling
 from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
 
 __all__ = ["Facts", "attention_name", "block_facts", "matrices_of"]

@@ -18,7 +18,7 @@ from manyheads.architectures.pretrained import read_config
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.config.suggest import not_among
 from manyheads.extras.inspect.attending import open_model
-from manyheads.decoding.classifier import Classifier
+from manyheads.extras.classification.classifier import Classifier
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.extras.inspect.token_labels import legible

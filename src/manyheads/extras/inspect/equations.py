@@ -26,7 +26,7 @@ from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.extras.parsing.span_head import SpanHead
-from manyheads.nn.pooling import TextPooling
+from manyheads.extras.classification.pooling import TextPooling
 from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
 from manyheads.nn.residual import Residual
 

@@ -11,7 +11,7 @@ from manyheads.nn.attention.kinds import ATTENTIONS, DotProductAttentionConfig
 
 if TYPE_CHECKING:
     from manyheads.nn.attention.kinds import AttentionConfig
-    from manyheads.nn.pooling import Pooling
+    from manyheads.extras.classification.pooling import Pooling
 else:
     AttentionConfig = Union[tuple(ATTENTIONS.values())]  # noqa: UP007  (the classes are in the table)
     Pooling = Literal["mean", "first"]

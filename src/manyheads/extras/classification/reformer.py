@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.classifier import SequenceClassifier, build_classifier_of
-from manyheads.architectures.reformer.classifier_config import ReformerClassifierConfig
+from manyheads.extras.classification.model import SequenceClassifier, build_classifier_of
+from manyheads.extras.classification.reformer_config import ReformerClassifierConfig
 from manyheads.architectures.reformer.model import Reformer
 from manyheads.nn.shapes import Float, Int
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.config.checks import check_labels
-from manyheads.data.labelled_files import Labelled, LabelledReport, LabelledTexts
-from manyheads.data.labelled_store import write_labelled
+from manyheads.extras.classification.labelled_files import Labelled, LabelledReport, LabelledTexts
+from manyheads.extras.classification.labelled_store import write_labelled
 from manyheads.data.line_source import blocks_of
 from manyheads.data.lines import stored_lines
 from manyheads.data.preparing import CONTROL, given_splits, prepare

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from manyheads.architectures.classifier import SequenceClassifier
-from manyheads.data.labelled_store import LabelledStream, eval_labelled
-from manyheads.data.prepared_labelled import LabelledData, open_labelled
+from manyheads.extras.classification.model import SequenceClassifier
+from manyheads.extras.classification.labelled_store import LabelledStream, eval_labelled
+from manyheads.extras.classification.prepared import LabelledData, open_labelled
 from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError
-from manyheads.evaluation.classes import Confusion
-from manyheads.tasks.classification.settings import ClassificationConfig
+from manyheads.extras.classification.classes import Confusion
+from manyheads.extras.classification.task.settings import ClassificationConfig
 from manyheads.tasks.encoders import EncoderJudge, EncoderObjective, with_names
 from manyheads.training.record.report import Sample, ValidationReport
 from manyheads.training.run.objective import OpenObjective

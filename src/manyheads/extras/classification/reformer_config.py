@@ -9,7 +9,7 @@ from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.config.checks import check_labels
 
 if TYPE_CHECKING:
-    from manyheads.nn.pooling import Pooling
+    from manyheads.extras.classification.pooling import Pooling
 else:
     Pooling = Literal["mean", "first"]
 

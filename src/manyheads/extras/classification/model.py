@@ -14,7 +14,7 @@ from manyheads.architectures.size_checks import check_vocabularies
 from manyheads.data.batch import LabelledBatch
 from manyheads.errors import ConfigError
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.pooling import TextPooling
+from manyheads.extras.classification.pooling import TextPooling
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["SequenceClassifier", "build_classifier_of"]

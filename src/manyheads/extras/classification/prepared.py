@@ -9,9 +9,9 @@ from typing import Any
 
 from manyheads.config.checks import check_labels
 from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
-from manyheads.data.labelled_files import Labelled, LabelledList
-from manyheads.data.labelled_settings import TATOEBA_LANGUAGES, LabelledSettings
-from manyheads.data.labelled_store import LabelledStore
+from manyheads.extras.classification.labelled_files import Labelled, LabelledList
+from manyheads.extras.classification.labelled_settings import TATOEBA_LANGUAGES, LabelledSettings
+from manyheads.extras.classification.labelled_store import LabelledStore
 from manyheads.data.prepared_folder import (
     PreparedFolder,
     cached_folder,
@@ -22,7 +22,7 @@ from manyheads.data.prepared_folder import (
     refuse_missing,
 )
 from manyheads.data.preparing import SPLITS
-from manyheads.data.preparing_labelled import LABELLED_TASK, SIDES, prepare_labelled
+from manyheads.extras.classification.preparing import LABELLED_TASK, SIDES, prepare_labelled
 from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.settings import TokenizerSettings

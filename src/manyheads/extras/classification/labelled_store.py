@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from manyheads.data.batch import LabelledBatch
 from manyheads.data.collate import padded_rows
-from manyheads.data.labelled_settings import LabelledSettings
+from manyheads.extras.classification.labelled_settings import LabelledSettings
 from manyheads.data.plan import by_length
 from manyheads.data.row_stream import RowStream
 from manyheads.data.store import IntArray, SideWriter, StoreFormat, TokenSide, sides_from_lists

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from manyheads.cli.command_line.classify_options import ClassifyOptions
+from manyheads.extras.classification.options import ClassifyOptions
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.lines.conversation import greet, is_conversation
 from manyheads.cli.lines.output import check_files
@@ -38,8 +38,8 @@ def run(arguments: Sequence[str]) -> int:
     check_files(options.output, options.input)
     if is_conversation(options.input):
         greet(options.model)
-    from manyheads.cli.lines.labels import LabelLines
-    from manyheads.decoding.classifier import Classifier
+    from manyheads.extras.classification.lines import LabelLines
+    from manyheads.extras.classification.classifier import Classifier
 
     models = options.models.all(options.model)
     lines = LabelLines(options.run_on.load(Classifier.from_pretrained, models), options)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from manyheads.data.labelled_files import LabelledReport
+from manyheads.extras.classification.labelled_files import LabelledReport
 from manyheads.data.line_source import GivenItems
 from manyheads.data.progress import Progress, telling
-from manyheads.decoding.classifier import Classifier
+from manyheads.extras.classification.classifier import Classifier
 from manyheads.decoding.truncation import naming_lines
 from manyheads.distributed.sharded_lines import model_identity
-from manyheads.tasks.classification.held_out import check_known, given_texts, numbered_unit
-from manyheads.tasks.classification.options import ScoreOptions
+from manyheads.extras.classification.task.held_out import check_known, given_texts, numbered_unit
+from manyheads.extras.classification.task.options import ScoreOptions
 from manyheads.tasks.report import LineWork
 
 __all__ = ["score"]
