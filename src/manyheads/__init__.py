@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from manyheads import nn
     from manyheads.architectures.pretrained import load
-    from manyheads.extras.classification.classifier import Classifier
     from manyheads.decoding.engines import SearchEngine
     from manyheads.decoding.generator import Generator
-    from manyheads.extras.parsing.parser import Parser
     from manyheads.decoding.translator import Translator
+    from manyheads.extras.classification.classifier import Classifier
+    from manyheads.extras.parsing.parser import Parser
 
 __version__ = "0.1.0"
 

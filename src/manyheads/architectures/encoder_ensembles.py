@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from manyheads.architectures.encoder_with_head import EncoderWithHead
 from manyheads.architectures.ensemble import mean_log_probs, shortest_limit
-from manyheads.extras.parsing.span_parser import Charts, SpanProbabilities, charts_of
 from manyheads.data.batch import SpanBatch
 from manyheads.errors import ConfigError
+from manyheads.extras.parsing.span_parser import Charts, SpanProbabilities, charts_of
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["ClassifierEnsemble", "EncoderEnsemble", "SpanParserEnsemble"]

@@ -23,17 +23,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from manyheads.extras.classification.model import SequenceClassifier
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.protocols import ModelConfig
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.extras.parsing.span_parser import SpanParser
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.checkpoint.format import needed_bytes, write_tensors
 from manyheads.config.build import build
 from manyheads.config.files import to_json, to_plain
 from manyheads.errors import CheckpointError, ConfigError, ManyHeadsError, ModelFileError, SaveError
+from manyheads.extras.classification.model import SequenceClassifier
+from manyheads.extras.parsing.span_parser import SpanParser
 from manyheads.files.commit import write_folder
 from manyheads.files.json_object import read_object
 from manyheads.files.verify import MANIFEST, verify_folder

@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from manyheads.extras.classification.reformer_config import PRESETS as REFORMER_CLASSIFIER_PRESETS
-from manyheads.extras.classification.reformer_config import ReformerClassifierConfig
 from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
 from manyheads.architectures.reformer.presets import PRESETS as REFORMER_PRESETS
 from manyheads.architectures.reformer.presets import SEQ2SEQ_PRESETS
-from manyheads.extras.classification.transformer_config import PRESETS as CLASSIFIER_PRESETS
-from manyheads.extras.classification.transformer_config import TransformerClassifierConfig
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.presets import PRESETS as TRANSFORMER_PRESETS
-from manyheads.extras.parsing.transformer_config import PRESETS as SPAN_PARSER_PRESETS
-from manyheads.extras.parsing.transformer_config import TransformerSpanParserConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.architectures.transformer_xl.presets import PRESETS as XL_PRESETS
 from manyheads.errors import ConfigError
+from manyheads.extras.classification.reformer_config import PRESETS as REFORMER_CLASSIFIER_PRESETS
+from manyheads.extras.classification.reformer_config import ReformerClassifierConfig
+from manyheads.extras.classification.transformer_config import PRESETS as CLASSIFIER_PRESETS
+from manyheads.extras.classification.transformer_config import TransformerClassifierConfig
+from manyheads.extras.parsing.transformer_config import PRESETS as SPAN_PARSER_PRESETS
+from manyheads.extras.parsing.transformer_config import TransformerSpanParserConfig
 
 __all__ = ["ARCHITECTURES", "Architecture", "ModelTask", "build_model", "configs_of"]
 

@@ -149,10 +149,10 @@ def _checkpoints(folder: Path) -> tuple[list[Path], dict[str, Any]]:
 def _data(path: Path, verify: bool) -> dict[str, Any]:
     from manyheads.data.prepared import PreparedData
     from manyheads.data.prepared_folder import prepared_task
-    from manyheads.extras.classification.prepared import LabelledData
-    from manyheads.extras.parsing.prepared import SpanData
     from manyheads.data.prepared_text import TextData
     from manyheads.data.preparing import LANGUAGE_TASK
+    from manyheads.extras.classification.prepared import LabelledData
+    from manyheads.extras.parsing.prepared import SpanData
     from manyheads.text.of_folder import tokenizer_of_folder
 
     kinds: dict[str, Any] = {LANGUAGE_TASK: TextData, "classification": LabelledData, "spans": SpanData}

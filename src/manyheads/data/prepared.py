@@ -25,9 +25,9 @@ from manyheads.data.progress import Progress
 from manyheads.data.settings import CopyTaskSettings, DataSettings
 from manyheads.data.store import PairStore
 from manyheads.errors import ConfigError, DataError
-from manyheads.text.languages import LanguagePair
 from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
+from manyheads.text.languages import LanguagePair
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -18,11 +18,11 @@ from manyheads.data.preparing_sides import PART_ROWS, REPORT_ROWS, SidesSource
 from manyheads.data.progress import Progress
 from manyheads.data.store import IntArray, write_pairs
 from manyheads.errors import DataError
+from manyheads.extras.parsing.parsing_text import ParsingTask
+from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.text.growing import Growth
 from manyheads.text.languages import LanguagePair
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
-from manyheads.extras.parsing.parsing_text import ParsingTask
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tags import untagged
 from manyheads.text.tokenizer import Tokenizer

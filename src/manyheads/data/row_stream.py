@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.data.collate import round_up
-from manyheads.extras.classification.labelled_settings import LabelledSettings
 from manyheads.data.plan import BatchPlan
-from manyheads.extras.parsing.span_settings import SpanSettings
 from manyheads.errors import DataError
+from manyheads.extras.classification.labelled_settings import LabelledSettings
+from manyheads.extras.parsing.span_settings import SpanSettings
 
 __all__ = ["RowStream"]
 

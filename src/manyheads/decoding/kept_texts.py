@@ -19,8 +19,8 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.stand_ins import Shown, has_all, restored, show, stand_ins_of
 from manyheads.decoding.translation import Translation
 from manyheads.decoding.translation_model import TranslationModel
-from manyheads.text.kept_words import has_words, hide, is_loose, unhide
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
+from manyheads.text.kept_words import has_words, hide, is_loose, unhide
 from manyheads.text.sides import Side
 from manyheads.text.tags import TAG
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.batching import Told, cut_batches, map_batches, padded
 from manyheads.decoding.beam import beam_search_steps
-from manyheads.extras.parsing.grammar import Grammar
 from manyheads.decoding.greedy_and_sampling import greedy_and_sampling_steps
 from manyheads.decoding.hypothesis import Hypothesis, Stop
 from manyheads.decoding.rules import RULES, Rules
@@ -18,6 +17,7 @@ from manyheads.decoding.search_problem import SearchProblem, SearchSteps, length
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.shortlist import Candidates, Shortlist
 from manyheads.errors import RequestError
+from manyheads.extras.parsing.grammar import Grammar
 
 __all__ = ["run_to_end", "search_all", "search_steps"]
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.constraints import Constraints
-from manyheads.extras.parsing.grammar import SentenceGrammar
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.rules import Rules
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.extras.parsing.grammar import SentenceGrammar
 
 __all__ = ["SearchProblem", "SearchSteps", "length_limits", "run_to_end"]
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.batching import Told
 from manyheads.decoding.engines import SearchEngine
-from manyheads.extras.parsing.grammar import Grammar, TreeGrammar
 from manyheads.decoding.hypothesis import Hypothesis, Stop
 from manyheads.decoding.model_runner import ModelRunner
 from manyheads.decoding.reranking import Reranker
@@ -18,6 +17,7 @@ from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.truncation import fit, source_limit
 from manyheads.errors import RequestError
+from manyheads.extras.parsing.grammar import Grammar, TreeGrammar
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.text.sides import TranslationTokenizer
 

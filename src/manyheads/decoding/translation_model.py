@@ -27,10 +27,10 @@ from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.text_search import TextSearch
 from manyheads.decoding.truncation import check_target_limit
 from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.text.into_language import IntoLanguage
 from manyheads.text.languages import LanguagePair
 from manyheads.text.marian import MarianTokenizer
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.text.sides import TranslationTokenizer, load_tokenizer
 from manyheads.text.tags import check_target
 from manyheads.text.tokenizer import Tokenizer

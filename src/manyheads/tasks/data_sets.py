@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from manyheads.extras.classification.labelled_settings import LabelledSettings
 from manyheads.data.settings import DataSettings, SegmentSettings, shares_of
-from manyheads.extras.parsing.span_settings import SpanSettings
 from manyheads.errors import ConfigError
+from manyheads.extras.classification.labelled_settings import LabelledSettings
+from manyheads.extras.parsing.span_settings import SpanSettings
 from manyheads.files.verify import MANIFEST
 from manyheads.tasks.table import json_or_empty
 

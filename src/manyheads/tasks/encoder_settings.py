@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from manyheads.errors import ConfigError
 from manyheads.extras.classification.labelled_settings import LabelledSettings
 from manyheads.extras.parsing.span_settings import SpanSettings
-from manyheads.errors import ConfigError
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import RunConfig
 

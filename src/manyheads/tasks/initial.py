@@ -13,14 +13,14 @@ from manyheads.config.build import build
 from manyheads.config.describe import show_value
 from manyheads.config.files import Source, load_yaml, to_plain
 from manyheads.errors import ConfigError, ModelFileError
-from manyheads.files.json_object import read_object
-from manyheads.files.verify import file_sha256
-from manyheads.extras.classification.task.settings import ClassificationConfig
 from manyheads.extras.classification.presets import classifier_demo
-from manyheads.tasks.held_out import run_file, run_section
-from manyheads.tasks.presets import demo, reformer_demo, xl_demo
+from manyheads.extras.classification.task.settings import ClassificationConfig
 from manyheads.extras.parsing.presets import chart_parser
 from manyheads.extras.parsing.span_task.settings import SpanConfig
+from manyheads.files.json_object import read_object
+from manyheads.files.verify import file_sha256
+from manyheads.tasks.held_out import run_file, run_section
+from manyheads.tasks.presets import demo, reformer_demo, xl_demo
 from manyheads.tasks.table import RUNS
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig

@@ -15,8 +15,8 @@ from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.classification.presets import classifier_debug, classifier_demo, reformer_classifier_demo
-from manyheads.tasks.paper_presets import enwik8, imagenet64, million, vanilla_lm
 from manyheads.extras.parsing.presets import chart_debug, chart_parser
+from manyheads.tasks.paper_presets import enwik8, imagenet64, million, vanilla_lm
 from manyheads.tasks.text.settings import TextConfig, TextValidationSettings
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings

@@ -17,9 +17,9 @@ from manyheads.architectures.table import ARCHITECTURES
 from manyheads.config.files import load_yaml
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError, ModelFileError
-from manyheads.files.json_object import MOST_BYTES, read_object
 from manyheads.extras.classification.task.settings import ClassificationConfig
 from manyheads.extras.parsing.span_task.settings import SpanConfig
+from manyheads.files.json_object import MOST_BYTES, read_object
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
@@ -62,17 +62,24 @@ _TEXT, _TRANSLATION = "manyheads.tasks.text", "manyheads.tasks.translation"
 TASKS: dict[str, Task] = {
     "translation": Task("sentences of one language to another", TrainConfig, (_TRANSLATION,), "translation"),
     "parsing": Task(
-        "sentences to constituent trees", TrainConfig, ("manyheads.extras.parsing.sequence_task", _TRANSLATION), "parsing"
+        "sentences to constituent trees",
+        TrainConfig,
+        ("manyheads.extras.parsing.sequence_task", _TRANSLATION),
+        "parsing",
     ),
     "text": Task("the next token of a text", TextConfig, (_TEXT,), "lm"),
     "ids": Task("the next id of images, sound or events", TextConfig, (_TEXT,)),
     "duplication": Task(
-        "the second half of 0w0w (Kitaev et al. 2020, sec. 2.1)", TextConfig, ("manyheads.extras.research.duplication_task", _TEXT)
+        "the second half of 0w0w (Kitaev et al. 2020, sec. 2.1)",
+        TextConfig,
+        ("manyheads.extras.research.duplication_task", _TEXT),
     ),
     "classification": Task(
         "texts to labels", ClassificationConfig, ("manyheads.extras.classification.task",), "classification"
     ),
-    "spans": Task("sentences to constituent trees, by a chart", SpanConfig, ("manyheads.extras.parsing.span_task",), "spans"),
+    "spans": Task(
+        "sentences to constituent trees, by a chart", SpanConfig, ("manyheads.extras.parsing.span_task",), "spans"
+    ),
 }
 
 _RUN_OF: dict[str, type[RunConfig]] = {

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from manyheads.errors import DataError
-from manyheads.text.marian import MarianTokenizer
 from manyheads.extras.parsing.parsing_text import load_task
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
+from manyheads.text.marian import MarianTokenizer
 from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["Side", "TranslationTokenizer", "has_tokenizer", "load_tokenizer"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from manyheads.cli.main import main
-from manyheads.extras.parsing.parser import Parser
 from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError
+from manyheads.extras.parsing.parser import Parser
 from manyheads.extras.parsing.trees import format_tree, leaves_of, parse_tree
 
 Cli = Callable[..., int]

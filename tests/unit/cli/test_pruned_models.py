@@ -15,9 +15,9 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.decoding.alignment import align
 from manyheads.decoding.translator import Translator
-from manyheads.nn.kernels import policy
 from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.settings import ServingSettings
+from manyheads.nn.kernels import policy
 from manyheads.tasks.table import task_of_folder
 from manyheads.text.id_vocabulary import IdVocabulary
 from manyheads.text.settings import TokenizerSettings

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from manyheads.extras.documents import files as documents
 from manyheads.decoding.shortlist import SHORTLIST
 from manyheads.distributed.sharded_lines import run_lines
+from manyheads.extras.documents import files as documents
 from manyheads.extras.documents.translating import Unit, UnitTranslator
 from manyheads.files.verify import make_manifest, verify_folder
 from manyheads.nn.kernels import policy

@@ -11,21 +11,21 @@ import pytest
 
 from manyheads.cli.main import main
 from manyheads.cli.records import describe_folder
-from manyheads.extras.classification.labelled_files import LabelledList
 from manyheads.data.manifest import write_manifest
 from manyheads.data.prepared import PreparedData
 from manyheads.data.prepared_folder import prepared_task
-from manyheads.extras.classification.prepared import LabelledData
-from manyheads.extras.parsing.prepared import SpanData
 from manyheads.data.prepared_text import TextData
-from manyheads.extras.classification.preparing import prepare_labelled
 from manyheads.data.preparing_pairs import PairList, prepare_corpus
-from manyheads.extras.parsing.preparing import prepare_spans
 from manyheads.data.preparing_text import prepare_text
 from manyheads.data.texts import TextBlock
-from manyheads.extras.parsing.tree_files import TreeFile
 from manyheads.errors import ManyHeadsError
+from manyheads.extras.classification.labelled_files import LabelledList
+from manyheads.extras.classification.prepared import LabelledData
+from manyheads.extras.classification.preparing import prepare_labelled
 from manyheads.extras.parsing.parsing_text import ParsingTask
+from manyheads.extras.parsing.prepared import SpanData
+from manyheads.extras.parsing.preparing import prepare_spans
+from manyheads.extras.parsing.tree_files import TreeFile
 from manyheads.text.settings import ParsingSettings, TokenizerSettings, VocabularySettings
 
 SETTINGS = TokenizerSettings(vocab_size=300)

@@ -11,9 +11,9 @@ import pytest
 from manyheads.data.lines import ReadReport
 from manyheads.data.pair_formats import nested_value, parquet_pairs, table_pairs
 from manyheads.data.readers import PairFiles
+from manyheads.errors import ConfigError, DataError
 from manyheads.extras.documents.formats import read_document
 from manyheads.extras.documents.parts import Text
-from manyheads.errors import ConfigError, DataError
 
 KEYS = ("en", "de")
 

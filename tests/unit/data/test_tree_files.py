@@ -11,10 +11,10 @@ import pytest
 from manyheads.data.lines import ReadReport
 from manyheads.data.prepared import PreparedData
 from manyheads.data.preparing_pairs import prepare_corpus
-from manyheads.extras.parsing.tree_files import TreeFile, read_sentences
 from manyheads.errors import ConfigError, DataError, ModelFileError
 from manyheads.extras.parsing.parsing_text import ParsingTask, words_of
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
+from manyheads.extras.parsing.tree_files import TreeFile, read_sentences
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
 from manyheads.text.sides import load_tokenizer
 from manyheads.text.tokenizer import Tokenizer

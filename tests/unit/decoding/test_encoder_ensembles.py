@@ -14,12 +14,12 @@ from torch import Tensor
 
 from manyheads.architectures.encoder_ensembles import ClassifierEnsemble, SpanParserEnsemble
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.extras.parsing.span_parser import LEAST_PROBABILITY
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.data.batch import SpanBatch
+from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.classification.classifier import Classifier
 from manyheads.extras.parsing.parser import Parser
-from manyheads.errors import ConfigError, RequestError
+from manyheads.extras.parsing.span_parser import LEAST_PROBABILITY
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

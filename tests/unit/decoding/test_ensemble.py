@@ -21,16 +21,16 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.data.batch import PairBatch
 from manyheads.decoding.alignment import align
-from manyheads.extras.inspect.attending import translation_views
 from manyheads.decoding.device import inference
 from manyheads.decoding.naive import naive_beam_search
-from manyheads.extras.parsing.parser import Parser
 from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.likelihood import evaluate_likelihood
+from manyheads.extras.inspect.attending import translation_views
+from manyheads.extras.parsing.parser import Parser
 from manyheads.tasks.translation.likelihood import likelihood_of
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

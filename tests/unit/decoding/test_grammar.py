@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.extras.parsing.grammar import TreeGrammar
 from manyheads.decoding.naive import naive_beam_search, naive_tree_tokens
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.parsing.bracketing import restore
+from manyheads.extras.parsing.grammar import TreeGrammar
 from manyheads.extras.parsing.parsing_text import ParsingTask, words_of
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
-from manyheads.text.settings import ParsingSettings, TokenizerSettings
 from manyheads.extras.parsing.trees import MAX_DEPTH, format_tree, leaves_of, parse_tree
+from manyheads.text.settings import ParsingSettings, TokenizerSettings
 
 TREES = [
     "(ROOT (S (NP (DT The) (NN cat)) (VP (VBZ sees) (NP (NN NN))) (. .)))",

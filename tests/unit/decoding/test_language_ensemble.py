@@ -23,7 +23,6 @@ from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.data.token_store import TokenStore
-from manyheads.extras.inspect.attending import shapes_of, text_views
 from manyheads.decoding.device import inference
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
@@ -32,6 +31,7 @@ from manyheads.decoding.text_scoring import score_texts
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.language_model import EnsembleReading, evaluate_text, token_losses
 from manyheads.evaluation.reading import Reading
+from manyheads.extras.inspect.attending import shapes_of, text_views
 from manyheads.seeding import derive_seed
 from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.settings import VocabularySettings

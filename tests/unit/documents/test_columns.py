@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manyheads.errors import ConfigError, DataError
 from manyheads.extras.documents.formats import read_document
 from manyheads.extras.documents.parts import Text
-from manyheads.errors import ConfigError, DataError
 
 Texts = Callable[..., list[str]]
 Translated = Callable[..., str]

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from manyheads.errors import DataError
 from manyheads.extras.documents.formats import read_document
 from manyheads.extras.documents.parts import Text
 from manyheads.extras.documents.sentences import protected
-from manyheads.errors import DataError
 
 Texts = Callable[..., list[str]]
 Translated = Callable[..., str]

@@ -20,6 +20,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.stand_ins import restored, show
 from manyheads.decoding.translation import Translation
 from manyheads.decoding.translator import Translator
+from manyheads.errors import DataError, RequestError
 from manyheads.extras.documents import translating
 from manyheads.extras.documents.formats import read_document
 from manyheads.extras.documents.terms import Term, Terms, contains
@@ -29,7 +30,6 @@ from manyheads.extras.documents.translating import (
     Unit,
     UnitTranslator,
 )
-from manyheads.errors import DataError, RequestError
 from manyheads.text.kept_words import private
 from manyheads.text.sentences import split_sentences
 from manyheads.text.settings import TokenizerSettings

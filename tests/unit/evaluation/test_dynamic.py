@@ -14,9 +14,9 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.presets import PRESETS
 from manyheads.data.token_store import TokenStore
 from manyheads.errors import NonFiniteError
-from manyheads.extras.research.dynamic import Adaptation, evaluate_dynamically, gradient_rms
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
+from manyheads.extras.research.dynamic import Adaptation, evaluate_dynamically, gradient_rms
 from manyheads.text.byte_vocabulary import ByteVocabulary
 from tests.segment_batches import ids
 from tests.tiny_run import TINY_REFORMER

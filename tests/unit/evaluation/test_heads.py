@@ -10,7 +10,6 @@ import torch
 
 from manyheads.architectures.head_names import Head, all_heads
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.extras.inspect.pruning import masks_without
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.presets import PRESETS
@@ -24,6 +23,7 @@ from manyheads.extras.inspect.head_scores import (
     nats_per_token,
     normalised_importance,
 )
+from manyheads.extras.inspect.pruning import masks_without
 
 
 @pytest.fixture(scope="module")

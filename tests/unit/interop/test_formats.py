@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.extras.peers.command import ConvertOptions
 from manyheads.errors import ConfigError
 from manyheads.extras.peers import FORMATS, PEERS
+from manyheads.extras.peers.command import ConvertOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -268,7 +268,9 @@ ATTEMPTS = {
 def test_the_child_cannot(what: str, tmp_path: Path) -> None:
     """Should the allow-list fail, the process still ends at once."""
     (tmp_path / "kept").touch()
-    code = f"import os, sys\nfrom manyheads.extras.peers.legacy_pickle_child import forbid\nfolder = {str(tmp_path)!r}\n"
+    code = (
+        f"import os, sys\nfrom manyheads.extras.peers.legacy_pickle_child import forbid\nfolder = {str(tmp_path)!r}\n"
+    )
     sources = str(Path(legacy_pickle_child.__file__).parents[2])
     result = subprocess.run(
         [sys.executable, "-S", "-c", code + ATTEMPTS[what] + "\nsys.exit(0)"],

@@ -18,6 +18,7 @@ from manyheads.architectures.transformer.presets import PRESETS as TRANSFORMERS
 from manyheads.architectures.transformer_xl.presets import PRESETS as XLS
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import RequestError
+from manyheads.extras.parsing.chart import log_partition
 from manyheads.nn import Bias, Causal, Dense, Mask, MultiHeadAttention, TorchMultiheadAttention
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
@@ -26,7 +27,6 @@ from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.attention import dot_product_attention, plain_attention
-from manyheads.extras.parsing.chart import log_partition
 from manyheads.nn.kernels.loss import plain_loss, smoothed_loss
 from manyheads.nn.kernels.policy import fast
 from manyheads.nn.kernels.recomputation import recomputed

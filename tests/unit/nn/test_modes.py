@@ -18,6 +18,7 @@ from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.presets import PRESETS as TRANSFORMERS
 from manyheads.architectures.transformer_xl.presets import PRESETS as XLS
 from manyheads.data.batch import PairBatch, SegmentBatch
+from manyheads.extras.parsing.chart import log_partition
 from manyheads.nn import Causal, MultiHeadAttention
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
@@ -25,7 +26,6 @@ from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.extras.parsing.chart import log_partition
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.policy import fast, is_fast
 from manyheads.nn.kernels.recomputation import recomputed

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from manyheads.architectures.head_names import Head
-from manyheads.extras.inspect.pruning import masks_without, prune
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.presets import PRESETS
 from manyheads.architectures.transformer_xl.presets import PRESETS as XL_PRESETS
 from manyheads.errors import ConfigError
+from manyheads.extras.inspect.pruning import masks_without, prune
 from manyheads.extras.peers.kimiyoung_transformer_xl import OfficialTransformerXL
 from manyheads.extras.peers.marian import Marian
 from manyheads.extras.peers.transfo_xl import TransfoXL

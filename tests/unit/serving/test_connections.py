@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 from serving_sockets import answer_of, connect, is_healthy, read_all, request, running
 
-from manyheads.extras.inspect.attending import open_model
 from manyheads.errors import ConfigError, ManyHeadsError
+from manyheads.extras.inspect.attending import open_model
 from manyheads.extras.serving import served
 from manyheads.extras.serving import service as service_module
 from manyheads.extras.serving.app import build_app

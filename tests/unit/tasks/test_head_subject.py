@@ -11,9 +11,9 @@ import torch
 
 from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
-from manyheads.extras.inspect.head_scores import nats_per_token
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
+from manyheads.extras.inspect.head_scores import nats_per_token
 from manyheads.extras.inspect.heads.options import HeadTextOptions
 from manyheads.extras.inspect.heads.subject import HeldSegments, Subject
 from manyheads.tasks.text.held_out import held_text

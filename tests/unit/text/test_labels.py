@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.extras.inspect.token_labels import legible
+from manyheads.text.byte_vocabulary import ByteVocabulary
 
 
 @pytest.mark.parametrize(

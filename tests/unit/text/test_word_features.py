@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from manyheads.extras.parsing.word_features import MOST_HASHES, MOST_PIECES, affix_hashes, word_pieces
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.extras.parsing.word_features import MOST_HASHES, MOST_PIECES, affix_hashes, word_pieces
 
 
 def same(one: str, other: str) -> list[int]:

@@ -15,21 +15,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import manyheads.training.run.precision
 from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.extras.classification.labelled_files import Labelled, LabelledList
 from manyheads.data.prepared_text import NOVEL
-from manyheads.extras.classification.preparing import prepare_labelled
-from manyheads.extras.parsing.preparing import prepare_spans
 from manyheads.data.settings import DUPLICATION
-from manyheads.extras.parsing.tree_files import TreeFile
 from manyheads.errors import ConfigError
-from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
+from manyheads.extras.classification.labelled_files import Labelled, LabelledList
+from manyheads.extras.classification.preparing import prepare_labelled
 from manyheads.extras.classification.task.settings import ClassificationConfig
+from manyheads.extras.parsing.parsing_text import ParsingTask
+from manyheads.extras.parsing.preparing import prepare_spans
+from manyheads.extras.parsing.span_task.settings import SpanConfig
+from manyheads.extras.parsing.tree_files import TreeFile
+from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
 from manyheads.tasks.presets import PRESETS, SIZED_BY_PRECISION
 from manyheads.tasks.runs import dry_run, train
-from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
 from manyheads.training.run.precision import resolve_precision
 from manyheads.training.settings import RunConfig

@@ -16,10 +16,10 @@ from tiny_run import TINY_REFORMER, changed, outcome
 
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.transformer_xl.presets import PRESETS as XL_MODELS
-from manyheads.extras.research.duplication import DuplicationStream, duplicated, held_out
 from manyheads.data.settings import DUPLICATION, SegmentSettings
 from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.evaluation.reading import Reading
+from manyheads.extras.research.duplication import DuplicationStream, duplicated, held_out
 from manyheads.seeding import derive_seed
 from manyheads.tasks.runs import assemble, planner, train
 from manyheads.tasks.text.settings import TextConfig

@@ -16,9 +16,9 @@ from manyheads.data.preparing_pairs import PairList, prepare_corpus
 from manyheads.data.settings import DUPLICATION, SegmentSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading
+from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.tasks.runs import dry_run, train
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
 from manyheads.training.settings import RunConfig
 

@@ -15,17 +15,23 @@ import torch
 
 import manyheads.extras.inspect.drawings
 from manyheads.errors import DataError, MissingExtraError, RequestError, SaveError, ShapeError
-from manyheads.nn.attention.local import LocalSelfAttention
-from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.extras.inspect.drawings.attention import MAX_LABELS, attention_figure
 from manyheads.extras.inspect.drawings.buckets import buckets_figure
 from manyheads.extras.inspect.drawings.confusion import confusion_figure
-from manyheads.extras.inspect.drawings.curves import MOST_POINTS, Metrics, compared_curves_figure, learning_curve_figure, series
+from manyheads.extras.inspect.drawings.curves import (
+    MOST_POINTS,
+    Metrics,
+    compared_curves_figure,
+    learning_curve_figure,
+    series,
+)
 from manyheads.extras.inspect.drawings.figure import as_array, new_figure, save_figure
 from manyheads.extras.inspect.drawings.memory import memory_figure
 from manyheads.extras.inspect.drawings.positions import first_table, positions_figure
 from manyheads.extras.inspect.drawings.schedules import schedule_figure
 from manyheads.extras.inspect.drawings.smoothing import label_smoothing_figure
+from manyheads.nn.attention.local import LocalSelfAttention
+from manyheads.nn.attention.relative_bias import RelativeBias
 
 pytest.importorskip("matplotlib")
 

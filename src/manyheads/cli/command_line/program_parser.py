@@ -7,8 +7,8 @@ import importlib
 from types import ModuleType
 
 from manyheads.cli.command_line.parsing import make_parser
-from manyheads.extras.inspect.commands import KINDS
 from manyheads.cli.main import COMMANDS, module_of
+from manyheads.extras.inspect.commands import KINDS
 from manyheads.tasks.presets import PRESETS
 from manyheads.tasks.table import RUNS
 

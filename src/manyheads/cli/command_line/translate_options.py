@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from manyheads.extras.documents.files import DocumentOptions
 from manyheads.config.build import build
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import CommandPage, argument, group, option, refuse_given
@@ -18,6 +17,7 @@ from manyheads.decoding.options import TranslationDeviceOptions
 from manyheads.decoding.search_options import DecodingOptions
 from manyheads.decoding.settings import DecodingSettings, check_drawing
 from manyheads.errors import ConfigError
+from manyheads.extras.documents.files import DocumentOptions
 from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.translation.target import check_target_of
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.cli.command_line.command import command
-from manyheads.extras.inspect.options import check_kinds
 from manyheads.cli.comparison import compare_runs, draw_curves, sorted_rows, table_lines
 from manyheads.cli.lines.record import lines_of
 from manyheads.cli.machine import set_up_machine
@@ -16,6 +15,7 @@ from manyheads.cli.records import describe_folder
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage, argument, option, refuse_given
 from manyheads.errors import ConfigError
+from manyheads.extras.inspect.options import check_kinds
 from manyheads.tasks.text.find_config import find_config
 
 __all__ = ["PAGE", "run"]

@@ -9,13 +9,13 @@ from manyheads.architectures.hub import is_hub_name, resolve_model_path
 from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.translate_options import PAGE, TranslateOptions
 from manyheads.cli.lines.conversation import greet, is_conversation
-from manyheads.extras.documents.files import open_document
 from manyheads.cli.lines.output import check_files
 from manyheads.cli.lines.running import write_lines
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.distributed.process import local_device
 from manyheads.distributed.sharded_lines import is_sharded
+from manyheads.extras.documents.files import open_document
 from manyheads.tasks.table import task_of_folder
 
 __all__ = ["PAGE", "run"]
@@ -71,8 +71,8 @@ def _is_chart_parser(model: str) -> bool:
 
 def _parse_by_chart(options: TranslateOptions) -> int:
     """Write the trees of a chart parser. Returns: the exit code."""
-    from manyheads.extras.parsing.lines import TreeLines, check_for_chart
     from manyheads.extras.parsing.chart_parser import ChartParser
+    from manyheads.extras.parsing.lines import TreeLines, check_for_chart
 
     check_for_chart(options)
     if is_conversation(options.input):

@@ -19,18 +19,18 @@ from manyheads.cli.lines.output_checks import OutputCheck
 from manyheads.cli.printing import say
 from manyheads.data.line_source import LinesOf
 from manyheads.data.progress import Progress, telling
-from manyheads.extras.parsing.parser import task_of
 from manyheads.decoding.translation import Translation, one_line
 from manyheads.decoding.translator import Translator
 from manyheads.distributed.sharded_lines import model_identity
+from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.documents.forcing import TermCounts, force_terms
 from manyheads.extras.documents.terms import Terms
-from manyheads.errors import ConfigError, RequestError
-from manyheads.files.json_object import json_text
-from manyheads.tasks.report import LineWork
 from manyheads.extras.parsing.bracketing import repairs_line
+from manyheads.extras.parsing.parser import task_of
 from manyheads.extras.parsing.parsing_text import words_of
 from manyheads.extras.parsing.trees import format_tree
+from manyheads.files.json_object import json_text
+from manyheads.tasks.report import LineWork
 
 __all__ = ["TranslationLines"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from manyheads.extras.classification.options import ClassifyOptions
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.lines.conversation import greet, is_conversation
 from manyheads.cli.lines.output import check_files
@@ -13,6 +12,7 @@ from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage
 from manyheads.distributed.sharded_lines import is_sharded
+from manyheads.extras.classification.options import ClassifyOptions
 
 __all__ = ["PAGE", "run"]
 
@@ -38,8 +38,8 @@ def run(arguments: Sequence[str]) -> int:
     check_files(options.output, options.input)
     if is_conversation(options.input):
         greet(options.model)
-    from manyheads.extras.classification.lines import LabelLines
     from manyheads.extras.classification.classifier import Classifier
+    from manyheads.extras.classification.lines import LabelLines
 
     models = options.models.all(options.model)
     lines = LabelLines(options.run_on.load(Classifier.from_pretrained, models), options)

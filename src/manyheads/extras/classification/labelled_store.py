@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from manyheads.data.batch import LabelledBatch
 from manyheads.data.collate import padded_rows
-from manyheads.extras.classification.labelled_settings import LabelledSettings
 from manyheads.data.plan import by_length
 from manyheads.data.row_stream import RowStream
 from manyheads.data.store import IntArray, SideWriter, StoreFormat, TokenSide, sides_from_lists
 from manyheads.errors import DataError
+from manyheads.extras.classification.labelled_settings import LabelledSettings
 
 __all__ = ["LabelledStore", "LabelledStream", "collate_labelled", "eval_labelled", "write_labelled"]
 

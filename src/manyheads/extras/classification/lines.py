@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from manyheads.extras.classification.options import ClassifyOptions
 from manyheads.cli.lines.conversation import converse
 from manyheads.cli.lines.output import LineWriter
 from manyheads.data.line_source import LinesOf
 from manyheads.data.progress import Progress, telling
-from manyheads.extras.classification.classifier import Classifier, Prediction
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import RequestError
+from manyheads.extras.classification.classifier import Classifier, Prediction
+from manyheads.extras.classification.options import ClassifyOptions
 from manyheads.tasks.report import LineWork
 
 __all__ = ["LabelLines"]

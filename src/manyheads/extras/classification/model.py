@@ -13,8 +13,8 @@ from manyheads.architectures.protocols import Output
 from manyheads.architectures.size_checks import check_vocabularies
 from manyheads.data.batch import LabelledBatch
 from manyheads.errors import ConfigError
-from manyheads.nn.heads.linear import LinearHead
 from manyheads.extras.classification.pooling import TextPooling
+from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["SequenceClassifier", "build_classifier_of"]

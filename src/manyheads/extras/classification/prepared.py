@@ -9,9 +9,6 @@ from typing import Any
 
 from manyheads.config.checks import check_labels
 from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
-from manyheads.extras.classification.labelled_files import Labelled, LabelledList
-from manyheads.extras.classification.labelled_settings import TATOEBA_LANGUAGES, LabelledSettings
-from manyheads.extras.classification.labelled_store import LabelledStore
 from manyheads.data.prepared_folder import (
     PreparedFolder,
     cached_folder,
@@ -22,9 +19,12 @@ from manyheads.data.prepared_folder import (
     refuse_missing,
 )
 from manyheads.data.preparing import SPLITS
-from manyheads.extras.classification.preparing import LABELLED_TASK, SIDES, prepare_labelled
 from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError, DataError
+from manyheads.extras.classification.labelled_files import Labelled, LabelledList
+from manyheads.extras.classification.labelled_settings import TATOEBA_LANGUAGES, LabelledSettings
+from manyheads.extras.classification.labelled_store import LabelledStore
+from manyheads.extras.classification.preparing import LABELLED_TASK, SIDES, prepare_labelled
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.config.checks import check_labels
-from manyheads.extras.classification.labelled_files import Labelled, LabelledReport, LabelledTexts
-from manyheads.extras.classification.labelled_store import write_labelled
 from manyheads.data.line_source import blocks_of
 from manyheads.data.lines import stored_lines
 from manyheads.data.preparing import CONTROL, given_splits, prepare
@@ -20,6 +18,8 @@ from manyheads.data.preparing_sides import PART_ROWS, REPORT_ROWS, SidesSource
 from manyheads.data.progress import Progress, telling
 from manyheads.data.store import IntArray
 from manyheads.errors import ConfigError, DataError
+from manyheads.extras.classification.labelled_files import Labelled, LabelledReport, LabelledTexts
+from manyheads.extras.classification.labelled_store import write_labelled
 from manyheads.text.growing import Growth
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import TokenizerSettings

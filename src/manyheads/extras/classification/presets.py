@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from manyheads.extras.classification.reformer_config import PRESETS as REFORMERS
-from manyheads.extras.classification.transformer_config import PRESETS as TRANSFORMERS
 from manyheads.extras.classification.labelled_settings import LabelledSettings
+from manyheads.extras.classification.reformer_config import PRESETS as REFORMERS
 from manyheads.extras.classification.task.settings import ClassificationConfig, ClassValidationSettings
+from manyheads.extras.classification.transformer_config import PRESETS as TRANSFORMERS
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import OptimiserSettings, ScheduleSettings, TrainingSettings
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from manyheads.architectures.reformer.model import Reformer
 from manyheads.extras.classification.model import SequenceClassifier, build_classifier_of
 from manyheads.extras.classification.reformer_config import ReformerClassifierConfig
-from manyheads.architectures.reformer.model import Reformer
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["ReformerEncoder", "build_classifier"]

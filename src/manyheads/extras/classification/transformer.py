@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from manyheads.architectures.transformer.model import Encoder
 from manyheads.extras.classification.model import SequenceClassifier, build_classifier_of
 from manyheads.extras.classification.transformer_config import TransformerClassifierConfig
-from manyheads.architectures.transformer.model import Encoder
 from manyheads.nn.attention.masks import Lengths
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding

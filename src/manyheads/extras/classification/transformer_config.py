@@ -10,8 +10,8 @@ from manyheads.config.checks import MOST_LAYERS, MOST_UNITS, between, check, che
 from manyheads.nn.attention.kinds import ATTENTIONS, DotProductAttentionConfig
 
 if TYPE_CHECKING:
-    from manyheads.nn.attention.kinds import AttentionConfig
     from manyheads.extras.classification.pooling import Pooling
+    from manyheads.nn.attention.kinds import AttentionConfig
 else:
     AttentionConfig = Union[tuple(ATTENTIONS.values())]  # noqa: UP007  (the classes are in the table)
     Pooling = Literal["mean", "first"]

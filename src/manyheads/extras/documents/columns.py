@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 
-from manyheads.extras.documents.parts import Document, Part, Segment, Text, plain
 from manyheads.errors import ConfigError, DataError
+from manyheads.extras.documents.parts import Document, Part, Segment, Text, plain
 from manyheads.text.tables import Cell, check_width, columns_of, csv_delimiter, is_header, named, read_rows
 
 __all__ = ["read_csv", "read_jsonl"]

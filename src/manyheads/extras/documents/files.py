@@ -19,8 +19,8 @@ from manyheads.data.line_source import GivenItems
 from manyheads.data.lines import ReadReport, describe
 from manyheads.data.progress import telling
 from manyheads.distributed.sharded_lines import model_identity, run_lines
-from manyheads.extras.documents.formats import FORMATS, decode, format_of, read_document
 from manyheads.errors import ConfigError, DataError
+from manyheads.extras.documents.formats import FORMATS, decode, format_of, read_document
 from manyheads.text.languages import language_tag
 from manyheads.text.sentences import split_sentences
 

@@ -9,8 +9,8 @@ from pathlib import PurePath
 from typing import Any
 
 from manyheads.data.unread import unread_format
-from manyheads.extras.documents.parts import Document
 from manyheads.errors import ConfigError, DataError
+from manyheads.extras.documents.parts import Document
 
 __all__ = ["FORMATS", "decode", "format_of", "read_document"]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 
-from manyheads.extras.documents.parts import Document, Part, Segment, Tag, Text, line_end_of, plain, tile, trimmed
 from manyheads.errors import DataError
+from manyheads.extras.documents.parts import Document, Part, Segment, Tag, Text, line_end_of, plain, tile, trimmed
 
 __all__ = ["read_subtitles"]
 

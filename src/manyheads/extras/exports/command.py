@@ -9,8 +9,8 @@ from pathlib import Path
 from manyheads.cli.command_line.command import command
 from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
-from manyheads.files.json_object import json_text
 from manyheads.extras.exports import EXPORTS, QUANTIZATIONS, ExportOptions
+from manyheads.files.json_object import json_text
 
 __all__ = ["PAGE", "run"]
 

@@ -27,12 +27,12 @@ from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.search_problem import length_limits
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, MissingExtraError, RequestError, SaveError
-from manyheads.files.commit import remove_folder, write_folder
-from manyheads.files.verify import file_sha256, is_intact
 from manyheads.extras.exports import ExportOptions
 from manyheads.extras.exports.compare import tokenizer_of
 from manyheads.extras.exports.ctranslate2 import most_positions, pieces_of, runtime, write
 from manyheads.extras.exports.engine import sample_sentences
+from manyheads.files.commit import remove_folder, write_folder
+from manyheads.files.verify import file_sha256, is_intact
 
 __all__ = ["CTranslate2Engine", "cached_export", "open_for", "unsupported"]
 

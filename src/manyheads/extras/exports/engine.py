@@ -11,10 +11,10 @@ from typing import Any
 
 from manyheads.architectures.pretrained import read_config
 from manyheads.errors import ConfigError, MissingExtraError, ModelFileError
+from manyheads.extras.exports import EXPORTS, Check, ExportOptions, NotComparedError
 from manyheads.files.commit import write_folder
 from manyheads.files.spared import check_spares_folders
 from manyheads.files.verify import list_files
-from manyheads.extras.exports import EXPORTS, Check, ExportOptions, NotComparedError
 
 __all__ = ["NUM_SENTENCES", "Exported", "export_model", "sample_sentences"]
 

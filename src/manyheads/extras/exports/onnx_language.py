@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.transformer_xl.model import distances_back
 from manyheads.errors import ConfigError
-from manyheads.extras.peers import hf_tokenizer
 from manyheads.extras.exports import onnx_files as files
 from manyheads.extras.exports.onnx_graphs import graph_positions, logits_of, prepare, sinusoidal
+from manyheads.extras.peers import hf_tokenizer
 from manyheads.nn.attention.local import LocalSelfAttention, distance_penalty
 from manyheads.nn.attention.lsh_pairs import keys_of
 from manyheads.nn.attention.masks import Causal, Dense, Mask, Window

@@ -14,10 +14,10 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.config.build import build
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
-from manyheads.extras.peers import hf_tokenizer
 from manyheads.extras.exports import onnx_files as files
 from manyheads.extras.exports.compare import demand_divided, tokenizer_of
 from manyheads.extras.exports.onnx_graphs import CrossProjections, DecoderStep, EncoderGraph, prepare
+from manyheads.extras.peers import hf_tokenizer
 from manyheads.extras.peers.marian_generation import MarianIds, generation_to_peer
 from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer import Tokenizer

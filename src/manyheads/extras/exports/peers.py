@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from manyheads.extras.peers.convert import write_peer
 from manyheads.extras.exports import Check, ExportOptions, NotComparedError
+from manyheads.extras.peers.convert import write_peer
 
 __all__ = ["deviation", "write"]
 

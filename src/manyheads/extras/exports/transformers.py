@@ -16,9 +16,9 @@ from safetensors import safe_open
 
 from manyheads.architectures.pretrained import load, read_config
 from manyheads.errors import ConfigError, needing_extra
-from manyheads.extras.peers.convert import write_peer
 from manyheads.extras.exports import Check, ExportOptions
 from manyheads.extras.exports.compare import LIMIT, MOST_TOKENS, never_produced, reference, tokenizer_of
+from manyheads.extras.peers.convert import write_peer
 
 __all__ = ["deviation", "write"]
 

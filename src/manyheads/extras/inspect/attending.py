@@ -14,7 +14,6 @@ from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_ensemble import LanguageEnsemble
 from manyheads.architectures.pretrained import read_config
 from manyheads.architectures.table import ARCHITECTURES
-from manyheads.extras.inspect.tracing import TracedTensor, trace
 from manyheads.decoding.device import Precision
 from manyheads.decoding.engines import EngineName
 from manyheads.decoding.generation import READ_AT_ONCE
@@ -22,8 +21,9 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ModelFileError, RequestError
-from manyheads.extras.inspect.token_labels import legible
 from manyheads.extras.inspect.drawings.attention_views import AttentionView, attention_view
+from manyheads.extras.inspect.token_labels import legible
+from manyheads.extras.inspect.tracing import TracedTensor, trace
 
 __all__ = ["open_model", "shapes_of", "text_buckets", "text_views", "translation_views"]
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from manyheads.extras.classification.pooling import TextPooling
 from manyheads.extras.inspect.tracing import TracedTensor
+from manyheads.extras.parsing.span_head import SpanHead
 from manyheads.nn.attention.additive import AdditiveScore
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
@@ -18,9 +20,7 @@ from manyheads.nn.embedding import FeatureEmbedding, TokenEmbedding
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.extras.parsing.span_head import SpanHead
 from manyheads.nn.norm import UnbiasedLayerNorm
-from manyheads.extras.classification.pooling import TextPooling
 from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
 
 __all__ = ["Facts", "attention_name", "block_facts", "matrices_of"]

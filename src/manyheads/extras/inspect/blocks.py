@@ -12,11 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from manyheads.architectures.reformer.layers import AttentionSublayer, FeedForwardSublayer
+from manyheads.architectures.reformer.translator import CrossSublayer, SelfSublayer
 from manyheads.extras.inspect.block_facts import Facts, block_facts, matrices_of
 from manyheads.extras.inspect.equations import ATTENTION
 from manyheads.extras.inspect.operations import AttentionOperations, operations_of
-from manyheads.architectures.reformer.layers import AttentionSublayer, FeedForwardSublayer
-from manyheads.architectures.reformer.translator import CrossSublayer, SelfSublayer
 from manyheads.extras.inspect.tracing import LAYER, TracedTensor, trace
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.observing import observe

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.extras.inspect.embeddings import EmbeddingTable, Neighbour, embedding_tables, nearest, principal_plane
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.pretrained import read_config
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.config.suggest import not_among
-from manyheads.extras.inspect.attending import open_model
-from manyheads.extras.classification.classifier import Classifier
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ModelFileError, RequestError
+from manyheads.extras.classification.classifier import Classifier
+from manyheads.extras.inspect.attending import open_model
+from manyheads.extras.inspect.embeddings import EmbeddingTable, Neighbour, embedding_tables, nearest, principal_plane
 from manyheads.extras.inspect.token_labels import legible
 from manyheads.text.pipeline import SPACE_SIGN
 

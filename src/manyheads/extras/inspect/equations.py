@@ -15,6 +15,8 @@ from manyheads.architectures.reformer.translator import (
     SelfSublayer,
 )
 from manyheads.architectures.transformer.model import Decoder, Encoder
+from manyheads.extras.classification.pooling import TextPooling
+from manyheads.extras.parsing.span_head import SpanHead
 from manyheads.extras.parsing.transformer import WordEncoder
 from manyheads.nn.attention.additive import AdditiveScore
 from manyheads.nn.attention.local import LocalSelfAttention
@@ -25,8 +27,6 @@ from manyheads.nn.embedding import FeatureEmbedding, TokenEmbedding
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.extras.parsing.span_head import SpanHead
-from manyheads.extras.classification.pooling import TextPooling
 from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
 from manyheads.nn.residual import Residual
 

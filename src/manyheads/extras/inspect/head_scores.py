@@ -16,11 +16,11 @@ from torch import Tensor
 
 from manyheads.architectures.head_names import Head, all_heads
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.extras.inspect.pruning import attention_layers, masks_without
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import DataError, refuse_nan
 from manyheads.evaluation.likelihood import evaluation_mode
+from manyheads.extras.inspect.pruning import attention_layers, masks_without
 from manyheads.nn.attention.head_masks import HeadMasks
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.kernels.policy import fast

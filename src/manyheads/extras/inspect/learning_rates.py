@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from manyheads.config.suggest import not_among
 from manyheads.errors import ConfigError
+from manyheads.extras.inspect.drawings.schedules import Curve, thinned_steps
 from manyheads.nn.schedules import noam
 from manyheads.tasks.presets import PRESETS
 from manyheads.training.optim.schedule import learning_rate
-from manyheads.extras.inspect.drawings.schedules import Curve, thinned_steps
 
 __all__ = ["rates_of_paper", "rates_of_presets"]
 

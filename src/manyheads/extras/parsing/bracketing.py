@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from manyheads.errors import DataError
-from manyheads.text.settings import ParsingSettings
 from manyheads.extras.parsing.trees import MAX_DEPTH, Leaf, Node, escape, leaves_of, unescape
+from manyheads.text.settings import ParsingSettings
 
 __all__ = [
     "REPAIRS",

@@ -14,10 +14,10 @@ from manyheads.cli.printing import say
 from manyheads.config.options import given_options, refuse_given
 from manyheads.data.line_source import LinesOf
 from manyheads.data.progress import Progress, telling
-from manyheads.extras.parsing.chart_parser import ChartParser
 from manyheads.distributed.sharded_lines import model_identity
-from manyheads.tasks.report import LineWork
+from manyheads.extras.parsing.chart_parser import ChartParser
 from manyheads.extras.parsing.trees import format_tree
+from manyheads.tasks.report import LineWork
 
 __all__ = ["TreeLines", "check_for_chart"]
 

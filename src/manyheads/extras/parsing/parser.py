@@ -9,13 +9,13 @@ from typing import Self, Unpack, overload
 
 import torch
 
-from manyheads.extras.parsing.chart_parser import ChartParser, holds_chart_parser
 from manyheads.decoding.device import Precision
 from manyheads.decoding.settings import DecodingOverrides
 from manyheads.decoding.text_ids import check_texts
 from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError
 from manyheads.extras.parsing.bracketing import Restored
+from manyheads.extras.parsing.chart_parser import ChartParser, holds_chart_parser
 from manyheads.extras.parsing.parsing_text import ParsingTask, words_of
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from manyheads.config.build import build
 from manyheads.errors import ConfigError, DataError
-from manyheads.files.json_object import read_object
 from manyheads.extras.parsing.bracketing import Restored, linearise, normal_form, restore, sentence_of
+from manyheads.extras.parsing.trees import Node, format_tree, parse_tree
+from manyheads.files.json_object import read_object
 from manyheads.text.learning import Told
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.extras.parsing.trees import Node, format_tree, parse_tree
 
 __all__ = ["TASK_FILE", "ParsingTask", "load_task", "words_of"]
 

@@ -14,9 +14,9 @@ from manyheads.data.prepared_folder import (
     read_texts,
     refuse_missing,
 )
+from manyheads.errors import DataError
 from manyheads.extras.parsing.preparing import SIDES, SPANS_TASK
 from manyheads.extras.parsing.span_store import SpanStore
-from manyheads.errors import DataError
 from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["SpanData", "open_spans"]

@@ -13,16 +13,16 @@ from manyheads.data.lines import ReadReport, stored_lines
 from manyheads.data.preparing import CONTROL, given_splits, prepare
 from manyheads.data.preparing_sides import REPORT_ROWS, SidesSource
 from manyheads.data.progress import Progress
-from manyheads.extras.parsing.span_store import SpanRow, write_spans
-from manyheads.extras.parsing.tree_files import TreeFile
 from manyheads.errors import ConfigError, DataError
+from manyheads.extras.parsing.span_store import SpanRow, write_spans
+from manyheads.extras.parsing.spans import SpanTree, spans_of
+from manyheads.extras.parsing.tree_files import TreeFile
+from manyheads.extras.parsing.trees import parse_tree
+from manyheads.extras.parsing.word_features import affix_hashes, word_pieces
 from manyheads.text.growing import Growth
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
-from manyheads.extras.parsing.spans import SpanTree, spans_of
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.extras.parsing.trees import parse_tree
-from manyheads.extras.parsing.word_features import affix_hashes, word_pieces
 
 __all__ = ["SIDES", "SPANS_TASK", "prepare_spans"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from manyheads.extras.parsing.transformer_config import PRESETS as TRANSFORMERS
 from manyheads.extras.parsing.span_settings import SpanSettings
 from manyheads.extras.parsing.span_task.settings import SpanConfig, SpanValidationSettings
+from manyheads.extras.parsing.transformer_config import PRESETS as TRANSFORMERS
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import OptimiserSettings, ScheduleSettings, TrainingSettings
 

@@ -13,8 +13,8 @@ from manyheads.architectures.protocols import Output, SpanParserConfig
 from manyheads.architectures.size_checks import check_vocabularies
 from manyheads.data.batch import SpanBatch
 from manyheads.errors import ConfigError
-from manyheads.extras.parsing.span_head import SpanHead, span_places
 from manyheads.extras.parsing.chart import span_probabilities
+from manyheads.extras.parsing.span_head import SpanHead, span_places
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["Charts", "SpanParser", "SpanProbabilities", "charts_of", "check_labels_and_tags"]

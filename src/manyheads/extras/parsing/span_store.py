@@ -20,9 +20,9 @@ from manyheads.data.batch import SpanBatch
 from manyheads.data.collate import round_up
 from manyheads.data.plan import by_length
 from manyheads.data.row_stream import RowStream
-from manyheads.extras.parsing.span_settings import SpanSettings
 from manyheads.data.store import SideWriter, StoreFormat, TokenSide, sides_from_lists
 from manyheads.errors import DataError
+from manyheads.extras.parsing.span_settings import SpanSettings
 from manyheads.extras.parsing.word_features import MOST_HASHES, MOST_PIECES
 
 __all__ = ["SpanRow", "SpanStore", "SpanStream", "collate_spans", "eval_spans", "write_spans"]

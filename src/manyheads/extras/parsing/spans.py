@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from manyheads.extras.parsing.bracketing import normal_form
-from manyheads.text.settings import ParsingSettings
 from manyheads.extras.parsing.trees import MAX_DEPTH, Leaf, Node, escape, unescape
+from manyheads.text.settings import ParsingSettings
 
 __all__ = ["Span", "SpanTree", "spans_of", "tree_of"]
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from manyheads.errors import DataError
 from manyheads.extras.parsing.bracketing import places
 from manyheads.extras.parsing.parsing_text import TASK_FILE, ParsingTask, words_of
+from manyheads.extras.parsing.trees import parse_tree
 from manyheads.text.pipeline import BYTE_PIECES, SPECIAL_PIECES
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.extras.parsing.trees import parse_tree
 
 __all__ = ["ParsingTokenizer"]
 

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.extras.parsing.span_parser import SpanParser, check_labels_and_tags
 from manyheads.architectures.transformer.model import Encoder
+from manyheads.extras.parsing.span_head import SpanHead
+from manyheads.extras.parsing.span_parser import SpanParser, check_labels_and_tags
 from manyheads.extras.parsing.transformer_config import TransformerSpanParserConfig
 from manyheads.nn.attention.masks import Lengths
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import FeatureEmbedding
-from manyheads.extras.parsing.span_head import SpanHead
 from manyheads.nn.positions import LearnedPositions
 from manyheads.nn.precision import low_precision
 from manyheads.nn.shapes import Float, Int

@@ -26,8 +26,6 @@ from manyheads.config.files import to_json
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError
-from manyheads.files.commit import write_folder
-from manyheads.files.json_object import read_object
 from manyheads.extras.peers import FORMATS, PEERS, marian_folder, peer_files
 from manyheads.extras.peers.kimiyoung_transformer_xl import options_of_module
 from manyheads.extras.peers.legacy_pickle import Saved, read_saved
@@ -39,6 +37,8 @@ from manyheads.extras.peers.tensorflow import find_prefix, read_checkpoint, veri
 from manyheads.extras.peers.tf_corpus import CACHE, CorpusFiles, find_beside, read_corpus_files
 from manyheads.extras.peers.tf_transformer_xl import PUBLISHED_LANES, TensorFlowXL, find_checkpoint
 from manyheads.extras.peers.xl_weights import notes_of_export
+from manyheads.files.commit import write_folder
+from manyheads.files.json_object import read_object
 from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
 from manyheads.text.symbol_vocabulary import SymbolVocabulary
 

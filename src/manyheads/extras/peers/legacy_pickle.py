@@ -25,8 +25,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from manyheads.errors import ModelFileError
-from manyheads.files.guarded import open_regular
 from manyheads.extras.peers import legacy_pickle_child as child
+from manyheads.files.guarded import open_regular
 
 __all__ = ["Corpus", "Saved", "read_corpus", "read_saved"]
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.errors import DataError, ModelFileError
-from manyheads.files.guarded import read_limited
 from manyheads.extras.peers import joeynmt
 from manyheads.extras.peers.legacy_pickle import Saved
+from manyheads.files.guarded import read_limited
 from manyheads.text.marian import MarianTokenizer
 from manyheads.text.marian_files import MarianOptions
 from manyheads.text.tokenizer_file import MAX_FILE_BYTES

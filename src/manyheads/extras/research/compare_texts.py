@@ -14,10 +14,10 @@ from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.language_model import bits_per, token_losses
-from manyheads.extras.research.paired import most_different, paired_losses
 from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.comparison import PAGE_EXAMPLES, Comparison, Example, letters
+from manyheads.extras.research.paired import most_different, paired_losses
 from manyheads.tasks.held_out import own_data, run_file
 from manyheads.tasks.report import machine_lines, model_record
 from manyheads.tasks.table import task_of_folder

@@ -11,10 +11,10 @@ from manyheads.data.progress import Progress
 from manyheads.data.readers import ReadReport
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
-from manyheads.extras.research.paired import most_different, paired_scores, sentence_chrf
 from manyheads.evaluation.text_hints import text_hints
 from manyheads.evaluation.tokenizers import AUTO, check_tokenizer
 from manyheads.extras.research.comparison import PAGE_EXAMPLES, Comparison, Example, letters
+from manyheads.extras.research.paired import most_different, paired_scores, sentence_chrf
 from manyheads.tasks.held_out import own_data, run_file
 from manyheads.tasks.report import machine_lines, search_line
 from manyheads.tasks.table import task_of_folder

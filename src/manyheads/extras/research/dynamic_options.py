@@ -10,9 +10,9 @@ from torch import Tensor
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError
-from manyheads.extras.research.dynamic import STATISTICS_LANES, Adaptation, evaluate_dynamically, gradient_rms
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.evaluation.reading import Reading
+from manyheads.extras.research.dynamic import STATISTICS_LANES, Adaptation, evaluate_dynamically, gradient_rms
 from manyheads.tasks.held_out import run_file
 from manyheads.tasks.text.held_out import HeldText, held_text
 from manyheads.tasks.text.options import EvaluateOptions

@@ -14,8 +14,8 @@ from manyheads.data.progress import Progress, telling
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, refuse_nan
-from manyheads.extras.research.hashes import with_hashes
 from manyheads.evaluation.language_model import bits_per, evaluate_text
+from manyheads.extras.research.hashes import with_hashes
 from manyheads.tasks.report import TextReport
 from manyheads.tasks.text.held_out import held_text, readings_of
 from manyheads.tasks.text.options import EvaluateOptions

@@ -11,9 +11,9 @@ from manyheads.data.progress import Progress, telling
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError
-from manyheads.extras.research.effective_context import LEAST_GAIN, losses_by_context, relative_lengths
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.evaluation.reading import Reading
+from manyheads.extras.research.effective_context import LEAST_GAIN, losses_by_context, relative_lengths
 from manyheads.tasks.report import TextReport
 from manyheads.tasks.text.held_out import HeldText, held_text
 from manyheads.tasks.text.options import EvaluateOptions

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import torch
 
 from manyheads.architectures.hub import resolve_model_path
-from manyheads.extras.inspect.attending import open_model
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
@@ -24,13 +23,14 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
-from manyheads.files.guarded import read_limited
+from manyheads.extras.inspect.attending import open_model
 from manyheads.extras.serving.batches import GenerationBatch, Prompt, RuntimeBatch, TranslationBatch
 from manyheads.extras.serving.jobs import Row
 from manyheads.extras.serving.names import names_of_models, plain_tag
 from manyheads.extras.serving.refusals import Refusal, too_long
 from manyheads.extras.serving.scoring import PairBatch, TextBatch
 from manyheads.extras.serving.settings import ServingSettings
+from manyheads.files.guarded import read_limited
 from manyheads.text.marian import MarianTokenizer
 
 __all__ = [

@@ -18,15 +18,15 @@ from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.evaluation.reading import Reading
-from manyheads.files.guarded import check_no_link
-from manyheads.tasks.report import Report, TextReport, machine_lines, model_line, model_record
+from manyheads.extras.inspect.drawings.figure import check_plots, picture_paths, save_figure
 from manyheads.extras.research.dynamic_options import Dynamic, dynamic_lines
 from manyheads.extras.research.hash_rounds import evaluate_hash_rounds
+from manyheads.extras.research.recl import evaluate_recl
+from manyheads.files.guarded import check_no_link
+from manyheads.tasks.report import Report, TextReport, machine_lines, model_line, model_record
 from manyheads.tasks.text.held_out import HeldText, held_text, readings_of
 from manyheads.tasks.text.options import EvaluateOptions
-from manyheads.extras.research.recl import evaluate_recl
 from manyheads.tasks.text.trial import try_reading
-from manyheads.extras.inspect.drawings.figure import check_plots, picture_paths, save_figure
 
 __all__ = ["LikelihoodReport", "evaluate"]
 

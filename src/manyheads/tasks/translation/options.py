@@ -13,8 +13,8 @@ from manyheads.decoding.options import DeviceOptions, SearchDeviceOptions, Trans
 from manyheads.decoding.search_options import DecodingOptions
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import BleuTokenizer
-from manyheads.tasks import preparation
 from manyheads.extras.research.comparing import check_comparison
+from manyheads.tasks import preparation
 
 __all__ = [
     "EVALUATE",

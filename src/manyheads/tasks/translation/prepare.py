@@ -18,6 +18,7 @@ from manyheads.data.preparing_pairs import CLEANING, Pairs, WithoutHeldBack, pre
 from manyheads.data.readers import PairFiles
 from manyheads.data.tagged import ManyCleanings, TaggedPairs
 from manyheads.errors import ConfigError
+from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.files.guarded import read_limited
 from manyheads.tasks.preparation import (
     check_holdout,
@@ -30,7 +31,6 @@ from manyheads.tasks.preparation import (
 from manyheads.tasks.translation.directions import directions
 from manyheads.tasks.translation.options import PairOptions, PrepareOptions
 from manyheads.text.languages import LanguagePair, language_tag, warn_of_languages
-from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

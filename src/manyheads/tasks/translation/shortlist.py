@@ -19,10 +19,10 @@ from manyheads.data.progress import Progress
 from manyheads.data.readers import PairFiles
 from manyheads.decoding.shortlist import SHORTLIST, Shortlist
 from manyheads.errors import ConfigError, DataError, ModelFileError
+from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.files.commit import write_folder
 from manyheads.files.verify import MANIFEST, list_files, verify_folder
 from manyheads.tasks.held_out import COPY_TASK, EMBEDDED, copy_settings, own_data, pairs_of_split, run_file
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
 from manyheads.text.tokenizer import Tokenizer
 

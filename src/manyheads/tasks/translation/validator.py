@@ -17,9 +17,9 @@ from manyheads.errors import DataError
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
 from manyheads.extras.parsing.brackets import SIGNATURE
 from manyheads.extras.parsing.parses import judge_written
-from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.extras.parsing.trees import format_tree
+from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.record.report import Sample, ValidationReport
 from manyheads.training.run.objective import Translate
 from manyheads.training.run.signals import StopFlag

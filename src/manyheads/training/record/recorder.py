@@ -10,9 +10,9 @@ from pathlib import Path
 
 from manyheads.config.files import to_json
 from manyheads.errors import SaveError
+from manyheads.extras.inspect.run_pictures import Board, CurvePainter
 from manyheads.files.commit import write_text
 from manyheads.training.record.log import MetricsLog
-from manyheads.extras.inspect.run_pictures import Board, CurvePainter
 from manyheads.training.record.report import Reporter, StepReport, ValidationReport
 from manyheads.training.run.assembly import Assembly
 from manyheads.training.run.clock import RunClock

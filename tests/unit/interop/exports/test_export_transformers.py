@@ -12,10 +12,10 @@ from slices import sliced
 
 from manyheads.architectures.pretrained import load, portable_state
 from manyheads.errors import ConfigError
-from manyheads.extras.peers import hf_tokenizer
-from manyheads.extras.peers.convert import import_folder
 from manyheads.extras.exports import ExportOptions
 from manyheads.extras.exports.engine import export_model
+from manyheads.extras.peers import hf_tokenizer
+from manyheads.extras.peers.convert import import_folder
 from manyheads.extras.peers.marian_fit import fitted, halves_order
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -6,16 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads.extras.classification.labelled_files import LabelledReport
 from manyheads.data.progress import Progress, telling
-from manyheads.extras.classification.classifier import Classifier
 from manyheads.decoding.truncation import counted_truncations, naming_lines
 from manyheads.distributed.process import refuse_ranks
 from manyheads.extras.classification.classes import Confusion
+from manyheads.extras.classification.classifier import Classifier
+from manyheads.extras.classification.labelled_files import LabelledReport
 from manyheads.extras.classification.task.held_out import check_known, held_out_texts, numbered_unit
 from manyheads.extras.classification.task.options import EvaluateOptions
-from manyheads.tasks.report import machine_lines, model_line, model_record
 from manyheads.extras.inspect.drawings.figure import check_plots, save_by_name
+from manyheads.tasks.report import machine_lines, model_line, model_record
 
 __all__ = ["ClassificationReport", "evaluate"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from manyheads.errors import DataError
+from manyheads.extras.classification.classifier import Classifier
 from manyheads.extras.classification.labelled_files import Labelled, LabelledFiles, LabelledReport
 from manyheads.extras.classification.labelled_settings import TATOEBA_LANGUAGES
 from manyheads.extras.classification.prepared import LabelledData, languages_of
-from manyheads.extras.classification.classifier import Classifier
-from manyheads.errors import DataError
 from manyheads.extras.classification.task.options import EvaluateOptions, LabelledOptions
 from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.preparation import check_keys

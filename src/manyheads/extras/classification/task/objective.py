@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from manyheads.extras.classification.model import SequenceClassifier
-from manyheads.extras.classification.labelled_store import LabelledStream, eval_labelled
-from manyheads.extras.classification.prepared import LabelledData, open_labelled
 from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError
 from manyheads.extras.classification.classes import Confusion
+from manyheads.extras.classification.labelled_store import LabelledStream, eval_labelled
+from manyheads.extras.classification.model import SequenceClassifier
+from manyheads.extras.classification.prepared import LabelledData, open_labelled
 from manyheads.extras.classification.task.settings import ClassificationConfig
 from manyheads.tasks.encoders import EncoderJudge, EncoderObjective, with_names
 from manyheads.training.record.report import Sample, ValidationReport

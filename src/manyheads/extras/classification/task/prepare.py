@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from manyheads.data.preparing import SPLITS
+from manyheads.errors import ConfigError
 from manyheads.extras.classification.labelled_files import LabelledFiles
 from manyheads.extras.classification.prepared import LabelledData, describe_balance
-from manyheads.data.preparing import SPLITS
 from manyheads.extras.classification.preparing import prepare_labelled
-from manyheads.errors import ConfigError
 from manyheads.extras.classification.task.options import PrepareOptions
 from manyheads.tasks.preparation import (
     check_holdout,

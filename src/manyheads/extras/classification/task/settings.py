@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Union
 
 from manyheads.architectures.table import configs_of
-from manyheads.extras.classification.transformer_config import TransformerClassifierConfig
 from manyheads.extras.classification.labelled_settings import LabelledSettings
+from manyheads.extras.classification.transformer_config import TransformerClassifierConfig
 from manyheads.tasks.encoder_settings import EncoderConfig
 from manyheads.training.settings import JudgingSettings
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from manyheads.cli.command_line.command import command
-from manyheads.extras.inspect.options import PICTURES, check_kinds, picture_option, write_figure
 from manyheads.cli.machine import set_up_machine
 from manyheads.config.options import CommandPage, argument, option
+from manyheads.extras.inspect.options import PICTURES, check_kinds, picture_option, write_figure
 from manyheads.files.json_object import json_text
 
 __all__ = ["PAGE", "ArchitectureOptions", "run"]
@@ -47,8 +47,8 @@ def run(options: ArchitectureOptions) -> int:
     set_up_machine()
     check_kinds(options.output)
     check_kinds(options.operations, given_by="--operations")
-    from manyheads.extras.inspect.blocks import blocks_of
     from manyheads.architectures.pretrained import load
+    from manyheads.extras.inspect.blocks import blocks_of
     from manyheads.extras.inspect.drawings.architecture import architecture_figure
     from manyheads.extras.inspect.drawings.operations import operations_figure
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from manyheads.cli.command_line.command import command
-from manyheads.extras.inspect.options import ATTENTION_PAGE as PAGE
-from manyheads.extras.inspect.options import PICTURES, AttentionOptions, check_kinds
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say
 from manyheads.config.checks import between, check
 from manyheads.config.options import refuse_given
 from manyheads.errors import RequestError
+from manyheads.extras.inspect.options import ATTENTION_PAGE as PAGE
+from manyheads.extras.inspect.options import PICTURES, AttentionOptions, check_kinds
 
 __all__ = ["PAGE", "run"]
 
@@ -31,8 +31,8 @@ def run(options: AttentionOptions) -> int:
             f"{{}}: this is for pictures, but {' and '.join(options.output)} shows all; name a .png, .svg or .pdf by"
             " --output, or leave it out.",
         )
-    from manyheads.extras.inspect.attending import text_views, translation_views
     from manyheads.decoding.generator import Generator
+    from manyheads.extras.inspect.attending import text_views, translation_views
     from manyheads.extras.inspect.drawings.attention import view_figure
     from manyheads.extras.inspect.drawings.attention_page import write_page
     from manyheads.extras.inspect.drawings.figure import save_by_name

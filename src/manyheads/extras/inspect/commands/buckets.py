@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyheads.cli.command_line.command import command
-from manyheads.extras.inspect.options import ModelOptions, check_kinds, picture_option, write_figure
 from manyheads.cli.machine import set_up_machine
 from manyheads.config.options import CommandPage, option
+from manyheads.extras.inspect.options import ModelOptions, check_kinds, picture_option, write_figure
 
 __all__ = ["PAGE", "BucketsOptions", "run"]
 

@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from manyheads.cli.command_line.command import command
-from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say
 from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError
+from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
 from manyheads.files.json_object import json_text
 
 if TYPE_CHECKING:
-    from manyheads.extras.inspect.embeddings import Neighbour
     from manyheads.extras.inspect.embedding_words import EmbeddedWord, NamedEmbeddings
+    from manyheads.extras.inspect.embeddings import Neighbour
 
 __all__ = ["PAGE", "EmbeddingsOptions", "run"]
 
@@ -77,8 +77,8 @@ def run(options: EmbeddingsOptions) -> int:
     """Print and draw. Returns: the exit code. The table and the paths of pictures go to standard output."""
     set_up_machine()
     check_kinds(options.output)
-    from manyheads.extras.inspect.embedding_words import embedding_map, neighbours_of, open_embeddings
     from manyheads.extras.inspect.drawings.embeddings import embedding_map_figure
+    from manyheads.extras.inspect.embedding_words import embedding_map, neighbours_of, open_embeddings
 
     embeddings = open_embeddings(options.model, options.side)
     words = [*map(embeddings.word, options.words), *map(embeddings.token, options.ids)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyheads.cli.command_line.command import command
-from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say_or_json
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage, argument, given_options, group, option, refuse_given
 from manyheads.decoding.options import InspectionDeviceOptions
 from manyheads.extras.inspect.heads.options import HeadTextOptions
+from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
 
 __all__ = ["PAGE", "HeadsOptions", "run"]
 
@@ -52,9 +52,9 @@ def run(options: HeadsOptions) -> int:
     """Judge, print and draw. Returns: the exit code. The table goes to standard output, so do paths without --json."""
     set_up_machine()
     check_kinds(options.output)
+    from manyheads.extras.inspect.drawings.heads import heads_figure
     from manyheads.extras.inspect.heads.judging import head_report
     from manyheads.extras.inspect.heads.subject import open_subject
-    from manyheads.extras.inspect.drawings.heads import heads_figure
 
     with showing_if_long() as show:
         subject = open_subject(options.model, options.run_on.load)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.cli.command_line.command import command
-from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say_or_json
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage, group, option
 from manyheads.decoding.options import InspectionDeviceOptions
 from manyheads.extras.inspect.heads.options import CurveOptions
+from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
 
 __all__ = ["PAGE", "PruningOptions", "run"]
 
@@ -45,9 +45,9 @@ def run(options: PruningOptions) -> int:
     """Prune, measure and draw. Returns: the exit code. Points go to standard output, so do paths without --json."""
     set_up_machine()
     check_kinds(options.output)
+    from manyheads.extras.inspect.drawings.heads import pruning_figure
     from manyheads.extras.inspect.heads.curve import pruning_curve
     from manyheads.extras.inspect.heads.subject import open_subject
-    from manyheads.extras.inspect.drawings.heads import pruning_figure
 
     record = Path(options.record or Path(options.output[0]).with_suffix(".jsonl"))
     with showing_if_long() as show:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyheads.cli.command_line.command import command
-from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError
+from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
 
 __all__ = ["PAGE", "ScheduleOptions", "run"]
 
@@ -46,8 +46,8 @@ def run(options: ScheduleOptions) -> int:
         raise ConfigError("--d-model, --warmup-steps and --steps must be at least 1.")
     if options.presets and (options.d_model or options.warmup_steps):
         raise ConfigError("--d-model and --warmup-steps come from the preset; leave them out, or leave out PRESET.")
-    from manyheads.extras.inspect.learning_rates import rates_of_paper, rates_of_presets
     from manyheads.extras.inspect.drawings.schedules import schedule_figure
+    from manyheads.extras.inspect.learning_rates import rates_of_paper, rates_of_presets
 
     if options.presets:
         curves = rates_of_presets(options.presets, options.steps)

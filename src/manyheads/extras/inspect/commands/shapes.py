@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from manyheads.cli.command_line.command import command
-from manyheads.extras.inspect.options import ModelOptions
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say_or_json
 from manyheads.config.options import CommandPage, option
+from manyheads.extras.inspect.options import ModelOptions
 
 __all__ = ["PAGE", "ShapesOptions", "run"]
 
@@ -39,8 +39,8 @@ the equation. A layer that repeats an earlier one of its stack is summarised in 
 def run(options: ShapesOptions) -> int:
     """Print the table. Returns: the exit code."""
     set_up_machine()
-    from manyheads.extras.inspect.tracing import folded, table
     from manyheads.extras.inspect.attending import shapes_of
+    from manyheads.extras.inspect.tracing import folded, table
 
     model = options.open()
     lines = shapes_of(model, options.text, options.target)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from manyheads.cli.command_line.command import command
+from manyheads.errors import ConfigError
 from manyheads.extras.inspect.options import SMOOTHING_PAGE as PAGE
 from manyheads.extras.inspect.options import SmoothingOptions, check_kinds, write_figure
-from manyheads.errors import ConfigError
 from manyheads.nn.smoothing import spread
 
 __all__ = ["PAGE", "run"]

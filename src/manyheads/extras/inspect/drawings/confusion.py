@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import ShapeError
-from manyheads.extras.inspect.drawings.figure import INK, add_colour_bar, as_array, new_figure, plain_text, slant_long, style_axes
+from manyheads.extras.inspect.drawings.figure import (
+    INK,
+    add_colour_bar,
+    as_array,
+    new_figure,
+    plain_text,
+    slant_long,
+    style_axes,
+)
 from manyheads.extras.inspect.drawings.fonts import legible_texts
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import ConfigError, DataError
-from manyheads.files.guarded import open_regular
 from manyheads.extras.inspect.drawings.figure import COLOURS, INK, MUTED, Array, new_figure, plain_text, style_axes
+from manyheads.files.guarded import open_regular
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

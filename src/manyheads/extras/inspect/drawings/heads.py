@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import ShapeError
-from manyheads.extras.inspect.drawings.figure import COLOURS, INK, MUTED, add_colour_bar, new_figure, plain_text, style_axes
+from manyheads.extras.inspect.drawings.figure import (
+    COLOURS,
+    INK,
+    MUTED,
+    add_colour_bar,
+    new_figure,
+    plain_text,
+    style_axes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

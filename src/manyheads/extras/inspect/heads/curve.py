@@ -13,21 +13,21 @@ from typing import Any, cast
 
 from manyheads.architectures.head_names import Head, all_heads
 from manyheads.architectures.hub import resolve_model_path
-from manyheads.extras.inspect.pruning import prune
 from manyheads.data.progress import Progress
 from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError
 from manyheads.evaluation.bleu import corpus_bleu
-from manyheads.extras.inspect.head_scores import nats_per_token
 from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
 from manyheads.evaluation.reading import BleuTokenizer
 from manyheads.evaluation.tokenizers import choose_tokenizer
-from manyheads.files.commit import write_text
-from manyheads.files.guarded import open_regular, read_limited
-from manyheads.files.json_object import json_text
+from manyheads.extras.inspect.head_scores import nats_per_token
 from manyheads.extras.inspect.heads.judging import num_removed, pruning_order
 from manyheads.extras.inspect.heads.options import CurveOptions, Order
 from manyheads.extras.inspect.heads.subject import HeldPairs, HeldSegments, Subject
+from manyheads.extras.inspect.pruning import prune
+from manyheads.files.commit import write_text
+from manyheads.files.guarded import open_regular, read_limited
+from manyheads.files.json_object import json_text
 
 __all__ = ["PruningCurve", "pruning_curve"]
 

@@ -10,7 +10,6 @@ from manyheads.architectures.head_names import Head, all_heads, parse_heads, pru
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load, read_config, read_languages, save_pretrained
-from manyheads.extras.inspect.pruning import prune
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.table import ARCHITECTURES
 from manyheads.data.progress import Progress
@@ -22,6 +21,7 @@ from manyheads.errors import ConfigError
 from manyheads.extras.inspect.heads.judging import num_removed, pruning_order
 from manyheads.extras.inspect.heads.options import HeadTextOptions, Order
 from manyheads.extras.inspect.heads.subject import open_subject
+from manyheads.extras.inspect.pruning import prune
 from manyheads.tasks.table import task_of_folder
 from manyheads.text.of_folder import tokenizer_of_folder
 

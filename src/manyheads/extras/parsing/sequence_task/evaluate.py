@@ -9,22 +9,22 @@ from typing import Any
 from manyheads.data.lines import ReadReport, describe, read_lines
 from manyheads.data.prepared import PreparedData
 from manyheads.data.progress import Progress, telling
-from manyheads.extras.parsing.tree_files import read_sentences, read_tree_file
-from manyheads.extras.parsing.parser import Parser
 from manyheads.decoding.truncation import counted_truncations
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
-from manyheads.extras.parsing.brackets import SIGNATURE, BracketScore
 from manyheads.evaluation.likelihood import Likelihood
+from manyheads.extras.parsing.bracketing import OUTER_LABELS, normal_form, repairs_line
+from manyheads.extras.parsing.brackets import SIGNATURE, BracketScore
+from manyheads.extras.parsing.parser import Parser
 from manyheads.extras.parsing.parses import ParseReport, judge_trees, judge_written
-from manyheads.extras.parsing.tree_baselines import Baseline
-from manyheads.tasks.held_out import chosen_split, own_data
+from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.extras.parsing.sequence_task.options import EvaluateOptions
+from manyheads.extras.parsing.tree_baselines import Baseline
+from manyheads.extras.parsing.tree_files import read_sentences, read_tree_file
+from manyheads.extras.parsing.trees import Node, format_tree, parse_tree
+from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.report import NoPictures, machine_lines, model_line, search_line, search_record
 from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
-from manyheads.extras.parsing.bracketing import OUTER_LABELS, normal_form, repairs_line
-from manyheads.extras.parsing.parsing_text import ParsingTask
-from manyheads.extras.parsing.trees import Node, format_tree, parse_tree
 
 __all__ = ["ParsingReport", "evaluate"]
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from manyheads.data.preparing_pairs import Pairs
-from manyheads.extras.parsing.tree_files import TreeFile
+from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.extras.parsing.sequence_task.options import PrepareOptions
+from manyheads.extras.parsing.tree_files import TreeFile
 from manyheads.tasks.preparation import check_holdout
 from manyheads.tasks.translation.prepare import preparation_of, summary
-from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.text.settings import ParsingSettings
 
 __all__ = ["preparation", "summary"]

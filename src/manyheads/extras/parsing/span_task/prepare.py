@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from manyheads.errors import ConfigError
+from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.extras.parsing.prepared import SpanData
 from manyheads.extras.parsing.preparing import prepare_spans
-from manyheads.extras.parsing.tree_files import TreeFile
-from manyheads.errors import ConfigError
-from manyheads.tasks.preparation import chosen_vocabulary, count_lines, summary_of, vocabulary_lines
 from manyheads.extras.parsing.span_task.options import PrepareOptions
-from manyheads.extras.parsing.parsing_text import ParsingTask
+from manyheads.extras.parsing.tree_files import TreeFile
+from manyheads.tasks.preparation import chosen_vocabulary, count_lines, summary_of, vocabulary_lines
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from manyheads.data.line_source import GivenItems
 from manyheads.data.lines import ReadReport
 from manyheads.data.progress import Progress, telling
-from manyheads.extras.parsing.tree_files import read_sentences
-from manyheads.extras.parsing.chart_parser import ChartParser
 from manyheads.decoding.truncation import naming_lines
 from manyheads.distributed.sharded_lines import model_identity
-from manyheads.tasks.report import LineWork
-from manyheads.extras.parsing.span_task.options import ScoreOptions
+from manyheads.extras.parsing.chart_parser import ChartParser
 from manyheads.extras.parsing.parsing_text import ParsingTask
+from manyheads.extras.parsing.span_task.options import ScoreOptions
+from manyheads.extras.parsing.tree_files import read_sentences
+from manyheads.tasks.report import LineWork
 
 __all__ = ["score"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from manyheads.extras.parsing.transformer_config import TransformerSpanParserConfig
 from manyheads.extras.parsing.span_settings import SpanSettings
+from manyheads.extras.parsing.transformer_config import TransformerSpanParserConfig
 from manyheads.tasks.encoder_settings import EncoderConfig
 from manyheads.training.settings import JudgingSettings
 

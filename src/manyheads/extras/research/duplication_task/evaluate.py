@@ -7,17 +7,17 @@ from functools import partial
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.config.files import Source, load_yaml
 from manyheads.config.options import refuse_given
-from manyheads.extras.research.duplication import HELD_OUT, held_out
 from manyheads.data.progress import Progress
 from manyheads.data.settings import DUPLICATION
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError
-from manyheads.extras.research.duplication_accuracy import evaluate_duplication
 from manyheads.evaluation.likelihood import counted
+from manyheads.extras.research.duplication import HELD_OUT, held_out
+from manyheads.extras.research.duplication_accuracy import evaluate_duplication
+from manyheads.extras.research.hash_rounds import Judged, Tell, judge_models
 from manyheads.tasks.held_out import run_file
 from manyheads.tasks.report import Report
 from manyheads.tasks.text.evaluate import evaluate as evaluate_text
-from manyheads.extras.research.hash_rounds import Judged, Tell, judge_models
 from manyheads.tasks.text.options import EvaluateOptions
 
 __all__ = ["evaluate"]
