@@ -25,9 +25,9 @@ from pathlib import Path
 
 import torch
 
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import Attending
 from manyheads.architectures.transformer_xl.presets import PRESETS
+from manyheads.catalogue import build_model
 from manyheads.cli.machine import set_up_machine
 
 VOCAB = 10_000

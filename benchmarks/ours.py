@@ -27,9 +27,9 @@ from torch import Tensor, nn  # noqa: E402
 
 from manyheads.architectures.language_model import LanguageModel  # noqa: E402
 from manyheads.architectures.reformer.config import ReformerConfig  # noqa: E402
-from manyheads.architectures.table import build_model  # noqa: E402
 from manyheads.architectures.transformer.config import TransformerConfig  # noqa: E402
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig  # noqa: E402
+from manyheads.catalogue import build_model  # noqa: E402
 from manyheads.data.batch import PairBatch  # noqa: E402
 from manyheads.data.segments import SegmentBatch  # noqa: E402
 from manyheads.decoding.compiled import CompiledSteps  # noqa: E402

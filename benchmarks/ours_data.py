@@ -76,8 +76,8 @@ def data_loading(precision: Literal["fp32", "bf16"]) -> Step:
     set_up_machine()
     import torch
 
+    from manyheads.catalogue import PRESETS
     from manyheads.data.plan import next_position
-    from manyheads.tasks.presets import PRESETS
     from manyheads.tasks.runs import assemble
 
     config: Any = replace(PRESETS["demo"](), run_dir=str(_folder() / "run"), precision=precision)

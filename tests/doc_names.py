@@ -12,8 +12,8 @@ import re
 import shlex
 from typing import Any
 
-from manyheads.cli.main import COMMANDS, main
-from manyheads.tasks.presets import PRESETS
+from manyheads.catalogue import COMMANDS, PRESETS
+from manyheads.cli.main import main
 
 __all__ = ["command_fault", "found_in", "is_known", "is_setting"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import ARCHITECTURES, build_model
+from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -15,8 +15,8 @@ import torch
 
 from manyheads import Translator
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.catalogue import build_model
 from manyheads.extras.exports import ExportOptions
 from manyheads.extras.exports.engine import export_model
 from manyheads.text.settings import TokenizerSettings

@@ -24,9 +24,9 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings

@@ -24,7 +24,7 @@ import torch
 from thinning import is_in_sample
 from torch import Tensor
 
-from manyheads.architectures.table import ARCHITECTURES
+from manyheads.catalogue import ARCHITECTURES
 from manyheads.data.batch import PairBatch
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig
 from manyheads.nn.kernels import policy

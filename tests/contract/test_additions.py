@@ -78,7 +78,7 @@ run("translate", "bag", "source.txt", "--output", "translated.txt", "--beam", 2)
 run("generate", "recurrent", "a b ", "--max-new-tokens", 8, "--seed", 1)
 
 from manyheads.tasks.counting.settings import CountingConfig
-from manyheads.tasks.presets import PRESETS
+from manyheads.catalogue import PRESETS
 from manyheads.tasks.runs import train
 given = PRESETS["xl-debug"]()
 values = {name: getattr(given, name) for name in given.__dataclass_fields__}

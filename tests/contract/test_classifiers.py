@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from manyheads.architectures.table import build_model
+from manyheads.catalogue import build_model
 from manyheads.data.batch import LabelledBatch
 from manyheads.errors import ConfigError
 from manyheads.extras.classification.pooling import TextPooling

@@ -70,7 +70,7 @@ def test_inductor(make_batch: Any) -> None:
     """One smoke run of the real compiler, on the first debug preset."""
     from dataclasses import replace
 
-    from manyheads.architectures.table import ARCHITECTURES, build_model
+    from manyheads.catalogue import ARCHITECTURES, build_model
 
     config = replace(
         ARCHITECTURES["transformer"].presets["debug"],

@@ -12,7 +12,7 @@ from segment_batches import VOCAB, PaddedRows, batch_of, ids
 from torch import Tensor
 
 from manyheads.architectures.reformer.layers import AttentionSublayer
-from manyheads.architectures.table import ARCHITECTURES, build_model
+from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention import lsh
 from manyheads.nn.kernels import lsh as lsh_kernel

@@ -9,10 +9,10 @@ from random import Random
 from typing import Any, Union, get_args, get_origin
 
 from fuzz.mutations import ODD_FLOATS, ODD_NUMBERS, ODD_TEXTS
+from manyheads.catalogue import COMMANDS, PRESETS
 from manyheads.cli.command_line.parsing import _Option, _options
-from manyheads.cli.main import COMMANDS, module_of
+from manyheads.cli.main import module_of
 from manyheads.config.describe import describe
-from manyheads.tasks.presets import PRESETS
 
 __all__ = ["CommandLines", "is_training"]
 

@@ -10,8 +10,8 @@ import torch
 
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.presets import PRESETS
+from manyheads.catalogue import build_model
 from manyheads.decoding.naive import naive_beam_search
 from manyheads.decoding.search import search_all
 from manyheads.decoding.search_problem import length_limits

@@ -28,8 +28,8 @@ from page_shell import run_line
 from PIL import Image
 from safetensors.torch import load_file
 
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.data.corpora.novel import load_novel
 from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.extras.peers import PEERS

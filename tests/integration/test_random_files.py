@@ -17,8 +17,8 @@ from oddities.random_files import LONG, RandomFile, random_file
 from oddities.running import call
 
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.catalogue import build_model
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.text.settings import TokenizerSettings

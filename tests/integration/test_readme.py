@@ -15,7 +15,7 @@ import pytest
 from doc_pages import REPOSITORY
 from page_shell import run_line
 
-from manyheads.cli.main import COMMANDS
+from manyheads.catalogue import COMMANDS
 
 README = REPOSITORY / "README.md"
 CHINESE = README.with_name("README.zh-CN.md")

@@ -17,8 +17,8 @@ from oddities.table import LATER, ODDITIES
 from slices import sliced
 
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer import presets
+from manyheads.catalogue import build_model
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -17,8 +17,8 @@ from hostile.base import edit_json, reseal
 from safetensors.torch import load_file, save_file
 
 from manyheads.architectures.pretrained import load, save_pretrained
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.catalogue import build_model
 from manyheads.cli.main import guarded
 from manyheads.data.manifest import file_record, write_manifest
 from manyheads.data.store import PairStore, write_pairs

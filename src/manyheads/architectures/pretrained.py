@@ -27,7 +27,7 @@ from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.protocols import ModelConfig
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import ARCHITECTURES, build_model
+from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, build_model
 from manyheads.checkpoint.format import needed_bytes, write_tensors
 from manyheads.config.build import build
 from manyheads.config.files import to_json, to_plain
@@ -378,22 +378,6 @@ def check_size(config: ModelConfig, num_values: int, num_tensors: int, where: st
         )
 
 
-_EXAMPLES: dict[str, str] = {
-    "translation": """import manyheads
-translator = manyheads.Translator.from_pretrained(".")
-print(translator.translate(["..."]))""",
-    "language-modelling": """import manyheads
-model = manyheads.load(".")
-log_probs = model.log_probs(ids)  # of the token after each""",
-    "classification": """import manyheads
-classifier = manyheads.Classifier.from_pretrained(".")
-print(classifier(["..."]))""",
-    "spans": """import manyheads
-parser = manyheads.Parser.from_pretrained(".")
-print(parser.parse(["She sleeps ."]))""",
-}
-
-
 def usage_example(task: str, languages: Sequence[LanguagePair] = (), *, into: str | None = None) -> str:
     """Return Python code that uses a model of the current folder.
 
@@ -403,7 +387,7 @@ def usage_example(task: str, languages: Sequence[LanguagePair] = (), *, into: st
     """
     into = languages[0][1] if into is None and len(languages) > 1 else into
     chosen = 'from_pretrained(".")' + (f'.into("{into}")' if into else "")
-    return _EXAMPLES[task].replace('from_pretrained(".")', chosen)
+    return MODEL_TASKS[task].example.replace('from_pretrained(".")', chosen)
 
 
 def yaml_list(texts: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from manyheads.architectures.hub import FETCHED, is_hub_name, resolve_model_path
 from manyheads.architectures.model_card import CardFacts, make_card
 from manyheads.architectures.pretrained import WEIGHTS, read_config, read_languages, usage_example
-from manyheads.architectures.table import ARCHITECTURES
+from manyheads.catalogue import ARCHITECTURES
 from manyheads.errors import ConfigError, ModelFileError, SaveError
 from manyheads.files.guarded import read_limited
 from manyheads.files.verify import MANIFEST, read_manifest, render_manifest, verify_folder

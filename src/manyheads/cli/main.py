@@ -14,37 +14,14 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from manyheads import __version__
+from manyheads.catalogue import COMMANDS
 from manyheads.cli.printing import say
 from manyheads.cli.stopping import StoppedBySystem, stoppable
 from manyheads.cli.streams import abandon_output, set_up_streams
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ManyHeadsError, RequestError, SaveError, is_out_of_memory
 
-__all__ = ["COMMANDS", "EXIT_CODES", "guarded", "main", "module_of"]
-
-# name -> what it does; the code is in `manyheads.cli.commands.NAME` (`_` for `-`), with `run(arguments) -> exit code`.
-COMMANDS = {
-    "sample-data": "write the text files that the examples in README use",
-    "prepare": "convert text files to a folder of tokens for training",
-    "train": "train a model: a preset, a config file, or both",
-    "evaluate": "score a model on held-out data, with the protocol",
-    "translate": "translate lines or documents; a prompt in a terminal",
-    "generate": "continue a text with a language model",
-    "classify": "label lines with a classifier",
-    "score": "print log-probabilities of given translations or texts",
-    "serve": "run an HTTP server for models, with a web page",
-    "inspect": "draw and print: attention, shapes, positions, schedules",
-    "shortlist": "learn likely translations of words, for a faster search",
-    "prune": "remove attention heads and write a smaller model",
-    "average": "average the weights of a run's checkpoints into a model",
-    "convert": "convert models of other implementations, and back",
-    "export": "write a model in the format of another runtime",
-    "push": "upload a model to the Hugging Face hub, with a card",
-    "info": "show the contents of a model, a run or prepared data",
-    "doctor": "check this machine: versions, devices, speed",
-    "help": "show a command's help page, or its options about a word",
-    "completion": "print tab completion for bash, zsh or fish",
-}
+__all__ = ["EXIT_CODES", "guarded", "main", "module_of"]
 
 EXIT_CODES = (
     "exit codes: 0 success, 2 an error in the input or a full disk, 1 a bug of manyheads, 3 another process of the run "
@@ -190,12 +167,12 @@ def _check_working_folder(arguments: list[str]) -> None:
 
 def module_of(command: str) -> ModuleType:
     """The module of a command, imported."""
-    return importlib.import_module(f"manyheads.cli.commands.{command.replace('-', '_')}")
+    return importlib.import_module(COMMANDS[command].module)
 
 
 def _table() -> str:
     width = max(map(len, COMMANDS))
-    return "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
+    return "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
 
 
 def _fail(message: str, code: int, debug: bool) -> int:

@@ -39,7 +39,7 @@ def describe_folder(path: Path, *, verify: bool = False, is_brief: bool = False)
     if (path / "manifest.json").is_file() and (path / "train").is_dir():
         return _data(path, verify)
     if not path.exists():
-        from manyheads.tasks.presets import PRESETS
+        from manyheads.catalogue import PRESETS
 
         shown = f"; to see a preset's settings: manyheads train --preset {path} --print-config" * (str(path) in PRESETS)
         raise ModelFileError(f"there is no folder {path}{shown}.")
@@ -147,16 +147,14 @@ def _checkpoints(folder: Path) -> tuple[list[Path], dict[str, Any]]:
 
 
 def _data(path: Path, verify: bool) -> dict[str, Any]:
-    from manyheads.data.prepared import PreparedData
+    from manyheads.catalogue import TASKS, load
     from manyheads.data.prepared_folder import prepared_task
     from manyheads.data.prepared_text import TextData
-    from manyheads.data.preparing import LANGUAGE_TASK
-    from manyheads.extras.classification.prepared import LabelledData
-    from manyheads.extras.parsing.prepared import SpanData
     from manyheads.text.of_folder import tokenizer_of_folder
 
-    kinds: dict[str, Any] = {LANGUAGE_TASK: TextData, "classification": LabelledData, "spans": SpanData}
-    kind = kinds.get(prepared_task(path), PreparedData)
+    recorded = prepared_task(path)
+    known = (task.data for task in TASKS.values() if task.recorded_as == recorded)
+    kind: Any = load(next(known, TASKS["translation"].data))
     damaged: list[str] = []
     try:
         data = kind.open(path, verify=verify)
@@ -174,8 +172,8 @@ def _data(path: Path, verify: bool) -> dict[str, Any]:
         "tokenizer": None if tokenizer is None else _known(tokenizer),
         "counts": data.manifest.get("counts", {}),
     }
-    if isinstance(data, LabelledData):
-        record["labels"] = {split: _counted(counts) for split, counts in data.manifest.get("label_counts", {}).items()}
+    if "label_counts" in data.manifest:
+        record["labels"] = {split: _counted(counts) for split, counts in data.manifest["label_counts"].items()}
     record |= {key: data.manifest[key] for key in ("sources", "settings") if key in data.manifest}
     return record | ({"damaged": damaged} if verify else {})
 

@@ -102,9 +102,9 @@ class SpanBatch(_Batch):
     """Sentences as features of their words, padded on the right with zeros, with their trees.
 
     Shape: pieces (batch, len, most_pieces) 1 + ids of the subwords of each word, 0: none; affixes
-        (batch, len, num_hashes) hashes of each word, 0: none (see `extras.parsing.word_features`); lengths (batch,) in words;
-        tags (batch, len) ids, -1: unknown; labels (batch, len, len): `labels[b, i, j]` is the id of the constituent
-        from word i to word j, both included, 0: none; sample_ids (batch,), positions in the store.
+        (batch, len, num_hashes) hashes of each word, 0: none; lengths (batch,) in words; tags (batch, len) ids, -1:
+        unknown; labels (batch, len, len): `labels[b, i, j]` is the id of the constituent from word i to word j, both
+        included, 0: none; sample_ids (batch,), positions in the store.
     """
 
     pieces: Tensor

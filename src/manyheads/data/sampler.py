@@ -71,8 +71,8 @@ class Permutation:
         return values.astype(np.int64).reshape(np.shape(positions))
 
     def all(self) -> NDArray[np.integer[Any]]:
-        """Return the whole order, computed in blocks that a cache holds. (size,) int32 where that suffices, else int64."""
-        order = np.empty(self.size, np.int32 if self.size <= 2**31 else np.int64)
+        """Return the whole order, computed in blocks that a cache holds. (size,) int32 or, above 2^31, int64."""
+        order: NDArray[np.integer[Any]] = np.empty(self.size, np.int32 if self.size <= 2**31 else np.int64)
         for start in range(0, self.size, BLOCK):
             order[start : start + BLOCK] = self[np.arange(start, min(start + BLOCK, self.size))]
         return order

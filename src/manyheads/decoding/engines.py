@@ -1,6 +1,5 @@
 """The engines of a `Translator`: this package's own search, or another runtime on an export of the model.
 
-Another engine needs an export, which lies above this package. `manyheads/__init__.py` therefore fills `OPENERS`.
 Importing this module does not import torch.
 """
 
@@ -9,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
+from manyheads.catalogue import HOOKS, load
 from manyheads.errors import RequestError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Search: TypeAlias = Callable[[Sequence[list[int]], DecodingSettings], list[list[Hypothesis]]]
 
-__all__ = ["OPENERS", "EngineName", "OpenEngine", "SearchEngine", "open_engine"]
+__all__ = ["EngineName", "SearchEngine", "open_engine"]
 
 EngineName = Literal["torch", "ctranslate2", "auto"]
 
@@ -51,10 +51,7 @@ class SearchEngine(Protocol):
         """Do what `search.search_all` does; the hypotheses have no token_log_probs."""
 
 
-# Name, model folder and `runs_plainly` (see `open_engine`) -> an engine.
-OpenEngine: TypeAlias = "Callable[[str, Path, str], SearchEngine]"
-# The engines besides torch.
-OPENERS: dict[str, OpenEngine] = {}
+_OTHERS = ("ctranslate2", "auto")
 
 
 def open_engine(name: EngineName, folder: Path, *, runs_plainly: str) -> SearchEngine | None:
@@ -68,6 +65,7 @@ def open_engine(name: EngineName, folder: Path, *, runs_plainly: str) -> SearchE
     """
     if name == "torch":
         return None
-    if name not in OPENERS:
-        raise RequestError(f"engine is {name!r}; it must be one of {', '.join(('torch', *OPENERS))}.")
-    return OPENERS[name](name, folder, runs_plainly)
+    if name not in _OTHERS:
+        raise RequestError(f"engine is {name!r}; it must be one of {', '.join(('torch', *_OTHERS))}.")
+    engine: SearchEngine = load(HOOKS["ctranslate2"])(name, folder, runs_plainly)
+    return engine

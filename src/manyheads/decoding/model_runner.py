@@ -13,7 +13,7 @@ from torch import nn
 from manyheads.architectures.encoder_ensembles import EncoderEnsemble
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.pretrained import load, read_config, save_pretrained, unmixed
-from manyheads.architectures.table import ARCHITECTURES, ModelTask
+from manyheads.catalogue import ARCHITECTURES, ModelTask
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.device import (
     InferencePrecision,

@@ -14,7 +14,7 @@ from manyheads.architectures.pretrained import (
     save_pretrained,
     usage_example,
 )
-from manyheads.architectures.table import ARCHITECTURES, build_model
+from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.checkpoint.average import average_tensors, has_tensors, select_checkpoints
 from manyheads.checkpoint.format import step_of
 from manyheads.decoding.generation_config import read_settings

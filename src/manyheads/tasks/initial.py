@@ -8,21 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.architectures.hub import resolve_model_path
-from manyheads.architectures.table import ARCHITECTURES
+from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, PRESETS
 from manyheads.config.build import build
 from manyheads.config.describe import show_value
 from manyheads.config.files import Source, load_yaml, to_plain
 from manyheads.errors import ConfigError, ModelFileError
-from manyheads.extras.classification.presets import classifier_demo
-from manyheads.extras.classification.task.settings import ClassificationConfig
-from manyheads.extras.parsing.presets import chart_parser
-from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.files.json_object import read_object
 from manyheads.files.verify import file_sha256
 from manyheads.tasks.held_out import run_file, run_section
-from manyheads.tasks.presets import demo, reformer_demo, xl_demo
 from manyheads.tasks.table import RUNS
-from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
 
 __all__ = ["check_sizes", "default_layer", "model_layer"]
@@ -93,17 +87,8 @@ def default_layer(model: Mapping[str, Any], name: str, *, keeps_preset: bool) ->
         name: as for `model_layer`; the optimiser of its run is used, if there is one, at three quarters of its rates.
         keeps_preset: a preset determines batches and length, so only optimiser and schedule are replaced.
     """
-    config: RunConfig
-    if RUNS[model["architecture"]] is TrainConfig:
-        config = demo()
-    elif RUNS[model["architecture"]] is ClassificationConfig:
-        config = classifier_demo()
-    elif RUNS[model["architecture"]] is SpanConfig:
-        config = chart_parser()
-    elif model["architecture"] == "reformer":
-        config = reformer_demo()
-    else:
-        config = xl_demo()
+    entry = ARCHITECTURES[model["architecture"]]
+    config = PRESETS[entry.further or MODEL_TASKS[entry.task].further]()
     values = to_plain(config)
     del values["model"], values["initial"]
     plain = {"name": "adamw", "learning_rate": 5e-4, "weight_decay": 0.0}

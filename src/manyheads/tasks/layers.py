@@ -6,23 +6,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, PRESETS, SIZED_BY_PRECISION, TASKS, ModelTask
 from manyheads.config.build import resolve
 from manyheads.config.files import Source, load_yaml, to_plain
 from manyheads.config.merge import field_types, tag_of, variants
 from manyheads.config.suggest import not_among
 from manyheads.data.settings import shares_of
 from manyheads.errors import ConfigError, ModelFileError
-from manyheads.extras.classification.task.settings import ClassificationConfig
 from manyheads.tasks.held_out import COPY_TASK, EMBEDDED
 from manyheads.tasks.initial import check_sizes, default_layer, model_layer
-from manyheads.tasks.presets import PRESETS, SIZED_BY_PRECISION
 from manyheads.tasks.table import RUNS, task_of_folder
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
 
 __all__ = ["resolve_run"]
 
-_SEQ2SEQ, _CLASSIFIER = "-seq2seq", "-classifier"
 _SIZES = (
     "d_model",
     "num_heads",
@@ -157,7 +155,7 @@ def _choose_path_of_mix(sources: Sequence[Source]) -> None:
 def _base(typed: Source, preset: str | None, files: Sequence[str], precision: str, mistakes: list[str]) -> list[Source]:
     """The preset and the files, or else the settings of the run that is to be continued."""
     sources = []
-    if preset in PRESETS:
+    if preset is not None and preset in PRESETS:
         sized = [precision] if preset in SIZED_BY_PRECISION else []
         sources.append(Source(to_plain(PRESETS[preset](*sized)), f"preset {preset}"))
     elif preset is not None:
@@ -252,12 +250,10 @@ def _of_architecture(name: str, sources: Sequence[Source], mistakes: list[str]) 
     kinds = {source.section("model").get("architecture") for source in sources} - {None}
     paths = [source.section("data").get("path") for source in sources]
     path = next((path for path in reversed(paths) if isinstance(path, str)), "")
-    translates = any(RUNS.get(str(kind)) is TrainConfig for kind in kinds) or (not kinds and _is_of_pairs(path))
-    if translates and f"{name}{_SEQ2SEQ}" in RUNS:
-        name = f"{name}{_SEQ2SEQ}"
-    classifies = any(RUNS.get(str(kind)) is ClassificationConfig for kind in kinds)
-    if (classifies or (not kinds and task_of_folder(path) == "classification")) and f"{name}{_CLASSIFIER}" in RUNS:
-        name = f"{name}{_CLASSIFIER}"
+    tasks = [ARCHITECTURES[str(kind)].task for kind in kinds if str(kind) in ARCHITECTURES]
+    task = next(iter(tasks), None) or (None if kinds else _task_of_data(path))
+    if task is not None and f"{name}{MODEL_TASKS[task].suffix}" in RUNS:
+        name = f"{name}{MODEL_TASKS[task].suffix}"
     if name not in RUNS:
         mistakes.append(not_among("--architecture is", name, RUNS))
         return Source({}, "--architecture")
@@ -274,9 +270,10 @@ def _of_architecture(name: str, sources: Sequence[Source], mistakes: list[str]) 
     return Source(layer, "--architecture")
 
 
-def _is_of_pairs(data: str) -> bool:
-    """Return whether data of that name is for translators or parsers, as far as its name and records tell."""
-    return data in (EMBEDDED, COPY_TASK) or task_of_folder(data) in ("translation", "parsing")
+def _task_of_data(data: str) -> ModelTask | None:
+    """Return the kind of model that data of that name is for, as far as its name and records tell."""
+    task = "translation" if data in (EMBEDDED, COPY_TASK) else task_of_folder(data)
+    return None if task is None else TASKS[task].model_task
 
 
 def _kind_of_run(sources: Sequence[Source], mistakes: list[str]) -> type[RunConfig]:

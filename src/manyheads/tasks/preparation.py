@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from manyheads.catalogue import TASKS
 from manyheads.config.build import build
 from manyheads.config.options import given_options, names_of, option
 from manyheads.data.lines import OnBadUtf8
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.spared import check_spares_folders
-from manyheads.tasks.table import TASKS
 
 if TYPE_CHECKING:
     from manyheads.text.growing import Growth

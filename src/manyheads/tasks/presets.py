@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from manyheads.architectures.reformer.config import ReformerConfig
@@ -14,23 +13,17 @@ from manyheads.data.settings import DUPLICATION, DataSettings, SegmentSettings
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.evaluation.reading import Reading
-from manyheads.extras.classification.presets import classifier_debug, classifier_demo, reformer_classifier_demo
-from manyheads.extras.parsing.presets import chart_debug, chart_parser
-from manyheads.tasks.paper_presets import enwik8, imagenet64, million, vanilla_lm
 from manyheads.tasks.text.settings import TextConfig, TextValidationSettings
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import (
     OptimiserSettings,
-    RunConfig,
     ScheduleSettings,
     TokenInitialSettings,
     TrainingSettings,
 )
 
 __all__ = [
-    "PRESETS",
-    "SIZED_BY_PRECISION",
     "base",
     "big",
     "copy",
@@ -301,31 +294,3 @@ def duplication() -> TextConfig:
         ),
         validation=TextValidationSettings(every_steps=500, num_samples=0),
     )
-
-
-PRESETS: dict[str, Callable[..., RunConfig]] = {
-    "debug": debug,
-    "copy": copy,
-    "demo": demo,
-    "tiny": tiny,
-    "base": base,
-    "big": big,
-    "xl-debug": xl_debug,
-    "xl-demo": xl_demo,
-    "lm-demo": lm_demo,
-    "reformer-debug": reformer_debug,
-    "reformer-demo": reformer_demo,
-    "duplication": duplication,
-    "classifier-debug": classifier_debug,
-    "classifier-demo": classifier_demo,
-    "reformer-classifier-demo": reformer_classifier_demo,
-    "chart-debug": chart_debug,
-    "chart-parser": chart_parser,
-    "vanilla-lm": vanilla_lm,
-    "million": million,
-    "enwik8": enwik8,
-    "imagenet64": imagenet64,
-}
-
-SIZED_BY_PRECISION = frozenset({"demo", "reformer-demo"})
-"""Presets whose functions take the precision of the run: how much can be learned in some minutes depends on it."""

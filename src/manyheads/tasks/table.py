@@ -1,96 +1,41 @@
-"""The tasks that a run can learn. A new task is one folder and one line here.
+"""The task of a run and of a folder; the tasks are in the catalogue.
 
 Nothing here imports torch: `--help` reads this table.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from manyheads.architectures.table import ARCHITECTURES
+from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, TASKS, Task
 from manyheads.config.files import load_yaml
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError, ModelFileError
-from manyheads.extras.classification.task.settings import ClassificationConfig
-from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.files.json_object import MOST_BYTES, read_object
-from manyheads.tasks.text.settings import TextConfig
-from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
 
-__all__ = ["RUNS", "TASKS", "Task", "json_or_empty", "task_of", "task_of_folder"]
+__all__ = ["RUNS", "json_or_empty", "task_of", "task_of_folder"]
 
 
-@dataclass(frozen=True)
-class Task:
-    """One line of the table.
+class _Runs(Mapping[str, type[RunConfig]]):
+    """model.architecture -> the settings of a run that trains it, imported on access."""
 
-    summary: one line for people. config: the settings of a run. folders: packages with the task's modules; a module
-    that the first lacks is the next one's. prepared_as: the word of `prepare --task`; empty if another task's word
-    covers it, or it needs no prepared data. The modules:
+    def __getitem__(self, name: str) -> type[RunConfig]:
+        return MODEL_TASKS[ARCHITECTURES[name].task].config
 
-    - `objective.py`: `open_objective(config, data_dir, progress)` opens the data of a run.
-    - `plan.py`: `Trial(config)`, training steps without the data (see `training.plan.trial.Trial`).
-    - `options.py`: `PREPARE`, `EVALUATE` and `SCORE`, the options of these commands.
-    - `prepare.py`: `preparation(options)` returns a function that takes `folder`, `replace` and `progress`, makes the
-      folder and returns its manifest; `summary(folder, manifest)` returns the text to be printed then.
-    - `evaluate.py`: `evaluate(options, progress)` returns a `tasks.report.Report`.
-    - `compare.py`, if the options of `evaluate` have `others`: `compare(options, progress)` returns a report on several
-      models.
-    - `score.py`: `score(options, progress)` returns a `tasks.report.LineWork`.
-    """
+    def __contains__(self, name: object) -> bool:
+        return name in ARCHITECTURES
 
-    summary: str
-    config: type[RunConfig]
-    folders: tuple[str, ...]
-    prepared_as: str = ""
+    def __iter__(self) -> Iterator[str]:
+        return iter(ARCHITECTURES)
 
-    def module(self, name: str) -> ModuleType:
-        """A module of the task, imported."""
-        names = [f"{folder}.{name}" for folder in self.folders]
-        return importlib.import_module(next((one for one in names if importlib.util.find_spec(one)), names[-1]))
+    def __len__(self) -> int:
+        return len(ARCHITECTURES)
 
 
-_TEXT, _TRANSLATION = "manyheads.tasks.text", "manyheads.tasks.translation"
-
-TASKS: dict[str, Task] = {
-    "translation": Task("sentences of one language to another", TrainConfig, (_TRANSLATION,), "translation"),
-    "parsing": Task(
-        "sentences to constituent trees",
-        TrainConfig,
-        ("manyheads.extras.parsing.sequence_task", _TRANSLATION),
-        "parsing",
-    ),
-    "text": Task("the next token of a text", TextConfig, (_TEXT,), "lm"),
-    "ids": Task("the next id of images, sound or events", TextConfig, (_TEXT,)),
-    "duplication": Task(
-        "the second half of 0w0w (Kitaev et al. 2020, sec. 2.1)",
-        TextConfig,
-        ("manyheads.extras.research.duplication_task", _TEXT),
-    ),
-    "classification": Task(
-        "texts to labels", ClassificationConfig, ("manyheads.extras.classification.task",), "classification"
-    ),
-    "spans": Task(
-        "sentences to constituent trees, by a chart", SpanConfig, ("manyheads.extras.parsing.span_task",), "spans"
-    ),
-}
-
-_RUN_OF: dict[str, type[RunConfig]] = {
-    "translation": TrainConfig,
-    "language-modelling": TextConfig,
-    "classification": ClassificationConfig,
-    "spans": SpanConfig,
-}
-
-RUNS: dict[str, type[RunConfig]] = {name: _RUN_OF[entry.task] for name, entry in ARCHITECTURES.items()}
-"""model.architecture -> the settings of a run that trains it."""
+RUNS = _Runs()
 
 
 def task_of(config: RunConfig) -> Task:
@@ -110,15 +55,11 @@ def task_of_folder(name: str) -> str | None:
         task = record.get("task")
         if task is not None:
             return task if isinstance(task, str) and task in TASKS else None
-        run = RUNS.get(str(record.get("architecture")))
-        if run is TextConfig:
-            return "duplication" if _is_duplication(folder.absolute().parent) or _is_duplication(path) else "text"
-        if run is ClassificationConfig:
-            return "classification"
-        if run is SpanConfig:
-            return "spans"
-        if run is not None:
-            return "parsing" if (folder / "task.json").is_file() else "translation"
+        entry = ARCHITECTURES.get(str(record.get("architecture")))
+        if entry is not None:
+            if _is_duplication(folder.absolute().parent) or _is_duplication(path):
+                return "duplication"
+            return "parsing" if (folder / "task.json").is_file() else MODEL_TASKS[entry.task].task
     return _task_of_data(path)
 
 
@@ -135,9 +76,7 @@ def _task_of_data(folder: Path) -> str | None:
         return None
     task = record.get("task")
     name = task.get("name") if isinstance(task, Mapping) else None
-    if name == "language-modelling":
-        return "text"
-    return str(name) if name in ("parsing", "classification", "spans") else "translation"
+    return next((word for word, known in TASKS.items() if name and known.recorded_as == name), "translation")
 
 
 def json_or_empty(file: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from manyheads.architectures.attentions import attentions_of
-from manyheads.architectures.table import ARCHITECTURES, build_model
+from manyheads.catalogue import ARCHITECTURES, ATTENTIONS, build_model
 from manyheads.extras.inspect.blocks import Block, ModelBlocks, Stack, blocks_of
 from manyheads.extras.inspect.operations import AttentionOperations
-from manyheads.nn.attention.kinds import ATTENTIONS
 
 VOCAB = 50
 

@@ -11,7 +11,7 @@ import torch
 from manyheads.architectures.attentions import attentions_of, buckets_of
 from manyheads.architectures.reformer.layers import Call
 from manyheads.architectures.reformer.presets import PRESETS, SEQ2SEQ_PRESETS
-from manyheads.architectures.table import build_model
+from manyheads.catalogue import build_model
 from manyheads.extras.inspect.tracing import trace
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention

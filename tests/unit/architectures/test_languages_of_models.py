@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from manyheads.architectures.pretrained import load, read_languages, save_pretrained
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer import presets
+from manyheads.catalogue import build_model
 from manyheads.cli.records import describe_folder
 from manyheads.errors import ModelFileError
 

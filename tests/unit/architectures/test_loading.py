@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import ARCHITECTURES
+from manyheads.catalogue import ARCHITECTURES
 
 LOADED = """
 import sys

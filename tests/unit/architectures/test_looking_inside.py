@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.attentions import attentions_of
-from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.architectures.transformer import presets
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.extras.inspect.equations import EQUATIONS
 from manyheads.extras.inspect.tracing import TracedTensor, folded, trace
 from manyheads.nn.attention.observing import observe

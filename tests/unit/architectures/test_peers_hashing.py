@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from manyheads.architectures.attentions import attentions_of, buckets_of
 from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.table import build_model
+from manyheads.catalogue import build_model
 
 PEERS = ReformerConfig(
     vocab_size=19,

@@ -12,10 +12,10 @@ import torch
 from manyheads.architectures.head_names import Head, all_heads, parse_heads, prunable
 from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.architectures.reformer.presets import SEQ2SEQ_PRESETS
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.presets import PRESETS
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.extras.inspect.pruning import attention_layers, masks_without, prune
 from manyheads.nn.attention.head_masks import HeadMasks

@@ -13,8 +13,8 @@ import torch
 
 from manyheads.architectures import pretrained
 from manyheads.architectures.pretrained import load
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.catalogue import build_model
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ModelFileError
 from manyheads.files import verify

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.catalogue import build_model
 from manyheads.cli.main import main
 from manyheads.errors import ConfigError
 from manyheads.extras.peers import PEERS

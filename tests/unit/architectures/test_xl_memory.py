@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.architectures.transformer_xl.state import KeyValues, LayerInputs, XLState
+from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.errors import ConfigError
 
 torch.set_num_threads(1)

@@ -7,9 +7,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.architectures.transformer_xl.state import LayerInputs
+from manyheads.catalogue import build_model
 
 VIEW = 6
 

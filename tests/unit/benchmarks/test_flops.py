@@ -13,9 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import manyheads.nn.attention.relative as relative_module
 from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.data.batch import PairBatch
 from manyheads.data.segments import SegmentBatch
 from manyheads.decoding.search import run_to_end, search_steps

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer import presets
+from manyheads.catalogue import build_model
 from manyheads.cli.main import main
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.text.settings import TokenizerSettings

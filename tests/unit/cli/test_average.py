@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from manyheads.architectures.pretrained import load, portable_state, save_pretrained
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.presets import PRESETS
+from manyheads.catalogue import build_model
 from manyheads.checkpoint.format import save_checkpoint
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.translator import Translator

@@ -15,8 +15,8 @@ import torch
 from offline_pages import record_of
 
 from manyheads.architectures.pretrained import load, save_pretrained
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.data.token_store import TokenStore
 from manyheads.decoding.translator import Translator
 from manyheads.errors import NonFiniteError

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 import manyheads as package
 from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.catalogue import build_model
 from manyheads.decoding.naive import naive_marian_search
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.peers.convert import import_folder

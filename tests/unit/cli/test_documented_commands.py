@@ -19,11 +19,11 @@ import pytest
 import yaml
 
 from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.catalogue import COMMANDS
 from manyheads.cli import main
 from manyheads.cli.command_line import parsing, task_pages
 from manyheads.cli.command_line.parsing import make_parser, read
 from manyheads.cli.command_line.train_options import TrainOptions, read_arguments
-from manyheads.cli.main import COMMANDS
 from manyheads.config.files import Source, to_plain
 from manyheads.errors import ManyHeadsError
 from manyheads.extras.inspect.commands import KINDS

@@ -14,8 +14,8 @@ import torch
 from manyheads.architectures.head_names import parse_heads
 from manyheads.architectures.pretrained import load, read_config, save_pretrained
 from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.decoding.generation_config import load_settings
 from manyheads.errors import ConfigError
 from manyheads.extras.inspect.pruning import masks_without

@@ -14,8 +14,8 @@ from offline_pages import record_of
 
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.extras.inspect.commands import KINDS
 from manyheads.text.byte_vocabulary import ByteVocabulary
 

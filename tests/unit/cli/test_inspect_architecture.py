@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import ARCHITECTURES, build_model
+from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.extras.inspect.blocks import blocks_of
 from manyheads.extras.inspect.drawings.architecture import architecture_figure
 from manyheads.extras.inspect.drawings.operations import operations_figure

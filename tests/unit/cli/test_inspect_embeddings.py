@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from manyheads.architectures.pretrained import load, save_pretrained
-from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.extras.inspect.drawings.embeddings import embedding_map_figure
 from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.settings import TokenizerSettings

@@ -16,7 +16,7 @@ import torch
 
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
-from manyheads.architectures.table import build_model
+from manyheads.catalogue import build_model
 from manyheads.cli.main import main
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.search_options import GenerationOptions

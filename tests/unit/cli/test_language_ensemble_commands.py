@@ -15,8 +15,8 @@ import torch
 
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.cli.command_line.generate_options import GenerateOptions
 from manyheads.cli.lines.continuations import ContinuationLines
 from manyheads.data.settings import DUPLICATION

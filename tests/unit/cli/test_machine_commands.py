@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import shtab
 
+from manyheads.catalogue import COMMANDS
 from manyheads.cli import machine, machine_report
 from manyheads.cli.command_line.program_parser import program_parser
 from manyheads.cli.commands import doctor
-from manyheads.cli.main import COMMANDS
 
 Program = Callable[..., int]
 

@@ -13,8 +13,8 @@ import torch
 
 import manyheads
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.cli.printing import printable, say
 from manyheads.text.byte_vocabulary import ByteVocabulary
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from manyheads import __version__
+from manyheads.catalogue import COMMANDS
 from manyheads.cli import main as program
 from manyheads.cli.command_line import pages
-from manyheads.cli.main import COMMANDS, guarded, main
+from manyheads.cli.main import guarded, main
 from manyheads.cli.stopping import stoppable
 from manyheads.errors import DataError
 

@@ -11,8 +11,8 @@ import torch
 from starlette.testclient import TestClient
 
 from manyheads.architectures.pretrained import load, read_config, save_pretrained
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.decoding.alignment import align
 from manyheads.decoding.translator import Translator
 from manyheads.extras.serving.app import build_app

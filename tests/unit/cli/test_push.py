@@ -16,8 +16,8 @@ from hub_server import FakeHub, running_hub
 
 from manyheads.architectures.model_card import CardFacts, make_card
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.cli.main import main
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

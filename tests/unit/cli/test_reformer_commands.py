@@ -14,7 +14,7 @@ import torch
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
-from manyheads.architectures.table import build_model
+from manyheads.catalogue import build_model
 from manyheads.cli.command_line.train_options import read_arguments
 from manyheads.cli.main import main
 from manyheads.decoding.generator import Generator

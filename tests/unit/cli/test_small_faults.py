@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.cli.lines.conversation import converse
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.records import describe_folder

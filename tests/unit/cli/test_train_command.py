@@ -18,6 +18,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from manyheads.catalogue import PRESETS
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.command_line.train_options import TrainOptions, read_arguments
 from manyheads.cli.training import train_and_watch
@@ -26,7 +27,6 @@ from manyheads.config.merge import dotted_names
 from manyheads.distributed.process import Process
 from manyheads.errors import ConfigError
 from manyheads.files.verify import FORMAT_VERSION
-from manyheads.tasks.presets import PRESETS
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.record.report import RunStart, Sample, StepReport, TrainResult, ValidationReport
 

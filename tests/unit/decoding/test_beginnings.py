@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts

@@ -15,9 +15,9 @@ from manyheads.architectures.language_ensemble import LanguageEnsemble
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.decoding import compiled
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.device import inference, narrow, pack

@@ -10,9 +10,9 @@ import torch
 
 import manyheads
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.settings import DecodingSettings

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from manyheads.architectures.encoder_ensembles import ClassifierEnsemble, SpanParserEnsemble
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import ARCHITECTURES, build_model
+from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.data.batch import SpanBatch
 from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.classification.classifier import Classifier

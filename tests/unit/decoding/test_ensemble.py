@@ -18,7 +18,7 @@ from manyheads.architectures.ensemble import Ensemble, mean_log_probs
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.protocols import PlansSteps, Restrictable, Scorable, Searchable
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import ARCHITECTURES, build_model
+from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.data.batch import PairBatch
 from manyheads.decoding.alignment import align
 from manyheads.decoding.device import inference

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.decoding.ending import Ending
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer import presets
+from manyheads.catalogue import build_model
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.kept_texts import KeptTexts, translate_with_phrases
 from manyheads.decoding.settings import DecodingSettings

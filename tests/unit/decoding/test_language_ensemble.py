@@ -20,8 +20,8 @@ from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.protocols import PlansSteps
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.data.token_store import TokenStore
 from manyheads.decoding.device import inference
 from manyheads.decoding.generation_settings import GenerationSettings

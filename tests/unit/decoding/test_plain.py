@@ -9,8 +9,8 @@ import pytest
 from export_models import write_transformer
 from torch import nn
 
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator

@@ -10,8 +10,8 @@ import torch
 
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.decoding.continuation import Continuation
 from manyheads.decoding.generation import READ_AT_ONCE
 from manyheads.decoding.generator import Generator

@@ -12,9 +12,9 @@ from manyheads.architectures.ensemble import Ensemble
 from manyheads.architectures.language_ensemble import LanguageEnsemble
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.decoding.constraints import Constraints
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator

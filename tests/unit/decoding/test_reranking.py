@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import ARCHITECTURES, build_model
+from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.decoding.rules import RULES
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from manyheads.architectures.table import ARCHITECTURES
+from manyheads.catalogue import ARCHITECTURES
 from manyheads.data.batch import PairBatch
 from manyheads.decoding.device import inference, pack
 from manyheads.decoding.hypothesis import Hypothesis

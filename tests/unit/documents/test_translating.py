@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer import presets
+from manyheads.catalogue import build_model
 from manyheads.decoding.alignment import align
 from manyheads.decoding.degenerate import is_degenerate
 from manyheads.decoding.hypothesis import Hypothesis

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.presets import PRESETS
+from manyheads.catalogue import build_model
 from manyheads.data.token_store import TokenStore
 from manyheads.errors import NonFiniteError
 from manyheads.evaluation.language_model import evaluate_text

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.presets import PRESETS
+from manyheads.catalogue import build_model
 from manyheads.data.token_store import TokenStore
 from manyheads.errors import DataError
 from manyheads.extras.research.effective_context import losses_by_context, relative_lengths

@@ -11,9 +11,9 @@ import torch
 from manyheads.architectures.head_names import Head, all_heads
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.presets import PRESETS
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import DataError
 from manyheads.extras.inspect.head_scores import (

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from manyheads.architectures.pretrained import load, save_pretrained
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.catalogue import TASKS, build_model
 from manyheads.checkpoint.format import read_scalars, save_checkpoint
 from manyheads.checkpoint.retain import apply_retention, find_latest, read_pointer, write_pointer
 from manyheads.cli import demo
@@ -35,7 +35,7 @@ from manyheads.extras.peers.convert import _read_object
 from manyheads.files.commit import temporary_name
 from manyheads.files.guarded import RefusedFileError
 from manyheads.files.verify import verify_folder
-from manyheads.tasks.table import TASKS, task_of_folder
+from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.text.held_out import held_text
 from manyheads.text.marian_files import read_bytes
 from manyheads.text.tokenizer_file import read_tokenizer_file

@@ -27,8 +27,8 @@ def wrapper(**more: Any) -> Any:
     """Random weights that from_peer takes: made by exporting a fresh model of ours."""
     torch.manual_seed(0)
     config = {**CONFIG, **more}
-    from manyheads.architectures.table import build_model
     from manyheads.architectures.transformer.config import TransformerConfig
+    from manyheads.catalogue import build_model
 
     m = config["model"]
     fresh = build_model(
@@ -192,7 +192,7 @@ def test_mistakes_are_named() -> None:
     config = one.module.config
     from dataclasses import replace
 
-    from manyheads.architectures.table import build_model
+    from manyheads.catalogue import build_model
 
     with pytest.raises(ConfigError, match="norm 'layer'"):
         LOADER.to_peer(build_model(replace(config, norm="layer")))

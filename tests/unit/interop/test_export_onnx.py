@@ -12,13 +12,12 @@ import torch
 
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
-from manyheads.architectures.table import ARCHITECTURES, build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import ARCHITECTURES, ATTENTIONS, build_model
 from manyheads.errors import ConfigError
 from manyheads.extras.exports import ExportOptions
 from manyheads.extras.exports.engine import Exported, export_model
-from manyheads.nn.attention.kinds import ATTENTIONS
 from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.piece_vocabulary import PieceVocabulary
 from manyheads.text.settings import TokenizerSettings

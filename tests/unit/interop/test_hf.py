@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.extras.peers import hf
 

@@ -9,8 +9,8 @@ import torch
 from marian_models import SIZES, random_state
 from torch import Tensor
 
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import Activation, TransformerConfig
+from manyheads.catalogue import build_model
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers import PEERS

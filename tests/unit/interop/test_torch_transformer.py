@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError, ShapeError
 from manyheads.extras.peers import PEERS
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jvp, vmap
 
 from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.presets import PRESETS as TRANSFORMERS
 from manyheads.architectures.transformer_xl.presets import PRESETS as XLS
+from manyheads.catalogue import build_model
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import RequestError
 from manyheads.extras.parsing.chart import log_partition

@@ -10,8 +10,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.catalogue import build_model
 from manyheads.data.batch import PairBatch
 from manyheads.errors import ConfigError
 from manyheads.nn.attention.masks import Dense, KeyPadding, Lengths

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from manyheads.architectures.head_names import Head
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.presets import PRESETS
 from manyheads.architectures.transformer_xl.presets import PRESETS as XL_PRESETS
+from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError
 from manyheads.extras.inspect.pruning import masks_without, prune
 from manyheads.extras.peers.kimiyoung_transformer_xl import OfficialTransformerXL

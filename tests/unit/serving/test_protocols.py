@@ -14,8 +14,8 @@ import torch
 from starlette.testclient import TestClient
 
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.decoding.translator import Translator

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from manyheads.catalogue import PRESETS
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.data.preparing_text import prepare_text
 from manyheads.data.texts import TextBlock
 from manyheads.errors import ConfigError
-from manyheads.tasks.presets import PRESETS
 from manyheads.tasks.runs import planner
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.text.settings import VocabularySettings

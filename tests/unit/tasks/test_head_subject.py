@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.inspect.head_scores import nats_per_token

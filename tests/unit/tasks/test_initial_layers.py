@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.cli.command_line.train_options import read_arguments
 from manyheads.config.files import to_yaml
 from manyheads.decoding.settings import DecodingSettings

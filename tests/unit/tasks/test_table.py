@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.architectures.table import ARCHITECTURES
+from manyheads.catalogue import ARCHITECTURES, PRESETS, TASKS
 from manyheads.cli.command_line.task_pages import _fitting, parse_for_task
 from manyheads.errors import ConfigError
 from manyheads.extras.research.duplication_task.objective import DuplicationObjective
-from manyheads.tasks.presets import PRESETS, duplication
+from manyheads.tasks.presets import duplication
 from manyheads.tasks.runs import open_objective
-from manyheads.tasks.table import RUNS, TASKS, task_of, task_of_folder
+from manyheads.tasks.table import RUNS, task_of, task_of_folder
 
 
 def test_every_architecture_has_a_run_and_the_same_kind() -> None:

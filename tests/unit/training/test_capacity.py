@@ -28,7 +28,7 @@ def test_a_model_larger_than_all_memory() -> None:
 def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, gradients and one moment, and averages if there are any; FSDP divides all but the weights."""
     config = changed(TINY, model=SIZES, training={"ema_decay": 0.0})
-    from manyheads.architectures.table import build_model
+    from manyheads.catalogue import build_model
 
     weights = 4 * sum(parameter.numel() for parameter in build_model(config.model).parameters())
     averaged = changed(config, training={"ema_decay": 0.9})
@@ -47,7 +47,7 @@ def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_frozen_weights_have_no_gradients_and_moments(monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyheads.architectures.table import build_model
+    from manyheads.catalogue import build_model
 
     config = changed(TINY, model=SIZES, training={"ema_decay": 0.0, "freeze": ("encoder",)})
     model = build_model(config.model)

@@ -15,8 +15,8 @@ from tiny_run import TINY_REFORMER, TINY_TEXT, changed, outcome
 
 import manyheads.training.run.clock
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
+from manyheads.catalogue import build_model
 from manyheads.cli.main import main
 from manyheads.data.segments import SegmentStream
 from manyheads.data.settings import DUPLICATION

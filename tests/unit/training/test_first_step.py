@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from manyheads.tasks.presets import PRESETS
+from manyheads.catalogue import PRESETS
 from manyheads.tasks.runs import dry_run
 from manyheads.training.plan import first_step
 from manyheads.training.plan.first_step import FirstStep

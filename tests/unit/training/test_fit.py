@@ -11,9 +11,9 @@ import pytest
 import torch
 from tiny_run import TINY, TINY_TEXT, changed
 
+from manyheads.catalogue import PRESETS
 from manyheads.cli.main import main
 from manyheads.errors import ConfigError
-from manyheads.tasks.presets import PRESETS
 from manyheads.tasks.runs import planner
 from manyheads.training.plan.planner import MIB, Footprint, Planner
 from manyheads.training.run.device import free_memory_bytes

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import pytest
 
+from manyheads.catalogue import PRESETS
 from manyheads.errors import CheckpointError, ConfigError
 from manyheads.extras.inspect.run_pictures import Board
-from manyheads.tasks.presets import PRESETS
 from manyheads.training.record.log import MetricsLog, PlainReporter, format_seconds
 from manyheads.training.record.report import Sample, TrainResult, ValidationReport
 from manyheads.training.run.resume import check_same_run, differences

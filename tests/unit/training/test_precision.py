@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import manyheads.training.run.precision
 from manyheads.architectures.reformer.config import ReformerConfig
+from manyheads.catalogue import PRESETS, SIZED_BY_PRECISION
 from manyheads.data.prepared_text import NOVEL
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError
@@ -26,7 +27,6 @@ from manyheads.extras.parsing.preparing import prepare_spans
 from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.extras.parsing.tree_files import TreeFile
 from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
-from manyheads.tasks.presets import PRESETS, SIZED_BY_PRECISION
 from manyheads.tasks.runs import dry_run, train
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import build_model
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.catalogue import build_model
 from manyheads.config.build import build as build_settings
 from manyheads.data.batch import PairBatch
 from manyheads.errors import ConfigError

@@ -6,10 +6,9 @@ import argparse
 import importlib
 from types import ModuleType
 
+from manyheads.catalogue import COMMANDS, PRESETS
 from manyheads.cli.command_line.parsing import make_parser
-from manyheads.cli.main import COMMANDS, module_of
-from manyheads.extras.inspect.commands import KINDS
-from manyheads.tasks.presets import PRESETS
+from manyheads.cli.main import module_of
 from manyheads.tasks.table import RUNS
 
 __all__ = ["program_parser"]
@@ -20,14 +19,13 @@ def program_parser() -> argparse.ArgumentParser:
     program = argparse.ArgumentParser("manyheads")
     program.add_argument("--version", action="store_true", help="print the version")
     commands = program.add_subparsers()
-    for name, about in COMMANDS.items():
+    for name, command in COMMANDS.items():
         if name != "inspect":
-            _add(commands, name, about, module_of(name))
+            _add(commands, name, command.summary, module_of(name))
             continue
-        kinds = commands.add_parser(name, help=about).add_subparsers()
-        for kind, shown in KINDS.items():
-            module = importlib.import_module(f"manyheads.extras.inspect.commands.{kind}")
-            _add(kinds, kind, shown, module)
+        kinds = commands.add_parser(name, help=command.summary).add_subparsers()
+        for kind, shown in module_of(name).KINDS.items():
+            _add(kinds, kind, shown, importlib.import_module(f"{command.module}.{kind}"))
     return program
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.architectures.hub import is_hub_name, resolve_model_path
+from manyheads.catalogue import TASKS, Task
 from manyheads.cli.command_line.parsing import option_names, parse, read
 from manyheads.config.options import CommandPage
 from manyheads.errors import ModelFileError
-from manyheads.tasks.table import TASKS, Task, task_of_folder
+from manyheads.tasks.table import task_of_folder
 
 __all__ = ["pages_of", "parse_for_named_task", "parse_for_task"]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from manyheads.catalogue import PRESETS, SIZED_BY_PRECISION
 from manyheads.cli.command_line.pages import help_page, option_lines
 from manyheads.cli.command_line.parsing import fill, option_rows, read
 from manyheads.cli.machine import set_up_machine
@@ -16,7 +17,6 @@ from manyheads.config.options import CommandPage, option
 from manyheads.distributed.launch import DEFAULT_TIMEOUT
 from manyheads.errors import ConfigError
 from manyheads.tasks.layers import resolve_run
-from manyheads.tasks.presets import PRESETS, SIZED_BY_PRECISION
 from manyheads.tasks.table import RUNS
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig

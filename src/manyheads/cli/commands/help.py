@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from manyheads.catalogue import COMMANDS, PRESETS, TASKS
 from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.parsing import parse
-from manyheads.cli.main import COMMANDS, main, module_of
+from manyheads.cli.main import main, module_of
 from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument
 from manyheads.config.suggest import did_you_mean
-from manyheads.tasks.presets import PRESETS
-from manyheads.tasks.table import TASKS
 from manyheads.tasks.translation.settings import TrainConfig
 
 __all__ = ["PAGE", "HelpOptions", "run"]

@@ -8,12 +8,13 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from manyheads.catalogue import TASKS
 from manyheads.cli.command_line.task_pages import pages_of, parse_for_named_task
 from manyheads.cli.printing import say
 from manyheads.cli.watching.interruptible import StoppedBySignalError, interruptible
 from manyheads.cli.watching.phases import showing_phases
 from manyheads.tasks.preparation import check_output
-from manyheads.tasks.table import TASKS, task_of_folder
+from manyheads.tasks.table import task_of_folder
 
 __all__ = ["PAGES", "run"]
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Union
 
 from manyheads.architectures.transformer.config import Activation, TransformerConfig
+from manyheads.catalogue import ATTENTIONS
 from manyheads.config.checks import MOST_LAYERS, MOST_UNITS, between, check, check_labels, set_tuples
-from manyheads.nn.attention.kinds import ATTENTIONS, DotProductAttentionConfig
+from manyheads.nn.attention.kinds import DotProductAttentionConfig
 
 if TYPE_CHECKING:
     from manyheads.extras.classification.pooling import Pooling

@@ -13,7 +13,7 @@ from manyheads.architectures.ensemble import Ensemble
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_ensemble import LanguageEnsemble
 from manyheads.architectures.pretrained import read_config
-from manyheads.architectures.table import ARCHITECTURES
+from manyheads.catalogue import ARCHITECTURES
 from manyheads.decoding.device import Precision
 from manyheads.decoding.engines import EngineName
 from manyheads.decoding.generation import READ_AT_ONCE

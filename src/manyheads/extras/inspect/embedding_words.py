@@ -14,7 +14,7 @@ from torch import Tensor
 
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.pretrained import read_config
-from manyheads.architectures.table import ARCHITECTURES
+from manyheads.catalogue import ARCHITECTURES
 from manyheads.config.suggest import not_among
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ModelFileError, RequestError

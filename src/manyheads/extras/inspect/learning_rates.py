@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from manyheads.catalogue import PRESETS
 from manyheads.config.suggest import not_among
 from manyheads.errors import ConfigError
 from manyheads.extras.inspect.drawings.schedules import Curve, thinned_steps
 from manyheads.nn.schedules import noam
-from manyheads.tasks.presets import PRESETS
 from manyheads.training.optim.schedule import learning_rate
 
 __all__ = ["rates_of_paper", "rates_of_presets"]
@@ -40,7 +40,7 @@ def rates_of_presets(names: Sequence[str], num_steps: int | None = None) -> dict
         last = num_steps or config.training.max_steps
         if not last:
             raise ConfigError(f"preset {name} has a time limit and no number of steps; give --steps.")
-        of_run = {"peak": config.optimiser.learning_rate, "d_model": config.model.d_model}  # type: ignore[attr-defined]
+        of_run = {"peak": config.optimiser.learning_rate, "d_model": config.model.d_model}
         steps = thinned_steps(last)
         rates = [learning_rate(config.schedule, **of_run, step=step, progress=step / last) for step in steps]
         curves[name] = (steps, rates)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from manyheads.architectures.head_names import Head, HeadKind, all_heads, kept_heads, prunable
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import build_model
+from manyheads.catalogue import build_model
 from manyheads.errors import RequestError
 from manyheads.nn.attention.head_masks import HeadMasks
 from manyheads.nn.attention.no_heads import copy_heads

@@ -11,7 +11,7 @@ from torch import Tensor
 from manyheads.architectures.encoder_ensembles import SpanParserEnsemble
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.pretrained import read_config
-from manyheads.architectures.table import ARCHITECTURES
+from manyheads.catalogue import ARCHITECTURES
 from manyheads.data.batch import SpanBatch
 from manyheads.decoding.model_runner import RunsEncoder
 from manyheads.decoding.text_ids import check_texts

@@ -1,6 +1,6 @@
 """The Transformer's encoder over words, and the chart parser made of it.
 
-Paper: Kitaev and Klein 2018, arXiv:1805.01052. Differs: see `TransformerSpanParserConfig` and `extras.parsing.span_head`.
+Paper: Kitaev and Klein 2018, arXiv:1805.01052. Differs: see `TransformerSpanParserConfig` and `span_head`.
 """
 
 from __future__ import annotations

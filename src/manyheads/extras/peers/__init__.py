@@ -3,72 +3,18 @@
     from manyheads.extras.peers import PEERS
     wrapper = PEERS["torch/Transformer"].from_peer(config, state_dict)
 
-A peer is a subclass of `manyheads.extras.peers.peer.Peer`. Importing this package does not import torch; a peer's module is
-imported on first access.
+A peer is a subclass of `manyheads.extras.peers.peer.Peer`, whose module is imported on first access. Importing this
+package does not import torch.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
 
-if TYPE_CHECKING:
-    from manyheads.extras.peers.peer import Peer
+from manyheads.catalogue import PEERS
 
 __all__ = ["FORMATS", "PEERS", "Format"]
-
-
-class _Peers(Mapping[str, "type[Peer]"]):
-    """Peer id -> class, imported on access."""
-
-    def __init__(self, classes: dict[str, str]) -> None:
-        self._classes = classes
-
-    def __getitem__(self, peer: str) -> type[Peer]:
-        module, _, name = self._classes[peer].partition(":")
-        return cast("type[Peer]", getattr(importlib.import_module(module), name))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._classes)
-
-    def __len__(self) -> int:
-        return len(self._classes)
-
-    def __repr__(self) -> str:
-        return f"PEERS({', '.join(self._classes)})"
-
-
-PEERS: Mapping[str, type[Peer]] = _Peers(
-    {
-        "annotated-transformer": "manyheads.extras.peers.annotated_transformer:AnnotatedTransformer",
-        "d2l/AdditiveAttention": "manyheads.extras.peers.d2l:AdditivePeer",
-        "d2l/DotProductAttention": "manyheads.extras.peers.d2l:DotProductPeer",
-        "d2l/MultiHeadAttention": "manyheads.extras.peers.d2l:MultiHeadPeer",
-        "d2l/TransformerEncoderBlock": "manyheads.extras.peers.d2l:BlockPeer",
-        "d2l/attention": "manyheads.extras.peers.d2l:AllOfD2l",
-        "d2l/masked_softmax": "manyheads.extras.peers.d2l:SoftmaxPeer",
-        "fairseq/Transformer": "manyheads.extras.peers.fairseq:Fairseq",
-        "fused-qkv/MultiheadAttention": "manyheads.extras.peers.fused_qkv:FusedQkv",
-        "joeynmt/Transformer": "manyheads.extras.peers.joeynmt:JoeyNMT",
-        "kimiyoung/TransformerXL": "manyheads.extras.peers.kimiyoung_transformer_xl:OfficialTransformerXL",
-        "kimiyoung/sample_logits": "manyheads.extras.peers.kimiyoung_sample_logits:SampleLogits",
-        "labml/MultiHeadAttention": "manyheads.extras.peers.labml:MultiHeadPeer",
-        "labml/RelativeMultiHeadAttention": "manyheads.extras.peers.labml:RelativePeer",
-        "labml/attention": "manyheads.extras.peers.labml:AllOfLabml",
-        "opennmt-py/Transformer": "manyheads.extras.peers.opennmt_py:OpenNMT",
-        "reformer-pytorch/LSHAttention": "manyheads.extras.peers.reformer_pytorch:BareAttentionPeer",
-        "reformer-pytorch/LSHSelfAttention": "manyheads.extras.peers.reformer_pytorch:SelfAttentionPeer",
-        "tf/Transformer-XL": "manyheads.extras.peers.tf_transformer_xl:TensorFlowXL",
-        "torch/MultiheadAttention": "manyheads.extras.peers.torch_multihead_attention:TorchAttention",
-        "torch/Transformer": "manyheads.extras.peers.torch_transformer:TorchTransformer",
-        "transformers/Marian": "manyheads.extras.peers.marian:Marian",
-        "transformers/Pegasus": "manyheads.extras.peers.pegasus:Pegasus",
-        "transformers/Reformer": "manyheads.extras.peers.reformer:HFReformer",
-        "transformers/TransfoXL": "manyheads.extras.peers.transfo_xl:TransfoXL",
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load, read_config, save_pretrained, usage_example, yaml_list
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import ARCHITECTURES
+from manyheads.catalogue import ARCHITECTURES
 from manyheads.checkpoint.format import write_tensors
 from manyheads.config.files import to_json
 from manyheads.decoding.generation_config import load_settings

@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load
-from manyheads.architectures.table import ARCHITECTURES, build_model, configs_of
+from manyheads.catalogue import ARCHITECTURES, build_model, configs_of
 from manyheads.config.build import build
 from manyheads.config.files import to_plain
 from manyheads.errors import ConfigError, RequestError

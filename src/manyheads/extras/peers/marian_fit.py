@@ -15,7 +15,7 @@ from torch import Tensor
 
 from manyheads.architectures.pretrained import load_portable_state, portable_state
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import build_model
+from manyheads.catalogue import build_model
 
 __all__ = ["fitted", "halves_order"]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from manyheads.architectures.pretrained import check_size
 from manyheads.architectures.protocols import ModelConfig
-from manyheads.architectures.table import build_model
+from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers.layout import Layout, export_gradients, export_weights, import_weights
 

@@ -7,7 +7,7 @@ import torch
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load_portable_state, portable_state
 from manyheads.architectures.reformer.config import HashRounds
-from manyheads.architectures.table import build_model
+from manyheads.catalogue import build_model
 from manyheads.errors import RequestError
 
 __all__ = ["with_hashes"]

@@ -1,6 +1,6 @@
-"""The table of attention kinds: how a head scores a query and a key. A new kind is one file and one line.
+"""Attention kinds: how a head scores a query and a key. A new kind is one file and one line of `catalogue.ATTENTIONS`.
 
-Nothing here imports torch: `--help` reads this table.
+Nothing here imports torch: `--help` reads the settings.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from manyheads.config.checks import MOST_UNITS, between, check
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ATTENTIONS", "AdditiveAttentionConfig", "AttentionConfig", "DotProductAttentionConfig"]
+__all__ = ["AdditiveAttentionConfig", "AttentionConfig", "DotProductAttentionConfig"]
 
 
 class AttentionConfig(Protocol):
@@ -57,9 +57,3 @@ class AdditiveAttentionConfig:
         from manyheads.nn.attention.additive import AdditiveScore
 
         return AdditiveScore(num_heads, head_dim, self.hidden_dim)
-
-
-ATTENTIONS: dict[str, type] = {
-    "dot_product": DotProductAttentionConfig,
-    "additive": AdditiveAttentionConfig,
-}

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from manyheads.catalogue import PRESETS
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.errors import ConfigError
-from manyheads.tasks.presets import PRESETS
 from manyheads.tasks.table import RUNS
 from manyheads.tasks.text.settings import TextConfig
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Union
 
-from manyheads.architectures.table import configs_of
 from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.catalogue import configs_of
 from manyheads.config.checks import at_least, check
 from manyheads.data.settings import DataSettings
 from manyheads.decoding.settings import DecodingSettings

@@ -12,7 +12,7 @@ import torch
 
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.pretrained import read_config
-from manyheads.architectures.table import ARCHITECTURES
+from manyheads.catalogue import ARCHITECTURES
 from manyheads.data.lexicon import Lexicon, learn_lexicon
 from manyheads.data.prepared import PreparedData
 from manyheads.data.progress import Progress

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from manyheads.architectures.table import build_model
+from manyheads.catalogue import build_model
 from manyheads.data.progress import Progress
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.optimiser import build_optimiser

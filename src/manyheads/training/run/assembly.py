@@ -12,7 +12,7 @@ import torch
 
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import build_model
+from manyheads.catalogue import build_model
 from manyheads.config.files import to_plain
 from manyheads.data.progress import Progress
 from manyheads.distributed.group import Group

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from manyheads.architectures.table import build_model
+from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError
 from manyheads.training.run.device import free_memory_bytes
 from manyheads.training.run.initial import freeze

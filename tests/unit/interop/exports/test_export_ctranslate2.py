@@ -118,7 +118,7 @@ def test_what_it_cannot_hold_is_refused(changes: dict[str, Any], said: str, tmp_
 
 
 def test_additive_attention_is_refused(tmp_path: Path) -> None:
-    from manyheads.nn.attention.kinds import ATTENTIONS
+    from manyheads.catalogue import ATTENTIONS
 
     model = write_transformer(tmp_path / "model", attention=ATTENTIONS["additive"]())
     with pytest.raises(ConfigError, match=r"model\.attention 'additive'"):

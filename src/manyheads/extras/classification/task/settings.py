@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Union
 
-from manyheads.architectures.table import configs_of
+from manyheads.catalogue import configs_of
 from manyheads.extras.classification.labelled_settings import LabelledSettings
 from manyheads.extras.classification.transformer_config import TransformerClassifierConfig
 from manyheads.tasks.encoder_settings import EncoderConfig

@@ -11,7 +11,7 @@ from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load, read_config, read_languages, save_pretrained
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import ARCHITECTURES
+from manyheads.catalogue import ARCHITECTURES
 from manyheads.data.progress import Progress
 from manyheads.decoding.generation_config import read_settings
 from manyheads.decoding.generation_settings import GenerationSettings

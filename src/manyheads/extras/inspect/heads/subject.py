@@ -11,7 +11,7 @@ from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import read_config
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.table import ARCHITECTURES
+from manyheads.catalogue import ARCHITECTURES
 from manyheads.config.build import build
 from manyheads.config.options import given_options
 from manyheads.data.batch import PairBatch, SegmentBatch

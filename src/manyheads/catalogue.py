@@ -1,0 +1,528 @@
+"""Every table of names: what there is, and where its code lies.
+
+The code of an entry is a string `module:attribute`, which is imported when it is first needed. Therefore the start is
+fast, and the core has entries of `manyheads.extras` without importing them. Other packages add entries to the tables
+"architecture", "score", "task", "preset" and "peer" by entry points of the group `manyheads`, which are named
+`TABLE.NAME`:
+
+    [project.entry-points.manyheads]
+    "architecture.bag" = "bag_of_words.model:ARCHITECTURE"
+
+This module imports nothing of the package but errors.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from types import ModuleType
+from typing import Any, Generic, Literal, TypeVar
+
+from manyheads.errors import ConfigError
+
+__all__ = [
+    "ARCHITECTURES",
+    "ATTENTIONS",
+    "COMMANDS",
+    "HOOKS",
+    "MODEL_TASKS",
+    "PEERS",
+    "PRESETS",
+    "PUBLIC",
+    "SIZED_BY_PRECISION",
+    "TASKS",
+    "Architecture",
+    "Command",
+    "ModelTask",
+    "ModelTaskEntry",
+    "Table",
+    "Task",
+    "build_model",
+    "configs_of",
+    "load",
+]
+
+T = TypeVar("T")
+GROUP = "manyheads"
+ModelTask = Literal["translation", "language-modelling", "classification", "spans"]
+"""The kind of a model; see `MODEL_TASKS`."""
+
+
+def load(reference: Any) -> Any:
+    """Return what `module:attribute` names; anything but a string is returned as it is."""
+    if not isinstance(reference, str):
+        return reference
+    module, _, attribute = reference.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+class Table(Mapping[str, T], Generic[T]):
+    """Name -> entry. An entry given as `module:attribute` is loaded on first access.
+
+    Args:
+        kind: of the entries, as in the names of entry points.
+        entries: those of this package.
+    """
+
+    def __init__(self, kind: str, entries: Mapping[str, T | str]) -> None:
+        self.kind = kind
+        self._entries: dict[str, Any] = dict(entries)
+        self._has_plugins = False
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._entries:
+            self._add_plugins()
+        entry = self._entries[name]
+        if isinstance(entry, str):
+            try:
+                entry = self._entries[name] = load(entry)
+            except Exception as error:
+                if entry.startswith("manyheads."):
+                    raise
+                raise ConfigError(
+                    f"the {self.kind} {name} of the plug-in {entry} cannot be imported: {type(error).__name__}: {error}"
+                ) from error
+        loaded: T = entry
+        return loaded
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self._entries:
+            self._add_plugins()
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        self._add_plugins()
+        return iter(list(self._entries))
+
+    def __len__(self) -> int:
+        self._add_plugins()
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"{self.kind} table: {', '.join(self)}"
+
+    def add(self, name: str, entry: T | str) -> None:
+        """Add an entry.
+
+        Raises: ConfigError: there is another entry of this name.
+        """
+        if self._entries.setdefault(name, entry) is not entry and self._entries[name] != entry:
+            raise ConfigError(f"there are two entries {name!r} for {self.kind}: give the new one another name.")
+
+    def _add_plugins(self) -> None:
+        if not self._has_plugins:
+            self._has_plugins = True
+            for name, reference in _plugins().get(self.kind, ()):
+                self.add(name, reference)
+
+
+@cache
+def _plugins() -> Mapping[str, list[tuple[str, str]]]:
+    """The entry points of installed packages, by kind: name and reference of each."""
+    from importlib.metadata import entry_points  # a hundredth of a second, and only needed where names are listed
+
+    found: dict[str, list[tuple[str, str]]] = {}
+    for point in entry_points(group=GROUP):
+        kind, _, name = point.name.partition(".")
+        found.setdefault(kind, []).append((name, point.value))
+    return found
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: what it does, and its module, with `run(arguments) -> exit code`."""
+
+    summary: str
+    module: str
+
+
+_CORE = "manyheads.cli.commands"
+
+COMMANDS: dict[str, Command] = {
+    "sample-data": Command("write the text files that the examples in README use", f"{_CORE}.sample_data"),
+    "prepare": Command("convert text files to a folder of tokens for training", f"{_CORE}.prepare"),
+    "train": Command("train a model: a preset, a config file, or both", f"{_CORE}.train"),
+    "evaluate": Command("score a model on held-out data, with the protocol", f"{_CORE}.evaluate"),
+    "translate": Command("translate lines or documents; a prompt in a terminal", f"{_CORE}.translate"),
+    "generate": Command("continue a text with a language model", f"{_CORE}.generate"),
+    "classify": Command("label lines with a classifier", "manyheads.extras.classification.command"),
+    "score": Command("print log-probabilities of given translations or texts", f"{_CORE}.score"),
+    "serve": Command("run an HTTP server for models, with a web page", "manyheads.extras.serving.command"),
+    "inspect": Command("draw and print: attention, shapes, positions, schedules", "manyheads.extras.inspect.commands"),
+    "shortlist": Command("learn likely translations of words, for a faster search", f"{_CORE}.shortlist"),
+    "prune": Command("remove attention heads and write a smaller model", "manyheads.extras.inspect.commands.prune"),
+    "average": Command("average the weights of a run's checkpoints into a model", f"{_CORE}.average"),
+    "convert": Command("convert models of other implementations, and back", "manyheads.extras.peers.command"),
+    "export": Command("write a model in the format of another runtime", "manyheads.extras.exports.command"),
+    "push": Command("upload a model to the Hugging Face hub, with a card", f"{_CORE}.push"),
+    "info": Command("show the contents of a model, a run or prepared data", f"{_CORE}.info"),
+    "doctor": Command("check this machine: versions, devices, speed", f"{_CORE}.doctor"),
+    "help": Command("show a command's help page, or its options about a word", f"{_CORE}.help"),
+    "completion": Command("print tab completion for bash, zsh or fish", f"{_CORE}.completion"),
+}
+
+
+@dataclass(frozen=True)
+class ModelTaskEntry:
+    """A kind of model.
+
+    run: the settings of a run that trains it. task: the usual task of such a run. further: a preset whose batches and
+    schedule are those for training such a model further. suffix: of the names of its architectures, where a name
+    without it is another task's. example: Python code that uses a model of the current folder.
+    """
+
+    run: str
+    task: str
+    further: str
+    suffix: str
+    example: str
+
+    @property
+    def config(self) -> type[Any]:
+        """The class of `run`."""
+        kind: type[Any] = load(self.run)
+        return kind
+
+
+MODEL_TASKS: dict[str, ModelTaskEntry] = {
+    "translation": ModelTaskEntry(
+        "manyheads.tasks.translation.settings:TrainConfig",
+        "translation",
+        "demo",
+        "-seq2seq",
+        """import manyheads
+translator = manyheads.Translator.from_pretrained(".")
+print(translator.translate(["..."]))""",
+    ),
+    "language-modelling": ModelTaskEntry(
+        "manyheads.tasks.text.settings:TextConfig",
+        "text",
+        "xl-demo",
+        "",
+        """import manyheads
+model = manyheads.load(".")
+log_probs = model.log_probs(ids)  # of the token after each""",
+    ),
+    "classification": ModelTaskEntry(
+        "manyheads.extras.classification.task.settings:ClassificationConfig",
+        "classification",
+        "classifier-demo",
+        "-classifier",
+        """import manyheads
+classifier = manyheads.Classifier.from_pretrained(".")
+print(classifier(["..."]))""",
+    ),
+    "spans": ModelTaskEntry(
+        "manyheads.extras.parsing.span_task.settings:SpanConfig",
+        "spans",
+        "chart-parser",
+        "-spans",
+        """import manyheads
+parser = manyheads.Parser.from_pretrained(".")
+print(parser.parse(["She sleeps ."]))""",
+    ),
+}
+
+
+class Architecture:
+    """One kind of model.
+
+    Args:
+        task: which composite it is.
+        config: its config class, which declares all other facts (`protocols.ModelConfig`).
+        presets: name -> config.
+        builder: a function that turns a config into a composite.
+        further: as in `ModelTaskEntry`, where its own differs.
+
+    Config, presets and builder are the objects or `module:attribute`.
+    """
+
+    def __init__(
+        self,
+        task: ModelTask,
+        config: str | type[Any],
+        presets: str | Mapping[str, Any],
+        builder: str | Callable[[Any], Any],
+        further: str = "",
+    ) -> None:
+        self.task: ModelTask = task
+        self.further = further
+        self._config, self._presets, self._builder = config, presets, builder
+
+    @property
+    def config(self) -> type[Any]:
+        """The config class."""
+        kind: type[Any] = load(self._config)
+        return kind
+
+    @property
+    def presets(self) -> Mapping[str, Any]:
+        """Name -> config."""
+        presets: Mapping[str, Any] = load(self._presets)
+        return presets
+
+    def build(self, config: Any) -> Any:
+        """Return a new composite with random weights (from torch's global generator)."""
+        return load(self._builder)(config)
+
+
+_MODELS = "manyheads.architectures"
+_CLASSIFICATION, _PARSING = "manyheads.extras.classification", "manyheads.extras.parsing"
+
+# A config file that names no architecture means the first one for its task.
+ARCHITECTURES: Table[Architecture] = Table(
+    "architecture",
+    {
+        "transformer": Architecture(
+            "translation",
+            f"{_MODELS}.transformer.config:TransformerConfig",
+            f"{_MODELS}.transformer.presets:PRESETS",
+            f"{_MODELS}.transformer.build:build",
+        ),
+        "transformer-xl": Architecture(
+            "language-modelling",
+            f"{_MODELS}.transformer_xl.config:TransformerXLConfig",
+            f"{_MODELS}.transformer_xl.presets:PRESETS",
+            f"{_MODELS}.transformer_xl.build:build",
+        ),
+        "reformer": Architecture(
+            "language-modelling",
+            f"{_MODELS}.reformer.config:ReformerConfig",
+            f"{_MODELS}.reformer.presets:PRESETS",
+            f"{_MODELS}.reformer.build:build",
+            further="reformer-demo",
+        ),
+        "reformer-seq2seq": Architecture(
+            "translation",
+            f"{_MODELS}.reformer.config:ReformerSeq2SeqConfig",
+            f"{_MODELS}.reformer.presets:SEQ2SEQ_PRESETS",
+            f"{_MODELS}.reformer.build:build_seq2seq",
+        ),
+        "transformer-classifier": Architecture(
+            "classification",
+            f"{_CLASSIFICATION}.transformer_config:TransformerClassifierConfig",
+            f"{_CLASSIFICATION}.transformer_config:PRESETS",
+            f"{_CLASSIFICATION}.transformer:build_classifier",
+        ),
+        "reformer-classifier": Architecture(
+            "classification",
+            f"{_CLASSIFICATION}.reformer_config:ReformerClassifierConfig",
+            f"{_CLASSIFICATION}.reformer_config:PRESETS",
+            f"{_CLASSIFICATION}.reformer:build_classifier",
+        ),
+        "transformer-spans": Architecture(
+            "spans",
+            f"{_PARSING}.transformer_config:TransformerSpanParserConfig",
+            f"{_PARSING}.transformer_config:PRESETS",
+            f"{_PARSING}.transformer:build_span_parser",
+        ),
+    },
+)
+
+
+def configs_of(task: ModelTask) -> tuple[type, ...]:
+    """The config classes of all architectures for a task."""
+    return tuple(entry.config for entry in ARCHITECTURES.values() if entry.task == task)
+
+
+def build_model(config: Any) -> Any:
+    """Return a new composite (see `ModelTask`) with random weights (from torch's global generator).
+
+    Raises: ConfigError: the architecture is unknown, or the config cannot be built.
+    """
+    if config.architecture not in ARCHITECTURES:
+        raise ConfigError(f"architecture {config.architecture!r} is unknown; there are {sorted(ARCHITECTURES)}.")
+    return ARCHITECTURES[config.architecture].build(config)
+
+
+ATTENTIONS: Table[type] = Table(
+    "score",
+    {
+        "dot_product": "manyheads.nn.attention.kinds:DotProductAttentionConfig",
+        "additive": "manyheads.nn.attention.kinds:AdditiveAttentionConfig",
+    },
+)
+"""How a head scores a query and a key: name -> dataclass of its settings (`nn.attention.kinds.AttentionConfig`)."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a run can learn.
+
+    summary: one line for people. folders: packages with the task's modules; a module that the first lacks is the next
+    one's. model_task: of its models. prepared_as: the word of `prepare --task`; empty if another task's word covers it,
+    or it needs no prepared data. recorded_as: its name in the manifest of prepared data, if it has its own data; data:
+    the class of this data, as `module:class`. config: the settings of a run; None: those of `model_task`.
+
+    The modules:
+
+    - `objective.py`: `open_objective(config, data_dir, progress)` opens the data of a run.
+    - `plan.py`: `Trial(config)`, training steps without the data (see `training.plan.trial.Trial`).
+    - `options.py`: `PREPARE`, `EVALUATE` and `SCORE`, the options of these commands.
+    - `prepare.py`: `preparation(options)` returns a function that takes `folder`, `replace` and `progress`, makes the
+      folder and returns its manifest; `summary(folder, manifest)` returns the text to be printed then.
+    - `evaluate.py`: `evaluate(options, progress)` returns a `tasks.report.Report`.
+    - `compare.py`, if the options of `evaluate` have `others`: `compare(options, progress)` returns a report on several
+      models.
+    - `score.py`: `score(options, progress)` returns a `tasks.report.LineWork`.
+    """
+
+    summary: str
+    folders: tuple[str, ...]
+    model_task: ModelTask
+    prepared_as: str = ""
+    recorded_as: str = ""
+    data: str = ""
+    run: str | type[Any] | None = field(default=None)
+
+    @property
+    def config(self) -> type[Any]:
+        """The settings of a run."""
+        if self.run is None:
+            return MODEL_TASKS[self.model_task].config
+        kind: type[Any] = load(self.run)
+        return kind
+
+    def module(self, name: str) -> ModuleType:
+        """A module of the task, imported."""
+        names = [f"{folder}.{name}" for folder in self.folders]
+        return importlib.import_module(next((one for one in names if importlib.util.find_spec(one)), names[-1]))
+
+
+_TEXT, _TRANSLATION = "manyheads.tasks.text", "manyheads.tasks.translation"
+
+TASKS: Table[Task] = Table(
+    "task",
+    {
+        "translation": Task(
+            "sentences of one language to another",
+            (_TRANSLATION,),
+            "translation",
+            prepared_as="translation",
+            recorded_as="translation",
+            data="manyheads.data.prepared:PreparedData",
+        ),
+        "parsing": Task(
+            "sentences to constituent trees",
+            (f"{_PARSING}.sequence_task", _TRANSLATION),
+            "translation",
+            prepared_as="parsing",
+            recorded_as="parsing",
+            data="manyheads.data.prepared:PreparedData",
+        ),
+        "text": Task(
+            "the next token of a text",
+            (_TEXT,),
+            "language-modelling",
+            prepared_as="lm",
+            recorded_as="language-modelling",
+            data="manyheads.data.prepared_text:TextData",
+        ),
+        "ids": Task("the next id of images, sound or events", (_TEXT,), "language-modelling"),
+        "duplication": Task(
+            "the second half of 0w0w (Kitaev et al. 2020, sec. 2.1)",
+            ("manyheads.extras.research.duplication_task", _TEXT),
+            "language-modelling",
+        ),
+        "classification": Task(
+            "texts to labels",
+            (f"{_CLASSIFICATION}.task",),
+            "classification",
+            prepared_as="classification",
+            recorded_as="classification",
+            data=f"{_CLASSIFICATION}.prepared:LabelledData",
+        ),
+        "spans": Task(
+            "sentences to constituent trees, by a chart",
+            (f"{_PARSING}.span_task",),
+            "spans",
+            prepared_as="spans",
+            recorded_as="spans",
+            data=f"{_PARSING}.prepared:SpanData",
+        ),
+    },
+)
+
+_RUNS = "manyheads.tasks.presets"
+
+PRESETS: Table[Callable[..., Any]] = Table(
+    "preset",
+    {
+        "debug": f"{_RUNS}:debug",
+        "copy": f"{_RUNS}:copy",
+        "demo": f"{_RUNS}:demo",
+        "tiny": f"{_RUNS}:tiny",
+        "base": f"{_RUNS}:base",
+        "big": f"{_RUNS}:big",
+        "xl-debug": f"{_RUNS}:xl_debug",
+        "xl-demo": f"{_RUNS}:xl_demo",
+        "lm-demo": f"{_RUNS}:lm_demo",
+        "reformer-debug": f"{_RUNS}:reformer_debug",
+        "reformer-demo": f"{_RUNS}:reformer_demo",
+        "duplication": f"{_RUNS}:duplication",
+        "classifier-debug": f"{_CLASSIFICATION}.presets:classifier_debug",
+        "classifier-demo": f"{_CLASSIFICATION}.presets:classifier_demo",
+        "reformer-classifier-demo": f"{_CLASSIFICATION}.presets:reformer_classifier_demo",
+        "chart-debug": f"{_PARSING}.presets:chart_debug",
+        "chart-parser": f"{_PARSING}.presets:chart_parser",
+        "vanilla-lm": "manyheads.tasks.paper_presets:vanilla_lm",
+        "million": "manyheads.tasks.paper_presets:million",
+        "enwik8": "manyheads.tasks.paper_presets:enwik8",
+        "imagenet64": "manyheads.tasks.paper_presets:imagenet64",
+    },
+)
+"""Complete runs by name: a function -> the settings of the run."""
+
+SIZED_BY_PRECISION = frozenset({"demo", "reformer-demo"})
+"""Presets whose functions take the precision of the run: how much can be learned in some minutes depends on it."""
+
+_PEERS = "manyheads.extras.peers"
+
+PEERS: Table[type[Any]] = Table(
+    "peer",
+    {
+        "annotated-transformer": f"{_PEERS}.annotated_transformer:AnnotatedTransformer",
+        "d2l/AdditiveAttention": f"{_PEERS}.d2l:AdditivePeer",
+        "d2l/DotProductAttention": f"{_PEERS}.d2l:DotProductPeer",
+        "d2l/MultiHeadAttention": f"{_PEERS}.d2l:MultiHeadPeer",
+        "d2l/TransformerEncoderBlock": f"{_PEERS}.d2l:BlockPeer",
+        "d2l/attention": f"{_PEERS}.d2l:AllOfD2l",
+        "d2l/masked_softmax": f"{_PEERS}.d2l:SoftmaxPeer",
+        "fairseq/Transformer": f"{_PEERS}.fairseq:Fairseq",
+        "fused-qkv/MultiheadAttention": f"{_PEERS}.fused_qkv:FusedQkv",
+        "joeynmt/Transformer": f"{_PEERS}.joeynmt:JoeyNMT",
+        "kimiyoung/TransformerXL": f"{_PEERS}.kimiyoung_transformer_xl:OfficialTransformerXL",
+        "kimiyoung/sample_logits": f"{_PEERS}.kimiyoung_sample_logits:SampleLogits",
+        "labml/MultiHeadAttention": f"{_PEERS}.labml:MultiHeadPeer",
+        "labml/RelativeMultiHeadAttention": f"{_PEERS}.labml:RelativePeer",
+        "labml/attention": f"{_PEERS}.labml:AllOfLabml",
+        "opennmt-py/Transformer": f"{_PEERS}.opennmt_py:OpenNMT",
+        "reformer-pytorch/LSHAttention": f"{_PEERS}.reformer_pytorch:BareAttentionPeer",
+        "reformer-pytorch/LSHSelfAttention": f"{_PEERS}.reformer_pytorch:SelfAttentionPeer",
+        "tf/Transformer-XL": f"{_PEERS}.tf_transformer_xl:TensorFlowXL",
+        "torch/MultiheadAttention": f"{_PEERS}.torch_multihead_attention:TorchAttention",
+        "torch/Transformer": f"{_PEERS}.torch_transformer:TorchTransformer",
+        "transformers/Marian": f"{_PEERS}.marian:Marian",
+        "transformers/Pegasus": f"{_PEERS}.pegasus:Pegasus",
+        "transformers/Reformer": f"{_PEERS}.reformer:HFReformer",
+        "transformers/TransfoXL": f"{_PEERS}.transfo_xl:TransfoXL",
+    },
+)
+"""Other implementations: id -> subclass of `manyheads.extras.peers.peer.Peer`."""
+
+PUBLIC: dict[str, str] = {
+    "Classifier": f"{_CLASSIFICATION}.classifier:Classifier",
+    "Generator": "manyheads.decoding.generator:Generator",
+    "Parser": f"{_PARSING}.parser:Parser",
+    "Translator": "manyheads.decoding.translator:Translator",
+    "load": f"{_MODELS}.pretrained:load",
+}
+"""The names of the package itself."""
+
+HOOKS: dict[str, str] = {
+    "ctranslate2": "manyheads.extras.exports.ctranslate2_engine:open_for",
+}
+"""What the core asks of an extra, by a name of its own; `load(HOOKS[name])` returns it."""
