@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from manyheads.extras.peers import PEERS
 from manyheads.extras.peers.tensorflow import find_prefix, read_checkpoint
+from tests.extras.peers.test_tensorflow import CASES
 from tests.parity.test_parity import compare
-from tests.unit.interop.test_tensorflow import CASES
 
 LOADER: Any = PEERS["tf/Transformer-XL"]
 
