@@ -11,7 +11,7 @@ All cases that were reported, and where each is tested (below `tests/`; the name
 - escape sequences in folder names, and in JSON and YAML of a folder: `_shown`; in a prompt with `--echo` on a terminal:
   `unit/cli/test_printing.py::test_a_prompt_on_a_terminal`
 - NUL, ESC and U+202E in the attention page:
-  `unit/visualise/test_attention_page.py::test_no_control_character_is_raw_in_the_page`
+  `extras/inspect/test_attention_page.py::test_no_control_character_is_raw_in_the_page`
 - terminals of 1 to 3 columns, YAML tags, 100,000 `[`, half a surrogate: `_settings`
 - manifest, config, tokenizer, `model_type: []`, scalars.json and metrics of other shapes: `_folders`
 - `--stop` with a byte 0xff: `_texts`
