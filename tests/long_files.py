@@ -25,7 +25,7 @@ LONGEST_FIRST = (
     "unit/training/test_precision.py",
     "extras/inspect/test_inspect.py",
     "contract/test_without_memory.py",
-    "contract/test_additions.py",
+    "contract/test_plugins.py",
     "unit/training/test_language_training.py",
     "integration/test_resume_state.py",
     "unit/cli/test_trained_run.py",

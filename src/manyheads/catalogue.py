@@ -1,20 +1,23 @@
 """Every table of names: what there is, and where its code lies.
 
 The code of an entry is a string `module:attribute`, which is imported when it is first needed. Therefore the start is
-fast, and the core has entries of `manyheads.extras` without importing them. Other packages add entries to the tables
-"architecture", "score", "task", "preset" and "peer" by entry points of the group `manyheads`, which are named
-`TABLE.NAME`:
+fast, and the core has entries of `manyheads.extras` without importing them.
+
+Plug-ins, other packages, add entries to the tables "architecture", "score", "task", "preset", "peer" and "format" by
+entry points of the group `manyheads`, which are named `TABLE.NAME`:
 
     [project.entry-points.manyheads]
     "architecture.bag" = "bag_of_words.model:ARCHITECTURE"
 
-This module imports nothing of the package but errors.
+A module that is not installed has the same names in a dictionary `MANYHEADS`, and is a plug-in of the commands that get
+`--plugin MODULE`. This module imports nothing of the package but errors.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -30,6 +33,7 @@ __all__ = [
     "HOOKS",
     "MODEL_TASKS",
     "PEERS",
+    "PLUGINS",
     "PRESETS",
     "PUBLIC",
     "SIZED_BY_PRECISION",
@@ -42,11 +46,14 @@ __all__ = [
     "Task",
     "build_model",
     "configs_of",
+    "entries_of",
+    "foreign_entries",
     "load",
 ]
 
 T = TypeVar("T")
 GROUP = "manyheads"
+PLUGINS = "MANYHEADS_PLUGINS"  # modules with commas between them, so that child processes have them, too
 ModelTask = Literal["translation", "language-modelling", "classification", "spans"]
 """The kind of a model; see `MODEL_TASKS`."""
 
@@ -70,30 +77,26 @@ class Table(Mapping[str, T], Generic[T]):
     def __init__(self, kind: str, entries: Mapping[str, T | str]) -> None:
         self.kind = kind
         self._entries: dict[str, Any] = dict(entries)
+        self._origins: dict[str, str] = {}  # entry of a plug-in -> the plug-in
+        self._broken: dict[str, ConfigError] = {}  # entry of a plug-in -> why it cannot be loaded
         self._has_plugins = False
 
     def __getitem__(self, name: str) -> T:
         if name not in self._entries:
             self._add_plugins()
-        entry = self._entries[name]
-        if isinstance(entry, str):
-            try:
-                entry = self._entries[name] = load(entry)
-            except Exception as error:
-                if entry.startswith("manyheads."):
-                    raise
-                raise ConfigError(
-                    f"the {self.kind} {name} of the plug-in {entry} cannot be imported: {type(error).__name__}: {error}"
-                ) from error
-        loaded: T = entry
-        return loaded
+            if name in self._broken:
+                raise self._broken[name]
+        entry: T = load(self._entries[name])
+        self._entries[name] = entry
+        return entry
 
     def __contains__(self, name: object) -> bool:
         if name not in self._entries:
             self._add_plugins()
-        return name in self._entries
+        return name in self._entries or name in self._broken
 
     def __iter__(self) -> Iterator[str]:
+        """Yield all names but those of plug-ins that cannot be imported."""
         self._add_plugins()
         return iter(list(self._entries))
 
@@ -104,31 +107,62 @@ class Table(Mapping[str, T], Generic[T]):
     def __repr__(self) -> str:
         return f"{self.kind} table: {', '.join(self)}"
 
-    def add(self, name: str, entry: T | str) -> None:
-        """Add an entry.
-
-        Raises: ConfigError: there is another entry of this name.
-        """
-        if self._entries.setdefault(name, entry) is not entry and self._entries[name] != entry:
-            raise ConfigError(f"there are two entries {name!r} for {self.kind}: give the new one another name.")
+    def origin(self, name: str) -> str | None:
+        """The plug-in that has added an entry; None: it is of this package."""
+        return self._origins.get(name)
 
     def _add_plugins(self) -> None:
-        if not self._has_plugins:
-            self._has_plugins = True
-            for name, reference in _plugins().get(self.kind, ()):
-                self.add(name, reference)
+        """Raises: ConfigError: a plug-in has an entry of a name that there is."""
+        if self._has_plugins:
+            return
+        self._has_plugins = True
+        for name, entry, origin in _plugins().get(self.kind, ()):
+            if name in self._entries:
+                raise ConfigError(
+                    f"the plug-in {origin} has the {self.kind} {name}, and there is another of this name; uninstall it,"
+                    " or give its entry another name."
+                )
+            self._origins[name] = origin
+            try:
+                self._entries[name] = load(entry)
+            except Exception as error:
+                self._broken[name] = ConfigError(
+                    f"the {self.kind} {name} of the plug-in {origin} cannot be imported from {entry}:"
+                    f" {type(error).__name__}: {error}"
+                )
 
 
 @cache
-def _plugins() -> Mapping[str, list[tuple[str, str]]]:
-    """The entry points of installed packages, by kind: name and reference of each."""
-    from importlib.metadata import entry_points  # a hundredth of a second, and only needed where names are listed
+def _plugins() -> Mapping[str, list[tuple[str, Any, str]]]:
+    """The entries of plug-ins, by kind: name, entry, and the plug-in."""
+    from importlib.metadata import entry_points  # takes a hundredth of a second, where names are listed
 
-    found: dict[str, list[tuple[str, str]]] = {}
-    for point in entry_points(group=GROUP):
-        kind, _, name = point.name.partition(".")
-        found.setdefault(kind, []).append((name, point.value))
+    found: dict[str, list[tuple[str, Any, str]]] = {}
+    given = [(point.name, point.value, point.dist.name if point.dist else "?") for point in entry_points(group=GROUP)]
+    for module in filter(None, os.environ.get(PLUGINS, "").split(",")):
+        given += [(name, entry, module) for name, entry in entries_of(module).items()]
+    for name, entry, origin in given:
+        kind, _, short = name.partition(".")
+        found.setdefault(kind, []).append((short, entry, origin))
     return found
+
+
+def entries_of(module: str) -> Mapping[str, Any]:
+    """Return the entries of a plug-in that is not installed: its dictionary `MANYHEADS`, of `TABLE.NAME` -> entry.
+
+    Raises: ConfigError: the module cannot be imported, or has no such dictionary.
+    """
+    try:
+        entries = load(f"{module}:MANYHEADS")
+    except Exception as error:
+        raise ConfigError(
+            f"the plug-in {module} cannot be imported: {type(error).__name__}: {error}. It must be a module on Python's"
+            " path (PYTHONPATH) with a dictionary MANYHEADS, such as"
+            ' {"architecture.bag": "bag_of_words.model:ARCHITECTURE"}.'
+        ) from error
+    if not isinstance(entries, Mapping) or not all(isinstance(name, str) and "." in name for name in entries):
+        raise ConfigError(f"MANYHEADS of the plug-in {module} must be a dictionary of TABLE.NAME -> entry.")
+    return entries
 
 
 @dataclass(frozen=True)
@@ -346,6 +380,13 @@ ATTENTIONS: Table[type] = Table(
     },
 )
 """How a head scores a query and a key: name -> dataclass of its settings (`nn.attention.kinds.AttentionConfig`)."""
+
+
+def foreign_entries(config: Any) -> list[str]:
+    """The plug-ins without which a model's config cannot be read."""
+    kind = getattr(getattr(config, "attention", None), "kind", "")
+    origins = ARCHITECTURES.origin(config.architecture), ATTENTIONS.origin(kind)
+    return sorted({origin for origin in origins if origin is not None})
 
 
 @dataclass(frozen=True)

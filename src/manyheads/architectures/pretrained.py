@@ -27,7 +27,7 @@ from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.protocols import ModelConfig
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, build_model
+from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, build_model, foreign_entries
 from manyheads.checkpoint.format import needed_bytes, write_tensors
 from manyheads.config.build import build
 from manyheads.config.files import to_json, to_plain
@@ -168,6 +168,7 @@ def save_pretrained(
         write_tensors(folder / WEIGHTS, tensors)
         config = {"format_version": FORMAT_VERSION, **({} if task is None else {"task": task})}
         config |= {"languages": [list(pair) for pair in languages]} if languages else {}
+        config |= {"plugins": plugins} if (plugins := foreign_entries(model.config)) else {}
         config |= to_plain(model.config)
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (folder / "README.md").write_text(card or _card(model, tensors, languages), encoding="utf-8")
@@ -319,10 +320,15 @@ def read_config(folder: Path) -> Any:
         )
     values.pop("task", None)  # for `tasks.table.task_of_folder`
     values.pop("languages", None)  # for `read_languages`
+    plugins = values.pop("plugins", None)
+    needs = f" The model needs {', '.join(map(str, plugins))}: install it, or give --plugin." if plugins else ""
     name = values.get("architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise ConfigError(f"{file}: architecture {name!r} is unknown; there are {sorted(ARCHITECTURES)}.")
-    return build(ARCHITECTURES[name].config, values, str(file))
+        raise ConfigError(f"{file}: architecture {name!r} is unknown; there are {sorted(ARCHITECTURES)}.{needs}")
+    try:
+        return build(ARCHITECTURES[name].config, values, str(file))
+    except ConfigError as error:
+        raise ConfigError(f"{error}{needs}") from error
 
 
 def read_languages(folder: Path) -> tuple[LanguagePair, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from manyheads import __version__
-from manyheads.catalogue import COMMANDS
+from manyheads.catalogue import COMMANDS, PLUGINS, entries_of
 from manyheads.cli.printing import say
 from manyheads.cli.stopping import StoppedBySystem, stoppable
 from manyheads.cli.streams import abandon_output, set_up_streams
@@ -30,6 +30,7 @@ EXIT_CODES = (
 )
 
 _LIMIT = "--max-input-bytes"
+_PLUGIN = "--plugin"
 _MOST_LINES = 10
 _LONGEST_LINE = 2000
 
@@ -43,6 +44,8 @@ commands:
 options:
   --version   print the version
   --debug     print a traceback after an error
+  --plugin MODULE
+              add the architectures, tasks and others of a module of yours
   --max-input-bytes N
               the largest size of a packed text when it is unpacked, and of a
               stream that is read to its end [default: 8589934592]
@@ -65,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         with stoppable():
-            return guarded(lambda: _run_limited(arguments), debug=debug)
+            return guarded(lambda: _run_limited(_with_plugins(arguments)), debug=debug)
     except StoppedBySystem as stopped:
         return _fail(f"manyheads: {stopped}", 128 + stopped.number, debug)
 
@@ -93,6 +96,27 @@ def guarded(command: Callable[[], int], *, debug: bool = False) -> int:
             "Run the same command with --debug and send us its output."
         )
         return _fail(message, 1, debug)
+
+
+def _with_plugins(arguments: list[str]) -> list[str]:
+    """Add the modules of --plugin MODULE to the tables, also of child processes. Returns: the other arguments.
+
+    Raises: ConfigError: a module cannot be imported. RequestError: none is named.
+    """
+    others, named = [], []
+    given = iter(arguments)
+    for argument in given:
+        name, has_value, value = argument.partition("=")
+        if name != _PLUGIN:
+            others.append(argument)
+            continue
+        named.append(value if has_value else next(given, ""))
+        if not named[-1]:
+            raise RequestError(f"{_PLUGIN} needs the name of a module, such as {_PLUGIN} my_models.")
+        entries_of(named[-1])
+    if named:
+        os.environ[PLUGINS] = ",".join([*filter(None, [os.environ.get(PLUGINS)]), *named])
+    return others
 
 
 def _run_limited(arguments: list[str]) -> int:

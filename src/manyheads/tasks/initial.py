@@ -24,7 +24,7 @@ __all__ = ["check_sizes", "default_layer", "model_layer"]
 _NOT_SIZES = ("dropout", "attention_dropout")
 _RATES = ("learning_rate", "muon_learning_rate")
 _OF_RATES = 0.75
-_RECORDS = ("format_version", "task", "languages")
+_RECORDS = ("format_version", "task", "languages", "plugins")
 
 
 def model_layer(name: str, run_dir: str, resume: str) -> Source:

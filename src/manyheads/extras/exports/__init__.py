@@ -16,10 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from manyheads.catalogue import Table
 from manyheads.config.suggest import not_among
 from manyheads.errors import ConfigError, ManyHeadsError
 
-__all__ = ["EXPORTS", "QUANTIZATIONS", "Check", "ExportOptions", "Format", "NotComparedError"]
+__all__ = ["EXPORTS", "Check", "ExportOptions", "Format", "NotComparedError"]
 
 
 @dataclass(frozen=True)
@@ -39,45 +40,47 @@ class Format:
 
 _PEERS = "manyheads.extras.exports.peers"
 
-EXPORTS: dict[str, Format] = {
-    one.name: one
-    for one in (
-        Format(
-            "ctranslate2",
-            "Transformer for CTranslate2",
-            "ct2",
-            "manyheads.extras.exports.ctranslate2",
-            ("int8", "int16", "float16", "bfloat16"),
-        ),
-        Format(
-            "transformers",
-            "Transformer as MarianMTModel or PegasusForConditionalGeneration, Reformer as ReformerModelWithLMHead",
-            "hf",
-            "manyheads.extras.exports.transformers",
-        ),
-        Format(
-            "onnx",
-            "for onnxruntime, Optimum and transformers.js; Reformer with exact attention",
-            "onnx",
-            "manyheads.extras.exports.onnx",
-            ("int8",),
-        ),
-        Format(
-            "web",
-            "a page that translates in the browser; --runtime",
-            "onnx",
-            "manyheads.extras.exports.web",
-            ("int8",),
-        ),
-        Format("annotated-transformer", "Transformer for the Annotated Transformer's code; weights only", "", _PEERS),
-        Format("torch/Transformer", "encoder and decoder for torch.nn.Transformer; weights only", "", _PEERS),
-        Format("transformers/TransfoXL", "Transformer-XL for transformers up to 4.35; weights only", "", _PEERS),
-        Format("kimiyoung/TransformerXL", "Transformer-XL for the original PyTorch code; weights only", "", _PEERS),
-    )
-}
-
-QUANTIZATIONS = tuple(dict.fromkeys(kind for one in EXPORTS.values() for kind in one.quantizations))
-"""The values of --quantization of all formats."""
+EXPORTS: Table[Format] = Table(
+    "format",
+    {
+        one.name: one
+        for one in (
+            Format(
+                "ctranslate2",
+                "Transformer for CTranslate2",
+                "ct2",
+                "manyheads.extras.exports.ctranslate2",
+                ("int8", "int16", "float16", "bfloat16"),
+            ),
+            Format(
+                "transformers",
+                "Transformer as MarianMTModel or PegasusForConditionalGeneration, Reformer as ReformerModelWithLMHead",
+                "hf",
+                "manyheads.extras.exports.transformers",
+            ),
+            Format(
+                "onnx",
+                "for onnxruntime, Optimum and transformers.js; Reformer with exact attention",
+                "onnx",
+                "manyheads.extras.exports.onnx",
+                ("int8",),
+            ),
+            Format(
+                "web",
+                "a page that translates in the browser; --runtime",
+                "onnx",
+                "manyheads.extras.exports.web",
+                ("int8",),
+            ),
+            Format(
+                "annotated-transformer", "Transformer for the Annotated Transformer's code; weights only", "", _PEERS
+            ),
+            Format("torch/Transformer", "encoder and decoder for torch.nn.Transformer; weights only", "", _PEERS),
+            Format("transformers/TransfoXL", "Transformer-XL for transformers up to 4.35; weights only", "", _PEERS),
+            Format("kimiyoung/TransformerXL", "Transformer-XL for the original PyTorch code; weights only", "", _PEERS),
+        )
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,13 @@ from pathlib import Path
 from manyheads.cli.command_line.command import command
 from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
-from manyheads.extras.exports import EXPORTS, QUANTIZATIONS, ExportOptions
+from manyheads.extras.exports import EXPORTS, ExportOptions
 from manyheads.files.json_object import json_text
 
 __all__ = ["PAGE", "run"]
+
+# The values of --quantization of all formats.
+_QUANTIZATIONS = tuple(dict.fromkeys(kind for one in EXPORTS.values() for kind in one.quantizations))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +26,7 @@ class ExportCommandOptions:
     to: str = option("The format; see above.", metavar="FORMAT")
     output: str = option("The folder to write; it must not exist.", metavar="DIR", aliases=("-o",))
     quantization: str | None = option(
-        f"Quantised weights: {', '.join(QUANTIZATIONS)}; see above which format has which.",
+        f"Quantised weights: {', '.join(_QUANTIZATIONS)}; see above which format has which.",
         metavar="KIND",
         default_is="float32",
     )

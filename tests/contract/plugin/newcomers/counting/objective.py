@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from manyheads.tasks.counting.settings import CountingConfig
-
 from manyheads.tasks.text.objective import LanguageObjective
+from newcomers.counting.settings import CountingConfig
 
 
 class CountingObjective(LanguageObjective):

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from manyheads.architectures.bag.config import BagConfig
 from torch import Tensor, nn
 
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.nn.attention.state import register_state
 from manyheads.nn.heads.linear import LinearHead
+from newcomers.bag_config import BagConfig
 
 
 @register_state

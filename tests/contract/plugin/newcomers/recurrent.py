@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from manyheads.architectures.recurrent.config import RecurrentConfig
 from torch import Tensor, nn
 
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.nn.attention.state import register_state
 from manyheads.nn.heads.linear import LinearHead
+from newcomers.recurrent_config import RecurrentConfig
 
 
 @register_state

@@ -1,4 +1,4 @@
-"""Attention by the cosine of query and key: a kind in one file, for `test_additions.py`."""
+"""Attention by the cosine of query and key: a kind in one file, of the plug-in `newcomers`."""
 
 from __future__ import annotations
 

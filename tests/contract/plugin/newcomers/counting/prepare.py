@@ -7,12 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from manyheads.tasks.counting.options import PrepareOptions
-
 from manyheads.data.preparing import Holdout
 from manyheads.data.preparing_text import prepare_text
 from manyheads.data.texts import TextFiles
 from manyheads.text.settings import VocabularySettings
+from newcomers.counting.options import PrepareOptions
 
 
 def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:

@@ -1,1 +1,0 @@
-"""An encoder-decoder without attention, for `test_additions.py`."""

@@ -1,0 +1,182 @@
+"""A plug-in outside the package: two architectures, an attention score, a task and an export format.
+
+Installed (entry points) and given by `--plugin`, its entries are prepared, trained, evaluated, exported and described
+by the commands, and the package is not changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+PLUGIN = Path(__file__).with_name("plugin")
+
+SCRIPT = """
+import json, sys
+from dataclasses import replace
+from pathlib import Path
+from manyheads.cli.main import main
+
+def run(*arguments):
+    code = main([str(one) for one in arguments])
+    assert code == 0, (code, arguments)
+
+small = ["--training.max_steps", 4, "--validation.every_steps", 4, "--training.save_every", 4]
+pairs = ["--preset", "debug", "--data.path", "pairs", *small]
+texts = ["--preset", "reformer-debug", "--data.path", "text", *small]
+run("prepare", "--tsv", "pairs.tsv", "--valid-count", 20, "--tokenizer.kind", "word", "--output", "pairs")
+run("prepare", "--task", "lm", "--corpus", "text.txt", "--valid-bytes", 600, "--output", "text")
+run("train", *pairs, "--model.attention.kind", "cosine", "--model.attention.sharpness", 3, "--run-dir", "cosine")
+run("train", *pairs, "--architecture", "bag", "--run-dir", "bag")
+run("train", *texts, "--architecture", "recurrent", "--run-dir", "recurrent")
+for name in ("cosine", "bag", "recurrent"):
+    run("evaluate", name)
+    run("info", name)
+run("translate", "bag", "source.txt", "--output", "translated.txt", "--beam", 2)
+run("generate", "recurrent", "a b ", "--max-new-tokens", 8, "--seed", 1)
+run("export", "bag", "--to", "numpy", "--output", "arrays")
+
+from manyheads.catalogue import PRESETS, TASKS
+CountingConfig = TASKS["counting"].config
+from manyheads.tasks.runs import train
+given = PRESETS["xl-debug"]()
+values = {name: getattr(given, name) for name in given.__dataclass_fields__}
+run("prepare", "--task", "counting", "--counted", "text.txt", "--output", "counted")
+assert main(["prepare", "--task", "counting", "--corpus", "text.txt", "--counted", "text.txt", "-o", "x"]) == 2
+config = CountingConfig(**{**values, "run_dir": "counting", "data": replace(given.data, path="counted")})
+train(replace(config, training=replace(config.training, max_steps=4)))
+run("evaluate", "counting")
+run("info", "counting")
+"""
+
+
+def installed(folder: Path, points: dict[str, str], name: str = "newcomers") -> None:
+    """Write the record of an installed package with these entry points."""
+    record = folder / f"{name}-1.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", "utf-8")
+    lines = "".join(f"{entry} = {reference}\n" for entry, reference in points.items())
+    (record / "entry_points.txt").write_text(f"[manyheads]\n{lines}", "utf-8")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the record of the plug-in, and texts to learn from."""
+    folder = tmp_path_factory.mktemp("plugins")
+    project = tomllib.loads((PLUGIN / "pyproject.toml").read_text("utf-8"))["project"]
+    installed(folder, project["entry-points"]["manyheads"])
+    words = ["a", "b", "c", "d", "e", "f", "g", "h"]
+    lines = [[words[(start + place) % 8] for place in range(3 + start % 4)] for start in range(200)]
+    rows = [f"{' '.join(line)}\t{' '.join(reversed(line))}\n" for line in lines]
+    (folder / "pairs.tsv").write_text("".join(rows), "utf-8")
+    (folder / "text.txt").write_text("".join(rows), "utf-8")
+    (folder / "source.txt").write_text("a b c\nd e\n", "utf-8")
+    return folder
+
+
+def run(place: Path, *command: str, path: list[Path], timeout: int = 600) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "OMP_NUM_THREADS": "1",
+        "MANYHEADS_TYPECHECK": "0",
+    }
+    return subprocess.run(
+        [sys.executable, *command], cwd=place, env=environment, capture_output=True, text=True, timeout=timeout
+    )
+
+
+def test_what_is_added_is_prepared_trained_evaluated_exported_and_described(place: Path) -> None:
+    found = run(place, "-c", SCRIPT, path=[place, PLUGIN])
+    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
+    assert "accuracy = 0." in found.stdout
+    assert re.search(r"counted \d+ bytes into counted", found.stdout)
+    assert "--corpus needs --task lm." in found.stderr
+    assert len((place / "translated.txt").read_text("utf-8").splitlines()) == 2
+    assert (place / "arrays" / "weights.npz").is_file()
+    tasks = {"cosine": "translation", "bag": "translation", "recurrent": "text", "counting": "counting"}
+    for name, task in tasks.items():
+        record = json.loads((place / name / "model" / "config.json").read_text("utf-8"))
+        assert record["task"] == task
+        assert record.get("plugins") == (None if name == "counting" else ["newcomers"])
+    assert json.loads((place / "cosine" / "model" / "config.json").read_text("utf-8"))["attention"] == {
+        "kind": "cosine",
+        "sharpness": 3.0,
+    }
+    elsewhere = place / "elsewhere"
+    elsewhere.mkdir()
+    without = run(elsewhere, "-m", "manyheads", "translate", "../bag", "../source.txt", path=[])
+    assert without.returncode == 2
+    assert "architecture 'bag' is unknown" in without.stderr
+    assert "The model needs newcomers: install it, or give --plugin." in without.stderr
+    score = run(elsewhere, "-m", "manyheads", "translate", "../cosine", "../source.txt", path=[])
+    assert score.returncode == 2
+    assert "The model needs newcomers: install it, or give --plugin." in score.stderr
+    command = ("-m", "manyheads", "translate", "../bag", "../source.txt", "--plugin", "newcomers")
+    given = run(elsewhere, *command, path=[PLUGIN])
+    assert given.returncode == 0, given.stderr
+    assert len(given.stdout.splitlines()) == 2
+
+
+def test_a_plugin_that_cannot_be_imported_hides_no_other_entry(tmp_path: Path) -> None:
+    points = {
+        "architecture.bad": "broken_plugin:BAD",
+        "score.bad": "broken_plugin:BAD",
+        "task.bad": "broken_plugin:BAD",
+    }
+    installed(tmp_path, points, "broken-plugin")
+    (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('no such luck')\n", "utf-8")
+    debug = ("train", "--preset", "debug", "--run-dir", "run", "--training.max_steps", "2")
+    found = run(tmp_path, "-m", "manyheads", *debug, path=[tmp_path])
+    assert found.returncode == 0, found.stderr
+    asked = run(tmp_path, "-m", "manyheads", *debug, "--architecture", "bad", "--resume", "none", path=[tmp_path])
+    assert asked.returncode == 2
+    assert "the architecture bad of the plug-in broken-plugin cannot be imported" in asked.stderr
+    assert "RuntimeError: no such luck" in asked.stderr
+    assert "Traceback" not in asked.stderr
+
+
+@pytest.mark.parametrize(
+    ("entry", "reference", "command"),
+    [
+        ("architecture reformer", "newcomers:BAG", ("train", "--preset", "debug", "--run-dir", "run")),
+        ("task text", "newcomers:COUNTING", ("prepare", "--tsv", "a.tsv", "-o", "run")),
+    ],
+)
+def test_a_name_that_there_is(entry: str, reference: str, command: tuple[str, ...], tmp_path: Path) -> None:
+    installed(tmp_path, {entry.replace(" ", "."): reference})
+    found = run(tmp_path, "-m", "manyheads", *command, path=[tmp_path, PLUGIN])
+    assert found.returncode == 2
+    assert f"has the {entry}, and there is another of this name" in found.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_plugins_that_are_no_plugins(tmp_path: Path) -> None:
+    (tmp_path / "empty_plugin.py").write_text("", "utf-8")
+    for module, message in (
+        ("empty_plugin", "has no attribute 'MANYHEADS'"),
+        ("not_there", "No module named 'not_there'"),
+        ("", "--plugin needs the name of a module"),
+    ):
+        found = run(tmp_path, "-m", "manyheads", "info", ".", "--plugin", module, path=[tmp_path])
+        assert found.returncode == 2, module
+        assert message in found.stderr
+        assert "Traceback" not in found.stderr
+
+
+@pytest.mark.slow
+def test_a_new_language_model_keeps_the_contracts(place: Path) -> None:
+    """The contract tests run over the table: no memory and no hashing are asked of a model that has neither."""
+    chosen = ["-k", "recurrent and debug", "-m", "not slow and not golden"]
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).parent), *chosen]
+    root = Path(__file__).parents[2]
+    found = run(root, *command, path=[place, PLUGIN])
+    assert found.returncode == 0, found.stdout[-3000:]
+    assert " passed" in found.stdout
