@@ -18,7 +18,7 @@ import pytest
 
 from manyheads.errors import MissingExtraError
 
-PACKAGES = ("data", "documents", "serving", "text")
+PACKAGES = ("data", "extras.documents", "extras.serving", "text")
 FRAGMENTS = (
     "a", "<a", "<a ", "<svg", "\"'", "<a '\"", " \t", "[^", "![", "&#", "a.", "a@", "-", "{{", "{%", "$", "%(", "(",
     "\n ", "class=",
