@@ -365,8 +365,6 @@ class Task:
     - `prepare.py`: `preparation(options)` returns a function that takes `folder`, `replace` and `progress`, makes the
       folder and returns its manifest; `summary(folder, manifest)` returns the text to be printed then.
     - `evaluate.py`: `evaluate(options, progress)` returns a `tasks.report.Report`.
-    - `compare.py`, if the options of `evaluate` have `others`: `compare(options, progress)` returns a report on several
-      models.
     - `score.py`: `score(options, progress)` returns a `tasks.report.LineWork`.
     """
 
@@ -393,13 +391,14 @@ class Task:
 
 
 _TEXT, _TRANSLATION = "manyheads.tasks.text", "manyheads.tasks.translation"
+_RESEARCH = "manyheads.extras.research"
 
 TASKS: Table[Task] = Table(
     "task",
     {
         "translation": Task(
             "sentences of one language to another",
-            (_TRANSLATION,),
+            (f"{_RESEARCH}.translation_task", _TRANSLATION),
             "translation",
             prepared_as="translation",
             recorded_as="translation",
@@ -415,16 +414,16 @@ TASKS: Table[Task] = Table(
         ),
         "text": Task(
             "the next token of a text",
-            (_TEXT,),
+            (f"{_RESEARCH}.text_task", _TEXT),
             "language-modelling",
             prepared_as="lm",
             recorded_as="language-modelling",
             data="manyheads.data.prepared_text:TextData",
         ),
-        "ids": Task("the next id of images, sound or events", (_TEXT,), "language-modelling"),
+        "ids": Task("the next id of images, sound or events", (f"{_RESEARCH}.text_task", _TEXT), "language-modelling"),
         "duplication": Task(
             "the second half of 0w0w (Kitaev et al. 2020, sec. 2.1)",
-            ("manyheads.extras.research.duplication_task", _TEXT),
+            (f"{_RESEARCH}.duplication_task", f"{_RESEARCH}.text_task", _TEXT),
             "language-modelling",
         ),
         "classification": Task(

@@ -18,11 +18,11 @@ from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.comparison import PAGE_EXAMPLES, Comparison, Example, letters
 from manyheads.extras.research.paired import most_different, paired_losses
+from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.tasks.held_out import own_data, run_file
 from manyheads.tasks.report import machine_lines, model_record
 from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.text.held_out import HeldText, held_text, readings_of
-from manyheads.tasks.text.options import EvaluateOptions
 from manyheads.text.vocabulary import Vocabulary
 
 __all__ = ["compare"]

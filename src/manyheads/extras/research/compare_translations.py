@@ -15,11 +15,11 @@ from manyheads.evaluation.text_hints import text_hints
 from manyheads.evaluation.tokenizers import AUTO, check_tokenizer
 from manyheads.extras.research.comparison import PAGE_EXAMPLES, Comparison, Example, letters
 from manyheads.extras.research.paired import most_different, paired_scores, sentence_chrf
+from manyheads.extras.research.translation_task.options import EvaluateOptions
 from manyheads.tasks.held_out import own_data, run_file
 from manyheads.tasks.report import machine_lines, search_line
 from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.translation.evaluate import HeldOutSet, find_test_set, reference_lines, run_model, tokenizer_of
-from manyheads.tasks.translation.options import EvaluateOptions
 
 __all__ = ["compare"]
 

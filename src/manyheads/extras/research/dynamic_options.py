@@ -9,41 +9,47 @@ from torch import Tensor
 
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.generator import Generator
+from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.dynamic import STATISTICS_LANES, Adaptation, evaluate_dynamically, gradient_rms
+from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.tasks.held_out import run_file
+from manyheads.tasks.text import options as task
+from manyheads.tasks.text.evaluate import Scoring
 from manyheads.tasks.text.held_out import HeldText, held_text
-from manyheads.tasks.text.options import EvaluateOptions
 
-__all__ = ["NOTE", "Dynamic", "dynamic_lines"]
+__all__ = ["NOTE", "Dynamic"]
 
 NOTE = "weights are adapted to the test text as it is read; not comparable with static figures"
 
 
-class Dynamic:
+class Dynamic(Scoring):
     """Dynamic evaluation as the options say.
 
     Args:
         options: with `dynamic`.
         generator: the model, which keeps its weights.
-        world: number of processes.
+        group: of one process.
 
     Raises: ConfigError: a precision that cannot be trained, or several processes.
     """
 
-    def __init__(self, options: EvaluateOptions, generator: Generator, world: int) -> None:
+    note = " (dynamic evaluation)"
+
+    def __init__(self, options: task.EvaluateOptions, generator: Generator, group: Group) -> None:
         if generator.precision != "fp32":
             raise ConfigError(
                 f"--dynamic changes weights, which needs fp32, but the precision is {generator.precision}; give"
                 " --precision fp32."
             )
-        if world > 1:
+        if group.world > 1:
             raise ConfigError(
-                f"--dynamic adapts one set of weights to a text in its order, but {world} processes were started; run"
-                " it in one."
+                f"--dynamic adapts one set of weights to a text in its order, but {group.world} processes were started;"
+                " run it in one."
             )
+        assert isinstance(options, EvaluateOptions)
         assert options.dynamic is not None
         self._options, self._generator, self._kind = options, generator, options.dynamic
         self._source: HeldText | None = None
@@ -109,15 +115,16 @@ class Dynamic:
             device=generator.device,
             told=telling(show, phase, held.num_read(reading)),
         )
-        return found, record
+        self.lines = self.lines or _lines(record)  # of the first memory
+        return found, {"dynamic": record}
 
 
-def dynamic_lines(record: dict[str, Any]) -> list[str]:
-    """Return the lines of the protocol about dynamic evaluation."""
+def _lines(record: dict[str, Any]) -> tuple[str, str]:
+    """The lines of the protocol about dynamic evaluation."""
     line = f"  dynamic    {record['kind']}, learning rate {record['learning_rate']:g}, decay {record['decay']:g}"
     if record["kind"] == "rms":
         line += (
             f", epsilon {record['epsilon']:g}, gradients of {record['statistics_tokens']:,} tokens of"
             f" {record['statistics']} in {record['statistics_lanes']} lanes"
         )
-    return [line, f"             {record['note']}"]
+    return line, f"             {record['note']}"

@@ -16,9 +16,9 @@ from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, refuse_nan
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.extras.research.hashes import with_hashes
+from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.tasks.report import TextReport
 from manyheads.tasks.text.held_out import held_text, readings_of
-from manyheads.tasks.text.options import EvaluateOptions
 
 __all__ = ["HashRoundsReport", "Judged", "Tell", "evaluate_hash_rounds", "judge_models"]
 

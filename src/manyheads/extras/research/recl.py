@@ -14,9 +14,9 @@ from manyheads.errors import ConfigError
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.effective_context import LEAST_GAIN, losses_by_context, relative_lengths
+from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.tasks.report import TextReport
 from manyheads.tasks.text.held_out import HeldText, held_text
-from manyheads.tasks.text.options import EvaluateOptions
 
 __all__ = ["ReclReport", "evaluate_recl"]
 
