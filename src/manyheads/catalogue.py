@@ -523,5 +523,6 @@ PUBLIC: dict[str, str] = {
 
 HOOKS: dict[str, str] = {
     "ctranslate2": "manyheads.extras.exports.ctranslate2_engine:open_for",
+    "documents": "manyheads.extras.documents.files:DocumentOptions",
 }
 """What the core asks of an extra, by a name of its own; `load(HOOKS[name])` returns it."""
