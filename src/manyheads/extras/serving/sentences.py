@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from manyheads.text.sentences import split_sentences
+from manyheads.extras.documents.sentence_ends import split_sentences
 
 __all__ = ["Sentence", "in_windows", "rejoin", "split"]
 
