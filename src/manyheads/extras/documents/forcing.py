@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads.decoding.degenerate import is_degenerate
 from manyheads.extras.documents.terms import Term, Terms, contains
+from manyheads.text.kept_words import hide, unhide
 
 if TYPE_CHECKING:
     from manyheads.decoding.translator import Translator
 
-__all__ = ["ForcedTerms"]
+__all__ = ["ForcedTerms", "translate_with_phrases"]
 
 
 class ForcedTerms:
@@ -36,8 +37,6 @@ class ForcedTerms:
 
         Raises: as `Translator.translate`.
         """
-        from manyheads.decoding.kept_texts import translate_with_phrases  # imports torch
-
         texts = list(translations)
         found = [self._terms.of(source) for source in sources]
         lacking = [
@@ -58,3 +57,26 @@ class ForcedTerms:
         """Return a line for users."""
         again = f", {self._searched_again:,} lines searched again" if self._searched_again else ""
         return f"terms in the translation: {self._met:,} of {self._wanted:,}{again}"
+
+
+def translate_with_phrases(
+    translator: Translator, texts: Sequence[str], phrases: Sequence[Sequence[str]], **overrides: Any
+) -> list[str]:
+    """Translate texts so that each translation contains its phrases, and the words that are kept.
+
+    Args: see `forced.translate_forced`.
+
+    Raises: as `Translator.translate`.
+    """
+    from manyheads.decoding.forced import translate_forced  # these import torch
+    from manyheads.decoding.stand_ins import restored, show, stand_ins_of
+
+    settings = translator.options(**{**overrides, "do_sample": False, "num_return_sequences": 1})
+    hidden = [hide(text) if settings.keep_words else (text, []) for text in texts]
+    shown = [show(text, stand_ins_of(translator) if words else (), whole=True) for text, words in hidden]
+    wanted = [[*each, *one.names] for each, one in zip(phrases, shown, strict=True)]
+    found = translate_forced(translator, [one.text for one in shown], wanted, settings)
+    return [
+        unhide(" ".join(filter(None, restored(one, forced.text))), words)
+        for one, forced, (_, words) in zip(shown, found, hidden, strict=True)
+    ]
