@@ -16,7 +16,7 @@ from manyheads.decoding.kept_texts import KeptTexts
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.stand_ins import restored, show, stand_ins_of
 from manyheads.decoding.translator import Translator
-from manyheads.extras.documents.forcing import translate_with_phrases
+from manyheads.extras.documents.terms import translate_with_phrases
 from manyheads.text.kept_words import hide, unhide
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -26,9 +26,8 @@ from manyheads.text.languages import language_tag
 
 if TYPE_CHECKING:
     from manyheads.decoding.translator import Translator
-    from manyheads.extras.documents.forcing import ForcedTerms
     from manyheads.extras.documents.parts import Document
-    from manyheads.extras.documents.terms import Terms
+    from manyheads.extras.documents.terms import ForcedTerms, Terms
     from manyheads.extras.documents.translating import DocumentReport, Unit
 
 __all__ = ["DocumentOptions", "InputDocument"]
@@ -69,8 +68,7 @@ class DocumentOptions:
 
     def read_terms(self) -> ForcedTerms | None:
         """Return the terms; None: there is no --terms. Raises: DataError: the file cannot be read, or has none."""
-        from manyheads.extras.documents.forcing import ForcedTerms
-        from manyheads.extras.documents.terms import Terms
+        from manyheads.extras.documents.terms import ForcedTerms, Terms
 
         return None if self.terms is None else ForcedTerms(Terms.read(self.terms))
 

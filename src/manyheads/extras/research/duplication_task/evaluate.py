@@ -12,8 +12,7 @@ from manyheads.data.settings import DUPLICATION
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError
 from manyheads.evaluation.likelihood import counted
-from manyheads.extras.research.duplication import HELD_OUT, held_out
-from manyheads.extras.research.duplication_accuracy import evaluate_duplication
+from manyheads.extras.research.duplication import HELD_OUT, evaluate_duplication, held_out
 from manyheads.extras.research.hash_rounds import Judged, Tell, judge_models
 from manyheads.extras.research.text_task.evaluate import evaluate as evaluate_text
 from manyheads.extras.research.text_task.options import EvaluateOptions
