@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from manyheads.errors import ModelFileError
 from manyheads.extras.peers import legacy_pickle_child
 from manyheads.extras.peers.legacy_pickle import read_saved
-from manyheads.extras.peers.legacy_pickle_globals import RefusedError, checked_key
+from manyheads.extras.peers.legacy_pickle_machine import RefusedError, checked_key
 
 FORMATS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 Save = Callable[..., Path]

@@ -1,4 +1,4 @@
-"""Marian models of `transformers` (MarianMTModel), such as OPUS-MT: weights, computation and generation.
+"""Marian and Pegasus models of `transformers`, such as OPUS-MT: weights, computation and generation.
 
 Differs from ours: a query that may attend to nothing attends to all keys equally; a bias on the logits that is not a
 parameter; a table of positions in the file, which is normally sinusoidal (another table is kept as learned positions);
@@ -24,12 +24,11 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers.layout import Layout, Rule, export_weights
 from manyheads.extras.peers.marian_generation import MarianIds, settings_from_peer
-from manyheads.extras.peers.peer import Options, Peer, require
-from manyheads.extras.peers.scores import decode, encode
+from manyheads.extras.peers.peer import Options, Peer, decode, encode, require
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 
-__all__ = ["ACTIVATIONS", "SPECIAL_IDS", "Marian"]
+__all__ = ["ACTIVATIONS", "Marian", "Pegasus", "SPECIAL_IDS"]
 
 SPECIAL_IDS = {
     "pad_token_id": 58100,
@@ -316,3 +315,60 @@ def _positions(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tables of positions that a file has, by side."""
     names = {side: f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
     return {side: weights[name] for side, name in names.items() if name in weights}
+
+
+_SIDES = ("decoder_vocab_size", "share_encoder_decoder_embeddings")
+
+
+class Pegasus(Marian):
+    """The summarisation model of Zhang et al. 2020, arXiv:1912.08777, whose class holds any pre-norm Transformer.
+
+    A joint vocabulary, one more norm after each stack; everything else as in Marian.
+    """
+
+    name = "Pegasus"
+    kinds = ("hf_pegasus",)
+    origin = "transformers[ /]Pegasus"
+    model_type = "pegasus"
+    model_class = "PegasusForConditionalGeneration"
+    norm_position = "pre"
+    # The published models have normalize_before and add_final_layer_norm: what this class always does.
+    refused = ("normalize_embedding", "tie_encoder_decoder")
+    options: ClassVar[Options] = {
+        **{name: default for name, default in Marian.options.items() if name not in _SIDES},
+        "model_type": "pegasus",
+        "vocab_size": 50265,
+    }
+    special_ids: ClassVar[Mapping[str, int]] = {
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "forced_eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    }
+    layout: ClassVar[Layout] = {**Marian.layout, "model.*.layer_norm.*": "body.*.norm.*"}
+
+    @classmethod
+    def config_of(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> TransformerConfig:
+        sides = {"decoder_vocab_size": None, "share_encoder_decoder_embeddings": True}
+        return replace(super().config_of({**options, **sides}, weights), norm_position="pre")
+
+    @classmethod
+    def to_peer(cls, module: Seq2Seq) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """See `Marian.to_peer`; always with the tables of positions, which this class expects in the file."""
+        config, weights = super().to_peer(module)
+        for side in ("encoder", "decoder") if module.config.positions != "learned" else ():
+            positions = torch.arange(float(module.config.max_len))
+            weights[f"model.{side}.embed_positions.weight"] = sinusoidal_table(
+                positions, module.config.d_model, "halves"
+            )
+        return config, weights
+
+    @classmethod
+    def describe(cls, module: Seq2Seq) -> dict[str, Any]:
+        tied = module.config.tie_embeddings
+        if tied not in ("all", "embeddings"):
+            raise ConfigError(
+                f"{cls.name} cannot hold a pre-norm model with tie_embeddings {tied!r}; it has one table for both"
+                " vocabularies ('all' or 'embeddings'). CTranslate2 and ONNX hold separate ones."
+            )
+        return {name: value for name, value in super().describe(module).items() if name not in _SIDES}
