@@ -14,9 +14,19 @@ from starlette.testclient import TestClient
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
 from manyheads.extras.serving import engine as engine_module
-from manyheads.extras.serving.batches import GenerationBatch, Prompt, TranslationBatch
 from manyheads.extras.serving.engine import Engine
-from manyheads.extras.serving.jobs import Batch, Done, Event, Failed, Job, QueueFull, Row
+from manyheads.extras.serving.jobs import (
+    Batch,
+    Done,
+    Event,
+    Failed,
+    GenerationBatch,
+    Job,
+    Prompt,
+    QueueFull,
+    Row,
+    TranslationBatch,
+)
 from manyheads.extras.serving.metrics import Metrics
 from manyheads.extras.serving.settings import ServingSettings
 

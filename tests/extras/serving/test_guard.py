@@ -19,9 +19,8 @@ from starlette.testclient import TestClient
 
 from manyheads.errors import ConfigError
 from manyheads.extras.serving.app import build_app
-from manyheads.extras.serving.keys import ApiKeys, _forbidden
 from manyheads.extras.serving.refusals import Refusal
-from manyheads.extras.serving.settings import ServingSettings
+from manyheads.extras.serving.settings import ApiKeys, ServingSettings, _forbidden
 
 JSON = {"content-type": "application/json"}
 
@@ -182,7 +181,7 @@ def test_keys_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_secret_of_kubernetes_belongs_to_root(
     owner: int, user: int, mode: int, is_read: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manyheads.extras.serving.keys.os.geteuid", lambda: user)
+    monkeypatch.setattr("manyheads.extras.serving.settings.os.geteuid", lambda: user)
     assert (mode & _forbidden(owner) == 0) is is_read
 
 

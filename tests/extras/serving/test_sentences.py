@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from manyheads.errors import ConfigError
 from manyheads.extras.serving.metrics import Metrics
-from manyheads.extras.serving.names import names_of_models
-from manyheads.extras.serving.sentences import rejoin, split
 from manyheads.extras.serving.served import ServedTranslator, _pairs
-from manyheads.extras.serving.settings import ServingSettings
+from manyheads.extras.serving.settings import ServingSettings, names_of_models
+from manyheads.extras.serving.texts import rejoin, split
 
 
 @pytest.mark.parametrize(
