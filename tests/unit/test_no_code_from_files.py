@@ -105,9 +105,9 @@ def test_the_search_finds_what_it_looks_for(text: str) -> None:
 def test_modules_are_imported_by_names_from_literal_tables_alone() -> None:
     """importlib.import_module stands in few places; each takes its name from a table of ours."""
     users = {path.relative_to(SOURCES[0].parent).as_posix() for path in SOURCES if "import_module" in path.read_text()}
-    lazy = {"__init__.py", "interop/__init__.py", "nn/__init__.py"}
-    commands = {"cli/command_line/program_parser.py", "cli/commands/inspect/__init__.py", "cli/main.py"}
-    tables = {"architectures/table.py", "tasks/table.py", "documents/formats.py", "interop/exports/engine.py"}
+    lazy = {"__init__.py", "nn/__init__.py"}
+    commands = {"cli/command_line/program_parser.py", "cli/main.py", "extras/inspect/commands/__init__.py"}
+    tables = {"catalogue.py", "extras/documents/formats.py", "extras/exports/engine.py"}
     # A runtime of other people, by a name in the same file: it is an extra, and mypy has no types for it.
-    runtimes = {f"interop/exports/{name}.py" for name in ("ctranslate2", "onnx_files", "transformers")}
+    runtimes = {f"extras/exports/{name}.py" for name in ("ctranslate2", "onnx_files", "transformers")}
     assert users == lazy | commands | tables | runtimes

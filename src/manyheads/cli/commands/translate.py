@@ -27,7 +27,7 @@ def run(options: TranslateOptions) -> int:
     check_files(options.output, options.input, options.document.terms)
     if _is_chart_parser(options.model):
         return _parse_by_chart(options)
-    document = options.document.open(options.input, options.output)
+    document = options.document.read_input(options.input, options.output)
     if document is not None:
         options.check_for_document()
     terms = options.document.read_terms() if document is None else None

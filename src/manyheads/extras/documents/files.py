@@ -72,7 +72,7 @@ class DocumentOptions:
 
         return None if self.terms is None else ForcedTerms(Terms.read(self.terms))
 
-    def open(self, path: str, output: str) -> InputDocument | None:
+    def read_input(self, path: str, output: str) -> InputDocument | None:
         """Return the document of a command; None: its input is lines.
 
         Raises: ConfigError: an option that does not fit the format, a known format that is not read, or an output that
