@@ -312,7 +312,7 @@ class Guard:
 
     def _rejected(self, reason: str, status: int, message: str, **more: Any) -> Refusal:
         """Count a refusal, and return it. reason: one of `Metrics.REASONS`. more: see `Refusal`."""
-        self._metrics.rejected.add(value=reason)
+        self._metrics.rejected[reason].inc()
         return Refusal(status, message, **more)
 
 

@@ -340,12 +340,12 @@ class Service:
         try:
             self.engine.submit(job)
         except QueueFull as full:
-            self.metrics.rejected.add(value="tokens")
+            self.metrics.rejected["tokens"].inc()
             raise Refusal(
                 429, f"The queue is full; try again in {full.retry_after} s.", code="queue_full",
                 retry_after=full.retry_after,
             ) from None  # fmt: skip
-        self.metrics.prompt_tokens.add(num_prompt_tokens)
+        self.metrics.prompt_tokens.inc(num_prompt_tokens)
         work = _Work(len(rows), loop.time() + self.end(request) - time.monotonic())
         try:
             yield work
@@ -355,7 +355,7 @@ class Service:
         finally:
             if work.ending != "completed":
                 self.engine.cancel(job)
-            self.metrics.requests.add(value=work.ending)
+            self.metrics.requests[work.ending].inc()
             self.metrics.latency.observe(time.monotonic() - arrived)
 
     async def call(self, request: Request, function: Callable[[], T], cost: int) -> T:

@@ -113,7 +113,7 @@ def _check_key(service: Service, request: Request, key: str | None) -> None:
     """Raises: Refusal: neither the body nor the headers have a valid key."""
     in_headers = service.keys.in_headers(dict(request.headers))
     if not (service.keys.allow(key) or service.keys.allow(in_headers)):
-        service.metrics.rejected.add(value="key")
+        service.metrics.rejected["key"].inc()
         raise Refusal(403, "Invalid API key", code="key")
     if service.keys and key is not None and service.keys.allow(key):
         request.scope["manyheads.client"] = key
