@@ -36,8 +36,7 @@ from manyheads.errors import ConfigError, DataError, ModelFileError
 from manyheads.extras.peers import FORMATS, PEERS, marian_folder
 from manyheads.extras.peers.kimiyoung_transformer_xl import options_of_module
 from manyheads.extras.peers.legacy_pickle import Saved, read_saved
-from manyheads.extras.peers.marian import Marian, Pegasus
-from manyheads.extras.peers.marian_folder import fitted
+from manyheads.extras.peers.marian import Marian, Pegasus, fitted
 from manyheads.extras.peers.reformer import HFReformer
 from manyheads.extras.peers.tensorflow import find_prefix, read_checkpoint, verifies_data
 from manyheads.extras.peers.tf_transformer_xl import (

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from manyheads.architectures.pretrained import load_portable_state, portable_state
-from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.catalogue import build_model
 from manyheads.config.files import to_json
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError
@@ -32,7 +25,7 @@ from manyheads.text.marian_files import MarianOptions, file_names, read_bytes, r
 from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["MarianFiles", "PeerFiles", "export", "fitted", "halves_order", "read"]
+__all__ = ["MarianFiles", "PeerFiles", "export", "read"]
 
 
 @dataclass(frozen=True)
@@ -185,42 +178,3 @@ def _settings_or_none(generation: Mapping[str, Any], ids: MarianIds) -> Decoding
         return settings_from_peer(generation, ids)
     except ConfigError:
         return None
-
-
-_ROWS = re.compile(r"(.*\.)?(norm|out_proj)\.(weight|bias)")  # the first axis is the residual stream
-_APART = re.compile(r".*_proj\.bias|head\.bias")  # outside the residual stream
-
-
-def fitted(model: Seq2Seq) -> Seq2Seq:
-    """Return a model of the same outputs (up to rounding) with `sinusoidal_halves` positions and with biases.
-
-    Our default positions interleave sines and cosines, theirs have all sines first. Both have the same frequencies, so
-    one order of the d_model features turns into the other: everything that reads or writes the residual stream is
-    reordered, and no value changes. Biases that our model lacks become zeros.
-
-    A model that is in this form already is returned itself.
-    """
-    config = model.config
-    is_interleaved = config.positions == "sinusoidal"
-    if config.bias and not is_interleaved:
-        return model
-    with torch.random.fork_rng(devices=[]):
-        made: Seq2Seq = build_model(
-            replace(config, bias=True, positions="sinusoidal_halves" if is_interleaved else config.positions)
-        )
-    ours = portable_state(model)
-    state = {name: torch.zeros_like(tensor) for name, tensor in portable_state(made).items()}
-    order = halves_order(config.d_model) if is_interleaved else torch.arange(config.d_model)
-    load_portable_state(made, state | {name: _reordered(name, tensor, order) for name, tensor in ours.items()})
-    return made.eval()
-
-
-def halves_order(d_model: int) -> Tensor:
-    """Return the order of interleaved features in the other layout: the even ones (sines), then the odd ones."""
-    return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])
-
-
-def _reordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
-    if _ROWS.fullmatch(name):
-        return tensor.index_select(0, order)
-    return tensor if _APART.fullmatch(name) else tensor.index_select(1, order)
