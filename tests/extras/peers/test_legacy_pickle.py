@@ -271,7 +271,7 @@ def test_the_child_cannot(what: str, tmp_path: Path) -> None:
     code = (
         f"import os, sys\nfrom manyheads.extras.peers.legacy_pickle_child import forbid\nfolder = {str(tmp_path)!r}\n"
     )
-    sources = str(Path(legacy_pickle_child.__file__).parents[2])
+    sources = str(Path(legacy_pickle_child.__file__).parents[3])
     result = subprocess.run(
         [sys.executable, "-S", "-c", code + ATTEMPTS[what] + "\nsys.exit(0)"],
         env={"PYTHONPATH": sources},
