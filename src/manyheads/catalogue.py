@@ -406,8 +406,6 @@ class Task:
     - `prepare.py`: `preparation(options)` returns a function that takes `folder`, `replace` and `progress`, makes the
       folder and returns its manifest; `summary(folder, manifest)` returns the text to be printed then.
     - `evaluate.py`: `evaluate(options, progress)` returns a `tasks.report.Report`.
-    - `compare.py`, if the options of `evaluate` have `others`: `compare(options, progress)` returns a report on several
-      models.
     - `score.py`: `score(options, progress)` returns a `tasks.report.LineWork`.
     """
 
@@ -434,13 +432,14 @@ class Task:
 
 
 _TEXT, _TRANSLATION = "manyheads.tasks.text", "manyheads.tasks.translation"
+_RESEARCH = "manyheads.extras.research"
 
 TASKS: Table[Task] = Table(
     "task",
     {
         "translation": Task(
             "sentences of one language to another",
-            (_TRANSLATION,),
+            (f"{_RESEARCH}.translation_task", _TRANSLATION),
             "translation",
             prepared_as="translation",
             recorded_as="translation",
@@ -456,16 +455,16 @@ TASKS: Table[Task] = Table(
         ),
         "text": Task(
             "the next token of a text",
-            (_TEXT,),
+            (f"{_RESEARCH}.text_task", _TEXT),
             "language-modelling",
             prepared_as="lm",
             recorded_as="language-modelling",
             data="manyheads.data.prepared_text:TextData",
         ),
-        "ids": Task("the next id of images, sound or events", (_TEXT,), "language-modelling"),
+        "ids": Task("the next id of images, sound or events", (f"{_RESEARCH}.text_task", _TEXT), "language-modelling"),
         "duplication": Task(
             "the second half of 0w0w (Kitaev et al. 2020, sec. 2.1)",
-            ("manyheads.extras.research.duplication_task", _TEXT),
+            (f"{_RESEARCH}.duplication_task", f"{_RESEARCH}.text_task", _TEXT),
             "language-modelling",
         ),
         "classification": Task(
@@ -532,22 +531,22 @@ PEERS: Table[type[Any]] = Table(
         "d2l/TransformerEncoderBlock": f"{_PEERS}.d2l:BlockPeer",
         "d2l/attention": f"{_PEERS}.d2l:AllOfD2l",
         "d2l/masked_softmax": f"{_PEERS}.d2l:SoftmaxPeer",
-        "fairseq/Transformer": f"{_PEERS}.fairseq:Fairseq",
+        "fairseq/Transformer": f"{_PEERS}.toolkits:Fairseq",
         "fused-qkv/MultiheadAttention": f"{_PEERS}.fused_qkv:FusedQkv",
-        "joeynmt/Transformer": f"{_PEERS}.joeynmt:JoeyNMT",
+        "joeynmt/Transformer": f"{_PEERS}.toolkits:JoeyNMT",
         "kimiyoung/TransformerXL": f"{_PEERS}.kimiyoung_transformer_xl:OfficialTransformerXL",
-        "kimiyoung/sample_logits": f"{_PEERS}.kimiyoung_sample_logits:SampleLogits",
+        "kimiyoung/sample_logits": f"{_PEERS}.kimiyoung_transformer_xl:SampleLogits",
         "labml/MultiHeadAttention": f"{_PEERS}.labml:MultiHeadPeer",
         "labml/RelativeMultiHeadAttention": f"{_PEERS}.labml:RelativePeer",
         "labml/attention": f"{_PEERS}.labml:AllOfLabml",
-        "opennmt-py/Transformer": f"{_PEERS}.opennmt_py:OpenNMT",
+        "opennmt-py/Transformer": f"{_PEERS}.toolkits:OpenNMT",
         "reformer-pytorch/LSHAttention": f"{_PEERS}.reformer_pytorch:BareAttentionPeer",
         "reformer-pytorch/LSHSelfAttention": f"{_PEERS}.reformer_pytorch:SelfAttentionPeer",
         "tf/Transformer-XL": f"{_PEERS}.tf_transformer_xl:TensorFlowXL",
-        "torch/MultiheadAttention": f"{_PEERS}.torch_multihead_attention:TorchAttention",
-        "torch/Transformer": f"{_PEERS}.torch_transformer:TorchTransformer",
+        "torch/MultiheadAttention": f"{_PEERS}.torch_modules:TorchAttention",
+        "torch/Transformer": f"{_PEERS}.torch_modules:TorchTransformer",
         "transformers/Marian": f"{_PEERS}.marian:Marian",
-        "transformers/Pegasus": f"{_PEERS}.pegasus:Pegasus",
+        "transformers/Pegasus": f"{_PEERS}.marian:Pegasus",
         "transformers/Reformer": f"{_PEERS}.reformer:HFReformer",
         "transformers/TransfoXL": f"{_PEERS}.transfo_xl:TransfoXL",
     },
@@ -565,5 +564,6 @@ PUBLIC: dict[str, str] = {
 
 HOOKS: dict[str, str] = {
     "ctranslate2": "manyheads.extras.exports.ctranslate2_engine:open_for",
+    "documents": "manyheads.extras.documents.files:DocumentOptions",
 }
 """What the core asks of an extra, by a name of its own; `load(HOOKS[name])` returns it."""

@@ -100,8 +100,8 @@ def _readers_of_settings(samples: dict[str, bytes]) -> Iterator[Reader]:
 
 def _readers_of_documents(samples: dict[str, bytes]) -> Iterator[Reader]:
     from manyheads.extras.documents.formats import decode, read_document
+    from manyheads.extras.documents.sentence_ends import split_sentences
     from manyheads.extras.documents.translating import DocumentTranslation
-    from manyheads.text.sentences import split_sentences
 
     def reading(format_name: str, columns: tuple[str, ...] = ()) -> Callable[[Path], Any]:
         def read(path: Path) -> None:

@@ -37,6 +37,7 @@ def option(
     default_is: str | None = None,
     aliases: Sequence[str] = (),
     name: str = "",
+    after: str = "",
 ) -> Any:
     """A field of a dataclass of options.
 
@@ -47,6 +48,8 @@ def option(
         default_is: for the help page, in place of `default`: what holds if it is not given.
         aliases: other names, such as `-o`.
         name: on the command line, if it is not the field's.
+        after: of a class that adds options to those of its base: the field that it and the following ones stand
+            behind on the help page.
     """
     about = {
         "text": text,
@@ -54,13 +57,16 @@ def option(
         "default_is": default_is,
         "aliases": aliases,
         "name": name,
+        "after": after,
     }
     return _field(default, about)
 
 
-def argument(text: str, default: Any = REQUIRED, *, metavar: str = "", default_is: str | None = None) -> Any:
+def argument(
+    text: str, default: Any = REQUIRED, *, metavar: str = "", default_is: str | None = None, after: str = ""
+) -> Any:
     """As `option`, for an argument that is given by its place."""
-    about = {"text": text, "metavar": metavar, "default_is": default_is, "positional": True}
+    about = {"text": text, "metavar": metavar, "default_is": default_is, "positional": True, "after": after}
     return _field(default, about)
 
 

@@ -10,10 +10,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from manyheads.decoding.degenerate import is_degenerate
-from manyheads.decoding.forced import translate_forced
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.stand_ins import Shown, has_all, restored, show, stand_ins_of
@@ -24,7 +22,7 @@ from manyheads.text.kept_words import has_words, hide, is_loose, unhide
 from manyheads.text.sides import Side
 from manyheads.text.tags import TAG
 
-__all__ = ["Candidate", "KeptTexts", "in_sentence_case", "is_in_capitals", "quality", "translate_with_phrases"]
+__all__ = ["Candidate", "KeptTexts", "in_sentence_case", "is_in_capitals", "quality"]
 
 _LETTERS = re.compile(r"[^\W\d_]+")
 _LEAST_CAPITALS = 4
@@ -195,23 +193,3 @@ def in_sentence_case(text: str, reader: Side) -> str:
     cased = _LETTERS.sub(known, text)
     first = _LETTERS.search(cased)
     return cased if first is None else cased[: first.start()] + first[0][0].upper() + cased[first.start() + 1 :]
-
-
-def translate_with_phrases(
-    translator: TranslationModel, texts: Sequence[str], phrases: Sequence[Sequence[str]], **overrides: Any
-) -> list[str]:
-    """Translate texts so that each translation contains its phrases, and the words that are kept.
-
-    Args: see `forced.translate_forced`.
-
-    Raises: as `Translator.translate`.
-    """
-    settings = translator.options(**{**overrides, "do_sample": False, "num_return_sequences": 1})
-    hidden = [hide(text) if settings.keep_words else (text, []) for text in texts]
-    shown = [show(text, stand_ins_of(translator) if words else (), whole=True) for text, words in hidden]
-    wanted = [[*each, *one.names] for each, one in zip(phrases, shown, strict=True)]
-    found = translate_forced(translator, [one.text for one in shown], wanted, settings)
-    return [
-        unhide(" ".join(filter(None, restored(one, forced.text))), words)
-        for one, forced, (_, words) in zip(shown, found, hidden, strict=True)
-    ]

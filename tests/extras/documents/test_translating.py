@@ -13,7 +13,6 @@ import torch
 
 from manyheads.architectures.transformer import presets
 from manyheads.catalogue import build_model
-from manyheads.decoding.alignment import align
 from manyheads.decoding.degenerate import is_degenerate
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
@@ -23,6 +22,8 @@ from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError, RequestError
 from manyheads.extras.documents import translating
 from manyheads.extras.documents.formats import read_document
+from manyheads.extras.documents.placing import align
+from manyheads.extras.documents.sentence_ends import split_sentences
 from manyheads.extras.documents.terms import Term, Terms, contains
 from manyheads.extras.documents.translating import (
     DocumentReport,
@@ -31,7 +32,6 @@ from manyheads.extras.documents.translating import (
     UnitTranslator,
 )
 from manyheads.text.kept_words import private
-from manyheads.text.sentences import split_sentences
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

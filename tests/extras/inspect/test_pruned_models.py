@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 from manyheads.architectures.pretrained import load, read_config, save_pretrained
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
-from manyheads.decoding.alignment import align
 from manyheads.decoding.translator import Translator
+from manyheads.extras.documents.placing import align
 from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.settings import ServingSettings
 from manyheads.nn.kernels import policy

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from manyheads.errors import ModelFileError
 from manyheads.extras.peers import legacy_pickle_child
 from manyheads.extras.peers.legacy_pickle import read_saved
-from manyheads.extras.peers.legacy_pickle_globals import RefusedError, checked_key
+from manyheads.extras.peers.legacy_pickle_machine import RefusedError, checked_key
 
 FORMATS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 Save = Callable[..., Path]
@@ -271,7 +271,7 @@ def test_the_child_cannot(what: str, tmp_path: Path) -> None:
     code = (
         f"import os, sys\nfrom manyheads.extras.peers.legacy_pickle_child import forbid\nfolder = {str(tmp_path)!r}\n"
     )
-    sources = str(Path(legacy_pickle_child.__file__).parents[2])
+    sources = str(Path(legacy_pickle_child.__file__).parents[3])
     result = subprocess.run(
         [sys.executable, "-S", "-c", code + ATTEMPTS[what] + "\nsys.exit(0)"],
         env={"PYTHONPATH": sources},

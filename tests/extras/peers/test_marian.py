@@ -14,9 +14,8 @@ from manyheads.catalogue import build_model
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers import PEERS
-from manyheads.extras.peers.marian import ACTIVATIONS, Marian
+from manyheads.extras.peers.marian import ACTIVATIONS, Marian, Pegasus
 from manyheads.extras.peers.marian_generation import MarianIds, generation_to_peer, never_produced, settings_from_peer
-from manyheads.extras.peers.pegasus import Pegasus
 from manyheads.nn.positions import sinusoidal_table
 
 IDS = MarianIds(pad=18, eos=0, start=18)

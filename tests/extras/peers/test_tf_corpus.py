@@ -18,9 +18,9 @@ from manyheads.errors import ModelFileError
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.peers.legacy_pickle import read_corpus
-from manyheads.extras.peers.legacy_pickle_corpus import read_corpus as read_in_child
-from manyheads.extras.peers.legacy_pickle_globals import RefusedError
-from manyheads.extras.peers.tf_corpus import read_corpus_files
+from manyheads.extras.peers.legacy_pickle_child import read_corpus as read_in_child
+from manyheads.extras.peers.legacy_pickle_machine import RefusedError
+from manyheads.extras.peers.tf_transformer_xl import read_corpus_files
 from manyheads.text.vocabularies import load_vocabulary
 
 CORPORA = ("text8", "wt103", "lm1b")

@@ -13,7 +13,7 @@ from manyheads.architectures.transformer_xl.presets import PRESETS
 from manyheads.catalogue import build_model
 from manyheads.data.token_store import TokenStore
 from manyheads.errors import DataError
-from manyheads.extras.research.effective_context import losses_by_context, relative_lengths
+from manyheads.extras.research.recl import losses_by_context, relative_lengths
 from tests.segment_batches import VOCAB, ids
 
 STEP = 4

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from manyheads.extras.serving import service
-from manyheads.extras.serving.api import answers, openai
-from manyheads.extras.serving.api.answers import dump, server_event
-from manyheads.extras.serving.api.native import records
+from manyheads.extras.serving.api import openai
+from manyheads.extras.serving.api import shared as answers
+from manyheads.extras.serving.api.native import bodies as records
+from manyheads.extras.serving.api.shared import dump, server_event
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)

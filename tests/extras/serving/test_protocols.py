@@ -20,6 +20,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.decoding.translator import Translator
 from manyheads.extras.documents.html import read_html
+from manyheads.extras.documents.sentence_ends import split_sentences
 from manyheads.extras.documents.terms import Terms
 from manyheads.extras.documents.translating import DocumentTranslation, UnitTranslator
 from manyheads.extras.serving.api.deepl import _model as deepl_model
@@ -28,7 +29,6 @@ from manyheads.extras.serving.markup import MOST_TAGS
 from manyheads.extras.serving.refusals import Refusal
 from manyheads.extras.serving.settings import ServingSettings
 from manyheads.text.piece_vocabulary import PieceVocabulary
-from manyheads.text.sentences import split_sentences
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -14,8 +14,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError
 from manyheads.extras.serving.app import build_app
-from manyheads.extras.serving.batches import RuntimeBatch
-from manyheads.extras.serving.jobs import Done
+from manyheads.extras.serving.jobs import Done, RuntimeBatch
 from manyheads.extras.serving.settings import ServingSettings
 
 TEXTS = ["I am hungry.", "Hello, how are you? Where is the station?", ""]

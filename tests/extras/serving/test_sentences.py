@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from manyheads.errors import ConfigError
 from manyheads.extras.serving.metrics import Metrics
-from manyheads.extras.serving.names import names_of_models
-from manyheads.extras.serving.sentences import rejoin, split
 from manyheads.extras.serving.served import ServedTranslator, _pairs
-from manyheads.extras.serving.settings import ServingSettings
+from manyheads.extras.serving.settings import ServingSettings, names_of_models
+from manyheads.extras.serving.texts import rejoin, split
 
 
 @pytest.mark.parametrize(
@@ -76,15 +75,15 @@ def test_metrics_are_cumulative() -> None:
     metrics = Metrics()
     for value in (0.0005, 0.3, 1000):
         metrics.latency.observe(value)
-    metrics.requests.add(value="completed")
+    metrics.requests["completed"].inc()
     metrics.gauge("num_requests_waiting", "Waiting.", lambda: 3)
     lines = metrics.render().split("\n")
-    assert 'manyheads_e2e_request_latency_seconds_bucket{le="0.001"} 1' in lines
-    assert 'manyheads_e2e_request_latency_seconds_bucket{le="+Inf"} 3' in lines
-    assert "manyheads_num_requests_waiting 3" in lines
-    assert 'manyheads_request_success_total{finished_reason="completed"} 1' in lines
+    assert 'manyheads_e2e_request_latency_seconds_bucket{le="0.001"} 1.0' in lines
+    assert 'manyheads_e2e_request_latency_seconds_bucket{le="+Inf"} 3.0' in lines
+    assert "manyheads_num_requests_waiting 3.0" in lines
+    assert 'manyheads_request_success_total{finished_reason="completed"} 1.0' in lines
     with pytest.raises(KeyError):
-        metrics.requests.add(value="chosen by a client")
+        metrics.requests["chosen by a client"].inc()
 
 
 def test_names_of_models() -> None:

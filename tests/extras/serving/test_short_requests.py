@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError
 from manyheads.extras.serving import served
-from manyheads.extras.serving.api import answers
+from manyheads.extras.serving.api import shared as answers
 from manyheads.extras.serving.api.native.translation import TranslateJob
 from manyheads.extras.serving.served import ServedTranslator
 from manyheads.extras.serving.settings import ServingSettings

@@ -15,14 +15,14 @@ import pytest
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
-from manyheads.extras.serving import markup, sentences
-from manyheads.extras.serving.api import answers
+from manyheads.extras.serving import markup
+from manyheads.extras.serving import texts as sentences
+from manyheads.extras.serving.api import shared as answers
 from manyheads.extras.serving.app import build_app
-from manyheads.extras.serving.keys import ApiKeys
 from manyheads.extras.serving.refusals import Refusal
-from manyheads.extras.serving.sentences import in_windows, split
 from manyheads.extras.serving.service import Service
-from manyheads.extras.serving.settings import ServingSettings
+from manyheads.extras.serving.settings import ApiKeys, ServingSettings
+from manyheads.extras.serving.texts import in_windows, split
 
 LONG = 200_000
 

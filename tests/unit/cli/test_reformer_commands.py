@@ -19,7 +19,7 @@ from manyheads.cli.command_line.train_options import read_arguments
 from manyheads.cli.main import main
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, RequestError
-from manyheads.extras.research.hashes import with_hashes
+from manyheads.extras.research.hash_rounds import with_hashes
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.byte_vocabulary import ByteVocabulary

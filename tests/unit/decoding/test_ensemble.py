@@ -20,7 +20,6 @@ from manyheads.architectures.protocols import PlansSteps, Restrictable, Scorable
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.data.batch import PairBatch
-from manyheads.decoding.alignment import align
 from manyheads.decoding.device import inference
 from manyheads.decoding.naive import naive_beam_search
 from manyheads.decoding.rules import BeamRules
@@ -29,6 +28,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.likelihood import evaluate_likelihood
+from manyheads.extras.documents.placing import align
 from manyheads.extras.inspect.attending import translation_views
 from manyheads.extras.parsing.parser import Parser
 from manyheads.tasks.translation.likelihood import likelihood_of

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from manyheads.architectures.transformer import presets
 from manyheads.catalogue import build_model
 from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.kept_texts import KeptTexts, translate_with_phrases
+from manyheads.decoding.kept_texts import KeptTexts
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.stand_ins import restored, show, stand_ins_of
 from manyheads.decoding.translator import Translator
+from manyheads.extras.documents.terms import translate_with_phrases
 from manyheads.text.kept_words import hide, unhide
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -43,7 +43,7 @@ EXCEPTIONS = {
     "data/corpora/__init__.py": "the package's own texts",
     "data/corpora/sample.py": "compares with what it wrote, after its kind and size",
     "extras/exports/web.py": "the package's own page",
-    "extras/serving/api/page.py": "the package's own page",
+    "extras/serving/api/operations.py": "the package's own page",
     "extras/inspect/drawings/offline_page.py": "the package's own page",
     "extras/exports/onnx_translation.py": "a folder that it wrote itself",
     "data/preparing_ids.py": "a temporary folder that it wrote itself",

@@ -13,7 +13,7 @@ import argparse
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from typing import Any, TypeVar, get_origin
 
 from manyheads.cli.command_line.pages import help_page, option_lines
@@ -110,10 +110,22 @@ class _Option:
         return left, f"{self.about['text']}{f' [{default}]' if default else ''}"
 
 
+def _ordered(cls: type) -> list[Field[Any]]:
+    """The fields in the order of the help page: required ones first, inherited ones last, but see `option(after=)`."""
+    names = inspect.get_annotations(cls)
+    own = [item for item in fields(cls) if item.name in names]
+    if not any(item.metadata.get("after") for item in own):
+        return sorted(fields(cls), key=lambda item: (item.default is not REQUIRED, item.name not in names))
+    found, place = _ordered(cls.__base__), 0
+    for item in own:
+        after = item.metadata.get("after")
+        place = 1 + (next(n for n, one in enumerate(found) if one.name == after) if after else place)
+        found.insert(place, item)
+    return found
+
+
 def _options(cls: type, path: str = "") -> Iterator[_Option]:
-    """In the order of the help page: required options first, inherited ones last."""
-    own = inspect.get_annotations(cls)
-    for item in sorted(fields(cls), key=lambda item: (item.default is not REQUIRED, item.name not in own)):
+    for item in _ordered(cls):
         about, inner = item.metadata, f"{path}{item.name}"
         if "group" in about:
             yield from _options(about["group"], f"{inner}.")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from manyheads.catalogue import HOOKS, load
 from manyheads.config.build import build
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import CommandPage, argument, group, option, refuse_given
@@ -17,7 +18,6 @@ from manyheads.decoding.options import TranslationDeviceOptions
 from manyheads.decoding.search_options import DecodingOptions
 from manyheads.decoding.settings import DecodingSettings, check_drawing
 from manyheads.errors import ConfigError
-from manyheads.extras.documents.files import DocumentOptions
 from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.translation.target import check_target_of
 
@@ -64,7 +64,7 @@ class TranslateOptions:
         metavar="N",
     )
     verbose: bool = option("Print settings and speed on standard error.", default=False, aliases=("-v",))
-    document: DocumentOptions = group(DocumentOptions)
+    document: Any = group(load(HOOKS["documents"]))
     models: RerankingOptions = group(RerankingOptions)
     run_on: TranslationDeviceOptions = group(TranslationDeviceOptions)
     decoding: DecodingOptions = group(DecodingOptions)

@@ -25,10 +25,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.output is not None:
         check_files(options.output, *options.inputs)
     with showing_if_long() as show:
-        if getattr(options, "others", ()):
-            report = task.module("compare").compare(options, show)
-        else:
-            report = task.module("evaluate").evaluate(options, show)
+        report = task.module("evaluate").evaluate(options, show)
     if report is None:
         return 0  # the main rank has the results of all ranks
     if options.output is not None:

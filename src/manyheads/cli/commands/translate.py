@@ -15,7 +15,6 @@ from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.distributed.process import local_device
 from manyheads.distributed.sharded_lines import is_sharded
-from manyheads.extras.documents.files import open_document
 from manyheads.tasks.table import task_of_folder
 
 __all__ = ["PAGE", "run"]
@@ -28,7 +27,7 @@ def run(options: TranslateOptions) -> int:
     check_files(options.output, options.input, options.document.terms)
     if _is_chart_parser(options.model):
         return _parse_by_chart(options)
-    document = open_document(options.document, options.input, options.output)
+    document = options.document.read_input(options.input, options.output)
     if document is not None:
         options.check_for_document()
     terms = options.document.read_terms() if document is None else None

@@ -23,8 +23,6 @@ from manyheads.decoding.translation import Translation, one_line
 from manyheads.decoding.translator import Translator
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import ConfigError, RequestError
-from manyheads.extras.documents.forcing import TermCounts, force_terms
-from manyheads.extras.documents.terms import Terms
 from manyheads.extras.parsing.bracketing import repairs_line
 from manyheads.extras.parsing.parser import task_of
 from manyheads.extras.parsing.parsing_text import words_of
@@ -45,7 +43,7 @@ class TranslationLines:
     Raises: ConfigError: the options ask for linearised trees, but the model writes none.
     """
 
-    def __init__(self, translator: Translator, options: TranslateOptions, terms: Terms | None = None) -> None:
+    def __init__(self, translator: Translator, options: TranslateOptions, terms: Any = None) -> None:
         self._task = task_of(translator)
         if options.linearised and self._task is None:
             raise ConfigError("--linearised is for parsers, but this model translates.")
@@ -58,7 +56,7 @@ class TranslationLines:
         self._last = ""
         if terms is not None and self._task is not None:
             raise ConfigError(f"--terms is for translators, but {options.model} is a parser.")
-        self._terms, self._term_counts = terms, TermCounts()
+        self._terms = terms  # see `read_terms` of the options
         if options.engine != "torch":
             say(f"manyheads: {translator.search.choose_engine(self._settings)}", file=sys.stderr)
         self._repairs: Counter[str] = Counter()
@@ -78,7 +76,7 @@ class TranslationLines:
         if self._terms is None:
             return found
         before = [one[0].text for one in found]
-        texts = force_terms(self.translator, self._terms, sources, before, self._term_counts, **self.overrides)
+        texts = self._terms.force(self.translator, sources, before, **self.overrides)
         return [[replace(one[0], text=text)] for one, text in zip(found, texts, strict=True)]
 
     def check_translates_documents(self) -> None:
@@ -199,7 +197,7 @@ class TranslationLines:
         """Print a line on standard error if outputs were empty, repeated themselves, or were repaired."""
         self._check.tell()
         if self._terms is not None:
-            say(f"manyheads: {self._term_counts.describe()}", file=sys.stderr)
+            say(f"manyheads: {self._terms.describe()}", file=sys.stderr)
         if self._num_repaired:
             say(
                 f"manyheads: {self._num_repaired} of {self._num_trees} trees were not well-formed and were repaired:"

@@ -21,16 +21,16 @@ from manyheads.data.progress import telling
 from manyheads.distributed.sharded_lines import model_identity, run_lines
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.documents.formats import FORMATS, decode, format_of, read_document
+from manyheads.extras.documents.sentence_ends import split_sentences
 from manyheads.text.languages import language_tag
-from manyheads.text.sentences import split_sentences
 
 if TYPE_CHECKING:
     from manyheads.decoding.translator import Translator
     from manyheads.extras.documents.parts import Document
-    from manyheads.extras.documents.terms import Terms
+    from manyheads.extras.documents.terms import ForcedTerms, Terms
     from manyheads.extras.documents.translating import DocumentReport, Unit
 
-__all__ = ["DocumentOptions", "InputDocument", "open_document"]
+__all__ = ["DocumentOptions", "InputDocument"]
 
 SENTENCES_AT_ONCE = 64  # at most this many sentences are lost if the command is interrupted
 MAX_DOCUMENT_BYTES = 64 * 2**20
@@ -66,11 +66,41 @@ class DocumentOptions:
         default_is="the model's; without one, general rules",
     )
 
-    def read_terms(self) -> Terms | None:
+    def read_terms(self) -> ForcedTerms | None:
         """Return the terms; None: there is no --terms. Raises: DataError: the file cannot be read, or has none."""
+        from manyheads.extras.documents.terms import ForcedTerms, Terms
+
+        return None if self.terms is None else ForcedTerms(Terms.read(self.terms))
+
+    def read_input(self, path: str, output: str) -> InputDocument | None:
+        """Return the document of a command; None: its input is lines.
+
+        Raises: ConfigError: an option that does not fit the format, a known format that is not read, or an output that
+            is a folder. DataError: the file or the terms cannot be read or are damaged. MissingExtraError: the format
+            needs a package that is not installed.
+        """
+        found = format_of(path) if self.format == "auto" else self.format
+        if found is None or found == "lines":
+            for option_name, value in (
+                ("--column", self.column),
+                ("--source-lang", self.source_lang),
+            ):
+                if value:
+                    raise ConfigError(
+                        f"{option_name} is for documents; name the format of the input by --format, for example text."
+                    )
+            return None
+        if self.source_lang is not None:
+            language_tag(self.source_lang, "--source-lang")
+        if output != "-" and Path(output).is_dir():
+            raise ConfigError(f"--output {output} is a folder; name a file in it.")
+        name = describe(path)
+        document = read_document(decode(_bytes_of(path, name), name), name, found, self.column)
+        for note in document.notes:
+            say(f"manyheads: {name}: {note}", file=sys.stderr)
         from manyheads.extras.documents.terms import Terms
 
-        return None if self.terms is None else Terms.read(self.terms)
+        return InputDocument(document, Terms() if self.terms is None else Terms.read(self.terms), self, name, path)
 
 
 @dataclass(frozen=True)
@@ -161,37 +191,6 @@ class InputDocument:
         for report in reports:
             for number, line in enumerate(report.describe()):
                 say(f"manyheads: {self.name}: {line}" if number == 0 else f"  {line}", file=sys.stderr)
-
-
-def open_document(options: DocumentOptions, path: str, output: str) -> InputDocument | None:
-    """Return the document of a command; None: its input is lines.
-
-    Raises: ConfigError: an option that does not fit the format, a known format that is not read, or an output that is a
-        folder. DataError: the file or the terms cannot be read or are damaged. MissingExtraError: the format needs a
-        package that is not installed.
-    """
-    found = format_of(path) if options.format == "auto" else options.format
-    if found is None or found == "lines":
-        for option_name, value in (
-            ("--column", options.column),
-            ("--source-lang", options.source_lang),
-        ):
-            if value:
-                raise ConfigError(
-                    f"{option_name} is for documents; name the format of the input by --format, for example text."
-                )
-        return None
-    if options.source_lang is not None:
-        language_tag(options.source_lang, "--source-lang")
-    if output != "-" and Path(output).is_dir():
-        raise ConfigError(f"--output {output} is a folder; name a file in it.")
-    name = describe(path)
-    document = read_document(decode(_bytes_of(path, name), name), name, found, options.column)
-    for note in document.notes:
-        say(f"manyheads: {name}: {note}", file=sys.stderr)
-    from manyheads.extras.documents.terms import Terms
-
-    return InputDocument(document, options.read_terms() or Terms(), options, name, path)
 
 
 def _bytes_of(path: str, name: str) -> bytes:

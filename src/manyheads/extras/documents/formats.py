@@ -1,18 +1,21 @@
-"""The formats of documents, by name and by the ending of a file's name."""
+"""The formats of documents, by name and by the ending of a file's name, and the plainest one: paragraphs of text."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
 from manyheads.data.unread import unread_format
 from manyheads.errors import ConfigError, DataError
-from manyheads.extras.documents.parts import Document
+from manyheads.extras.documents.parts import LINE_END, Document, Part, Segment, Text, lay_out, line_end_of, trimmed
 
-__all__ = ["FORMATS", "decode", "format_of", "read_document"]
+__all__ = ["FORMATS", "decode", "format_of", "read_document", "read_plain"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class _Format:
 
 
 FORMATS: dict[str, _Format] = {
-    "text": _Format((), "plain.read_plain"),  # a .txt file is translated line by line, unless this format is asked for
+    # A .txt file is translated line by line, unless this format is asked for.
+    "text": _Format((), "formats.read_plain"),
     "markdown": _Format((".md", ".markdown"), "markdown.read_markdown"),
     "html": _Format((".html", ".htm", ".xhtml"), "html.read_html"),
     "srt": _Format((".srt",), "subtitles.read_subtitles", {"entities": False}),
@@ -105,3 +109,46 @@ def read_document(text: str, name: str, format_name: str, columns: Sequence[str]
         return chosen.read(text, columns)
     except (ConfigError, DataError) as error:
         raise type(error)(f"{name}: {error}") from None
+
+
+PARAGRAPH = re.compile(r"(?<![^\r\n\ufeff])[^\r\n]*\S[^\r\n]*(?:(?:\r\n|\r|\n)[^\r\n]*\S[^\r\n]*)*")
+ITEM = re.compile(r"\s*(?:[-*+•]|\d{1,2}[.)])\s")  # of a list
+
+
+def read_plain(text: str) -> Document:
+    """Return the paragraphs of a text.
+
+    The lines of a paragraph are joined if they look wrapped, that is, if at every line end the next word does not fit
+    into the width of the paragraph. Otherwise, and if several begin as items of a list, each line is a segment by
+    itself, as in a poem.
+    """
+    segments: list[Segment] = []
+    for paragraph in PARAGRAPH.finditer(text, int(text.startswith("\ufeff"))):
+        if _is_wrapped(LINE_END.split(paragraph[0])):
+            segments.append(_segment(text, *paragraph.span()))
+            continue
+        start = paragraph.start()
+        for line_end in [*LINE_END.finditer(paragraph[0]), None]:
+            end = paragraph.end() if line_end is None else paragraph.start() + line_end.start()
+            segments.append(_segment(text, start, end))
+            start = end if line_end is None else paragraph.start() + line_end.end()
+    return Document(text, tuple(segments))
+
+
+def _is_wrapped(lines: Sequence[str]) -> bool:
+    if len(lines) == 1:
+        return True
+    if sum(ITEM.match(line) is not None for line in lines) > 1:  # one alone can be a date: `12. Mai`
+        return False
+    width = max(len(line.rstrip()) for line in lines)
+    return all(len(line.rstrip()) + 1 + len(after.split()[0]) > width for line, after in pairwise(lines))
+
+
+def _segment(text: str, start: int, end: int) -> Segment:
+    start, end = trimmed(text, start, end)
+    shown = text[start:end]
+    joined = " ".join(line.strip(" \t") for line in LINE_END.split(shown))
+    build: Callable[[Sequence[Part]], str] = partial(
+        lay_out, escape=str, lines=LINE_END.split(shown), line_end=line_end_of(shown), prefix_characters=" \t"
+    )
+    return Segment(start, end, (Text(joined),), build)

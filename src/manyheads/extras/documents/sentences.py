@@ -72,7 +72,7 @@ def sentences_of(
     """Return the sentences of a segment.
 
     Args:
-        split: a text -> its sentences, which together are the text (see `text.sentences`).
+        split: a text -> its sentences, which together are the text (see `extras.documents.sentence_ends`).
         keep_words: see `DecodingSettings`; markup that stands for a word is kept anyway.
 
     Returns: None if the text contains one of the private characters that stand for kept words.

@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from manyheads.decoding.alignment import align
 from manyheads.decoding.degenerate import is_degenerate
 from manyheads.decoding.forced import translate_forced
 from manyheads.decoding.hypothesis import Hypothesis
@@ -18,7 +17,7 @@ from manyheads.decoding.translation import Translation
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
 from manyheads.extras.documents.parts import Document, Part, Text
-from manyheads.extras.documents.placing import place, unchanged
+from manyheads.extras.documents.placing import align, place, unchanged
 from manyheads.extras.documents.sentences import Sentence, sentences_of, split_at_clauses
 from manyheads.extras.documents.terms import Terms, contains
 from manyheads.text.kept_words import is_loose, kept_index, private, with_letters
@@ -143,7 +142,7 @@ class DocumentTranslation:
 
     Args:
         document: see `documents.formats.read_document`.
-        split: cuts a text into sentences (see `text.sentences.split_sentences`).
+        split: cuts a text into sentences (see `extras.documents.sentence_ends.split_sentences`).
         fits: whether a text is short enough for the model (see `UnitTranslator.fits`).
         keep_words: see `UnitTranslator.keep_words`.
 

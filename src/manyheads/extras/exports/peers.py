@@ -1,4 +1,4 @@
-"""Exports whose layout of weights is a peer's of `interop.FORMATS`; `manyheads convert --to` writes the same files."""
+"""Exports whose layout of weights is a peer's of `peers.FORMATS`; `manyheads convert --to` writes the same files."""
 
 from __future__ import annotations
 

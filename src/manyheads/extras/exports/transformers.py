@@ -41,7 +41,7 @@ def _has_output_bias(target: Path) -> bool:
 
 
 def _peer_of(model: Path) -> str:
-    """Return the name of the class in `interop.FORMATS`. Raises: ConfigError: transformers has none."""
+    """Return the name of the class in `peers.FORMATS`. Raises: ConfigError: transformers has none."""
     config = read_config(model)
     if config.architecture == "transformer":
         tokenizer_of(model, "transformers")

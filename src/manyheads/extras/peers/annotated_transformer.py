@@ -19,8 +19,7 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers.layout import Layout
-from manyheads.extras.peers.peer import Options, Peer, require
-from manyheads.extras.peers.scores import decode, encode, uniform_when_empty
+from manyheads.extras.peers.peer import Options, Peer, decode, encode, require, uniform_when_empty
 from manyheads.nn.attention.decoder_state import DecoderState
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table

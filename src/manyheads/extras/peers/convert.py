@@ -3,12 +3,19 @@
 A peer's folder contains config.json and model.safetensors, and for `transformers/Marian` the other files of
 `save_pretrained`: generation_config.json, source.spm, target.spm, vocab.json, tokenizer_config.json. A folder of the
 original Transformer-XL contains only model.pt, a module that was saved whole. Our folder keeps the contents of the
-peer's two config files as peer.json, so that converting back loses nothing.
+peer's two config files as peer.json, so that converting back loses nothing. Folders of toolkits:
+
+    fairseq     checkpoint_best.pt  dict.en.txt  dict.de.txt  [sentencepiece.bpe.model]
+    OpenNMT-py  model_step_N.pt
+    JoeyNMT     config.yaml  best.ckpt  [src_vocab.txt  trg_vocab.txt  sentencepiece.model]
+
+Their text is read with a sentencepiece model only; other segmentations are programs of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,24 +32,141 @@ from manyheads.checkpoint.format import write_tensors
 from manyheads.config.files import to_json
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.errors import ConfigError, ModelFileError
-from manyheads.extras.peers import FORMATS, PEERS, marian_folder, peer_files
+from manyheads.errors import ConfigError, DataError, ModelFileError
+from manyheads.extras.peers import FORMATS, PEERS, marian_folder
 from manyheads.extras.peers.kimiyoung_transformer_xl import options_of_module
 from manyheads.extras.peers.legacy_pickle import Saved, read_saved
-from manyheads.extras.peers.marian import Marian
-from manyheads.extras.peers.marian_fit import fitted
-from manyheads.extras.peers.pegasus import Pegasus
+from manyheads.extras.peers.marian import Marian, Pegasus, fitted
 from manyheads.extras.peers.reformer import HFReformer
 from manyheads.extras.peers.tensorflow import find_prefix, read_checkpoint, verifies_data
-from manyheads.extras.peers.tf_corpus import CACHE, CorpusFiles, find_beside, read_corpus_files
-from manyheads.extras.peers.tf_transformer_xl import PUBLISHED_LANES, TensorFlowXL, find_checkpoint
+from manyheads.extras.peers.tf_transformer_xl import (
+    CACHE,
+    PUBLISHED_LANES,
+    CorpusFiles,
+    TensorFlowXL,
+    find_beside,
+    find_checkpoint,
+    read_corpus_files,
+)
+from manyheads.extras.peers.toolkits import options_of_folder
 from manyheads.extras.peers.xl_weights import notes_of_export
 from manyheads.files.commit import write_folder
+from manyheads.files.guarded import read_limited
 from manyheads.files.json_object import read_object
+from manyheads.text.marian import MarianTokenizer
+from manyheads.text.marian_files import MarianOptions
 from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
 from manyheads.text.symbol_vocabulary import SymbolVocabulary
+from manyheads.text.tokenizer_file import MAX_FILE_BYTES
 
-__all__ = ["Conversion", "export_folder", "guess_peer", "import_folder", "write_peer"]
+__all__ = [
+    "Conversion",
+    "TRAINED_BY",
+    "export_folder",
+    "guess_peer",
+    "import_folder",
+    "read_options",
+    "read_tokenizer",
+    "write_peer",
+]
+
+TRAINED_BY = ("fairseq/Transformer", "opennmt-py/Transformer", "joeynmt/Transformer")
+_FAIRSEQ, _OPENNMT, _JOEYNMT = TRAINED_BY
+_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+_WHERE = {_FAIRSEQ: ("cfg.model.", "args."), _OPENNMT: ("opt.",)}
+
+
+def read_options(peer: str, folder: Path, saved: Saved) -> dict[str, Any]:
+    """Return the options of the peer's model, from its checkpoint or config.yaml.
+
+    Raises: ModelFileError, ConfigError: the folder has none.
+    """
+    if peer == _JOEYNMT:
+        return options_of_folder(folder)
+    for prefix in _WHERE[peer]:
+        found = {name.removeprefix(prefix): value for name, value in saved.options.items() if name.startswith(prefix)}
+        if found:
+            return found
+    raise ModelFileError(f"the checkpoint in {folder} has no options of {peer}; is it from another program?")
+
+
+def read_tokenizer(
+    peer: str, folder: Path, options: Mapping[str, Any], sizes: tuple[int, int], notes: list[str]
+) -> MarianTokenizer | None:
+    """Return a tokenizer of the peer's vocabularies and its sentencepiece model; None: see the notes.
+
+    Args: sizes: numbers of source and target ids.
+    Raises: ModelFileError, DataError: a file is damaged, or does not belong to the model.
+    """
+    if peer == _OPENNMT:
+        notes.append("OpenNMT-py reads sources without an end token, which our translation adds.")
+        return None
+    found = _VOCABULARIES[peer](folder, options)
+    spms = sorted(path for path in folder.glob("*.model") if path.is_file())
+    if found is None or len(spms) != 1:
+        notes.append("A tokenizer needs the two vocabularies and one sentencepiece model (*.model) in the folder.")
+        return None
+    source, target = found
+    for side, vocabulary, size in zip(("source", "target"), found, sizes, strict=True):
+        if len(vocabulary) > size:
+            raise ModelFileError(
+                f"the {side} vocabulary in {folder} has {len(vocabulary):,} pieces, the model {size:,}."
+            )
+    if any(source[piece] != target[piece] for piece in _SPECIAL):
+        raise ModelFileError(f"the special pieces have different ids in the two vocabularies in {folder}.")
+    spm = read_limited(spms[0], MAX_FILE_BYTES)
+    start = source["</s>"] if peer == _FAIRSEQ else source["<s>"]
+    files = {"vocab.json": _json(source), "target_vocab.json": _json(target), "source.spm": spm, "target.spm": spm}
+    return MarianTokenizer(files, MarianOptions(separate_vocabs=True, start_id=start), where=str(folder))
+
+
+def _fairseq_vocabularies(folder: Path, options: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]] | None:
+    """Read dict.SOURCE.txt and dict.TARGET.txt: a piece and its count on each line, after four special pieces.
+
+    A flag after the count allows a piece to be there twice, which `_numbered` does not.
+    """
+    files = [folder / f"dict.{options.get(name)}.txt" for name in ("source_lang", "target_lang")]
+    if not all(path.is_file() for path in files):
+        return None
+    source, target = (
+        [line.removesuffix(" #fairseq:overwrite").rpartition(" ")[0] for line in _lines(path)] for path in files
+    )
+    return _numbered([*_SPECIAL, *source], files[0]), _numbered([*_SPECIAL, *target], files[1])
+
+
+def _joeynmt_vocabularies(folder: Path, _options: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]] | None:
+    """Read src_vocab.txt and trg_vocab.txt: a piece on each line."""
+    files = [folder / "src_vocab.txt", folder / "trg_vocab.txt"]
+    if not all(path.is_file() for path in files):
+        return None
+    source, target = (_lines(path) for path in files)
+    return _numbered(source, files[0]), _numbered(target, files[1])
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return read_limited(path, MAX_FILE_BYTES).decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8: {error}.") from error
+
+
+def _numbered(pieces: list[str], path: Path) -> dict[str, int]:
+    ids = {piece: index for index, piece in enumerate(pieces)}
+    missing = [piece for piece in _SPECIAL if piece not in ids]
+    if missing or len(ids) != len(pieces):
+        raise DataError(f"{path} has no piece {missing[0]!r}." if missing else f"{path} has a piece twice.")
+    return ids
+
+
+def _json(vocabulary: Mapping[str, int]) -> bytes:
+    return json.dumps(vocabulary, ensure_ascii=False).encode("utf-8")
+
+
+_VOCABULARIES: dict[str, Callable[[Path, Mapping[str, Any]], tuple[dict[str, int], dict[str, int]] | None]] = {
+    _FAIRSEQ: _fairseq_vocabularies,
+    _JOEYNMT: _joeynmt_vocabularies,
+}
+
 
 TORCH, OFFICIAL_XL = "torch/Transformer", "kimiyoung/TransformerXL"
 SEQUENCE_MODELS: dict[str, type[Marian]] = {"transformers/Marian": Marian, "transformers/Pegasus": Pegasus}
@@ -112,9 +236,9 @@ def import_folder(
     more: dict[str, bytes] = {}
     if peer == TENSORFLOW_XL:
         config, weights = _read_tensorflow(source, notes)
-    elif peer in peer_files.TRAINED_BY:
+    elif peer in TRAINED_BY:
         saved = _read_weights(source, from_pickle)
-        weights, config = saved.tensors, {"model": peer_files.read_options(peer, source, saved)}
+        weights, config = saved.tensors, {"model": read_options(peer, source, saved)}
     else:
         saved = _read_weights(source, from_pickle)
         weights = saved.tensors
@@ -144,9 +268,9 @@ def import_folder(
             "With pre_lnorm the peer attends to a memory of zeros before the first segment, the converted model to"
             " none, so it says something else at the start of a text."
         )
-    if peer in peer_files.TRAINED_BY:
+    if peer in TRAINED_BY:
         sizes = model.config.source_vocab_size, model.config.target_vocab_size
-        tokenizer = peer_files.read_tokenizer(peer, source, config["model"], sizes, notes)
+        tokenizer = read_tokenizer(peer, source, config["model"], sizes, notes)
         next_command = _translation(output, tokenizer)
     if tokenizer is None:
         does = "translates" if isinstance(model, Seq2Seq) else "reads and writes"

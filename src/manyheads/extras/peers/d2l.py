@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.extras.peers.layout import Layout, nested
-from manyheads.extras.peers.peer import Options, Parts, Peer, own_heads, require, weights_by_part
-from manyheads.extras.peers.scores import uniform_when_empty
+from manyheads.extras.peers.peer import Options, Parts, Peer, own_heads, require, uniform_when_empty, weights_by_part
 from manyheads.nn.attention.additive import AdditiveAttention
 from manyheads.nn.attention.dot_product import DotProductAttention
 from manyheads.nn.attention.masks import Dense, Lengths

@@ -1,4 +1,4 @@
-"""Config and model classes for transformers; see `interop.hf`, which imports this file only when it is needed."""
+"""Config and model classes for transformers; see `extras.peers.hf`, which imports this file only when it is needed."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from manyheads.files.guarded import open_regular
 __all__ = ["Corpus", "Saved", "read_corpus", "read_saved"]
 
 T = TypeVar("T")
-_SOURCES = Path(__file__).resolve().parents[2]
+_SOURCES = Path(__file__).resolve().parents[3]
 _CHILD = """
 import sys
 sys.path.append(sys.argv[1])

@@ -1,4 +1,4 @@
-"""Marian models of `transformers` (MarianMTModel), such as OPUS-MT: weights, computation and generation.
+"""Marian and Pegasus models of `transformers`, such as OPUS-MT: weights, computation and generation.
 
 Differs from ours: a query that may attend to nothing attends to all keys equally; a bias on the logits that is not a
 parameter; a table of positions in the file, which is normally sinusoidal (another table is kept as learned positions);
@@ -8,6 +8,7 @@ peer and none here. Rules of generation: `marian_generation`, `decoding.rules`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
@@ -16,20 +17,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from manyheads.architectures.pretrained import load_portable_state, portable_state
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.catalogue import build_model
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import run_to_end, search_steps
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers.layout import Layout, Rule, export_weights
 from manyheads.extras.peers.marian_generation import MarianIds, settings_from_peer
-from manyheads.extras.peers.peer import Options, Peer, require
-from manyheads.extras.peers.scores import decode, encode
+from manyheads.extras.peers.peer import Options, Peer, decode, encode, require
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 
-__all__ = ["ACTIVATIONS", "SPECIAL_IDS", "Marian"]
+__all__ = ["ACTIVATIONS", "SPECIAL_IDS", "Marian", "Pegasus", "fitted", "halves_order"]
 
 SPECIAL_IDS = {
     "pad_token_id": 58100,
@@ -45,6 +47,9 @@ ACTIVATIONS = {
     "relu2": "squared_relu",
 }
 _ROUNDING = {torch.float16: 1e-3, torch.bfloat16: 8e-3}  # tolerance for a table saved in low precision; otherwise 1e-5
+
+_ROWS = re.compile(r"(.*\.)?(norm|out_proj)\.(weight|bias)")  # the first axis is the residual stream
+_APART = re.compile(r".*_proj\.bias|head\.bias")  # outside the residual stream
 
 _BIAS, _SHARED = "final_logits_bias", "model.shared.weight"
 
@@ -316,3 +321,95 @@ def _positions(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tables of positions that a file has, by side."""
     names = {side: f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
     return {side: weights[name] for side, name in names.items() if name in weights}
+
+
+def fitted(model: Seq2Seq) -> Seq2Seq:
+    """Return a model of the same outputs (up to rounding) with `sinusoidal_halves` positions and with biases.
+
+    Our default positions interleave sines and cosines, those of Marian and Pegasus have all sines first. Both have the
+    same frequencies, so one order of the d_model features turns into the other: everything that reads or writes the
+    residual stream is reordered, and no value changes. Biases that our model lacks become zeros.
+
+    A model that is in this form already is returned itself.
+    """
+    config = model.config
+    is_interleaved = config.positions == "sinusoidal"
+    if config.bias and not is_interleaved:
+        return model
+    with torch.random.fork_rng(devices=[]):
+        made: Seq2Seq = build_model(
+            replace(config, bias=True, positions="sinusoidal_halves" if is_interleaved else config.positions)
+        )
+    ours = portable_state(model)
+    state = {name: torch.zeros_like(tensor) for name, tensor in portable_state(made).items()}
+    order = halves_order(config.d_model) if is_interleaved else torch.arange(config.d_model)
+    load_portable_state(made, state | {name: _reordered(name, tensor, order) for name, tensor in ours.items()})
+    return made.eval()
+
+
+def halves_order(d_model: int) -> Tensor:
+    """Return the order of interleaved features in the other layout: the even ones (sines), then the odd ones."""
+    return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])
+
+
+def _reordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
+    if _ROWS.fullmatch(name):
+        return tensor.index_select(0, order)
+    return tensor if _APART.fullmatch(name) else tensor.index_select(1, order)
+
+
+_SIDES = ("decoder_vocab_size", "share_encoder_decoder_embeddings")
+
+
+class Pegasus(Marian):
+    """The summarisation model of Zhang et al. 2020, arXiv:1912.08777, whose class holds any pre-norm Transformer.
+
+    A joint vocabulary, one more norm after each stack; everything else as in Marian.
+    """
+
+    name = "Pegasus"
+    kinds = ("hf_pegasus",)
+    origin = "transformers[ /]Pegasus"
+    model_type = "pegasus"
+    model_class = "PegasusForConditionalGeneration"
+    norm_position = "pre"
+    # The published models have normalize_before and add_final_layer_norm: what this class always does.
+    refused = ("normalize_embedding", "tie_encoder_decoder")
+    options: ClassVar[Options] = {
+        **{name: default for name, default in Marian.options.items() if name not in _SIDES},
+        "model_type": "pegasus",
+        "vocab_size": 50265,
+    }
+    special_ids: ClassVar[Mapping[str, int]] = {
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "forced_eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    }
+    layout: ClassVar[Layout] = {**Marian.layout, "model.*.layer_norm.*": "body.*.norm.*"}
+
+    @classmethod
+    def config_of(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> TransformerConfig:
+        sides = {"decoder_vocab_size": None, "share_encoder_decoder_embeddings": True}
+        return replace(super().config_of({**options, **sides}, weights), norm_position="pre")
+
+    @classmethod
+    def to_peer(cls, module: Seq2Seq) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """See `Marian.to_peer`; always with the tables of positions, which this class expects in the file."""
+        config, weights = super().to_peer(module)
+        for side in ("encoder", "decoder") if module.config.positions != "learned" else ():
+            positions = torch.arange(float(module.config.max_len))
+            weights[f"model.{side}.embed_positions.weight"] = sinusoidal_table(
+                positions, module.config.d_model, "halves"
+            )
+        return config, weights
+
+    @classmethod
+    def describe(cls, module: Seq2Seq) -> dict[str, Any]:
+        tied = module.config.tie_embeddings
+        if tied not in ("all", "embeddings"):
+            raise ConfigError(
+                f"{cls.name} cannot hold a pre-norm model with tie_embeddings {tied!r}; it has one table for both"
+                " vocabularies ('all' or 'embeddings'). CTranslate2 and ONNX hold separate ones."
+            )
+        return {name: value for name, value in super().describe(module).items() if name not in _SIDES}

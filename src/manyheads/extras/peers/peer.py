@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from types import GenericAlias, UnionType
 from typing import Any, ClassVar, get_args
 
+import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.pretrained import check_size
 from manyheads.architectures.protocols import ModelConfig
+from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers.layout import Layout, export_gradients, export_weights, import_weights
+from manyheads.nn.attention.masks import Dense, Mask
+from manyheads.nn.attention.multi_head import MultiHeadAttention
 
-__all__ = ["Options", "Parts", "Peer", "own_heads", "read_options", "require", "weights_by_part"]
+__all__ = [
+    "Options",
+    "Parts",
+    "Peer",
+    "decode",
+    "encode",
+    "own_heads",
+    "read_options",
+    "require",
+    "uniform_when_empty",
+    "weights_by_part",
+]
 
 Options = Mapping[str, Any]
 """A constructor's arguments and their defaults. A type in place of a default means: `int`, the argument is required;
@@ -269,3 +286,67 @@ def weights_by_part(weights: Mapping[str, Tensor], parts: Iterable[str]) -> dict
             raise ModelFileError(f"the weight {name} is unknown; names begin with one of {sorted(own)}.")
         own[part][rest] = tensor
     return own
+
+
+@contextmanager
+def uniform_when_empty(module: nn.Module, name: str, allowed: Tensor | None) -> Iterator[Mask | None]:
+    """Reproduce a masking convention in every attention layer called `name`; yields the mask to pass to `module`.
+
+    Some peers fill blocked scores with a large negative number, so a query that may attend to nothing attends to all
+    keys equally.
+
+    Shape: allowed (batch, heads or 1, q_len or 1, k_len), True = may attend.
+    """
+    if allowed is None:
+        yield None
+        return
+    empty = ~allowed.any(dim=-1, keepdim=True)
+    if not empty.any():
+        yield Dense(allowed)
+        return
+
+    def score(query: Tensor, key: Tensor) -> Tensor:
+        scores = torch.matmul(query, key.transpose(-1, -2)) / math.sqrt(query.shape[-1])
+        return scores.masked_fill(empty, 0.0)
+
+    layers = [
+        layer
+        for path, layer in module.named_modules()
+        if isinstance(layer, MultiHeadAttention) and path.rpartition(".")[2] == name
+    ]
+    before = [layer.score for layer in layers]
+    try:
+        for layer in layers:
+            layer.score = score
+        yield Dense(allowed | empty)
+    finally:
+        for layer, old in zip(layers, before, strict=True):
+            layer.score = old
+
+
+def encode(model: Seq2Seq, source: Tensor, allowed: Tensor) -> Tensor:
+    """Return the encoder's output by this convention.
+
+    Shape: source (batch, source_len) ids, allowed (batch, 1, 1 or source_len, source_len) -> (batch, source_len,
+        d_model).
+    """
+    body = model.body
+    with uniform_when_empty(body.encoder, "self_attn", allowed) as mask:
+        memory: Tensor = body.encoder(body.source_positions(body.source_embedding(source)), mask)
+    return memory
+
+
+def decode(model: Seq2Seq, target: Tensor, memory: Tensor, allowed: Tensor, memory_allowed: Tensor) -> Tensor:
+    """Return the decoder's output by this convention.
+
+    Shape: target (batch, target_len) ids, allowed (batch, 1, 1 or target_len, target_len), memory_allowed (batch, 1, 1
+        or target_len, source_len) -> (batch, target_len, d_model).
+    """
+    body = model.body
+    x = body.target_positions(body.target_embedding(target))
+    with (
+        uniform_when_empty(body.decoder, "self_attn", allowed) as mask,
+        uniform_when_empty(body.decoder, "cross_attn", memory_allowed) as memory_mask,
+    ):
+        hidden: Tensor = body.decoder(x, memory, mask, memory_mask)
+    return hidden

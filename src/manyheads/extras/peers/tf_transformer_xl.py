@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,14 +23,24 @@ from torch import Tensor
 
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
-from manyheads.errors import ConfigError, ModelFileError
+from manyheads.errors import ConfigError, DataError, ModelFileError
 from manyheads.extras.peers.layout import Layout, stacked, transposed
+from manyheads.extras.peers.legacy_pickle import Corpus, read_corpus
 from manyheads.extras.peers.peer import Options, Peer
 from manyheads.extras.peers.xl_weights import num_segments, sizes_of, tied_projections
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
+from manyheads.text.symbol_vocabulary import Form, Lines, SymbolVocabulary
 
-__all__ = ["PUBLISHED_LANES", "TensorFlowXL", "find_checkpoint"]
+__all__ = [
+    "CACHE",
+    "CorpusFiles",
+    "PUBLISHED_LANES",
+    "TensorFlowXL",
+    "find_beside",
+    "find_checkpoint",
+    "read_corpus_files",
+]
 
 _READING = {
     "enwik8": {"tgt_len": 128, "mem_len": 3800, "clamp_len": 1000, "same_length": True},
@@ -258,3 +269,75 @@ def _first_logits(module: LanguageModel, hidden: Tensor) -> Tensor:
         table, bias = torch.cat([table, head.cluster_weight]), torch.cat([bias, head.cluster_bias])
     projected = hidden if head.projections is None else hidden @ head.projections[0]
     return F.linear(projected, table, bias)
+
+
+CACHE = "cache.pkl"
+_FORMS: dict[str, tuple[Form, Lines, str]] = {
+    "enwik8": ("bytes", "dropped", ""),
+    "text8": ("characters", "dropped", ""),
+    "ptb": ("words", "end", "<eos>"),
+    "wt2": ("words", "end", "<eos>"),
+    "wt103": ("words", "end", "<eos>"),
+    "lm1b": ("words", "around", "<S>"),
+}
+"""What a symbol is, how lines are marked, and the symbol for it, by dataset."""
+_UNKNOWN = "<unk>"
+
+
+@dataclass(frozen=True)
+class CorpusFiles:
+    """What a cache.pkl contributes to a model folder. test: the text for testing; None: see notes, which are sentences
+    for the user.
+    """
+
+    vocabulary: SymbolVocabulary
+    test: bytes | None
+    notes: list[str]
+
+
+def find_beside(folder: Path, name: str) -> Path:
+    """Return the place of a file of the data: in the folder, in `data` in it, or in `data` beside it.
+
+    If there is none, return the first of these places.
+    """
+    places = [place / name for place in (folder, folder / "data", folder.parent / "data")]
+    return next((place for place in places if place.is_file()), places[0])
+
+
+def read_corpus_files(cache: Path, vocab_size: int) -> CorpusFiles:
+    """Read a cache.pkl in a separate process, by an allow-list.
+
+    Args: vocab_size: the model's.
+    Raises: ModelFileError: it is damaged, or belongs to another model. ConfigError: its dataset is unknown.
+    """
+    corpus = read_corpus(cache)
+    if corpus.dataset not in _FORMS:
+        raise ConfigError(f"the dataset in {cache} is {corpus.dataset!r}; it must be one of {', '.join(_FORMS)}.")
+    if len(corpus.symbols) != vocab_size:
+        raise ModelFileError(
+            f"{cache} has {len(corpus.symbols):,} words and the model {vocab_size:,}: they do not belong together."
+        )
+    form, lines, line = _FORMS[corpus.dataset]
+    unknown = _UNKNOWN if _UNKNOWN in corpus.symbols else ""
+    if corpus.unk_idx is not None and 0 <= corpus.unk_idx < vocab_size:
+        unknown = corpus.symbols[corpus.unk_idx]
+    try:
+        vocabulary = SymbolVocabulary(
+            corpus.symbols, form=form, lines=lines, line=line, unknown=unknown, lowercase=corpus.lower_case
+        )
+    except DataError as error:
+        raise ModelFileError(f"{cache} cannot be used: {error}") from error
+    notes = ["Line breaks in a text are left out, as in the original's data."] if lines == "dropped" else []
+    return CorpusFiles(vocabulary, _test_text(corpus, vocabulary, notes), notes)
+
+
+def _test_text(corpus: Corpus, vocabulary: SymbolVocabulary, notes: list[str]) -> bytes | None:
+    """Return the text of the test split if encoding it gives the same ids again."""
+    if not corpus.test:
+        notes.append(f"There is no test text in {CACHE}.")
+        return None
+    text = vocabulary.decode_bytes(corpus.test)
+    if vocabulary.encode_content(text) != corpus.test:
+        notes.append(f"The test split in {CACHE} has no exact form as text, so no test.txt was written.")
+        return None
+    return text

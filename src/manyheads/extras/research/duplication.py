@@ -1,27 +1,38 @@
 """The duplication task: 0w0w with random symbols w. Only attention to the first half can predict the second half.
 
-Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2.1. Differs: every step has new sequences, and validation and test
-sequences come from separate random streams.
+Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2.1 and table 2. Differs: every step has new sequences, and validation
+and test sequences come from separate random streams.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from manyheads.architectures.language_model import LanguageModel
 from manyheads.data.sampler import mix
 from manyheads.data.segments import SegmentBatch
 from manyheads.data.settings import SegmentSettings
 from manyheads.errors import ConfigError
+from manyheads.evaluation.likelihood import evaluation_mode
 from manyheads.seeding import derive_seed
 from manyheads.text.id_vocabulary import IdVocabulary
 
-__all__ = ["NUM_SYMBOLS", "DuplicationData", "DuplicationStream", "duplicated", "held_out"]
+__all__ = [
+    "Duplicated",
+    "DuplicationData",
+    "DuplicationStream",
+    "NUM_SYMBOLS",
+    "duplicated",
+    "evaluate_duplication",
+    "held_out",
+]
 
 NUM_SYMBOLS = 127
 ROWS_AN_EPOCH = 500
@@ -152,3 +163,55 @@ class DuplicationData:
     def describe(self) -> str:
         """Return one line for users."""
         return f"the duplication task 0w0w of {self.length} tokens, {NUM_SYMBOLS} symbols"
+
+
+@dataclass(frozen=True)
+class Duplicated:
+    """Sums over the scored targets. num_correct: how many of them have the highest probability."""
+
+    nll_sum: float
+    num_tokens: int
+    num_correct: int
+
+    @property
+    def nats_per_token(self) -> float:
+        """Mean negative log-likelihood."""
+        return self.nll_sum / max(self.num_tokens, 1)
+
+    @property
+    def accuracy(self) -> float:
+        """In percent, as in the paper's table 2."""
+        return 100 * self.num_correct / max(self.num_tokens, 1)
+
+
+@torch.no_grad()
+def evaluate_duplication(
+    model: LanguageModel,
+    batches: Iterable[SegmentBatch],
+    *,
+    device: torch.device | str = "cpu",
+    stop: Callable[[], bool] | None = None,
+) -> Duplicated | None:
+    """Predict each token from the correct tokens before it (teacher forcing); targets after the context are scored.
+
+    Paper: Kitaev et al. 2020, sec. 2.1, table 2.
+    Args:
+        model: put into evaluation mode during the call.
+        batches: of `extras.research.duplication.held_out`.
+        device: the model's device.
+        stop: called before each batch.
+
+    Returns: sums; None if `stop` returned true.
+    """
+    sums, num_tokens, num_correct = [], 0, 0
+    with evaluation_mode(model):
+        for batch in batches:
+            if stop is not None and stop():
+                return None
+            batch = batch.to(device)
+            targets = batch.targets[:, batch.num_context :]
+            log_probs = model.log_probs(batch.tokens)[:, batch.num_context :]
+            sums.append(-float(log_probs.gather(2, targets[:, :, None]).sum(dtype=torch.float64)))
+            num_correct += int((log_probs.argmax(-1) == targets).sum())
+            num_tokens += targets.numel()
+    return Duplicated(math.fsum(sums), num_tokens, num_correct)

@@ -1,4 +1,4 @@
-"""Evaluation of Reformers by the number of their hash rounds: a table as table 2 of Kitaev et al. 2020."""
+"""Reformers with another number of hash rounds than in training: a table as table 2 of Kitaev et al. 2020."""
 
 from __future__ import annotations
 
@@ -8,19 +8,41 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from manyheads.architectures.language_model import LanguageModel
+from manyheads.architectures.pretrained import load_portable_state, portable_state
 from manyheads.architectures.reformer.config import HashRounds
+from manyheads.catalogue import build_model
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
-from manyheads.errors import ConfigError, refuse_nan
+from manyheads.errors import ConfigError, RequestError, refuse_nan
 from manyheads.evaluation.language_model import bits_per, evaluate_text
-from manyheads.extras.research.hashes import with_hashes
+from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.tasks.report import TextReport
 from manyheads.tasks.text.held_out import held_text, readings_of
-from manyheads.tasks.text.options import EvaluateOptions
 
-__all__ = ["HashRoundsReport", "Judged", "Tell", "evaluate_hash_rounds", "judge_models"]
+__all__ = ["HashRoundsReport", "Judged", "Tell", "evaluate_hash_rounds", "judge_models", "with_hashes"]
+
+
+def with_hashes(model: LanguageModel, rounds: HashRounds) -> LanguageModel:
+    """Return the model with another number of hash rounds (see `ReformerConfig.with_hash_rounds`) and the same weights.
+
+    Args: model: a Reformer; it is not changed.
+
+    Returns: a model in evaluation mode with its own tensors.
+    Raises: RequestError: the model has no hash rounds.
+    """
+    config = model.config
+    if config.hash_rounds is None:
+        raise RequestError(f"a {config.architecture} has no hash rounds; --num-hashes needs a Reformer, leave it out.")
+    state = torch.random.get_rng_state()
+    made: LanguageModel = build_model(config.with_hash_rounds(rounds))
+    torch.random.set_rng_state(state)  # building the model drew weights that are not used
+    load_portable_state(made, portable_state(model))
+    return made.to(next(model.parameters()).device).eval()
+
 
 Tell = Callable[[int], Callable[[int], None]]
 """The total of rows or tokens -> a function to be called with how many are done."""

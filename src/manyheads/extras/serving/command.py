@@ -119,10 +119,10 @@ def run(options: ServeOptions) -> int:
     try:
         from manyheads.extras.serving.server import serve
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("fastapi", "starlette", "uvicorn", "h11"):
+        if (error.name or "").partition(".")[0] not in ("fastapi", "starlette", "uvicorn", "h11", "prometheus_client"):
             raise
         raise MissingExtraError("serve needs more packages: pip install 'manyheads[serve]'.") from None
-    from manyheads.extras.serving.names import names_of_models
+    from manyheads.extras.serving.settings import names_of_models
 
     settings = options.settings()
     names = ", ".join(names_of_models(options.models))

@@ -257,7 +257,7 @@ class Engine:
                 self._report(running, running.batch.advance())
                 seconds = self._clock() - began
                 running.seconds += seconds
-                self._metrics.steps.add()
+                self._metrics.steps.inc()
                 self._metrics.each_token.observe(seconds)
         except Exception as error:
             self._fail_all([owner for owner in running.owners if owner is not None], error)
@@ -291,7 +291,7 @@ class Engine:
                 running.owners[one.row] = None
                 job.num_done += 1
                 running.cost += job.rows[number].cost
-                self._metrics.generation_tokens.add(one.num_tokens)
+                self._metrics.generation_tokens.inc(one.num_tokens)
                 by_job.setdefault(job, []).append(Done(number, one.content, one.num_tokens))
             elif job.wants_events:
                 by_job.setdefault(job, []).append(Event(number, one.content))

@@ -10,20 +10,19 @@ from typing import Any
 
 from fastapi import Request
 
-from manyheads.decoding.alignment import align
 from manyheads.decoding.forced import MOST_BEAMS, translate_forced
 from manyheads.decoding.hypothesis import Hypothesis, SearchStopped
 from manyheads.extras.documents.html import read_html
 from manyheads.extras.documents.parts import Document, Text
+from manyheads.extras.documents.placing import align
+from manyheads.extras.documents.sentence_ends import split_sentences
 from manyheads.extras.documents.terms import Terms
 from manyheads.extras.documents.translating import DocumentTranslation, UnitTranslator, Work
-from manyheads.extras.serving.batches import CallBatch
-from manyheads.extras.serving.jobs import Row
+from manyheads.extras.serving.jobs import CallBatch, Row
 from manyheads.extras.serving.refusals import too_long
-from manyheads.extras.serving.sentences import in_windows
 from manyheads.extras.serving.served import ServedTranslator
 from manyheads.extras.serving.service import Service
-from manyheads.text.sentences import split_sentences
+from manyheads.extras.serving.texts import in_windows
 
 __all__ = ["MOST_TAGS", "translate_html"]
 

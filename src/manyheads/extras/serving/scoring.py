@@ -15,8 +15,7 @@ from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError, refuse_nan
-from manyheads.extras.serving.batches import Remaining
-from manyheads.extras.serving.jobs import Done, Event
+from manyheads.extras.serving.jobs import Done, Event, Remaining
 
 __all__ = ["MOST_MAPPED", "AttentionMaps", "PairBatch", "ScoredIds", "TextBatch", "attention_maps", "mean_map"]
 

@@ -24,12 +24,10 @@ from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
 from manyheads.extras.inspect.attending import open_model
-from manyheads.extras.serving.batches import GenerationBatch, Prompt, RuntimeBatch, TranslationBatch
-from manyheads.extras.serving.jobs import Row
-from manyheads.extras.serving.names import names_of_models, plain_tag
+from manyheads.extras.serving.jobs import GenerationBatch, Prompt, Row, RuntimeBatch, TranslationBatch
 from manyheads.extras.serving.refusals import Refusal, too_long
 from manyheads.extras.serving.scoring import PairBatch, TextBatch
-from manyheads.extras.serving.settings import ServingSettings
+from manyheads.extras.serving.settings import ServingSettings, names_of_models, plain_tag
 from manyheads.files.guarded import read_limited
 from manyheads.text.marian import MarianTokenizer
 

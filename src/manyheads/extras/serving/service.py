@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,18 +17,43 @@ from starlette.requests import Request
 
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import NonFiniteError, is_out_of_memory
-from manyheads.extras.serving.batches import CallBatch
 from manyheads.extras.serving.engine import Engine
 from manyheads.extras.serving.exchange import ServerState
-from manyheads.extras.serving.jobs import Done, Event, Failed, Job, QueueFull, Row
-from manyheads.extras.serving.keys import ApiKeys
-from manyheads.extras.serving.mailbox import Mailbox
+from manyheads.extras.serving.jobs import CallBatch, Done, Event, Failed, Job, QueueFull, Row
 from manyheads.extras.serving.metrics import Metrics
 from manyheads.extras.serving.refusals import Refusal, too_long
 from manyheads.extras.serving.served import ServedGenerator, ServedModel, ServedTranslator, load_models
-from manyheads.extras.serving.settings import ServingSettings
+from manyheads.extras.serving.settings import ApiKeys, ServingSettings
 
-__all__ = ["Service", "is_few"]
+__all__ = ["Mailbox", "Service", "is_few"]
+
+
+class Mailbox:
+    """Events and results that wait for the event loop.
+
+    The engine wakes the loop once per step. Waking takes a system call, in which the engine loses the interpreter's
+    lock; once per row it would cost a tenth of a small model's step.
+
+    Args: loop: that handles the news.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._news: deque[tuple[Callable[[Any], None], Any]] = deque()
+
+    def put(self, take: Callable[[Any], None], news: Any) -> None:
+        """Add news, from any thread. take: called with them in the loop after `wake`."""
+        self._news.append((take, news))
+
+    def wake(self) -> None:
+        """Let the loop handle what is there. Raises: RuntimeError: the loop is closed."""
+        self.loop.call_soon_threadsafe(self._empty)
+
+    def _empty(self) -> None:
+        while self._news:
+            take, news = self._news.popleft()
+            take(news)
+
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -314,12 +340,12 @@ class Service:
         try:
             self.engine.submit(job)
         except QueueFull as full:
-            self.metrics.rejected.add(value="tokens")
+            self.metrics.rejected["tokens"].inc()
             raise Refusal(
                 429, f"The queue is full; try again in {full.retry_after} s.", code="queue_full",
                 retry_after=full.retry_after,
             ) from None  # fmt: skip
-        self.metrics.prompt_tokens.add(num_prompt_tokens)
+        self.metrics.prompt_tokens.inc(num_prompt_tokens)
         work = _Work(len(rows), loop.time() + self.end(request) - time.monotonic())
         try:
             yield work
@@ -329,7 +355,7 @@ class Service:
         finally:
             if work.ending != "completed":
                 self.engine.cancel(job)
-            self.metrics.requests.add(value=work.ending)
+            self.metrics.requests[work.ending].inc()
             self.metrics.latency.observe(time.monotonic() - arrived)
 
     async def call(self, request: Request, function: Callable[[], T], cost: int) -> T:

@@ -1,34 +1,64 @@
-"""Evaluation of a language model: likelihood of held-out text, against memory or hash rounds, and the protocol."""
+"""Evaluation of a language model: likelihood of held-out text, also against memory, and the protocol."""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from manyheads.data.progress import Progress, telling
-from manyheads.data.settings import DUPLICATION
 from manyheads.decoding.generator import Generator
+from manyheads.distributed.group import Group
 from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process
-from manyheads.errors import ConfigError, MissingExtraError, refuse_nan
+from manyheads.errors import MissingExtraError, refuse_nan
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.inspect.drawings.figure import check_plots, picture_paths, save_figure
-from manyheads.extras.research.dynamic_options import Dynamic, dynamic_lines
-from manyheads.extras.research.hash_rounds import evaluate_hash_rounds
-from manyheads.extras.research.recl import evaluate_recl
 from manyheads.files.guarded import check_no_link
 from manyheads.tasks.report import Report, TextReport, machine_lines, model_line, model_record
 from manyheads.tasks.text.held_out import HeldText, held_text, readings_of
 from manyheads.tasks.text.options import EvaluateOptions
 from manyheads.tasks.text.trial import try_reading
 
-__all__ = ["LikelihoodReport", "evaluate"]
+__all__ = ["LikelihoodReport", "Scoring", "evaluate"]
+
+
+class Scoring:
+    """How a text is scored: with fixed weights, by all processes.
+
+    Attributes: note: behind the perplexity. lines: of the protocol, after the last text.
+    """
+
+    note = ""
+    lines: tuple[str, ...] = ()
+
+    def __init__(self, options: EvaluateOptions, generator: Generator, group: Group) -> None:
+        self.options, self.generator, self.group = options, generator, group
+
+    def score(self, held: HeldText, reading: Reading, show: Progress, phase: str) -> tuple[Likelihood, dict[str, Any]]:
+        """Score a text. Returns: and further entries of the record."""
+        generator, group = self.generator, self.group
+        with generator.runner.inference():
+            found = evaluate_text(
+                generator.model,
+                held.store,
+                reading,
+                generator.vocabulary,
+                device=generator.device,
+                told=telling(show, phase, held.num_read(reading) // group.world),
+                part=(group.rank, group.world),
+            )
+        assert found is not None  # no `stop` is given
+        parts = group.exchange([found.nll_sum, found.num_tokens])
+        whole = Likelihood(math.fsum(nll for nll, _ in parts), sum(count for _, count in parts))
+        refuse_nan(math.isnan(whole.nll_sum))
+        return whole, {}
 
 
 @dataclass(frozen=True)
@@ -37,6 +67,7 @@ class LikelihoodReport(TextReport):
 
     results: list[dict[str, Any]]
     protocol: dict[str, Any]
+    scoring: Scoring
     pictures: tuple[Path, ...] = ()
     figure: Any = None
 
@@ -54,7 +85,7 @@ class LikelihoodReport(TextReport):
         """See `Report.to_lines`."""
         record, protocol, many = self.results[0], self.protocol, len(self.results) > 1
         reading = record["reading"]
-        lines = _table(self.results) if many else _figures(record)
+        lines = _table(self.results) if many else _figures(record, self.scoring.note)
         lines += [
             "protocol",
             f"  data       {protocol['data']}",
@@ -68,7 +99,7 @@ class LikelihoodReport(TextReport):
             f"{f' read again {again:,},' if (again := reading['ext_len']) else ''}"
             f" {reading['lanes']:,} lanes, documents {reading['documents']}",
             *_other_memories(protocol, reading, many),
-            *(dynamic_lines(record["dynamic"]) if "dynamic" in record else []),
+            *self.scoring.lines,
             *machine_lines(protocol),
         ]
         return [*lines, *(f"picture      {path}" for path in self.pictures)]
@@ -85,10 +116,9 @@ def _table(records: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _figures(record: dict[str, Any]) -> list[str]:
-    kind = " (dynamic evaluation)" if "dynamic" in record else ""
+def _figures(record: dict[str, Any], note: str) -> list[str]:
     lines = [
-        f"perplexity = {show_perplexity(record['perplexity'], 3)}{kind}",
+        f"perplexity = {show_perplexity(record['perplexity'], 3)}{note}",
         f"  {record['nats_per_token']:.4f} nats/token, {record['bits_per_token']:.4f} bits/token",
     ]
     if "counts" in record:
@@ -100,19 +130,17 @@ def _figures(record: dict[str, Any]) -> list[str]:
     return [*lines, f"  {record['bits_per_byte']:.4f} bits/byte"] if "bits_per_byte" in record else lines
 
 
-def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
+def evaluate(
+    options: EvaluateOptions,
+    show: Progress,
+    scoring_of: Callable[[EvaluateOptions, Generator, Group], Scoring] = Scoring,
+) -> Report | None:
     """Judge a model.
 
     Returns: None on all ranks but the main one.
     Raises: DataError, ConfigError: there is no such text, or it was prepared with another vocabulary.
         NonFiniteError: the model gives NaN.
     """
-    if options.data == DUPLICATION:
-        raise ConfigError(f"{options.model} is not a run on the {DUPLICATION}, so seed and length are unknown.")
-    if options.recl:
-        return evaluate_recl(options, show)
-    if options.num_hashes:
-        return evaluate_hash_rounds(options, show)
     if options.plot is None:
         check_no_link(Path(options.model) / "plots")  # where a picture goes by default
     else:
@@ -127,31 +155,14 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
         trial = try_reading(generator, options, held)
         group.close()
         return trial if group.is_main else None
-    dynamic = Dynamic(options, generator, group.world) if options.dynamic else None
-    adapted: list[dict[str, Any]] = []
+    scoring = scoring_of(options, generator, group)
     scored: list[tuple[Reading, Likelihood]] = []
+    further: list[dict[str, Any]] = []
     for reading in readings_of(options):
         phase = "scoring tokens" + (f", memory {reading.memory_len:,}" if len(options.memory_len) > 1 else "")
-        if dynamic is not None:
-            likelihood, rule = dynamic.score(held, reading, show, phase)
-            scored.append((reading, likelihood))
-            adapted.append({"dynamic": rule})
-            continue
-        with generator.runner.inference():
-            found = evaluate_text(
-                generator.model,
-                held.store,
-                reading,
-                generator.vocabulary,
-                device=generator.device,
-                told=telling(show, phase, held.num_read(reading) // group.world),
-                part=(group.rank, group.world),
-            )
-        assert found is not None  # no `stop` is given
-        parts = group.exchange([found.nll_sum, found.num_tokens])
-        whole = Likelihood(math.fsum(nll for nll, _ in parts), sum(count for _, count in parts))
-        refuse_nan(math.isnan(whole.nll_sum))
-        scored.append((reading, whole))
+        likelihood, more = scoring.score(held, reading, show, phase)
+        scored.append((reading, likelihood))
+        further.append(more)
     group.close()
     if not group.is_main:
         return None
@@ -163,9 +174,11 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
         "vocabulary": generator.vocabulary.digest,
     }
     pictures, figure = _draw(scored, held, options) if len(scored) > 1 else ((), None)
-    records = [_record(reading, found, held, generator) for reading, found in scored]
-    records = [{**record, **more} for record, more in zip(records, adapted or [{}] * len(records), strict=True)]
-    return LikelihoodReport(records, protocol, pictures, figure)
+    records = [
+        {**_record(reading, found, held, generator), **more}
+        for (reading, found), more in zip(scored, further, strict=True)
+    ]
+    return LikelihoodReport(records, protocol, scoring, pictures, figure)
 
 
 def _memory(reading: dict[str, Any], many: bool) -> str:

@@ -154,8 +154,6 @@ def _reading(options: EvaluateOptions, name: str) -> Reading:
     for name in ("segment_len", "ext_len", "clamp_len", "lanes", "documents", "max_tokens"):
         if getattr(options, name) is not None:
             values[name] = getattr(options, name)
-    if options.dynamic is not None and options.lanes is None:
-        values["lanes"] = 1  # one set of weights can follow only one lane of the text
     if options.same_length is not None:
         values["same_length"] = options.same_length == "yes"
     return build(Reading, values, "the options")

@@ -13,7 +13,6 @@ from manyheads.decoding.options import DeviceOptions, SearchDeviceOptions, Trans
 from manyheads.decoding.search_options import DecodingOptions
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import BleuTokenizer
-from manyheads.extras.research.comparing import check_comparison
 from manyheads.tasks import preparation
 
 __all__ = [
@@ -142,11 +141,6 @@ class EvaluateOptions(SearchEvaluateOptions):
     model: str = argument(  # declared again, so that it stands before the others
         "A model folder, a run folder, or owner/name on the Hugging Face hub.", default="", metavar="MODEL"
     )
-    others: tuple[str, ...] = argument(
-        "Other models, to be compared with the first one on the same test set.", default=(), metavar="MODEL ..."
-    )
-    page: str | None = option("Of several models: write the comparison as one HTML page.", default=None, metavar="FILE")
-    differences: int = option("Of several models: show the N sentences that differ most.", default=10, metavar="N")
     source: str | None = option("Source sentences, one per line, plain or gzip.", default=None, metavar="FILE")
     reference: tuple[str, ...] = option(
         "Reference translations, line by line; several files are several references for each sentence.",
@@ -171,7 +165,9 @@ class EvaluateOptions(SearchEvaluateOptions):
 
     def __post_init__(self) -> None:
         if self.hypotheses is None and not self.model:
-            self._find_models()
+            others = self._find_models()
+            if others:
+                raise ConfigError(f"Unexpected arguments: {', '.join(map(repr, others))}; one model is evaluated.")
         if self.hypotheses is not None and (self.model or self.source is not None):
             raise ConfigError("--hypotheses names finished translations; leave out MODEL and --source.")
         unused = given_options(self.models, self.run_on, self.decoding)
@@ -187,16 +183,12 @@ class EvaluateOptions(SearchEvaluateOptions):
             raise ConfigError("--split selects a part of --data; it cannot be used with --reference.")
         if self.hypotheses is None and (self.source is None) == bool(self.reference):
             raise ConfigError("--source and --reference belong together, line by line; give both or neither.")
-        for_one_model = {
-            "--output": self.output,
-            "--hypotheses": self.hypotheses,
-            "--ensemble": self.models.ensemble,
-            "--rerank": self.models.rerank,
-        }
-        check_comparison(self, for_one_model)
 
-    def _find_models(self) -> None:
-        """Take what follows `--reference FILE` and is no file for models, as in `--reference FILE MODEL`."""
+    def _find_models(self) -> tuple[str, ...]:
+        """Take what follows `--reference FILE` and is no file for models, as in `--reference FILE MODEL`.
+
+        Returns: the models after the first.
+        """
         files = list(
             takewhile(lambda name: name == "-" or (Path(name).exists() and not Path(name).is_dir()), self.reference)
         )
@@ -204,7 +196,7 @@ class EvaluateOptions(SearchEvaluateOptions):
         model, *others = (*self.reference[len(files) :], "")
         object.__setattr__(self, "reference", tuple(files))
         object.__setattr__(self, "model", model)
-        object.__setattr__(self, "others", tuple(others[:-1]))
+        return tuple(others[:-1])
 
     @property
     def inputs(self) -> tuple[str | None, ...]:
@@ -269,8 +261,7 @@ EVALUATE = CommandPage(
     """Evaluate a model on held-out text: BLEU and chrF by sacreBLEU with their signatures, likelihood, and the
 protocol. The protocol lists all settings that must be equal for two scores to be comparable. Text comes from --source
 and --reference, or --data; without either, from the data of the run. --hypotheses evaluates finished translations
-without a model. Several models are compared on the same test set: scores with a paired bootstrap against the first
-model, and the sentences that differ most; --page writes them as a page.
+without a model.
 --ensemble evaluates several models as one, which averages their probabilities; --rerank evaluates the translations that
 a reverse model ranks first. A language model is evaluated by perplexity and bits per byte: `manyheads evaluate MODEL
 --help` shows its options. A parser is evaluated by labelled brackets (evalb's rules): `manyheads evaluate --trees FILE
@@ -280,7 +271,6 @@ a reverse model ranks first. A language model is evaluated by perplexity and bit
         "manyheads evaluate runs/demo --source test.en --reference test.de --beam 8 --output test.out",
         "manyheads evaluate runs/a --ensemble runs/b runs/c",
         "manyheads evaluate --hypotheses test.out --reference test.de",
-        "manyheads evaluate runs/demo runs/mine --source test.en --reference test.de --page compared.html",
         "manyheads evaluate runs/parser --trees test.ptb",
     ),
 )

@@ -12,13 +12,12 @@ from manyheads.data.settings import DUPLICATION
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError
 from manyheads.evaluation.likelihood import counted
-from manyheads.extras.research.duplication import HELD_OUT, held_out
-from manyheads.extras.research.duplication_accuracy import evaluate_duplication
+from manyheads.extras.research.duplication import HELD_OUT, evaluate_duplication, held_out
 from manyheads.extras.research.hash_rounds import Judged, Tell, judge_models
+from manyheads.extras.research.text_task.evaluate import evaluate as evaluate_text
+from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.tasks.held_out import run_file
 from manyheads.tasks.report import Report
-from manyheads.tasks.text.evaluate import evaluate as evaluate_text
-from manyheads.tasks.text.options import EvaluateOptions
 
 __all__ = ["evaluate"]
 
@@ -30,7 +29,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
 
     Raises: ConfigError: the run's seed and length are unknown, its training sequences are asked for, or an ensemble.
     """
-    if options.data not in (None, DUPLICATION) or options.text is not None:
+    if options.others or options.data not in (None, DUPLICATION) or options.text is not None:
         return evaluate_text(options, show)
     reading = ("memory_len", "segment_len", "ext_len", "clamp_len", "same_length", "documents", "max_tokens")
     unused = {name: getattr(options, name) for name in ("recl", "dynamic", "dry_run", *reading)}

@@ -1,1 +1,1 @@
-"""The protocols that the server speaks, one file each."""
+"""The protocols that the server speaks, one file each, and what they share."""

@@ -7,15 +7,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from manyheads.extras.serving.api.answers import large_answer
-from manyheads.extras.serving.api.fields import LooseBody, Text, Texts
-from manyheads.extras.serving.api.forms import form_schema, read_body
+from manyheads.extras.serving.api.shared import LooseBody, Text, Texts, form_schema, large_answer, read_body
 from manyheads.extras.serving.markup import translate_html
-from manyheads.extras.serving.names import plain_tag
-from manyheads.extras.serving.paragraphs import translate_paragraphs
 from manyheads.extras.serving.refusals import Refusal, refuse_unsupported
 from manyheads.extras.serving.served import ServedTranslator
 from manyheads.extras.serving.service import Service
+from manyheads.extras.serving.settings import plain_tag
+from manyheads.extras.serving.texts import translate_paragraphs
 
 __all__ = ["router"]
 

@@ -8,15 +8,20 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from manyheads.extras.serving.api.answers import large_answer
-from manyheads.extras.serving.api.fields import LooseBody, Text, Texts
-from manyheads.extras.serving.api.forms import form_schema, read_body
-from manyheads.extras.serving.api.languages import translator_for
+from manyheads.extras.serving.api.shared import (
+    LooseBody,
+    Text,
+    Texts,
+    form_schema,
+    large_answer,
+    read_body,
+    translator_for,
+)
 from manyheads.extras.serving.markup import translate_html
-from manyheads.extras.serving.names import plain_tag
-from manyheads.extras.serving.paragraphs import translate_paragraphs
 from manyheads.extras.serving.refusals import Refusal
 from manyheads.extras.serving.service import Service
+from manyheads.extras.serving.settings import plain_tag
+from manyheads.extras.serving.texts import translate_paragraphs
 
 __all__ = ["router"]
 
@@ -108,7 +113,7 @@ def _check_key(service: Service, request: Request, key: str | None) -> None:
     """Raises: Refusal: neither the body nor the headers have a valid key."""
     in_headers = service.keys.in_headers(dict(request.headers))
     if not (service.keys.allow(key) or service.keys.allow(in_headers)):
-        service.metrics.rejected.add(value="key")
+        service.metrics.rejected["key"].inc()
         raise Refusal(403, "Invalid API key", code="key")
     if service.keys and key is not None and service.keys.allow(key):
         request.scope["manyheads.client"] = key

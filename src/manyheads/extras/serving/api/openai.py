@@ -22,10 +22,20 @@ from pydantic import Field
 from manyheads import __version__
 from manyheads.decoding.continuation import NewToken
 from manyheads.decoding.generation import context_settings
-from manyheads.extras.serving.api.answers import STREAMED, large_answer, server_event, whole_or_events
-from manyheads.extras.serving.api.fields import Ids, ListsOfIds, LooseBody, Number, Text, Texts, finite
-from manyheads.extras.serving.batches import Written
-from manyheads.extras.serving.jobs import Done, Row
+from manyheads.extras.serving.api.shared import (
+    STREAMED,
+    Ids,
+    ListsOfIds,
+    LooseBody,
+    Number,
+    Text,
+    Texts,
+    finite,
+    large_answer,
+    server_event,
+    whole_or_events,
+)
+from manyheads.extras.serving.jobs import Done, Row, Written
 from manyheads.extras.serving.refusals import Refusal, invalid, openai_error, refuse_unsupported, too_long
 from manyheads.extras.serving.scoring import ScoredIds
 from manyheads.extras.serving.served import ServedGenerator, ServedModel, ServedTranslator, find_model

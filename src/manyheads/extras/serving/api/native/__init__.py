@@ -1,1 +1,1 @@
-"""Our own protocol: translation, generation, scoring and attention, one file each."""
+"""Our own protocol: translation, generation, scoring and attention."""

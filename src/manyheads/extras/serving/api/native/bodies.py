@@ -1,14 +1,26 @@
-"""Requests of our own protocol."""
+"""Requests of our own protocol, and the parts that its answers share."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from torch import Tensor
 
-from manyheads.extras.serving.api.fields import Body, Ids, Number, Text, Texts
+from manyheads.extras.serving.api.shared import Body, Ids, Number, Text, Texts, finite
 
-__all__ = ["AttentionBody", "GenerateBody", "SAMPLING_OPTIONS", "SEARCH_OPTIONS", "ScoreBody", "TranslateBody"]
+__all__ = [
+    "AttentionBody",
+    "GenerateBody",
+    "SAMPLING_OPTIONS",
+    "SEARCH_OPTIONS",
+    "ScoreBody",
+    "TranslateBody",
+    "of_alternatives",
+    "of_tokens",
+    "rounded",
+]
 
 _MOST_NGRAM = 100
 """Every n-gram of a prompt is kept, so their memory is n times that of the prompt."""
@@ -96,3 +108,26 @@ class AttentionBody(Body):
 
 SEARCH_OPTIONS = (*SearchBody.model_fields, "num_beams", "length_penalty", "length_penalty_kind", "early_stopping")
 SAMPLING_OPTIONS = (*SearchBody.model_fields, "min_p", "memory_len")
+
+
+def of_tokens(
+    ids: list[int], log_probs: list[float], top: list[list[tuple[int, float]]], show: Callable[[list[int]], list[str]]
+) -> dict[str, Any]:
+    """Return the entries about tokens. top: alternatives of each, if they are asked for."""
+    shown = {"tokens": show(ids), "token_ids": ids, "token_log_probs": [finite(value) for value in log_probs]}
+    return {**shown, "top_log_probs": of_alternatives(top, show)} if top else shown
+
+
+def of_alternatives(
+    top: list[list[tuple[int, float]]], show: Callable[[list[int]], list[str]]
+) -> list[list[dict[str, Any]]]:
+    """Return the alternatives of each token, as records. show: readable tokens of ids."""
+    return [
+        [{"token": show([index])[0], "token_id": index, "log_prob": finite(value)} for index, value in one]
+        for one in top
+    ]
+
+
+def rounded(weights: Tensor) -> list[list[float]]:
+    """Return attention weights with four digits."""
+    return [[round(value, 4) for value in row] for row in weights.tolist()]

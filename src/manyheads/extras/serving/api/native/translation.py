@@ -16,18 +16,20 @@ from manyheads.decoding.kept_texts import Candidate
 from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import prefix_ids
-from manyheads.extras.serving.api.answers import large_answer, server_event
-from manyheads.extras.serving.api.fields import finite, given
-from manyheads.extras.serving.api.languages import translator_for
-from manyheads.extras.serving.api.native import records
-from manyheads.extras.serving.api.native.bodies import SEARCH_OPTIONS, TranslateBody
+from manyheads.extras.serving.api.native.bodies import (
+    SEARCH_OPTIONS,
+    TranslateBody,
+    of_alternatives,
+    of_tokens,
+    rounded,
+)
+from manyheads.extras.serving.api.shared import finite, given, large_answer, server_event, translator_for
 from manyheads.extras.serving.jobs import Done, Row
-from manyheads.extras.serving.kept import KeptRows
 from manyheads.extras.serving.refusals import Refusal, invalid, openai_error
 from manyheads.extras.serving.scoring import MOST_MAPPED, ScoredIds, attention_maps, mean_map
-from manyheads.extras.serving.sentences import Sentence, rejoin, split
 from manyheads.extras.serving.served import ServedTranslator
 from manyheads.extras.serving.service import Service
+from manyheads.extras.serving.texts import KeptRows, Sentence, rejoin, split
 
 __all__ = ["TranslateJob"]
 
@@ -199,7 +201,7 @@ class TranslateJob:
                 len(source) + len(target),
             )
             if weights is not None:
-                record["alignment"] = await self._service.off_loop(self._request, partial(records.rounded, weights))
+                record["alignment"] = await self._service.off_loop(self._request, partial(rounded, weights))
         if self._body.top_log_probs:
             record["candidates"][0]["top_log_probs"] = await self._alternatives(source, target)
 
@@ -223,7 +225,7 @@ class TranslateJob:
         row = Row((source, target, self._body.top_log_probs + len(never)), len(source) + len(target))
         [scored] = await self._service.run(self._request, self._model.scoring(), [row])
         top = [[one for one in each if one[0] not in never][: self._body.top_log_probs] for each in scored.top]
-        return await self._service.off_loop(self._request, lambda: records.of_alternatives(top, writer.tokens))
+        return await self._service.off_loop(self._request, lambda: of_alternatives(top, writer.tokens))
 
     def _ended(self, hypothesis: Hypothesis) -> list[int]:
         return [*hypothesis.ids, self._model.reader.tokenizer.target.eos_id] if hypothesis.ended else hypothesis.ids
@@ -235,5 +237,5 @@ class TranslateJob:
             "text": candidate.text,
             "score": finite(hypothesis.score),
             "log_prob": finite(hypothesis.sum_log_prob),
-            **records.of_tokens(ids, hypothesis.token_log_probs, [], writer.tokens),
+            **of_tokens(ids, hypothesis.token_log_probs, [], writer.tokens),
         }

@@ -1,5 +1,7 @@
-"""`evaluate` of several language models on one text: paired bootstrap over its parts, and the passages that differ
-most."""
+"""`evaluate` of language models: as the task does it, an experiment of this extra, or several models on one text.
+
+Several models are compared by a paired bootstrap over the parts of the text; the passages that differ most are shown.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.data.progress import Progress, telling
+from manyheads.data.settings import DUPLICATION
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
@@ -17,15 +20,19 @@ from manyheads.evaluation.language_model import bits_per, token_losses
 from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.comparison import PAGE_EXAMPLES, Comparison, Example, letters
+from manyheads.extras.research.dynamic import Dynamic
+from manyheads.extras.research.hash_rounds import evaluate_hash_rounds
 from manyheads.extras.research.paired import most_different, paired_losses
+from manyheads.extras.research.recl import evaluate_recl
+from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.tasks.held_out import own_data, run_file
-from manyheads.tasks.report import machine_lines, model_record
+from manyheads.tasks.report import Report, machine_lines, model_record
 from manyheads.tasks.table import task_of_folder
+from manyheads.tasks.text.evaluate import evaluate as evaluate_text
 from manyheads.tasks.text.held_out import HeldText, held_text, readings_of
-from manyheads.tasks.text.options import EvaluateOptions
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["compare"]
+__all__ = ["compare", "evaluate"]
 
 LEAST_DOCUMENTS = 30
 """With fewer documents, the parts of the paired bootstrap are passages of equal length."""
@@ -183,3 +190,19 @@ def _passages(
         text = vocabulary.decode(ids) if vocabulary.is_text else " ".join(map(str, ids))
         found.append(Example(f"token {bounds[place]:,}", "", text, (), tuple(float(one[place]) for one in sums)))
     return found
+
+
+def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
+    """See `tasks.text.evaluate.evaluate`."""
+    if options.others:
+        return compare(options, show)
+    if options.data == DUPLICATION:
+        raise ConfigError(f"{options.model} is not a run on the {DUPLICATION}, so seed and length are unknown.")
+    if options.recl:
+        return evaluate_recl(options, show)
+    if options.num_hashes:
+        return evaluate_hash_rounds(options, show)
+    if options.dynamic is None:
+        return evaluate_text(options, show)
+    # One set of weights can follow only one lane of the text.
+    return evaluate_text(replace(options, lanes=1 if options.lanes is None else options.lanes), show, Dynamic)

@@ -1,4 +1,4 @@
-"""`evaluate` of several translators on one test set: paired bootstrap, and the sentences that differ most."""
+"""`evaluate` of translators: one as the task does it, or several on one test set with a paired bootstrap."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from manyheads.evaluation.text_hints import text_hints
 from manyheads.evaluation.tokenizers import AUTO, check_tokenizer
 from manyheads.extras.research.comparison import PAGE_EXAMPLES, Comparison, Example, letters
 from manyheads.extras.research.paired import most_different, paired_scores, sentence_chrf
+from manyheads.extras.research.translation_task.options import EvaluateOptions
 from manyheads.tasks.held_out import own_data, run_file
-from manyheads.tasks.report import machine_lines, search_line
+from manyheads.tasks.report import Report, machine_lines, search_line
 from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.translation.evaluate import HeldOutSet, find_test_set, reference_lines, run_model, tokenizer_of
-from manyheads.tasks.translation.options import EvaluateOptions
+from manyheads.tasks.translation.evaluate import evaluate as evaluate_one
 
-__all__ = ["compare"]
+__all__ = ["compare", "evaluate"]
 
 
 def compare(options: EvaluateOptions, show: Progress) -> Comparison:
@@ -133,3 +134,8 @@ def _protocol_lines(names: list[str], protocols: list[dict[str, Any]], data: str
             f" {protocol['truncated_references']} references",
         ]
     return [*lines, *machine_lines(protocols[0])]
+
+
+def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
+    """See `tasks.translation.evaluate.evaluate`."""
+    return compare(options, show) if options.others else evaluate_one(options, show)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
-from manyheads.text import sentences
-from manyheads.text.sentences import split_sentences
+from manyheads.extras.documents import sentence_ends as sentences
+from manyheads.extras.documents.sentence_ends import split_sentences
 
 # Borders are `|`, which stands for a space, or for nothing in the second list.
 SPACED = {

@@ -1,0 +1,219 @@
+"""The texts of a request: sentences, words that are copied, and whole texts for protocols without sentences."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from fastapi import Request
+
+from manyheads.decoding.forced import MOST_BEAMS, translate_forced
+from manyheads.decoding.hypothesis import Hypothesis, SearchStopped
+from manyheads.decoding.kept_texts import Candidate, KeptTexts
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.extras.documents.sentence_ends import split_sentences
+from manyheads.extras.serving.jobs import CallBatch, Row
+from manyheads.extras.serving.served import ServedTranslator
+from manyheads.extras.serving.service import Service
+
+__all__ = ["KeptRows", "Sentence", "in_windows", "rejoin", "split", "translate_paragraphs"]
+
+_WINDOW = 1 << 15
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence of a text.
+
+    Args: text: without white space around it. start: its place in the text, in characters.
+    """
+
+    text: str
+    start: int
+
+    @property
+    def end(self) -> int:
+        """The place after it."""
+        return self.start + len(self.text)
+
+
+def split(
+    text: str,
+    language: str | None = None,
+    *,
+    at_sentence_ends: bool = True,
+    at_line_ends: bool = True,
+    check: Callable[[int], None] = lambda _: None,
+) -> list[Sentence]:
+    """Return the sentences of a text in order, separated where it is asked; a text can be one sentence.
+
+    Words are never cut; white space outside sentences belongs to none, so `rejoin` restores it.
+
+    Args:
+        language: of the text, as in BCP 47; None: unknown.
+        check: called with the number of sentences so far; it may raise an error to end the work.
+    """
+    found: list[Sentence] = []
+    start = 0
+    for line in text.split("\n") if at_line_ends else [text]:
+        for part in in_windows(line, partial(split_sentences, language=language)) if at_sentence_ends else [line]:
+            check(len(found))
+            if part.strip():
+                found.append(Sentence(part.strip(), start + len(part) - len(part.lstrip())))
+            start += len(part)
+        start += 1
+    return found
+
+
+def in_windows(text: str, cut: Callable[[str], list[str]]) -> Iterator[str]:
+    """Yield the sentences of a text, of which `cut` sees at most _WINDOW characters in a call.
+
+    So no call keeps the interpreter's lock for long. Only a sentence of more characters is cut elsewhere.
+
+    Args: cut: a text -> its sentences, which together are the text.
+    """
+    start = 0
+    while start < len(text):
+        end = start + _WINDOW
+        found = cut(text[start:end])
+        if len(found) > 1 and end < len(text):
+            found.pop()  # the next call sees the whole of it
+        yield from found
+        start += sum(map(len, found))
+
+
+def rejoin(text: str, sentences: list[Sentence], translations: list[str]) -> str:
+    """Return the text with each sentence replaced by its translation, and the white space between them as it was."""
+    parts, place = [], 0
+    for sentence, translation in zip(sentences, translations, strict=True):
+        parts += [text[place : sentence.start], translation]
+        place = sentence.end
+    return "".join([*parts, text[place:]])
+
+
+MOST_CHARACTERS = 1 << 15
+"""In a longer sentence nothing is looked for, because a search in it keeps the interpreter's lock."""
+
+
+class KeptRows:
+    """The rows of some texts, and their translations.
+
+    Args: service, request, model, settings: of the request.
+
+    Attributes:
+        rows: of all texts. spans: the places of each text's rows.
+    """
+
+    def __init__(self, service: Service, request: Request, model: ServedTranslator, settings: DecodingSettings) -> None:
+        self._service, self._request, self._model, self._settings = service, request, model, settings
+        self._kept: list[KeptTexts] = []
+        self.rows: list[Row | None] = []
+        self.spans: list[range] = []
+
+    async def read(self, texts: Sequence[str], field: str = "text", owners: Sequence[int] | None = None) -> None:
+        """Read the texts. Args: see `Service.rows`. Raises: as it."""
+        whole = replace(self._settings, keep_words=False)
+
+        def kept(some: list[str]) -> list[KeptTexts]:
+            self._service.check_deadline(self._request)
+            settings = (self._settings if len(text) <= MOST_CHARACTERS else whole for text in some)
+            return [KeptTexts(self._model.reader, [text], one) for text, one in zip(some, settings, strict=True)]
+
+        self._kept = await self._service.each(self._request, kept, texts, len)
+        flat = [row for one in self._kept for row in one.rows]
+        of_rows = [
+            number if owners is None else owners[number] for number, one in enumerate(self._kept) for _ in one.rows
+        ]
+        self.rows = await self._service.rows(self._request, self._model, flat, self._settings, field, of_rows)
+        start = 0
+        for one in self._kept:
+            self.spans.append(range(start, start + len(one.rows)))
+            start += len(one.rows)
+
+    async def candidates(self, place: int, found: Sequence[list[Hypothesis] | None]) -> list[Candidate]:
+        """Return the translations of a text, best first; none for an empty text.
+
+        Args: place: of the text. found: the results of its rows.
+        """
+        kept, hypotheses = self._kept[place], [one or [] for one in found]
+        lacking = kept.lacking(hypotheses)
+        end = self._service.end(self._request)
+        calls: list[Row | None] = []
+        for number, names in lacking.items():
+            row = self.rows[self.spans[place][number]]
+            cost = MOST_BEAMS * (2 * len(row.content[0]) + 2) if row is not None else 1
+            calls.append(Row(partial(self._forced, kept.rows[number], names, end), cost))
+        forced = await self._service.run(self._request, (object(), CallBatch), calls) if calls else []
+        return kept.candidates(hypotheses, dict(zip(lacking, filter(None, forced), strict=False)))[0]
+
+    def _forced(self, text: str, names: Sequence[str], end: float) -> Hypothesis | None:
+        """Search on the engine's thread, up to the deadline, for which `Service.stream` answers 504."""
+        try:
+            [found] = translate_forced(
+                self._model.reader, [text], [names], self._settings, stop=lambda: time.monotonic() > end
+            )
+        except SearchStopped:
+            return None
+        return found.hypothesis
+
+
+async def translate_paragraphs(
+    service: Service,
+    request: Request,
+    model: ServedTranslator,
+    texts: Sequence[str],
+    *,
+    num_alternatives: int = 0,
+    at_sentence_ends: bool = True,
+    at_line_ends: bool = True,
+    field: str,
+) -> list[list[str]]:
+    """Return for each text its best translation and up to `num_alternatives` others.
+
+    The alternatives of a text of several sentences combine the alternatives of equal rank of its sentences.
+
+    Args: field: name of the texts' field in messages.
+
+    Raises: Refusal: a text is too long, there are too many, or see `Service.run`.
+    """
+    service.check_count(field, len(texts))
+    count = 1 + num_alternatives
+    overrides = {"num_return_sequences": count}
+    if num_alternatives:
+        overrides["num_beams"] = max(count, model.settings({}).num_beams)
+    settings = model.settings(overrides)
+
+    def cut(some: list[str]) -> list[list[Sentence]]:
+        given = {"at_sentence_ends": at_sentence_ends, "at_line_ends": at_line_ends}
+        check = partial(service.check_sentences, request, field)
+        return [split(text, model.source_lang, **given, check=check) for text in some]
+
+    sentences = await service.each(request, cut, texts, len)
+    owners = [number for number, each in enumerate(sentences) for _ in each]
+    flat = [one.text for each in sentences for one in each]
+    kept = KeptRows(service, request, model, settings)
+    await kept.read(flat, field, owners)
+    num_tokens = sum(len(row.content[0]) for row in kept.rows if row is not None)
+    found = await service.run(request, model.begin(settings, kept.rows), kept.rows, num_tokens)
+    written = []
+    for place, span in enumerate(kept.spans):
+        service.check_deadline(request)
+        written.append([one.text for one in await kept.candidates(place, [found[row] for row in span])] or [""])
+    candidates = iter(written)
+
+    def finish() -> list[list[str]]:
+        results = []
+        for text, own in zip(texts, sentences, strict=True):
+            mine = [next(candidates) for _ in own]
+            most = max(map(len, mine), default=1)
+            ranks = [[each[min(rank, len(each) - 1)] for each in mine] for rank in range(min(count, most))]
+            results.append([rejoin(text, own, rank) for rank in ranks])
+        return results
+
+    return await service.off_loop(request, finish, sum(map(_num_tokens, found)))
+
+
+def _num_tokens(hypotheses: list[Hypothesis] | None) -> int:
+    return sum(len(one.ids) for one in hypotheses or ())
