@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -149,3 +152,45 @@ def test_heads_of_a_language_model_are_judged_with_its_memory(language_model: La
     assert abs(first - second) > 1e-3
     assert whole == pytest.approx(sums / tokens, abs=1e-6)
     assert all(look.offset is not None and -7 <= look.offset <= 0 for look in looks.values())
+
+
+GOLDEN = json.loads((Path(__file__).resolve().parents[2] / "golden" / "head_scores.json").read_text("utf-8"))
+
+
+def known(name: str) -> tuple[Any, list[Any]]:
+    """A model and its batches, without random numbers. `GOLDEN` has their figures as an earlier version computed them."""
+    config: Any = dataclasses.replace(PRESETS["debug"], source_vocab_size=20, target_vocab_size=20)
+    if name != "transformer":
+        sizes = {"d_model": 16, "num_heads": 2, "d_ff": 16, "num_layers": 2, "memory_len": 4, "max_len": 8}
+        config = TransformerXLConfig(vocab_size=20, **sizes, attention=name)  # type: ignore[arg-type]
+    model = build_model(config).double().eval()
+    with torch.no_grad():
+        for index, parameter in enumerate(model.parameters()):
+            waves = torch.sin(1.7 * torch.arange(parameter.numel(), dtype=torch.float64) + index)
+            parameter.copy_((parameter.dim() == 1) + 0.4 * waves.view_as(parameter))
+
+    def ids(rows: int, length: int, size: int, first: int) -> torch.Tensor:
+        return first + torch.arange(rows * length).view(rows, length) * 7 % size
+
+    if name == "transformer":
+        lengths = (torch.tensor([6, 3, 5]), torch.tensor([7, 4, 6]))
+        return model, [PairBatch(ids(3, 6, 17, 3), lengths[0], ids(3, 7, 13, 5), lengths[1], torch.arange(3))]
+    return model, [
+        SegmentBatch(
+            tokens=ids(2, 4, 19, number),
+            targets=ids(2, 4, 17, number + 1),
+            lengths=torch.tensor([4, 4 - number]),
+            resets=torch.zeros(2, dtype=torch.bool),
+            sample_ids=torch.arange(2),
+        )
+        for number in range(2)
+    ]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_figures_are_what_they_were(name: str) -> None:
+    model, batches = known(name)
+    nats, ablations = head_ablations(model, batches)
+    assert nats == pytest.approx(GOLDEN[name]["nats"], rel=1e-9)
+    for figures, key in ((ablations, "ablation"), (head_importance(model, batches), "importance")):
+        assert {str(head): value for head, value in figures.items()} == pytest.approx(GOLDEN[name][key], rel=1e-6)
