@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from manyheads.nn.attention.additive import AdditiveAttention, AdditiveScore
     from manyheads.nn.attention.dot_product import DotProductAttention
-    from manyheads.nn.attention.head_masks import HeadMasks
     from manyheads.nn.attention.local import LocalSelfAttention
     from manyheads.nn.attention.lsh import LSHSelfAttention
     from manyheads.nn.attention.lsh_settings import LSHSettings
@@ -52,7 +51,6 @@ _LAZY = {
     "Dense": "attention.masks",
     "DotProductAttention": "attention.dot_product",
     "FeedForward": "feed_forward",
-    "HeadMasks": "attention.head_masks",
     "KeyPadding": "attention.masks",
     "KeyValueState": "attention.state",
     "LSHSelfAttention": "attention.lsh",
@@ -93,7 +91,6 @@ __all__ = [
     "Dense",
     "DotProductAttention",
     "FeedForward",
-    "HeadMasks",
     "KeyPadding",
     "KeyValueState",
     "LSHSelfAttention",

@@ -26,7 +26,8 @@ from manyheads.extras.inspect.head_scores import (
     nats_per_token,
     normalised_importance,
 )
-from manyheads.extras.inspect.pruning import masks_without
+from manyheads.extras.inspect.pruning import attention_layers, masked_heads, masks_without
+from manyheads.nn.kernels.policy import fast
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +54,9 @@ def test_importance_is_the_change_of_the_loss(model: Seq2Seq, batch: PairBatch) 
             losses = []
             for sign in (-1, 1):
                 masks = masks_without(model)
-                getattr(masks, head.kind)[head.layer][head.number] += sign * step
-                with torch.no_grad():
-                    losses.append(float(model(one, head_masks=masks).loss_sum))
+                masks[attention_layers(model)[head.kind][head.layer]][head.number] += sign * step
+                with torch.no_grad(), masked_heads(model, masks):
+                    losses.append(float(model(one).loss_sum))
             changes.append(abs(losses[1] - losses[0]) / (2 * step))
         assert found[head] == pytest.approx(sum(changes) / tokens, rel=0.005, abs=2e-5)
     assert list(found) == all_heads(model.config)
@@ -137,9 +138,9 @@ def test_heads_of_a_language_model_are_judged_with_its_memory(language_model: La
                 losses = []
                 for sign in (-1, 1):
                     masks = masks_without(language_model, rows=2)
-                    assert masks.decoder is not None
-                    masks.decoder[head.layer][row, head.number] += sign * step
-                    losses.append(float(language_model(batch, state, head_masks=masks).loss_sum))
+                    masks[attention_layers(language_model)[head.kind][head.layer]][row, head.number] += sign * step
+                    with masked_heads(language_model, masks):
+                        losses.append(float(language_model(batch, state).loss_sum))
                 state = language_model(batch, state).state
                 changes += abs(losses[1] - losses[0]) / (2 * step)
     assert found[head] == pytest.approx(changes / tokens, rel=0.005, abs=2e-5)
@@ -158,7 +159,7 @@ GOLDEN = json.loads((Path(__file__).resolve().parents[2] / "golden" / "head_scor
 
 
 def known(name: str) -> tuple[Any, list[Any]]:
-    """A model and its batches, without random numbers. `GOLDEN` has their figures as an earlier version computed them."""
+    """A model and its batches, without random numbers. `GOLDEN` has figures that an earlier version computed."""
     config: Any = dataclasses.replace(PRESETS["debug"], source_vocab_size=20, target_vocab_size=20)
     if name != "transformer":
         sizes = {"d_model": 16, "num_heads": 2, "d_ff": 16, "num_layers": 2, "memory_len": 4, "max_len": 8}
@@ -194,3 +195,13 @@ def test_the_figures_are_what_they_were(name: str) -> None:
     assert nats == pytest.approx(GOLDEN[name]["nats"], rel=1e-9)
     for figures, key in ((ablations, "ablation"), (head_importance(model, batches), "importance")):
         assert {str(head): value for head, value in figures.items()} == pytest.approx(GOLDEN[name][key], rel=1e-6)
+    for is_fast in (False, True):
+        state = None
+        for batch, wanted in zip(batches, GOLDEN[name]["masked"], strict=True):
+            masks = masks_without(model, rows=len(batch.sample_ids))
+            for index, factors in enumerate(masks.values()):  # factors of any size, of each row and head its own
+                factors.copy_(torch.cos(torch.arange(factors.numel()) + index).view_as(factors))
+            with torch.no_grad(), masked_heads(model, masks), fast(is_fast):
+                output = model(batch, state)
+            state = output.state
+            assert float(output.nll_sum) == pytest.approx(wanted, rel=1e-9)

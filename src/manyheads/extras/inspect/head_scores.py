@@ -7,7 +7,7 @@ arXiv:1905.09418, sec. 4 and 5 (confidence, positional heads).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,7 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import DataError, refuse_nan
 from manyheads.evaluation.likelihood import evaluation_mode
-from manyheads.extras.inspect.pruning import attention_layers, masks_without
-from manyheads.nn.attention.head_masks import HeadMasks
+from manyheads.extras.inspect.pruning import attention_layers, masked_heads, masks_without
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.kernels.policy import fast
 
@@ -67,10 +66,11 @@ def head_importance(model: Model, batches: Batches, *, device: torch.device | st
         for batch in batches:
             masks = masks_without(model, rows=len(batch.sample_ids))
             # Each row has factors of its own, so one backward pass gives the gradients of all rows.
-            leaves = [leaf.requires_grad_() for leaf in _factors(masks) if leaf.numel()]
-            output = model(batch.to(device), state, head_masks=masks)
+            leaves = [leaf.requires_grad_() for leaf in masks.values()]
+            with masked_heads(model, masks):
+                output = model(batch.to(device), state)
+                found = torch.autograd.grad(output.loss_sum, leaves)
             state = output.state
-            found = torch.autograd.grad(output.loss_sum, leaves) if leaves else ()
             changes = [change for gradient in found for change in gradient.abs().sum(0).tolist()]
             for head, change in zip(heads, changes, strict=True):
                 sums[head] += change
@@ -78,11 +78,6 @@ def head_importance(model: Model, batches: Batches, *, device: torch.device | st
     _check_tokens(num_tokens)
     refuse_nan(any(map(math.isnan, sums.values())))
     return {head: total / num_tokens for head, total in sums.items()}
-
-
-def _factors(masks: HeadMasks) -> Iterator[Tensor]:
-    for layers in masks:
-        yield from layers or ()
 
 
 def _check_tokens(num_tokens: int) -> None:
@@ -106,13 +101,13 @@ def nats_per_token(
 
     Raises: DataError: there is no token. NonFiniteError: the model gives NaN.
     """
-    masks = masks_without(model, removed) if removed else None
+    masks = masks_without(model, removed) if removed else {}
     sums: list[Tensor] = []
     num_tokens = 0
     state: Any = None
-    with evaluation_mode(model), fast():
+    with evaluation_mode(model), masked_heads(model, masks), fast():
         for batch in batches:
-            output = model(batch.to(device), state, head_masks=masks)
+            output = model(batch.to(device), state)
             state = output.state
             sums.append(output.nll_sum)  # read at the end, because each read waits for the GPU
             num_tokens += batch.num_target_tokens()
@@ -151,11 +146,8 @@ def head_looks(model: Model, batches: Batches, *, device: torch.device | str = "
         (sec. 5.1).
     Raises: DataError: there is no token.
     """
-    names = {id(module): name for name, module in model.named_modules()}
     layers = {
-        (kind, number): names[id(module)]
-        for kind, modules in attention_layers(model).items()
-        for number, module in enumerate(modules)
+        (kind, number): name for kind, names in attention_layers(model).items() for number, name in enumerate(names)
     }
     tallies = {key: _Tally(is_self=key[0] != "cross") for key in layers}
     state: Any = None
@@ -193,8 +185,6 @@ class _Tally:
 
     def add(self, weights: Tensor, real: Tensor) -> None:
         """Add weights (batch, heads, q_len, k_len) at the real queries (batch, q_len)."""
-        if not weights.shape[1]:
-            return
         rows = weights.float().transpose(0, 1)[:, real]  # (heads, queries, k_len)
         self._count += rows.shape[1]
         self._entropy.append(torch.special.entr(rows).sum((1, 2)).double().cpu() / math.log(2))

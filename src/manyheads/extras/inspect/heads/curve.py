@@ -71,7 +71,7 @@ def pruning_curve(subject: Subject, options: CurveOptions, record: Path, show: P
     held, judged = subject.text(options.text), subject.text(longer, "test")
     heads = all_heads(subject.model.config)
     options = replace(options, tokenize=_tokenizer(subject, judged, options.tokenize))
-    counts = sorted({num_removed(share, len(heads)) for share in options.share})
+    counts = sorted({num_removed(share, heads) for share in options.share})
     lines = _lines(record)
     orders = tuple(dict.fromkeys(options.by))
     identities = {by: _identity(subject, held, judged, options, by) for by in orders}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,9 +86,9 @@ def head_report(subject: Subject, held: HeldPairs | HeldSegments, show: Progress
 def pruning_order(
     subject: Subject, held: HeldPairs | HeldSegments | None, by: Order, show: Progress, *, seed: int = 1
 ) -> list[Head]:
-    """Return all heads in the order in which they are pruned; of equal heads the earlier one comes first.
+    """Return the heads in the order in which they are pruned; of equal heads the earlier one comes first.
 
-    They are measured once, on the whole model.
+    They are measured once, on the whole model. The last head of each layer is left out, because a layer keeps one.
 
     Args:
         held: the text on which heads are judged; the random order reads none, so it may be None.
@@ -96,19 +97,22 @@ def pruning_order(
     model, device = subject.model, subject.device
     heads = all_heads(model.config)
     if by == "random":
-        return [heads[place] for place in np.random.default_rng(seed).permutation(len(heads))]
-    assert held is not None
-    batches = held.batches
-    show(by, 0, 0)
-    if by == "importance":
-        worth = normalised_importance(head_importance(model, batches, device=device))
-    elif by == "ablation":
-        worth = head_ablations(model, batches, device=device, told=telling(show, by, len(heads)))[1]
+        order = [heads[place] for place in np.random.default_rng(seed).permutation(len(heads))]
     else:
-        worth = {head: look.confidence for head, look in head_looks(model, batches, device=device).items()}
-    return sorted(heads, key=lambda head: worth[head])
+        assert held is not None
+        batches = held.batches
+        show(by, 0, 0)
+        if by == "importance":
+            worth = normalised_importance(head_importance(model, batches, device=device))
+        elif by == "ablation":
+            worth = head_ablations(model, batches, device=device, told=telling(show, by, len(heads)))[1]
+        else:
+            worth = {head: look.confidence for head, look in head_looks(model, batches, device=device).items()}
+        order = sorted(heads, key=lambda head: worth[head])
+    last = {head.layer_name: head for head in order}
+    return [head for head in order if last[head.layer_name] != head]
 
 
-def num_removed(share: float, total: int) -> int:
-    """Return the number of heads that a share of all heads is, rounded."""
-    return round(share * total)
+def num_removed(share: float, heads: Sequence[Head]) -> int:
+    """Return the number of heads that a share of these is, rounded, but at most all but one of each layer."""
+    return min(round(share * len(heads)), len(heads) - len({head.layer_name for head in heads}))

@@ -51,16 +51,21 @@ class PrunedFolder:
 
 
 def least_important(name: str, share: float, by: Order, text: HeadTextOptions, show: Progress) -> list[str]:
-    """Return the names of this share of a model's heads, those that matter least on the text.
+    """Return the names of this share of a model's heads, those that matter least on the text; a layer keeps one.
 
-    Raises: ConfigError: the share is less than one head. As `open_subject` and `Subject.text`.
+    Raises: ConfigError: the share is less than one head, or each layer has one head only. As `open_subject` and
+        `Subject.text`.
     """
     subject = open_subject(name, lambda load, model: load(model, "cpu"))
     subject.check_options(text)
-    total = len(all_heads(prunable(subject.model.config)))
-    count = num_removed(share, total)
+    heads = all_heads(prunable(subject.model.config))
+    count = num_removed(share, heads)
+    if len(heads) == len({head.layer_name for head in heads}):
+        raise ConfigError(f"each layer of {name} has one head, and a layer keeps one, so there is nothing to remove.")
     if not count:
-        raise ConfigError(f"--share {share:g} of {total} heads rounds to no head; give at least {1 / total:.2g}.")
+        raise ConfigError(
+            f"--share {share:g} of {len(heads)} heads rounds to no head; give at least {1 / len(heads):.2g}."
+        )
     held = None if by == "random" else subject.text(text)
     order = pruning_order(subject, held, by, show, seed=text.seed)
     return [str(head) for head in order[:count]]
