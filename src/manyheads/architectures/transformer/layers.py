@@ -26,7 +26,7 @@ def relative_biases(config: TransformerConfig, stack: Literal["encoder", "decode
     heads = config.heads_by_layer()[stack]
     if not config.relative_bias:
         return [None] * len(heads)
-    made = [
+    made: list[RelativeBias | None] = [
         RelativeBias(count, config.relative_bias, causal=stack == "decoder")
         for count in (heads if config.has_pruned(stack) else heads[:1])
     ]

@@ -63,10 +63,9 @@ def masked_heads(model: nn.Module, factors: Mapping[str, Tensor]) -> Iterator[No
     with ExitStack() as stack:
         for name, masks in factors.items():
             attention = modules.get(name)
-            projection = getattr(attention, "out_proj", None)
-            if not isinstance(projection, nn.Module) or not hasattr(attention, "num_heads"):
+            projection, heads = (getattr(attention, part, None) for part in ("out_proj", "num_heads"))
+            if not isinstance(projection, nn.Module) or heads is None:
                 raise RequestError(f"there is no attention {name!r} in this model; `named_modules` lists the names.")
-            heads = cast(int, attention.num_heads)
             if masks.dim() not in (1, 2) or masks.shape[-1] != heads:
                 raise ShapeError(
                     f"factors of shape {tuple(masks.shape)} do not fit the {heads} heads of {name!r}; give ({heads},)"
@@ -82,7 +81,7 @@ def _masked(factors: Tensor, module: nn.Module, inputs: tuple[Tensor]) -> Tensor
     [merged] = inputs
     if factors.dim() == 2 and len(factors) != len(merged):
         raise ShapeError(f"factors of {len(factors)} rows do not fit a batch of {len(merged)} rows.")
-    heads = merged.unflatten(-1, (factors.shape[-1], -1))
+    heads = merged.reshape(*merged.shape[:-1], factors.shape[-1], -1)
     return (heads * factors.to(merged.dtype)[..., None, :, None]).flatten(-2)
 
 
