@@ -20,13 +20,15 @@ from manyheads.catalogue import build_model
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import DataError
 from manyheads.extras.inspect.head_scores import (
+    attention_layers,
     head_ablations,
     head_importance,
     head_looks,
+    masked_heads,
+    masks_without,
     nats_per_token,
     normalised_importance,
 )
-from manyheads.extras.inspect.pruning import attention_layers, masked_heads, masks_without
 from manyheads.nn.kernels.policy import fast
 
 

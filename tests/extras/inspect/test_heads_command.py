@@ -18,7 +18,7 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.generation_config import load_settings
 from manyheads.errors import ConfigError
-from manyheads.extras.inspect.pruning import masked_heads, masks_without
+from manyheads.extras.inspect.head_scores import masked_heads, masks_without
 from manyheads.extras.peers.convert import export_folder
 from manyheads.text.byte_vocabulary import ByteVocabulary
 

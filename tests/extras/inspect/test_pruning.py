@@ -19,7 +19,8 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.errors import ConfigError, RequestError, ShapeError
-from manyheads.extras.inspect.pruning import attention_layers, masked_heads, masks_without, prune
+from manyheads.extras.inspect.head_scores import attention_layers, masked_heads, masks_without
+from manyheads.extras.inspect.pruning import prune
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig
 
 REMOVED = ("encoder.0.self:0", "encoder.1.self:0,1", "decoder.0.self:0", "decoder.0.cross:1", "decoder.1.cross:1")
@@ -212,10 +213,10 @@ def test_mistakes() -> None:
 REFORMER = dataclasses.replace(REFORMERS["debug"], vocab_size=30, head_dim=6)
 
 
-@pytest.mark.parametrize("reversible", [True, False])
-def test_heads_of_a_reformer_are_masked(reversible: bool) -> None:
+@pytest.mark.parametrize("is_reversible", [True, False])
+def test_heads_of_a_reformer_are_masked(is_reversible: bool) -> None:
     """Of hashed and of local layers: in one pass, token by token, and in the recomputation of the backward pass."""
-    model = built(dataclasses.replace(REFORMER, reversible=reversible))
+    model = built(dataclasses.replace(REFORMER, reversible=is_reversible))
     names = [
         name for name, module in model.named_modules() if hasattr(module, "out_proj") and hasattr(module, "num_heads")
     ]
