@@ -19,7 +19,7 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import DataError
-from manyheads.extras.inspect.head_scores import (
+from manyheads.extras.inspect.heads.scores import (
     attention_layers,
     head_ablations,
     head_importance,

@@ -18,7 +18,7 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.generation_config import load_settings
 from manyheads.errors import ConfigError
-from manyheads.extras.inspect.head_scores import masked_heads, masks_without
+from manyheads.extras.inspect.heads.scores import masked_heads, masks_without
 from manyheads.extras.peers.convert import export_folder
 from manyheads.text.byte_vocabulary import ByteVocabulary
 
@@ -147,9 +147,9 @@ def test_the_curve_goes_on_where_it_was_stopped(
         pruned.append(len(removed))
         return prune(model, removed)
 
-    from manyheads.extras.inspect.heads.curve import prune
+    from manyheads.extras.inspect.heads.pruning import prune
 
-    monkeypatch.setattr("manyheads.extras.inspect.heads.curve.prune", counted)
+    monkeypatch.setattr("manyheads.extras.inspect.heads.pruning.prune", counted)
     assert manyheads(*arguments, "--share", "0", "0.5", "1", "--by", "importance", "random", "--json") == 0
     points = json.loads(capsys.readouterr().out)
     assert pruned == [18, 12, 18]  # each layer keeps one; the first two of the first order were known

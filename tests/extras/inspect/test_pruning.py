@@ -19,8 +19,8 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.errors import ConfigError, RequestError, ShapeError
-from manyheads.extras.inspect.head_scores import attention_layers, masked_heads, masks_without
-from manyheads.extras.inspect.pruning import prune
+from manyheads.extras.inspect.heads.pruning import prune
+from manyheads.extras.inspect.heads.scores import attention_layers, masked_heads, masks_without
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig
 
 REMOVED = ("encoder.0.self:0", "encoder.1.self:0,1", "decoder.0.self:0", "decoder.0.cross:1", "decoder.1.cross:1")

@@ -14,8 +14,8 @@ from manyheads.architectures.transformer.presets import PRESETS
 from manyheads.architectures.transformer_xl.presets import PRESETS as XL_PRESETS
 from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError
-from manyheads.extras.inspect.head_scores import masked_heads, masks_without
-from manyheads.extras.inspect.pruning import prune
+from manyheads.extras.inspect.heads.pruning import prune
+from manyheads.extras.inspect.heads.scores import masked_heads, masks_without
 from manyheads.extras.peers.kimiyoung_transformer_xl import OfficialTransformerXL
 from manyheads.extras.peers.marian import Marian
 from manyheads.extras.peers.transfo_xl import TransfoXL

@@ -33,7 +33,7 @@ def run(options: PruneOptions) -> int:
     set_up_machine()
     output = Path(options.output)
     check_model_output(output, options.replace)
-    from manyheads.extras.inspect.heads.removing import least_important, prune_folder
+    from manyheads.extras.inspect.heads.pruning import least_important, prune_folder
 
     removed = options.heads
     if options.share is not None:

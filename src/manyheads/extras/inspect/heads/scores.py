@@ -38,6 +38,7 @@ __all__ = [
     "normalised_importance",
 ]
 
+
 Model = Seq2Seq | LanguageModel
 Batches = Sequence[PairBatch] | Sequence[SegmentBatch]
 """Pairs for a `Seq2Seq`, or the consecutive segments of a text for a `LanguageModel`, which remembers the last one."""
