@@ -16,8 +16,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from manyheads.nn.attention.additive import AdditiveAttention, AdditiveScore
-    from manyheads.nn.attention.dot_product import DotProductAttention
     from manyheads.nn.attention.local import LocalSelfAttention
     from manyheads.nn.attention.lsh import LSHSelfAttention
     from manyheads.nn.attention.lsh_settings import LSHSettings
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from manyheads.nn.attention.observing import observe
     from manyheads.nn.attention.relative import LearnedRelativeAttention as LearnedRelativeMultiHeadAttention
     from manyheads.nn.attention.relative import RelativeAttention as RelativeMultiHeadAttention
+    from manyheads.nn.attention.scores import AdditiveAttention, AdditiveScore, DotProductAttention
     from manyheads.nn.attention.state import KeyValueState
     from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention
     from manyheads.nn.feed_forward import FeedForward
@@ -43,13 +42,13 @@ if TYPE_CHECKING:
 _LAZY = {
     "AdaptiveEmbedding": "heads.adaptive",
     "AdaptiveLogSoftmax": "heads.adaptive:AdaptiveHead",
-    "AdditiveAttention": "attention.additive",
-    "AdditiveScore": "attention.additive",
+    "AdditiveAttention": "attention.scores",
+    "AdditiveScore": "attention.scores",
     "AxialPositions": "positions",
     "Bias": "attention.masks",
     "Causal": "attention.masks",
     "Dense": "attention.masks",
-    "DotProductAttention": "attention.dot_product",
+    "DotProductAttention": "attention.scores",
     "FeedForward": "feed_forward",
     "KeyPadding": "attention.masks",
     "KeyValueState": "attention.state",

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from manyheads.extras.classification.pooling import TextPooling
 from manyheads.extras.inspect.tracing import TracedTensor
 from manyheads.extras.parsing.span_head import SpanHead
-from manyheads.nn.attention.additive import AdditiveScore
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
+from manyheads.nn.attention.scores import AdditiveScore
 from manyheads.nn.embedding import FeatureEmbedding, TokenEmbedding
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
