@@ -21,8 +21,7 @@ from manyheads.extras.peers.marian import Marian
 from manyheads.extras.peers.transfo_xl import TransfoXL
 from manyheads.nn import Causal, KeyValueState, Lengths, MultiHeadAttention
 from manyheads.nn.attention.relative import RelativeAttention
-from manyheads.nn.attention.relative_bias import RelativeBias
-from manyheads.nn.attention.slopes import local_slopes
+from manyheads.nn.attention.relative_bias import RelativeBias, local_slopes
 
 REACH = 3
 

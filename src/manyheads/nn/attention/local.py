@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.attention.multi_head import merge_heads, split_heads, width_of_heads
-from manyheads.nn.attention.slopes import PENALTY_UNIT, local_slopes
+from manyheads.nn.attention.relative_bias import PENALTY_UNIT, local_slopes
 from manyheads.nn.attention.state import State, register_state
 from manyheads.nn.chunking import real_chunks
 from manyheads.nn.kernels.dropout import dropout
