@@ -17,8 +17,8 @@ from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.kernels.dropout import dropout, numbered_rows
+from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.norm import UnbiasedLayerNorm, build_norm
-from manyheads.nn.precision import low_precision
 from manyheads.nn.residual import Residual
 
 

@@ -19,9 +19,9 @@ from manyheads.nn.attention.decoder_state import DecoderLayerState, DecoderState
 from manyheads.nn.attention.masks import Causal, Lengths, Mask
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
+from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.norm import build_norm
 from manyheads.nn.positions import positions_of_kind
-from manyheads.nn.precision import low_precision
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["Decoder", "Encoder", "Transformer"]

@@ -23,7 +23,7 @@ from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.precision import low_precision
+from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["TransformerXL", "distances_back"]

@@ -13,8 +13,8 @@ from manyheads.extras.classification.transformer_config import TransformerClassi
 from manyheads.nn.attention.masks import Lengths
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
+from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.positions import positions_of_kind
-from manyheads.nn.precision import low_precision
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["TransformerEncoder", "build_classifier"]

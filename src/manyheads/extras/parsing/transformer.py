@@ -16,8 +16,8 @@ from manyheads.extras.parsing.transformer_config import TransformerSpanParserCon
 from manyheads.nn.attention.masks import Lengths
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import FeatureEmbedding
+from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.positions import LearnedPositions
-from manyheads.nn.precision import low_precision
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["WordEncoder", "build_span_parser"]

@@ -1,6 +1,7 @@
 """A trained number for each head and distance between query and key, added to the scores of self-attention.
 
-Paper: Raffel et al. 2020, "Exploring the Limits of Transfer Learning", arXiv:1910.10683, sec. 2.1 (T5)."""
+Paper: Raffel et al. 2020, "Exploring the Limits of Transfer Learning", arXiv:1910.10683, sec. 2.1 (T5).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from manyheads.nn.attention.state import register_state
 from manyheads.nn.shapes import Bool, Float
 
 __all__ = ["PENALTY_UNIT", "ByDistance", "RelativeBias", "local_slopes"]
-
 
 PENALTY_UNIT = 10.0
 """A trained penalty is stored divided by this: a step moves every number by about the learning rate, and penalties are
