@@ -27,7 +27,7 @@ from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.linear import define_packed_linear
 from manyheads.nn.kernels.policy import compiling_a_step
-from manyheads.nn.linear import Linear
+from manyheads.nn.layers import Linear
 
 __all__ = ["CompiledSteps"]
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from manyheads.nn.attention.scores import AdditiveAttention, AdditiveScore, DotProductAttention
     from manyheads.nn.attention.state import KeyValueState
     from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention
-    from manyheads.nn.feed_forward import FeedForward
     from manyheads.nn.heads.adaptive import AdaptiveEmbedding
     from manyheads.nn.heads.adaptive import AdaptiveHead as AdaptiveLogSoftmax
     from manyheads.nn.heads.linear import LinearHead
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
     from manyheads.nn.kernels.policy import fast
     from manyheads.nn.kernels.relative import relative_shift
     from manyheads.nn.kernels.softmax import masked_softmax
+    from manyheads.nn.layers import FeedForward, Residual
     from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions, sinusoidal_table
-    from manyheads.nn.residual import Residual
     from manyheads.nn.reversible_sequence import ReversibleSequence
 
 _LAZY = {
@@ -49,7 +48,7 @@ _LAZY = {
     "Causal": "attention.masks",
     "Dense": "attention.masks",
     "DotProductAttention": "attention.scores",
-    "FeedForward": "feed_forward",
+    "FeedForward": "layers",
     "KeyPadding": "attention.masks",
     "KeyValueState": "attention.state",
     "LSHSelfAttention": "attention.lsh",
@@ -62,7 +61,7 @@ _LAZY = {
     "Mask": "attention.masks",
     "MultiHeadAttention": "attention.multi_head",
     "RelativeMultiHeadAttention": "attention.relative:RelativeAttention",
-    "Residual": "residual",
+    "Residual": "layers",
     "ReversibleSequence": "reversible_sequence",
     "SinusoidalPositions": "positions",
     "TorchMultiheadAttention": "attention.torch_compatible",

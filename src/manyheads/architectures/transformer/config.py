@@ -26,7 +26,7 @@ Activation = Literal[
     "relu6", "leaky_relu", "mish", "sigmoid", "tanh", "linear",
 ]
 # fmt: on
-"""The names of `nn.feed_forward.ACTIVATIONS`."""
+"""The names of `nn.layers.ACTIVATIONS`."""
 
 
 @dataclass(frozen=True, kw_only=True)

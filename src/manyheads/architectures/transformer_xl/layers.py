@@ -12,9 +12,7 @@ from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
-from manyheads.nn.feed_forward import FeedForward
-from manyheads.nn.norm import build_norm
-from manyheads.nn.residual import Residual
+from manyheads.nn.layers import FeedForward, Residual, build_norm
 from manyheads.nn.shapes import Float
 
 __all__ = ["AbsoluteLayer", "RelativeLayer"]

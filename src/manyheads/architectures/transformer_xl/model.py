@@ -20,10 +20,10 @@ from manyheads.architectures.transformer_xl.state import KeyValues, LayerInputs,
 from manyheads.errors import RequestError, ShapeError
 from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Mask, Window
 from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
-from manyheads.nn.dropout import Dropout
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.linear import low_precision
+from manyheads.nn.layers import Dropout
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["TransformerXL", "distances_back"]

@@ -21,7 +21,7 @@ from manyheads.extras.inspect.tracing import LAYER, TracedTensor, trace
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
-from manyheads.nn.residual import Residual
+from manyheads.nn.layers import Residual
 
 __all__ = ["Block", "LayerKind", "ModelBlocks", "Stack", "Wiring", "blocks_of"]
 

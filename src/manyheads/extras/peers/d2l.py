@@ -25,10 +25,9 @@ from manyheads.extras.peers.scores import uniform_when_empty
 from manyheads.nn.attention.masks import Dense, Lengths
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
 from manyheads.nn.attention.scores import AdditiveAttention, DotProductAttention
-from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.kernels.softmax import masked_softmax
+from manyheads.nn.layers import FeedForward, Residual
 from manyheads.nn.positions import sinusoidal_table
-from manyheads.nn.residual import Residual
 
 __all__ = [
     "AdditivePeer",

@@ -21,7 +21,7 @@ from manyheads.nn.attention.state import State, register_state
 from manyheads.nn.chunking import real_chunks
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.softmax import masked_softmax
-from manyheads.nn.linear import Linear, initialise
+from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.shapes import Bool, Float, Int
 
 __all__ = ["LocalCache", "LocalSelfAttention", "distance_penalty", "local_attention", "spread_chunks"]

@@ -26,7 +26,7 @@ from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.multi_head import merge_heads, split_heads, width_of_heads
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.lsh import bucket_ranks, chunked_attention, sorting_order
-from manyheads.nn.linear import Linear, initialise
+from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["LSHSelfAttention", "LSHSettings", "hash_vectors", "lsh_attention", "rotations", "shared_qk_attention"]

@@ -19,7 +19,7 @@ from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_scores, masked_weights
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
-from manyheads.nn.linear import Linear, initialise
+from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.shapes import Float
 
 __all__ = ["PROJECTIONS", "MultiHeadAttention", "biased_projections", "merge_heads", "split_heads", "width_of_heads"]

@@ -20,7 +20,7 @@ from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
 from manyheads.nn.kernels.relative import relative_attention, relative_weights
-from manyheads.nn.linear import Linear
+from manyheads.nn.layers import Linear
 from manyheads.nn.positions import ExactTable, sinusoidal_table
 from manyheads.nn.shapes import Float, Int
 

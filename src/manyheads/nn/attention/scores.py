@@ -15,7 +15,7 @@ from manyheads.errors import ShapeError
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights, masked_weights
 from manyheads.nn.kernels.dropout import dropout
-from manyheads.nn.linear import Linear, initialise
+from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.shapes import Float
 
 __all__ = ["AdditiveAttention", "AdditiveScore", "DotProductAttention", "one_head"]
