@@ -17,10 +17,9 @@ from manyheads.architectures.transformer.layers import DecoderLayer, EncoderLaye
 from manyheads.architectures.transformer.state import PlannedStep
 from manyheads.nn.attention.decoder_state import DecoderLayerState, DecoderState, PlannedLayer, source_mask
 from manyheads.nn.attention.masks import Causal, Lengths, Mask
-from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.layers import Dropout, build_norm
-from manyheads.nn.positions import positions_of_kind
+from manyheads.nn.positions import TokenEmbedding, positions_of_kind
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["Decoder", "Encoder", "Transformer"]

@@ -16,11 +16,16 @@ from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.attention.scores import AdditiveScore
-from manyheads.nn.embedding import FeatureEmbedding, TokenEmbedding
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.layers import FeedForward, UnbiasedLayerNorm
-from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
+from manyheads.nn.positions import (
+    AxialPositions,
+    FeatureEmbedding,
+    LearnedPositions,
+    SinusoidalPositions,
+    TokenEmbedding,
+)
 
 __all__ = ["Facts", "attention_name", "block_facts", "matrices_of"]
 
