@@ -205,7 +205,7 @@ def test_rates_of_dropout_reach_every_part(subject: Any) -> None:
     """Attention dropout too, which the printed model leaves at its default whatever is asked for."""
     from manyheads.nn.attention.lsh import LSHSelfAttention
     from manyheads.nn.attention.multi_head import MultiHeadAttention
-    from manyheads.nn.dropout import Dropout
+    from manyheads.nn.layers import Dropout
 
     rates = {"dropout": 0.25, "attention_dropout": 0.5, "feed_forward_dropout": 0.125}
     rates = {name: rate for name, rate in rates.items() if hasattr(subject.config, name)}

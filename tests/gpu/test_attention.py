@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.nn.attention.additive import AdditiveScore
 from manyheads.nn.attention.local import local_attention
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import Causal, Lengths, Mask, dense_mask
@@ -20,6 +19,7 @@ from manyheads.nn.attention.naive import (
     naive_lsh_attention,
     naive_relative_attention,
 )
+from manyheads.nn.attention.scores import AdditiveScore
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.attention import dot_product_attention, masked_weights
 from manyheads.nn.kernels.lsh import attend_pairs, chunked_attention, sorting_order

@@ -22,7 +22,7 @@ from typing import Any
 from slices import drawn
 
 import manyheads
-import manyheads.nn.attention.additive  # no honest file below needs it, and importing it later would write a .pyc
+import manyheads.nn.attention.scores  # no honest file below needs it, and importing it later would write a .pyc
 from hostile.artefacts import ARTEFACTS, Artefact
 from hostile.base import Base, Call, make_base
 from hostile.guard import Guard, SideEffectError

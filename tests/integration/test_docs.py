@@ -323,7 +323,7 @@ ARCHITECTURES = "manyheads.architectures"
 ROOMS = [
     "manyheads",
     "manyheads.nn",
-    "manyheads.nn.embedding",
+    "manyheads.nn.positions",
     "manyheads.nn.attention.lsh_hash",
     "manyheads.nn.attention.relative",
     "manyheads.nn.kernels.relative",

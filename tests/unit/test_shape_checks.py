@@ -14,7 +14,7 @@ from jaxtyping import Float, TypeCheckError
 from torch import Tensor, nn
 
 from manyheads.nn.kernels.linear import product
-from manyheads.nn.linear import Linear
+from manyheads.nn.layers import Linear
 
 
 @pytest.fixture(autouse=True)

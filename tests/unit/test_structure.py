@@ -128,7 +128,7 @@ ASKING = {
     "manyheads.nn.kernels.loss": "autocast",
     "manyheads.nn.kernels.recomputation": "autocast, and the random generators of GPUs",
     "manyheads.nn.kernels.precision": "measures larger products on a GPU",
-    "manyheads.nn.precision": "autocast",
+    "manyheads.nn.kernels.linear": "autocast",
     "manyheads.training.run.arithmetic": "records the device's name",
     "manyheads.training.run.device": "chooses the device",
     "manyheads.training.run.step": "GPUs have a random generator of their own",

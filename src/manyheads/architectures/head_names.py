@@ -117,6 +117,6 @@ def _described(config: PrunableConfig) -> str:
     for kind, counts in config.heads_by_layer().items():
         for layer, count in enumerate(counts):
             name = _NAMES[kind].format(layer)
-            runs.append(f"{name} none" if not count else f"{name}:0" + (f" to {count - 1}" if count > 1 else ""))
+            runs.append(f"{name}:0" + (f" to {count - 1}" if count > 1 else ""))
     shown = runs if len(runs) <= 6 else [*runs[:3], "...", *runs[-2:]]
     return f"layers and heads count from 0, and the model has {', '.join(shown)}."

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from manyheads.architectures.protocols import LanguageBody, Output
 from manyheads.data.batch import SegmentBatch
 from manyheads.errors import ShapeError
-from manyheads.nn.attention.head_masks import HeadMasks
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead, token_scores
 from manyheads.nn.kernels import policy
@@ -54,7 +53,6 @@ class LanguageModel(nn.Module):
         label_smoothing: float = 0.0,
         chunk_tokens: int = 2048,
         num_sampled: int = 0,
-        head_masks: HeadMasks | None = None,
     ) -> Output:
         """Return the loss of a segment of every lane, summed over scored targets, and the state for the next segment.
 
@@ -62,9 +60,8 @@ class LanguageModel(nn.Module):
             state: the state after the previous segment, which is consumed; lanes in `batch.resets` are reset. None:
                 empty.
             label_smoothing, chunk_tokens, num_sampled: see the head's `loss`.
-            head_masks: factors of the heads of a Transformer-XL; None: all are 1.
         """
-        hidden, state = self._read(batch, state, **({} if head_masks is None else {"head_masks": head_masks}))
+        hidden, state = self._read(batch, state)
         loss_sum, nll_sum = self.head.loss(
             hidden,
             batch.targets,
@@ -185,10 +182,10 @@ class LanguageModel(nn.Module):
         """See `protocols.PlansSteps`."""
         return token_scores(self.head, self.body.compute(step)[:, -1], logits)  # type: ignore[attr-defined]
 
-    def _read(self, batch: SegmentBatch, state: Any, **options: Any) -> tuple[Tensor, Any]:
+    def _read(self, batch: SegmentBatch, state: Any) -> tuple[Tensor, Any]:
         # Not every body has these, so they are given only where they are set.
         given = {"first_positions": batch.first_positions, "memory_len": batch.memory_len}
-        options |= {name: value for name, value in given.items() if value is not None}
+        options = {name: value for name, value in given.items() if value is not None}
         if state is not None and _any(batch.resets):
             state = state.reset(batch.resets)
         lengths = batch.lengths if _any(batch.lengths != batch.tokens.shape[1]) else None

@@ -63,6 +63,13 @@ GENERATION = "generation_config.json"
 _MOST_CONFIG_BYTES = 1 << 20
 _MOST_READINGS = 10
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+# The attention layers whose heads a setting counts.
+_COUNTED_LAYERS = {
+    "encoder_heads": "encoder.layers.{}.self_attn.",
+    "decoder_heads": "decoder.layers.{}.self_attn.",
+    "cross_heads": "decoder.layers.{}.cross_attn.",
+    "layer_heads": "layers.{}.attention.",
+}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -325,10 +332,33 @@ def read_config(folder: Path) -> Any:
     name = values.get("architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ConfigError(f"{file}: architecture {name!r} is unknown; there are {sorted(ARCHITECTURES)}.{needs}")
+    for setting, layer in _layers_without_heads(values):
+        values[setting][layer] = 1  # see `_add_heads`
     try:
         return build(ARCHITECTURES[name].config, values, str(file))
     except ConfigError as error:
         raise ConfigError(f"{error}{needs}") from error
+
+
+def _layers_without_heads(values: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return setting and number of the layers of which 0.1.0 pruned all heads."""
+    lists = {name: values[name] for name in _COUNTED_LAYERS if isinstance(values.get(name), list)}
+    return [(name, layer) for name, counts in lists.items() for layer, count in enumerate(counts) if count == 0]
+
+
+def _add_heads(tensors: dict[str, Tensor], folder: Path, config: Any) -> None:
+    """Give each layer of which 0.1.0 pruned all heads one head of zeros, so that its output is its bias, as it was.
+
+    Training does not change them, because their gradients are zeros.
+    """
+    empty = _layers_without_heads(read_object(folder / CONFIG, _MOST_CONFIG_BYTES))
+    if empty:
+        with torch.device("meta"), _Uninitialised():
+            own = portable_state(build_model(config))
+        layers = tuple(_COUNTED_LAYERS[setting].format(layer) for setting, layer in empty)
+        added = {name: one.shape for name, one in own.items() if name.startswith(layers) and name not in tensors}
+        if sum(map(math.prod, added.values())) <= sum(one.numel() for one in tensors.values()):  # not a trap
+            tensors |= {name: torch.zeros(shape) for name, shape in added.items()}
 
 
 def read_languages(folder: Path) -> tuple[LanguagePair, ...]:
@@ -366,9 +396,11 @@ def _read_weights(folder: Path, config: Any) -> dict[str, Tensor]:
             names = list(reader.keys())
             num_values = sum(math.prod(reader.get_slice(name).get_shape()) for name in names)
             check_size(config, num_values, len(names), str(file))
-            return {name: reader.get_tensor(name) for name in names}
+            tensors = {name: reader.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise ModelFileError(f"{file} is not an intact safetensors file: {error}.") from error
+    _add_heads(tensors, folder, config)
+    return tensors
 
 
 def check_size(config: ModelConfig, num_values: int, num_tensors: int, where: str) -> None:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from manyheads.architectures.protocols import Output
 from manyheads.data.batch import PairBatch
-from manyheads.nn.attention.head_masks import HeadMasks
 from manyheads.nn.heads.linear import LinearHead, token_scores
 from manyheads.nn.shapes import Float, Int
 from manyheads.nn.smoothing import SmoothingKind
@@ -48,16 +47,13 @@ class Seq2Seq(nn.Module):
         smoothing_kind: SmoothingKind = "all",
         chunk_tokens: int = 2048,
         num_sampled: int = 0,
-        head_masks: HeadMasks | None = None,
     ) -> Output:
         """Return the loss of a batch with teacher forcing, summed over target tokens (with EOS, without BOS and
         padding).
 
-        With `num_sampled` candidates replace the vocabulary: see `nn.heads.sampled`. With `head_masks` each head's
-        output is multiplied by its factor; of a `Transformer` only.
+        With `num_sampled` candidates replace the vocabulary: see `nn.heads.sampled`.
         """
-        masks = {} if head_masks is None else {"head_masks": head_masks}
-        hidden = self.body(batch.source, batch.source_lengths, batch.target_input, **masks)
+        hidden = self.body(batch.source, batch.source_lengths, batch.target_input)
         labels = batch.target_labels
         steps = torch.arange(labels.shape[1], device=labels.device)
         keep = steps[None, :] < batch.target_lengths[:, None] - 1

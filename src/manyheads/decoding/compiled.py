@@ -27,7 +27,7 @@ from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.linear import define_packed_linear
 from manyheads.nn.kernels.policy import compiling_a_step
-from manyheads.nn.linear import Linear
+from manyheads.nn.layers import Linear
 
 __all__ = ["CompiledSteps"]
 
@@ -70,6 +70,7 @@ class CompiledSteps:
         self._model: Any = model
         self._kinds: set[Any] = set()
         self._packed: list[Any] = []
+        self._hooks = [one for part in model.modules() for one in (part._forward_pre_hooks, part._forward_hooks)]
 
     @cached_property
     def _compute(self) -> Callable[[Any, bool], Tensor]:
@@ -104,8 +105,9 @@ class CompiledSteps:
             return scores, replace(state, inner=inner)
         planned, inner = self._model.plan(tokens, state.inner)
         after = replace(state, inner=inner)
-        # A size of one needs a separate program, which does not pay for a batch that has shrunk to one sentence.
-        if not (planned.can_compile and (state.sentences > 1 or state.began_alone)):
+        # A size of one needs a separate program, which does not pay for a batch that has shrunk to one sentence. The
+        # program does not see hooks that come and go.
+        if not (planned.can_compile and (state.sentences > 1 or state.began_alone)) or any(self._hooks):
             return self._model.compute(planned, logits), after
         planned = planned.for_compiler()
         kind = (planned.kind, logits)

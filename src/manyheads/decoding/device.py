@@ -18,7 +18,7 @@ from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.int8 import PackedInt8, measure_int8
 from manyheads.nn.kernels.linear import Packed
 from manyheads.nn.kernels.precision import measure_precision
-from manyheads.nn.linear import Linear
+from manyheads.nn.layers import Linear
 
 __all__ = [
     "InferencePrecision",

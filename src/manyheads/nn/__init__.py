@@ -16,9 +16,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from manyheads.nn.attention.additive import AdditiveAttention, AdditiveScore
-    from manyheads.nn.attention.dot_product import DotProductAttention
-    from manyheads.nn.attention.head_masks import HeadMasks
     from manyheads.nn.attention.local import LocalSelfAttention
     from manyheads.nn.attention.lsh import LSHSelfAttention
     from manyheads.nn.attention.lsh_settings import LSHSettings
@@ -27,9 +24,9 @@ if TYPE_CHECKING:
     from manyheads.nn.attention.observing import observe
     from manyheads.nn.attention.relative import LearnedRelativeAttention as LearnedRelativeMultiHeadAttention
     from manyheads.nn.attention.relative import RelativeAttention as RelativeMultiHeadAttention
+    from manyheads.nn.attention.scores import AdditiveAttention, AdditiveScore, DotProductAttention
     from manyheads.nn.attention.state import KeyValueState
     from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention
-    from manyheads.nn.feed_forward import FeedForward
     from manyheads.nn.heads.adaptive import AdaptiveEmbedding
     from manyheads.nn.heads.adaptive import AdaptiveHead as AdaptiveLogSoftmax
     from manyheads.nn.heads.linear import LinearHead
@@ -37,22 +34,21 @@ if TYPE_CHECKING:
     from manyheads.nn.kernels.policy import fast
     from manyheads.nn.kernels.relative import relative_shift
     from manyheads.nn.kernels.softmax import masked_softmax
+    from manyheads.nn.layers import FeedForward, Residual
     from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions, sinusoidal_table
-    from manyheads.nn.residual import Residual
     from manyheads.nn.reversible_sequence import ReversibleSequence
 
 _LAZY = {
     "AdaptiveEmbedding": "heads.adaptive",
     "AdaptiveLogSoftmax": "heads.adaptive:AdaptiveHead",
-    "AdditiveAttention": "attention.additive",
-    "AdditiveScore": "attention.additive",
+    "AdditiveAttention": "attention.scores",
+    "AdditiveScore": "attention.scores",
     "AxialPositions": "positions",
     "Bias": "attention.masks",
     "Causal": "attention.masks",
     "Dense": "attention.masks",
-    "DotProductAttention": "attention.dot_product",
-    "FeedForward": "feed_forward",
-    "HeadMasks": "attention.head_masks",
+    "DotProductAttention": "attention.scores",
+    "FeedForward": "layers",
     "KeyPadding": "attention.masks",
     "KeyValueState": "attention.state",
     "LSHSelfAttention": "attention.lsh",
@@ -65,7 +61,7 @@ _LAZY = {
     "Mask": "attention.masks",
     "MultiHeadAttention": "attention.multi_head",
     "RelativeMultiHeadAttention": "attention.relative:RelativeAttention",
-    "Residual": "residual",
+    "Residual": "layers",
     "ReversibleSequence": "reversible_sequence",
     "SinusoidalPositions": "positions",
     "TorchMultiheadAttention": "attention.torch_compatible",
@@ -93,7 +89,6 @@ __all__ = [
     "Dense",
     "DotProductAttention",
     "FeedForward",
-    "HeadMasks",
     "KeyPadding",
     "KeyValueState",
     "LSHSelfAttention",

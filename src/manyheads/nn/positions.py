@@ -1,4 +1,4 @@
-"""Position encodings. Without them attention does not know the order of the tokens."""
+"""Token embeddings and position encodings. Without positions attention does not know the order of the tokens."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
@@ -15,12 +16,66 @@ from manyheads.nn.shapes import Float, Int
 __all__ = [
     "AxialPositions",
     "ExactTable",
+    "FeatureEmbedding",
     "LearnedPositions",
     "NoPositions",
     "SinusoidalPositions",
+    "TokenEmbedding",
     "positions_of_kind",
     "sinusoidal_table",
 ]
+
+
+class TokenEmbedding(nn.Embedding):
+    """A table of vectors, which are scaled so that position encodings are not much larger than they are.
+
+    Paper: Vaswani et al. 2017, sec. 3.4: the weights are multiplied by sqrt(d_model).
+    Args:
+        vocab_size: rows.
+        d_model: width.
+        scale: multiply by sqrt(d_model).
+
+    The table is initialised with N(0, 1 / d_model), so the output has variance 1 with the scale, and the initial logits
+    of a head that shares the table have variance near 1.
+    """
+
+    def __init__(self, vocab_size: int, d_model: int, *, scale: bool = True) -> None:
+        self.scale = math.sqrt(d_model) if scale else 1.0
+        super().__init__(vocab_size, d_model)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.embedding_dim**-0.5)
+
+    def forward(self, ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length d_model"]:
+        return super().forward(ids) * self.scale
+
+
+class FeatureEmbedding(nn.Embedding):
+    """The sum of the vectors of each position's features, such as the subwords and endings of a word.
+
+        >>> FeatureEmbedding(100, 16)(torch.randint(100, (2, 5, 3))).shape
+        torch.Size([2, 5, 16])
+
+    Args:
+        num_features: rows.
+        d_model: width.
+        none: the id that stands for no feature; None: every id is one.
+        dropout: probability that a feature is not read in training; for tables in which 0 is no feature.
+    """
+
+    def __init__(self, num_features: int, d_model: int, *, none: int | None = 0, dropout: float = 0.0) -> None:
+        super().__init__(num_features, d_model)
+        self.none = none
+        self.dropout = dropout
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.05)
+
+    def forward(self, ids: Int[Tensor, "batch length features"]) -> Float[Tensor, "batch length d_model"]:
+        if self.training and self.dropout:
+            ids = ids * (torch.rand(ids.shape, device=ids.device) >= self.dropout)
+        summed = F.embedding_bag(ids.flatten(0, 1), self.weight, mode="sum", padding_idx=self.none)
+        return summed.view(*ids.shape[:2], -1)
 
 
 def sinusoidal_table(

@@ -171,7 +171,7 @@ def test_a_language_model_with_its_vocabulary(kind: str, tmp_path: Path) -> None
     """Subwords are written as a tokenizer.json. The heads of a language model may have been pruned."""
     vocabulary = ByteVocabulary() if kind == "bytes" else PieceVocabulary(TOKENIZER)
     config = TransformerXLConfig(
-        vocab_size=vocabulary.vocab_size, num_layers=2, memory_len=4, layer_heads=(1, 0), share_biases=False, **SIZES
+        vocab_size=vocabulary.vocab_size, num_layers=2, memory_len=4, layer_heads=(1, 2), share_biases=False, **SIZES
     )
     done = exported(tmp_path, config, vocabulary)
     assert done.check is not None

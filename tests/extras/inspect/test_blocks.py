@@ -90,14 +90,9 @@ def test_choices_of_the_transformer() -> None:
     assert found.operations[0].has_other_sizes
 
 
-def test_layers_with_other_heads_and_without() -> None:
+def test_layers_with_other_heads() -> None:
     found = blocks("transformer", encoder_heads=(4, 1))
     assert sublayers(found.stacks[0])[0][2] == ("1 to 4 heads of 8",)
-    found = blocks("transformer", encoder_heads=(4, 0))
-    first, second = found.stacks[0].kinds
-    assert (first.layers, second.layers) == ((1,), (2,))
-    assert names(second.blocks) == ["No heads are left", "Feed-forward"]
-    assert blocks("transformer", encoder_heads=(0, 0), decoder_heads=(0, 0), cross_heads=(0, 0)).operations == ()
 
 
 @pytest.mark.parametrize(

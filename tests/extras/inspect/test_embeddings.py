@@ -17,7 +17,7 @@ from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.errors import ModelFileError
 from manyheads.extras.inspect import embeddings as subject
 from manyheads.extras.inspect.embeddings import EmbeddingTable, embedding_tables, nearest, principal_plane
-from manyheads.nn.embedding import TokenEmbedding
+from manyheads.nn.positions import TokenEmbedding
 
 VOCAB = 37
 XL = TransformerXLConfig(vocab_size=VOCAB, d_model=16, num_heads=2, d_ff=32, num_layers=1, memory_len=4)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,14 +19,17 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import DataError
-from manyheads.extras.inspect.head_scores import (
+from manyheads.extras.inspect.heads.scores import (
+    attention_layers,
     head_ablations,
     head_importance,
     head_looks,
+    masked_heads,
+    masks_without,
     nats_per_token,
     normalised_importance,
 )
-from manyheads.extras.inspect.pruning import masks_without
+from manyheads.nn.kernels.policy import fast
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +56,9 @@ def test_importance_is_the_change_of_the_loss(model: Seq2Seq, batch: PairBatch) 
             losses = []
             for sign in (-1, 1):
                 masks = masks_without(model)
-                getattr(masks, head.kind)[head.layer][head.number] += sign * step
-                with torch.no_grad():
-                    losses.append(float(model(one, head_masks=masks).loss_sum))
+                masks[attention_layers(model)[head.kind][head.layer]][head.number] += sign * step
+                with torch.no_grad(), masked_heads(model, masks):
+                    losses.append(float(model(one).loss_sum))
             changes.append(abs(losses[1] - losses[0]) / (2 * step))
         assert found[head] == pytest.approx(sum(changes) / tokens, rel=0.005, abs=2e-5)
     assert list(found) == all_heads(model.config)
@@ -134,9 +140,9 @@ def test_heads_of_a_language_model_are_judged_with_its_memory(language_model: La
                 losses = []
                 for sign in (-1, 1):
                     masks = masks_without(language_model, rows=2)
-                    assert masks.decoder is not None
-                    masks.decoder[head.layer][row, head.number] += sign * step
-                    losses.append(float(language_model(batch, state, head_masks=masks).loss_sum))
+                    masks[attention_layers(language_model)[head.kind][head.layer]][row, head.number] += sign * step
+                    with masked_heads(language_model, masks):
+                        losses.append(float(language_model(batch, state).loss_sum))
                 state = language_model(batch, state).state
                 changes += abs(losses[1] - losses[0]) / (2 * step)
     assert found[head] == pytest.approx(changes / tokens, rel=0.005, abs=2e-5)
@@ -149,3 +155,55 @@ def test_heads_of_a_language_model_are_judged_with_its_memory(language_model: La
     assert abs(first - second) > 1e-3
     assert whole == pytest.approx(sums / tokens, abs=1e-6)
     assert all(look.offset is not None and -7 <= look.offset <= 0 for look in looks.values())
+
+
+GOLDEN = json.loads((Path(__file__).resolve().parents[2] / "golden" / "head_scores.json").read_text("utf-8"))
+
+
+def known(name: str) -> tuple[Any, list[Any]]:
+    """A model and its batches, without random numbers. `GOLDEN` has figures that an earlier version computed."""
+    config: Any = dataclasses.replace(PRESETS["debug"], source_vocab_size=20, target_vocab_size=20)
+    if name != "transformer":
+        sizes = {"d_model": 16, "num_heads": 2, "d_ff": 16, "num_layers": 2, "memory_len": 4, "max_len": 8}
+        config = TransformerXLConfig(vocab_size=20, **sizes, attention=name)  # type: ignore[arg-type]
+    model = build_model(config).double().eval()
+    with torch.no_grad():
+        for index, parameter in enumerate(model.parameters()):
+            waves = torch.sin(1.7 * torch.arange(parameter.numel(), dtype=torch.float64) + index)
+            parameter.copy_((parameter.dim() == 1) + 0.4 * waves.view_as(parameter))
+
+    def ids(rows: int, length: int, size: int, first: int) -> torch.Tensor:
+        return first + torch.arange(rows * length).view(rows, length) * 7 % size
+
+    if name == "transformer":
+        lengths = (torch.tensor([6, 3, 5]), torch.tensor([7, 4, 6]))
+        return model, [PairBatch(ids(3, 6, 17, 3), lengths[0], ids(3, 7, 13, 5), lengths[1], torch.arange(3))]
+    return model, [
+        SegmentBatch(
+            tokens=ids(2, 4, 19, number),
+            targets=ids(2, 4, 17, number + 1),
+            lengths=torch.tensor([4, 4 - number]),
+            resets=torch.zeros(2, dtype=torch.bool),
+            sample_ids=torch.arange(2),
+        )
+        for number in range(2)
+    ]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_figures_are_what_they_were(name: str) -> None:
+    model, batches = known(name)
+    nats, ablations = head_ablations(model, batches)
+    assert nats == pytest.approx(GOLDEN[name]["nats"], rel=1e-9)
+    for figures, key in ((ablations, "ablation"), (head_importance(model, batches), "importance")):
+        assert {str(head): value for head, value in figures.items()} == pytest.approx(GOLDEN[name][key], rel=1e-6)
+    for is_fast in (False, True):
+        state = None
+        for batch, wanted in zip(batches, GOLDEN[name]["masked"], strict=True):
+            masks = masks_without(model, rows=len(batch.sample_ids))
+            for index, factors in enumerate(masks.values()):  # factors of any size, of each row and head its own
+                factors.copy_(torch.cos(torch.arange(factors.numel()) + index).view_as(factors))
+            with torch.no_grad(), masked_heads(model, masks), fast(is_fast):
+                output = model(batch, state)
+            state = output.state
+            assert float(output.nll_sum) == pytest.approx(wanted, rel=1e-9)

@@ -13,9 +13,9 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
-from manyheads.extras.inspect.head_scores import nats_per_token
+from manyheads.extras.inspect.heads.judging import HeldSegments, Subject
 from manyheads.extras.inspect.heads.options import HeadTextOptions
-from manyheads.extras.inspect.heads.subject import HeldSegments, Subject
+from manyheads.extras.inspect.heads.scores import nats_per_token
 from manyheads.tasks.text.held_out import held_text
 from manyheads.text.byte_vocabulary import ByteVocabulary
 

@@ -18,13 +18,13 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.generation_config import load_settings
 from manyheads.errors import ConfigError
-from manyheads.extras.inspect.pruning import masks_without
+from manyheads.extras.inspect.heads.scores import masked_heads, masks_without
 from manyheads.extras.peers.convert import export_folder
 from manyheads.text.byte_vocabulary import ByteVocabulary
 
 Program = Callable[..., int]
 
-REMOVED = ("encoder.0.self:1,3", "decoder.1.cross", "decoder.0.self:0")
+REMOVED = ("encoder.0.self:1,3", "decoder.1.cross:0,1,2", "decoder.0.self:0")
 
 
 @pytest.fixture(scope="module")
@@ -53,26 +53,27 @@ def test_a_pruned_model_is_saved_and_used(
     output = tmp_path / "small"
     assert manyheads("prune", model_folder, "--heads", *REMOVED, "--output", output) == 0
     out = capsys.readouterr().out.split("\n")
-    assert "17 heads are left" in out[0]
+    assert "18 heads are left" in out[0]
     assert out[1].split() == ["encoder.0.self", "2"]
-    assert "decoder.1.cross   0" in "\n".join(out)
+    assert "decoder.1.cross   1" in "\n".join(out)
     assert load_settings(output) == load_settings(model_folder)
     whole, small = load(model_folder), load(output)
     source, lengths, target = torch.randint(3, 300, (2, 6)), torch.tensor([6, 4]), torch.randint(3, 300, (2, 5))
     masks = masks_without(whole, parse_heads(REMOVED, whole.config))
     with torch.no_grad():
-        masked = whole.body(source, lengths, target, masks)
+        with masked_heads(whole, masks):
+            masked = whole.body(source, lengths, target)
         torch.testing.assert_close(small.body(source, lengths, target), masked, atol=1e-5, rtol=0)
     sentences = tmp_path / "sentences"
     sentences.write_text("I am hungry.\nHello\n", encoding="utf-8")
     assert manyheads("translate", output, sentences, "--output", tmp_path / "out", "--num-beams", "3") == 0
     assert len((tmp_path / "out").read_text(encoding="utf-8").split("\n")) == 3
     assert manyheads("info", output) == 0
-    assert "decoder_heads 3, 4, cross_heads 4, 0" in " ".join(capsys.readouterr().out.split())
+    assert "decoder_heads 3, 4, cross_heads 4, 1" in " ".join(capsys.readouterr().out.split())
     page = tmp_path / "look.html"
     assert manyheads("inspect", "attention", output, "--text", "I am hungry.", "--output", page) == 0
     views = json.loads(page.read_text(encoding="utf-8").partition('id="data">')[2].partition("</script>")[0])["views"]
-    assert [len(layer) for layer in views[2]["figures"]] == [4, 1]  # a layer without heads shows one empty head
+    assert [len(layer) for layer in views[2]["figures"]] == [4, 1]
     assert manyheads("inspect", "shapes", output, "--text", "I am hungry.") == 0
     capsys.readouterr()
     # The same again with a second pruning, and nothing is replaced unasked.
@@ -146,14 +147,14 @@ def test_the_curve_goes_on_where_it_was_stopped(
         pruned.append(len(removed))
         return prune(model, removed)
 
-    from manyheads.extras.inspect.heads.curve import prune
+    from manyheads.extras.inspect.heads.pruning import prune
 
-    monkeypatch.setattr("manyheads.extras.inspect.heads.curve.prune", counted)
+    monkeypatch.setattr("manyheads.extras.inspect.heads.pruning.prune", counted)
     assert manyheads(*arguments, "--share", "0", "0.5", "1", "--by", "importance", "random", "--json") == 0
     points = json.loads(capsys.readouterr().out)
-    assert pruned == [24, 12, 24]  # the first two of the first order were known
+    assert pruned == [18, 12, 18]  # each layer keeps one; the first two of the first order were known
     assert [(point["by"], point["pruned"]) for point in points] == [
-        (by, count) for by in ("importance", "random") for count in (0, 12, 24)
+        (by, count) for by in ("importance", "random") for count in (0, 12, 18)
     ]
     assert (tmp_path / "curve.jsonl").read_text(encoding="utf-8").startswith(before)
     assert len({json.dumps({**point, "by": "", "identity": ""}) for point in points}) < 6  # nothing or all removed
@@ -176,7 +177,7 @@ def test_a_language_model(
     assert "perplexity" in out
     output = tmp_path / "small"
     assert manyheads("prune", language_folder, "--share", "1", *given, "--output", output) == 0
-    assert read_config(output).layer_heads == (0, 0)
+    assert read_config(output).layer_heads == (1, 1)
     assert manyheads("generate", output, "He ", "--max-new-tokens", "3") == 0
 
 
@@ -207,6 +208,7 @@ def test_the_curve_of_a_very_bad_model(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("--heads", "encoder.0.self:0", "decoder.1.cross"), "all heads of decoder.1.cross would be removed; keep at"),
         (("--heads", "encoder.9.self:0"), "there is no head 'encoder.9.self:0'; layers and heads count from 0"),
         (("--heads", "encoder.0.self:4"), "encoder.0.self:0 to 3"),
         (("--heads", "nonsense"), "there is no head 'nonsense'"),

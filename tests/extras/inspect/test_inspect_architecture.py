@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from manyheads.architectures.pretrained import save_pretrained
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.extras.inspect.blocks import blocks_of
 from manyheads.extras.inspect.drawings.architecture import architecture_figure
@@ -31,7 +29,7 @@ def config_of(architecture: str, **changes: Any) -> Any:
 
 CONFIGS = {
     **{name: config_of(name) for name in ARCHITECTURES},
-    "pre-norm": config_of("transformer", norm_position="pre", encoder_heads=(4, 0)),
+    "pre-norm": config_of("transformer", norm_position="pre", encoder_heads=(4, 1)),
     "no encoder": config_of("transformer", num_encoder_layers=0),
     "clusters": config_of("transformer-xl", cutoffs=(10, 20, 30), div_value=2, norm_position="pre"),
     "trained positions": config_of("transformer-xl", attention="absolute_learned"),
@@ -80,18 +78,6 @@ def test_pictures_and_numbers(
     assert texts.count("2 x") == 2
     assert "Masked multi-head attention" in texts
     assert "Scaled dot-product attention" in re.findall(r">([^<>]+)</text>", operations.read_text(encoding="utf-8"))
-
-
-def test_a_model_without_heads_has_no_second_picture(
-    manyheads: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    torch.manual_seed(1)
-    config = config_of("transformer", encoder_heads=(0, 0), decoder_heads=(0, 0), cross_heads=(0, 0))
-    save_pretrained(build_model(config), tmp_path / "model")
-    assert manyheads("inspect", "architecture", "model") == 0
-    assert capsys.readouterr().out == "architecture.png\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["architecture.png", "model"]
 
 
 @pytest.mark.parametrize(

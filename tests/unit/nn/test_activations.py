@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from manyheads.architectures.transformer.config import Activation
-from manyheads.nn.feed_forward import ACTIVATIONS
+from manyheads.nn.layers import ACTIVATIONS
 
 FORMULAS: dict[str, Callable[[float], float]] = {
     "relu": lambda x: max(x, 0.0),

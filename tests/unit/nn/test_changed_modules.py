@@ -20,9 +20,8 @@ from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
-from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.kernels.policy import fast
-from manyheads.nn.linear import Linear
+from manyheads.nn.layers import FeedForward, Linear
 
 
 @pytest.fixture(params=["plain", "fast"], autouse=True)

@@ -19,7 +19,7 @@ from manyheads.nn.kernels import linear as module
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.linear import Packed, linear, product, product_of_rows
 from manyheads.nn.kernels.policy import onednn_is_faster
-from manyheads.nn.linear import Linear
+from manyheads.nn.layers import Linear
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"),

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from manyheads.errors import ConfigError, RequestError
 from manyheads.nn.attention.local import LocalSelfAttention, local_attention
 from manyheads.nn.attention.naive import naive_dot_product_attention
-from manyheads.nn.attention.slopes import local_slopes
+from manyheads.nn.attention.relative_bias import local_slopes
 
 KINDS: dict[str, dict[str, Any]] = {
     "causal": {},

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention, LSHSettings, hash_vectors, lsh_attention, rotations
-from manyheads.nn.attention.lsh_pairs import shared_qk_attention, visible_pairs
+from manyheads.nn.attention.lsh_hash import shared_qk_attention, visible_pairs
 from manyheads.nn.attention.lsh_settings import automatic_buckets
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
 from manyheads.nn.attention.naive import naive_dot_product_attention, naive_lsh_attention

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from manyheads.nn.chunking import chunk_slices, in_chunks
-from manyheads.nn.dropout import Dropout
-from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.kernels.recomputation import recomputed
 from manyheads.nn.kernels.reversible import through_sublayers
+from manyheads.nn.layers import Dropout, FeedForward
 
 
 class Mixing(nn.Module):

@@ -13,13 +13,10 @@ from torch import nn
 
 from manyheads.errors import ConfigError
 from manyheads.nn import RelativeMultiHeadAttention, TorchMultiheadAttention
-from manyheads.nn.dropout import Dropout
-from manyheads.nn.embedding import TokenEmbedding
-from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.kernels.dropout import dropout, numbered_rows
-from manyheads.nn.norm import UnbiasedLayerNorm, build_norm
-from manyheads.nn.precision import low_precision
-from manyheads.nn.residual import Residual
+from manyheads.nn.kernels.linear import low_precision
+from manyheads.nn.layers import Dropout, FeedForward, Residual, UnbiasedLayerNorm, build_norm
+from manyheads.nn.positions import TokenEmbedding
 
 
 def test_embeddings_are_scaled_to_variance_one() -> None:

@@ -16,10 +16,10 @@ from manyheads.catalogue import build_model
 from manyheads.config.build import build as build_settings
 from manyheads.data.batch import PairBatch
 from manyheads.errors import ConfigError
-from manyheads.nn.attention.additive import AdditiveScore
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
+from manyheads.nn.attention.scores import AdditiveScore
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.muon import MuonWithAdam

@@ -122,7 +122,7 @@ class ReformerConfig(_Sizes):
         local_chunks_after: there, number of visible chunks after it.
         local_wrap: there, the first chunk's neighbour is the last one.
         local_slopes: there, subtract slope x distance from the scores; slopes of the heads from 1/2 to 1/128 (see
-            `nn.attention.slopes.local_slopes`). Not in the paper.
+            `nn.attention.relative_bias.local_slopes`). Not in the paper.
         train_slopes: with `local_slopes`, what is subtracted at each distance is trained for each head, and begins as
             slope x distance.
         shared_rotations: all layers hash with the same rotations, those that torch.manual_seed(hash_seed) gives on a

@@ -15,9 +15,8 @@ from manyheads.architectures.reformer.config import LayerKind, ReformerConfig, R
 from manyheads.nn.attention.local import LocalCache, LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.lsh_cache import LSHCache
-from manyheads.nn.dropout import Dropout
-from manyheads.nn.feed_forward import FeedForward
-from manyheads.nn.precision import low_precision
+from manyheads.nn.kernels.linear import low_precision
+from manyheads.nn.layers import Dropout, FeedForward
 from manyheads.nn.shapes import Float
 from manyheads.seeding import derive_seed
 

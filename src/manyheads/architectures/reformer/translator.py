@@ -22,10 +22,9 @@ from manyheads.nn.attention.lsh_cache import LSHCache
 from manyheads.nn.attention.masks import Causal, Lengths
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.state import KeyValueState
-from manyheads.nn.dropout import Dropout
-from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.kernels.reversible import through_sublayers
-from manyheads.nn.positions import positions_of_kind
+from manyheads.nn.layers import Dropout
+from manyheads.nn.positions import TokenEmbedding, positions_of_kind
 from manyheads.nn.shapes import Float, Int
 from manyheads.seeding import derive_seed
 

@@ -26,7 +26,7 @@ Activation = Literal[
     "relu6", "leaky_relu", "mish", "sigmoid", "tanh", "linear",
 ]
 # fmt: on
-"""The names of `nn.feed_forward.ACTIVATIONS`."""
+"""The names of `nn.layers.ACTIVATIONS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,8 @@ class TransformerConfig:
         value_dim: d_v, width of values in a head; null: d_model / num_heads.
         d_ff: inner width of the feed-forward layers.
         num_decoder_heads: heads of the decoder; 0: num_heads.
-        encoder_heads: heads of each encoder layer, if some were pruned, for example [8, 0, 5]; their width stays that
-            of num_heads. A layer without heads is its residual. Empty: num_heads in each.
+        encoder_heads: heads of each encoder layer, if some were pruned, for example [8, 1, 5]; their width stays that
+            of num_heads. Empty: num_heads in each.
         decoder_heads: the same for the decoder's self-attention.
         cross_heads: the same for the decoder's attention to the source.
         decoder_d_ff: d_ff of the decoder; 0: d_ff.
@@ -183,10 +183,10 @@ class TransformerConfig:
             stack: Literal["encoder", "decoder"] = "encoder" if kind == "encoder" else "decoder"
             counts, layers = getattr(self, f"{kind}_heads"), getattr(self, f"num_{stack}_layers")
             most = self.heads_of(stack)
-            if counts and (len(counts) != layers or not all(0 <= count <= most for count in counts)):
+            if counts and (len(counts) != layers or not all(1 <= count <= most for count in counts)):
                 raise ConfigError(
                     f"model.{kind}_heads is {list(counts)}; give {layers} numbers, one for each layer of the {stack},"
-                    f" from 0 to {most}, its number of heads.",
+                    f" from 1 to {most}, its number of heads.",
                     fields=(f"{kind}_heads", f"num_{stack}_layers"),
                 )
 

@@ -13,11 +13,8 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.nn.attention.decoder_state import PlannedLayer
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
-from manyheads.nn.attention.no_heads import NoHeads
 from manyheads.nn.attention.relative_bias import RelativeBias
-from manyheads.nn.feed_forward import FeedForward
-from manyheads.nn.norm import build_norm
-from manyheads.nn.residual import Residual
+from manyheads.nn.layers import FeedForward, Residual, build_norm
 
 __all__ = ["DecoderLayer", "EncoderLayer", "relative_biases"]
 
@@ -27,8 +24,8 @@ def relative_biases(config: TransformerConfig, stack: Literal["encoder", "decode
     heads = config.heads_by_layer()[stack]
     if not config.relative_bias:
         return [None] * len(heads)
-    made = [
-        RelativeBias(count, config.relative_bias, causal=stack == "decoder") if count else None
+    made: list[RelativeBias | None] = [
+        RelativeBias(count, config.relative_bias, causal=stack == "decoder")
         for count in (heads if config.has_pruned(stack) else heads[:1])
     ]
     return made if len(made) == len(heads) else made * len(heads)
@@ -47,8 +44,8 @@ class EncoderLayer(nn.Module):
         self.self_attn_residual = _residual(config)
         self.feed_forward_residual = _residual(config)
 
-    def forward(self, x: Tensor, mask: Mask | None, head_mask: Tensor | None = None) -> Tensor:
-        x = self.self_attn_residual(x, lambda h: self.self_attn(h, mask=mask, head_mask=head_mask)[0])
+    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+        x = self.self_attn_residual(x, lambda h: self.self_attn(h, mask=mask)[0])
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
 
@@ -73,14 +70,10 @@ class DecoderLayer(nn.Module):
         memory: Tensor,
         mask: Mask | None,
         memory_mask: Mask | None,
-        head_mask: Tensor | None = None,
-        cross_head_mask: Tensor | None = None,
     ) -> Tensor:
         """All target positions at once, as in training."""
-        x = self.self_attn_residual(x, lambda h: self.self_attn(h, mask=mask, head_mask=head_mask)[0])
-        x = self.cross_attn_residual(
-            x, lambda h: self.cross_attn(h, memory, mask=memory_mask, head_mask=cross_head_mask)[0]
-        )
+        x = self.self_attn_residual(x, lambda h: self.self_attn(h, mask=mask)[0])
+        x = self.cross_attn_residual(x, lambda h: self.cross_attn(h, memory, mask=memory_mask)[0])
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
     def step(self, x: Tensor, layer: PlannedLayer, mask: Mask | None, memory_mask: Mask | None) -> Tensor:
@@ -99,10 +92,8 @@ def _attention(
     stack: Literal["encoder", "decoder"],
     heads: int,
     relative_bias: RelativeBias | None = None,
-) -> MultiHeadAttention | NoHeads:
+) -> MultiHeadAttention:
     head_dim = config.head_dim_of(stack)
-    if not heads:
-        return NoHeads(config.d_model, head_dim, config.value_dim_of(stack), bias=config.bias)
     return MultiHeadAttention(
         config.d_model,
         heads,

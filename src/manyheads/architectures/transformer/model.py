@@ -5,7 +5,6 @@ Paper: Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -17,13 +16,10 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.layers import DecoderLayer, EncoderLayer, relative_biases
 from manyheads.architectures.transformer.state import PlannedStep
 from manyheads.nn.attention.decoder_state import DecoderLayerState, DecoderState, PlannedLayer, source_mask
-from manyheads.nn.attention.head_masks import HeadMasks, of_layers
 from manyheads.nn.attention.masks import Causal, Lengths, Mask
-from manyheads.nn.dropout import Dropout
-from manyheads.nn.embedding import TokenEmbedding
-from manyheads.nn.norm import build_norm
-from manyheads.nn.positions import positions_of_kind
-from manyheads.nn.precision import low_precision
+from manyheads.nn.kernels.linear import low_precision
+from manyheads.nn.layers import Dropout, build_norm
+from manyheads.nn.positions import TokenEmbedding, positions_of_kind
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["Decoder", "Encoder", "Transformer"]
@@ -41,9 +37,9 @@ class Encoder(nn.Module):
             build_norm(config.norm, config.d_model, config.norm_eps, config.bias) if config.has_final_norm else None
         )
 
-    def forward(self, x: Tensor, mask: Mask | None = None, head_masks: Sequence[Tensor] | None = None) -> Tensor:
-        for layer, head_mask in zip(self.layers, of_layers(head_masks, len(self.layers)), strict=True):
-            x = layer(x, mask, head_mask)
+    def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, mask)
         return x if self.norm is None else self.norm(x)
 
 
@@ -65,12 +61,9 @@ class Decoder(nn.Module):
         memory: Tensor,
         mask: Mask | None = None,
         memory_mask: Mask | None = None,
-        head_masks: Sequence[Tensor] | None = None,
-        cross_head_masks: Sequence[Tensor] | None = None,
     ) -> Tensor:
-        own, cross = (of_layers(masks, len(self.layers)) for masks in (head_masks, cross_head_masks))
-        for layer, head_mask, cross_head_mask in zip(self.layers, own, cross, strict=True):
-            x = layer(x, memory, mask, memory_mask, head_mask, cross_head_mask)
+        for layer in self.layers:
+            x = layer(x, memory, mask, memory_mask)
         return x if self.norm is None else self.norm(x)
 
     def _layers(self) -> list[DecoderLayer]:
@@ -128,32 +121,25 @@ class Transformer(nn.Module):
         self,
         source: Int[Tensor, "batch source_len"],
         source_lengths: Int[Tensor, " batch"],
-        head_masks: HeadMasks | None = None,
     ) -> Float[Tensor, "batch source_len d_model"]:
         """Encode the source (sec. 3.1). Rows are padded on the right; states at padding are undefined."""
         x = self.dropout(low_precision(self.source_positions(self.source_embedding(source))))
-        masks = HeadMasks() if head_masks is None else head_masks
-        return self.encoder(x, Lengths(source_lengths), masks.encoder)  # type: ignore[no-any-return]
+        return self.encoder(x, Lengths(source_lengths))  # type: ignore[no-any-return]
 
     def decode(
         self,
         target: Int[Tensor, "batch target_len"],
         memory: Float[Tensor, "batch source_len d_model"],
         source_lengths: Int[Tensor, " batch"],
-        head_masks: HeadMasks | None = None,
     ) -> Float[Tensor, "batch target_len d_model"]:
         """Return states from which the head predicts the token after each target position, causally."""
         x = self.dropout(low_precision(self.target_positions(self.target_embedding(target))))
-        masks = HeadMasks() if head_masks is None else head_masks
-        decoded: Tensor = self.decoder(x, memory, Causal(), Lengths(source_lengths), masks.decoder, masks.cross)
+        decoded: Tensor = self.decoder(x, memory, Causal(), Lengths(source_lengths))
         return decoded
 
-    def forward(
-        self, source: Tensor, source_lengths: Tensor, target: Tensor, head_masks: HeadMasks | None = None
-    ) -> Tensor:
-        """Compute `encode`, then `decode`: (batch, target_len, d_model). head_masks: factors of the heads."""
-        memory = self.encode(source, source_lengths, head_masks)
-        return self.decode(target, memory, source_lengths, head_masks)
+    def forward(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
+        """Compute `encode`, then `decode`: (batch, target_len, d_model)."""
+        return self.decode(target, self.encode(source, source_lengths), source_lengths)
 
     def attention_layers(self) -> dict[HeadKind, list[nn.Module]]:
         """Return the attention modules of all layers, by kind, in the order of `config.heads_by_layer`."""

@@ -64,8 +64,8 @@ class TransformerXLConfig:
         d_model: width of every layer.
         num_heads: attention heads.
         head_dim: width of a head; 0: d_model / num_heads. num_heads x head_dim need not be d_model.
-        layer_heads: heads of each layer, if some were pruned, for example [8, 0, 5]; their width stays that of
-            num_heads. A layer without heads is its residual. Empty: num_heads in each.
+        layer_heads: heads of each layer, if some were pruned, for example [8, 1, 5]; their width stays that of
+            num_heads. Empty: num_heads in each.
         d_ff: inner width of the feed-forward layers.
         num_layers: layers.
         d_embed: width of the frequent tokens' vectors; 0: d_model.
@@ -160,9 +160,9 @@ class TransformerXLConfig:
 
     def _check_layer_heads(self) -> None:
         counts = self.layer_heads
-        if counts and (len(counts) != self.num_layers or not all(0 <= count <= self.num_heads for count in counts)):
+        if counts and (len(counts) != self.num_layers or not all(1 <= count <= self.num_heads for count in counts)):
             raise ConfigError(
-                f"model.layer_heads is {list(counts)}; give {self.num_layers} numbers, one for each layer, from 0 to"
+                f"model.layer_heads is {list(counts)}; give {self.num_layers} numbers, one for each layer, from 1 to"
                 f" {self.num_heads}, the number of heads.",
                 fields=("layer_heads", "num_layers"),
             )

@@ -10,12 +10,9 @@ from torch import Tensor, nn
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
-from manyheads.nn.attention.no_heads import NoHeads, NoRelativeHeads
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
-from manyheads.nn.feed_forward import FeedForward
-from manyheads.nn.norm import build_norm
-from manyheads.nn.residual import Residual
+from manyheads.nn.layers import FeedForward, Residual, build_norm
 from manyheads.nn.shapes import Float
 
 __all__ = ["AbsoluteLayer", "RelativeLayer"]
@@ -44,11 +41,10 @@ class RelativeLayer(nn.Module):
         memory: Float[Tensor, "lanes columns d_model"] | None,
         distances: Tensor,
         mask: Mask | None,
-        head_mask: Tensor | None = None,
     ) -> Float[Tensor, "lanes len d_model"]:
         """Args: memory: this layer's input at earlier positions. distances: as `project_positions` takes them."""
         memory = _seen_as(self.attention_residual, memory)
-        x = self.attention_residual(x, lambda h: self.attention(h, memory, distances, mask, head_mask=head_mask))
+        x = self.attention_residual(x, lambda h: self.attention(h, memory, distances, mask))
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
     def extend(
@@ -58,7 +54,6 @@ class RelativeLayer(nn.Module):
         positions: Tensor,
         distance_bias: Tensor | None,
         mask: Mask | None,
-        head_mask: Tensor | None = None,
     ) -> Float[Tensor, "lanes len d_model"]:
         """`forward` with stored keys and values.
 
@@ -69,7 +64,7 @@ class RelativeLayer(nn.Module):
 
         def attend(h: Tensor) -> Tensor:
             q, k, v = self.attention.project_together(h)
-            return self.attention.attend(q, *past(k, v), positions, distance_bias, mask, head_mask)
+            return self.attention.attend(q, *past(k, v), positions, distance_bias, mask)
 
         x = self.attention_residual(x, attend)
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
@@ -86,11 +81,7 @@ class AbsoluteLayer(nn.Module):
         super().__init__()
         heads, width = config.heads_by_layer()["decoder"][index], config.width_of_heads
         rate = config.attention_dropout
-        self.attention = (
-            MultiHeadAttention(config.d_model, heads, head_dim=width, dropout=rate, bias=False)
-            if heads
-            else NoHeads(config.d_model, width, bias=False)
-        )
+        self.attention = MultiHeadAttention(config.d_model, heads, head_dim=width, dropout=rate, bias=False)
         self.feed_forward = FeedForward(config.d_model, config.d_ff, dropout=config.dropout)
         self.attention_residual = _residual(config)
         self.feed_forward_residual = _residual(config)
@@ -105,7 +96,6 @@ class AbsoluteLayer(nn.Module):
         memory: Float[Tensor, "lanes columns d_model"] | None,
         positions: Tensor | None,
         mask: Mask | None,
-        head_mask: Tensor | None = None,
     ) -> Float[Tensor, "lanes len d_model"]:
         """Args: memory: this layer's input at earlier positions, as it was before positions were added to it.
 
@@ -122,19 +112,16 @@ class AbsoluteLayer(nn.Module):
 
         def attend(h: Tensor) -> Tensor:
             key = h if memory is None else torch.cat([memory, h], dim=1)
-            out: Tensor = self.attention(h, key=key, mask=mask, head_mask=head_mask)[0]
+            out: Tensor = self.attention(h, key=key, mask=mask)[0]
             return out
 
         x = self.attention_residual(x, attend)
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
 
-def _relative_attention(config: TransformerXLConfig, heads: int) -> RelativeAttention | NoRelativeHeads:
-    is_learned = config.attention == "relative_learned"
-    if not heads:
-        return NoRelativeHeads(config.width_of_heads, biased=is_learned or config.relative_bias > 0)
+def _relative_attention(config: TransformerXLConfig, heads: int) -> RelativeAttention:
     sizes = (config.d_model, heads, config.width_of_heads)
-    if not is_learned:
+    if config.attention != "relative_learned":
         bias = RelativeBias(heads, config.relative_bias, causal=True) if config.relative_bias else None
         return RelativeAttention(*sizes, dropout=config.attention_dropout, relative_bias=bias)
     return LearnedRelativeAttention(*sizes, max_len=config.max_len, dropout=config.attention_dropout)

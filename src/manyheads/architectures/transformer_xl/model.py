@@ -18,13 +18,12 @@ from manyheads.architectures.transformer_xl.config import Attending, Transformer
 from manyheads.architectures.transformer_xl.layers import AbsoluteLayer, RelativeLayer
 from manyheads.architectures.transformer_xl.state import KeyValues, LayerInputs, XLState, XLStep
 from manyheads.errors import RequestError, ShapeError
-from manyheads.nn.attention.head_masks import HeadMasks, of_layers
 from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Mask, Window
 from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
-from manyheads.nn.dropout import Dropout
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.precision import low_precision
+from manyheads.nn.kernels.linear import low_precision
+from manyheads.nn.layers import Dropout
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["TransformerXL", "distances_back"]
@@ -139,7 +138,6 @@ class TransformerXL(nn.Module):
         tokens: Int[Tensor, "lanes len"],
         lengths: Int[Tensor, " lanes"] | None = None,
         state: XLState | None = None,
-        head_masks: HeadMasks | None = None,
         *,
         memory_len: int | None = None,
     ) -> tuple[Float[Tensor, "lanes len d_model"], XLState]:
@@ -149,7 +147,6 @@ class TransformerXL(nn.Module):
             tokens: the next ids of every lane.
             lengths: number of real ids, padding on the right; None: all are real.
             state: the previous state, which is consumed; None: empty.
-            head_masks: factors of the heads, in `decoder`; None: all are 1.
             memory_len: attend to this number of positions in memory only, as a model with that memory_len; the next
                 state has all of them. For a state that stores hidden states (`projected=False`). None: all.
 
@@ -171,11 +168,11 @@ class TransformerXL(nn.Module):
             raise RequestError("memory_len is for training; give `start` the context settings of an evaluation.")
         if isinstance(state.memory, KeyValues):
             step, state = self._plan(tokens, state)
-            return self.compute(step, head_masks), state.after(tokens.shape[1], lengths)
+            return self.compute(step), state.after(tokens.shape[1], lengths)
         if state.memory.are_tokens:
-            return self._read_again(tokens, lengths, state, head_masks)
+            return self._read_again(tokens, lengths, state)
         seen = state if memory_len is None else state.recent(memory_len)
-        hidden = self.hidden_states(tokens, lengths, seen, head_masks)
+        hidden = self.hidden_states(tokens, lengths, seen)
         return self.dropout(hidden[-1]), state.after(tokens.shape[1], lengths, hidden[:-1])
 
     def hidden_states(
@@ -183,7 +180,6 @@ class TransformerXL(nn.Module):
         tokens: Int[Tensor, "lanes len"],
         lengths: Int[Tensor, " lanes"] | None,
         state: XLState,
-        head_masks: HeadMasks | None = None,
     ) -> list[Float[Tensor, "lanes len d_model"]]:
         """Return the input of every layer, and the output of the last: num_layers + 1 tensors.
 
@@ -193,18 +189,15 @@ class TransformerXL(nn.Module):
         mask = self._mask(state, tokens.shape[1])
         positions = self._positions(state, tokens.shape[1], lengths, x)
         hidden = [x]
-        factors = of_layers(None if head_masks is None else head_masks.decoder, len(self.layers))
         memories = cast(LayerInputs, state.memory).layers
-        for layer, memory, head_mask in zip(self.layers, memories, factors, strict=True):
-            x = layer(x, memory.to(x.dtype) if state.columns else None, positions, mask, head_mask)
+        for layer, memory in zip(self.layers, memories, strict=True):
+            x = layer(x, memory.to(x.dtype) if state.columns else None, positions, mask)
             hidden.append(x)
             if self.config.attention == "absolute":
                 positions = None  # positions are added at the input only
         return hidden
 
-    def _read_again(
-        self, tokens: Tensor, lengths: Tensor | None, state: XLState, head_masks: HeadMasks | None
-    ) -> tuple[Tensor, XLState]:
+    def _read_again(self, tokens: Tensor, lengths: Tensor | None, state: XLState) -> tuple[Tensor, XLState]:
         """`forward` on stored tokens.
 
         A new token sees at least half a pass of tokens; a single new token sees a whole pass.
@@ -221,7 +214,7 @@ class TransformerXL(nn.Module):
             real = (columns >= state.columns - kept[:, None]) & (columns < state.columns + added[:, None])
             order = real.logical_not().to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
             read = torch.cat([*cast(LayerInputs, state.memory).layers, new], dim=1).gather(1, order)
-            hidden = self.hidden_states(read, kept + added, empty, head_masks)[-1]
+            hidden = self.hidden_states(read, kept + added, empty)[-1]
             columns = (kept[:, None] + torch.arange(new.shape[1], device=tokens.device)).clamp(max=read.shape[1] - 1)
             parts.append(hidden.gather(1, columns[:, :, None].expand(-1, -1, hidden.shape[2])))
             state = state.after(new.shape[1], added, (new,))
@@ -237,13 +230,12 @@ class TransformerXL(nn.Module):
         step, state = self._plan(tokens, state)
         return step, state.after(tokens.shape[1], None)
 
-    def compute(self, step: XLStep, head_masks: HeadMasks | None = None) -> Float[Tensor, "lanes new_len d_model"]:
+    def compute(self, step: XLStep) -> Float[Tensor, "lanes new_len d_model"]:
         """Return the hidden states at the new tokens, and write their keys and values behind the stored ones."""
         x = self.dropout(low_precision(self.embedding(step.tokens)))
-        factors = of_layers(None if head_masks is None else head_masks.decoder, len(self.layers))
         for index, layer in enumerate(cast(list[RelativeLayer], list(self.layers))):
             positions, bias = step.distances(index)
-            x = layer.extend(x, partial(step.write, index), positions, bias, Dense(step.seen), factors[index])
+            x = layer.extend(x, partial(step.write, index), positions, bias, Dense(step.seen))
         return x  # type: ignore[no-any-return]
 
     def _plan(self, tokens: Tensor, state: XLState) -> tuple[XLStep, XLState]:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from manyheads.nn.dropout import Dropout
+from manyheads.nn.layers import Dropout
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["Pooling", "TextPooling"]

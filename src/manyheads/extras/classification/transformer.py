@@ -11,10 +11,9 @@ from manyheads.architectures.transformer.model import Encoder
 from manyheads.extras.classification.model import SequenceClassifier, build_classifier_of
 from manyheads.extras.classification.transformer_config import TransformerClassifierConfig
 from manyheads.nn.attention.masks import Lengths
-from manyheads.nn.dropout import Dropout
-from manyheads.nn.embedding import TokenEmbedding
-from manyheads.nn.positions import positions_of_kind
-from manyheads.nn.precision import low_precision
+from manyheads.nn.kernels.linear import low_precision
+from manyheads.nn.layers import Dropout
+from manyheads.nn.positions import TokenEmbedding, positions_of_kind
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["TransformerEncoder", "build_classifier"]

@@ -52,7 +52,8 @@ def align(translator: Translator, source: str, target: str) -> list[tuple[int, i
     )
     with translator.runner.inference():
         cross = attentions_of(model, *inputs).cross
-    layers = [layer[0].float().mean(0) for layer in cross if layer.shape[1]]  # a pruned layer may have no heads
+    # A layer of which 0.1.0 pruned all heads attends evenly, and says nothing.
+    layers = [layer[0].float().mean(0) for layer in cross if layer.amax() > layer.amin()]
     if not layers:
         return []
     upper = torch.stack(layers[len(layers) // 2 :])

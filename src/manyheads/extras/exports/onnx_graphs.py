@@ -54,7 +54,6 @@ def _attend_by_distance(
     positions: Tensor,
     distance_bias: Tensor | None,
     mask: Mask | None,
-    head_mask: None = None,
 ) -> Tensor:
     """`RelativeAttention.attend` with the scores of distances gathered, because views that shift them have fixed sizes.
 

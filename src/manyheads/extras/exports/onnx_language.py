@@ -24,7 +24,7 @@ from manyheads.extras.exports import onnx_files as files
 from manyheads.extras.exports.onnx_graphs import graph_positions, logits_of, prepare, sinusoidal
 from manyheads.extras.peers import hf_tokenizer
 from manyheads.nn.attention.local import LocalSelfAttention, distance_penalty
-from manyheads.nn.attention.lsh_pairs import keys_of
+from manyheads.nn.attention.lsh_hash import keys_of
 from manyheads.nn.attention.masks import Causal, Dense, Mask, Window
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
 from manyheads.nn.kernels.attention import dot_product_weights

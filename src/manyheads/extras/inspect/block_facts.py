@@ -11,17 +11,21 @@ from torch import Tensor, nn
 from manyheads.extras.classification.pooling import TextPooling
 from manyheads.extras.inspect.tracing import TracedTensor
 from manyheads.extras.parsing.span_head import SpanHead
-from manyheads.nn.attention.additive import AdditiveScore
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
-from manyheads.nn.embedding import FeatureEmbedding, TokenEmbedding
-from manyheads.nn.feed_forward import FeedForward
+from manyheads.nn.attention.scores import AdditiveScore
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.norm import UnbiasedLayerNorm
-from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
+from manyheads.nn.layers import FeedForward, UnbiasedLayerNorm
+from manyheads.nn.positions import (
+    AxialPositions,
+    FeatureEmbedding,
+    LearnedPositions,
+    SinusoidalPositions,
+    TokenEmbedding,
+)
 
 __all__ = ["Facts", "attention_name", "block_facts", "matrices_of"]
 

@@ -21,7 +21,7 @@ from manyheads.extras.inspect.tracing import LAYER, TracedTensor, trace
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
-from manyheads.nn.residual import Residual
+from manyheads.nn.layers import Residual
 
 __all__ = ["Block", "LayerKind", "ModelBlocks", "Stack", "Wiring", "blocks_of"]
 
@@ -160,7 +160,8 @@ def _place(
         column.add(_block(block_facts(model, name, module, tensors, matrices)))
     elif isinstance(module, Residual | _REVERSIBLE):
         wiring: Wiring = module.position if isinstance(module, Residual) else "reversible"
-        facts = column.pending or Facts("none", "No heads are left", "the layer is its residual", ())
+        facts = column.pending
+        assert facts is not None  # of the sublayer, which comes before its residual
         column.layers.setdefault(int(found[2]), []).append((wiring, "cross" in facts.place, facts))
         column.pending = None
     else:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ModelFileError
-from manyheads.nn.embedding import TokenEmbedding
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding
+from manyheads.nn.positions import TokenEmbedding
 from manyheads.nn.shapes import Float
 
 __all__ = ["EmbeddingTable", "Neighbour", "embedding_tables", "nearest", "principal_plane"]

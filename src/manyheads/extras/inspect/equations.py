@@ -18,17 +18,21 @@ from manyheads.architectures.transformer.model import Decoder, Encoder
 from manyheads.extras.classification.pooling import TextPooling
 from manyheads.extras.parsing.span_head import SpanHead
 from manyheads.extras.parsing.transformer import WordEncoder
-from manyheads.nn.attention.additive import AdditiveScore
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
-from manyheads.nn.embedding import FeatureEmbedding, TokenEmbedding
-from manyheads.nn.feed_forward import FeedForward
+from manyheads.nn.attention.scores import AdditiveScore
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
-from manyheads.nn.residual import Residual
+from manyheads.nn.layers import FeedForward, Residual
+from manyheads.nn.positions import (
+    AxialPositions,
+    FeatureEmbedding,
+    LearnedPositions,
+    SinusoidalPositions,
+    TokenEmbedding,
+)
 
 __all__ = ["ATTENTION", "EQUATIONS", "PARTS", "attention_tensors", "head_equation"]
 

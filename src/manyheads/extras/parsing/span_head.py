@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.extras.parsing.chart import log_partition
-from manyheads.nn.dropout import Dropout
+from manyheads.nn.layers import Dropout
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["SpanHead", "span_places"]

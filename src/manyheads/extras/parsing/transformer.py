@@ -14,10 +14,9 @@ from manyheads.extras.parsing.span_head import SpanHead
 from manyheads.extras.parsing.span_parser import SpanParser, check_labels_and_tags
 from manyheads.extras.parsing.transformer_config import TransformerSpanParserConfig
 from manyheads.nn.attention.masks import Lengths
-from manyheads.nn.dropout import Dropout
-from manyheads.nn.embedding import FeatureEmbedding
-from manyheads.nn.positions import LearnedPositions
-from manyheads.nn.precision import low_precision
+from manyheads.nn.kernels.linear import low_precision
+from manyheads.nn.layers import Dropout
+from manyheads.nn.positions import FeatureEmbedding, LearnedPositions
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["WordEncoder", "build_span_parser"]

@@ -1,7 +1,7 @@
 """The Annotated Transformer (harvardnlp): its model, its label smoothing, its learning rates.
 
 Differs from ours: a layer norm with the unbiased standard deviation and eps outside the root
-(`nn.norm.UnbiasedLayerNorm`); masks filled with a large negative number, so that a query that may attend to nothing
+(`nn.layers.UnbiasedLayerNorm`); masks filled with a large negative number, so that a query that may attend to nothing
 attends to all keys equally; label smoothing without the padding column, as a divergence that includes the entropy.
 """
 

@@ -21,14 +21,12 @@ from torch import Tensor, nn
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.extras.peers.layout import Layout, nested
 from manyheads.extras.peers.peer import Options, Parts, Peer, own_heads, require, uniform_when_empty, weights_by_part
-from manyheads.nn.attention.additive import AdditiveAttention
-from manyheads.nn.attention.dot_product import DotProductAttention
 from manyheads.nn.attention.masks import Dense, Lengths
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
-from manyheads.nn.feed_forward import FeedForward
+from manyheads.nn.attention.scores import AdditiveAttention, DotProductAttention
 from manyheads.nn.kernels.softmax import masked_softmax
+from manyheads.nn.layers import FeedForward, Residual
 from manyheads.nn.positions import sinusoidal_table
-from manyheads.nn.residual import Residual
 
 __all__ = [
     "AdditivePeer",

@@ -21,7 +21,7 @@ from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, require
 from manyheads.nn.attention.lsh import LSHSelfAttention, LSHSettings, hash_vectors, lsh_attention
-from manyheads.nn.attention.lsh_pairs import keys_of, near_pairs
+from manyheads.nn.attention.lsh_hash import keys_of, near_pairs
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
 
 __all__ = ["BareAttention", "BareAttentionPeer", "SelfAttentionPeer"]

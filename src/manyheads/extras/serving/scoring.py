@@ -137,7 +137,7 @@ def _chosen(table: Tensor, ids: list[int], num_top: int, vocab_size: int) -> Sco
 class AttentionMaps:
     """Attention weights of one pair: for each layer (heads, q_len, k_len); empty if the model has no such stack.
 
-    Layers of a pruned model have different numbers of heads, some none.
+    Layers of a pruned model have different numbers of heads.
     """
 
     encoder: tuple[Tensor, ...]

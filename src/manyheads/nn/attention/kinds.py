@@ -54,6 +54,6 @@ class AdditiveAttentionConfig:
 
     def score(self, num_heads: int, head_dim: int) -> nn.Module:
         """See `AttentionConfig.score`."""
-        from manyheads.nn.attention.additive import AdditiveScore
+        from manyheads.nn.attention.scores import AdditiveScore
 
         return AdditiveScore(num_heads, head_dim, self.hidden_dim)

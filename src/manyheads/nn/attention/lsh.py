@@ -14,13 +14,19 @@ from torch import Tensor, nn
 
 from manyheads.errors import RequestError, ShapeError
 from manyheads.nn.attention.lsh_cache import LSHCache
-from manyheads.nn.attention.lsh_hash import hash_vectors, mark_padding, rotations
-from manyheads.nn.attention.lsh_pairs import pair_weights, shared_qk_attention, visible_pairs
+from manyheads.nn.attention.lsh_hash import (
+    hash_vectors,
+    mark_padding,
+    pair_weights,
+    rotations,
+    shared_qk_attention,
+    visible_pairs,
+)
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.multi_head import merge_heads, split_heads, width_of_heads
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.lsh import bucket_ranks, chunked_attention, sorting_order
-from manyheads.nn.linear import Linear, initialise
+from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.shapes import Float, Int
 
 __all__ = ["LSHSelfAttention", "LSHSettings", "hash_vectors", "lsh_attention", "rotations", "shared_qk_attention"]

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from manyheads.nn.attention.lsh_hash import sort_positions
-from manyheads.nn.attention.lsh_pairs import keys_of
+from manyheads.nn.attention.lsh_hash import keys_of, sort_positions
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.attention.state import State, register_state

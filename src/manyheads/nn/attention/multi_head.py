@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
-from manyheads.nn.attention.head_masks import mask_heads
 from manyheads.nn.attention.masks import Dense, Mask, refuse_tensor
 from manyheads.nn.attention.planned import PlannedKeyValues
 from manyheads.nn.attention.relative_bias import RelativeBias
@@ -20,7 +19,7 @@ from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_scores, masked_weights
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
-from manyheads.nn.linear import Linear, initialise
+from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.shapes import Float
 
 __all__ = ["PROJECTIONS", "MultiHeadAttention", "biased_projections", "merge_heads", "split_heads", "width_of_heads"]
@@ -179,7 +178,6 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | None = None,
         state: KeyValueState | None = None,
         need_weights: bool = False,
-        head_mask: Tensor | None = None,
     ) -> tuple[Tensor, KeyValueState | None] | tuple[Tensor, KeyValueState | None, Tensor]:
         """Attend.
 
@@ -191,8 +189,6 @@ class MultiHeadAttention(nn.Module):
             state: keys and values of earlier positions; the new ones are appended, and the queries come after the old
                 ones.
             need_weights: also return the attention weights before dropout.
-            head_mask: a factor of each head's output, (heads,) or (batch, heads): 1 keeps a head, 0 removes it. With a
-                query without a batch axis (heads,).
 
         Returns: the output (batch, q_len, d_model); the state with the new positions, or None without a state; and with
             `need_weights` the weights (batch, heads, q_len, k_len). Output and weights have no batch axis if the query
@@ -202,8 +198,7 @@ class MultiHeadAttention(nn.Module):
         """
         if query.dim() == 2:
             key, value = (None if x is None else x[None] for x in (key, value))
-            options = {"mask": mask, "state": state, "need_weights": need_weights, "head_mask": head_mask}
-            answer = self.forward(query[None], key, value, **options)  # type: ignore[arg-type]
+            answer = self.forward(query[None], key, value, mask=mask, state=state, need_weights=need_weights)
             return answer[0][0], answer[1], *(weights[0] for weights in answer[2:])  # type: ignore[return-value]
         if query.dim() != 3:
             raise ShapeError(
@@ -224,9 +219,9 @@ class MultiHeadAttention(nn.Module):
             first_query = planned.length
             k, v = planned.write(k, v).filled()
         if need_weights:
-            out, weights = self._attend_openly(q, k, v, mask, first_query, head_mask)
+            out, weights = self._attend_openly(q, k, v, mask, first_query)
             return out, state, weights
-        return self.attend(q, k, v, mask, first_query, head_mask), state
+        return self.attend(q, k, v, mask, first_query), state
 
     def empty_state(self, rows: int, like: Tensor) -> KeyValueState:
         """Return a state without positions, for `forward`; device and dtype of `like`."""
@@ -283,12 +278,11 @@ class MultiHeadAttention(nn.Module):
         v: Tensor,
         mask: Mask | None = None,
         first_query: int = 0,
-        head_mask: Tensor | None = None,
     ) -> Tensor:
         """Attend with projected heads, merge the heads and apply the output projection: (batch, q_len, d_model)."""
         if self.needs_weights:
-            return self._attend_openly(q, k, v, mask, first_query, head_mask)[0]
-        return self._attend_directly(q, k, v, self._with_relative_bias(mask), first_query, head_mask)
+            return self._attend_openly(q, k, v, mask, first_query)[0]
+        return self._attend_directly(q, k, v, self._with_relative_bias(mask), first_query)
 
     @property
     def needs_weights(self) -> bool:
@@ -334,12 +328,11 @@ class MultiHeadAttention(nn.Module):
         v: Tensor,
         mask: Mask | None,
         first_query: int = 0,
-        head_mask: Tensor | None = None,
     ) -> Tensor:
         """Return the result of `attend`. mask: with the relative bias."""
         rate = self.dropout_rate if self.training else 0.0
         heads = dot_product_attention(q, k, v, mask, rate, first_query=first_query)
-        out: Tensor = self.out_proj(merge_heads(mask_heads(heads, head_mask)))
+        out: Tensor = self.out_proj(merge_heads(heads))
         return out
 
     def _attend_openly(
@@ -349,7 +342,6 @@ class MultiHeadAttention(nn.Module):
         v: Tensor,
         mask: Mask | None,
         first_query: int,
-        head_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the result of `attend`, and the weights before dropout."""
         weights = self.attention_weights(q, k, mask, first_query)
@@ -357,7 +349,7 @@ class MultiHeadAttention(nn.Module):
             self.weights_hook(weights)
         rate = self.dropout_rate if self.training else 0.0
         heads = torch.matmul(dropout(weights, rate), v)
-        out: Tensor = self.out_proj(merge_heads(mask_heads(heads, head_mask)))
+        out: Tensor = self.out_proj(merge_heads(heads))
         return out, weights
 
     def _project_together(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,14 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
-from manyheads.nn.attention.head_masks import mask_heads
 from manyheads.nn.attention.masks import Mask, refuse_tensor
 from manyheads.nn.attention.multi_head import biased_projections, merge_heads, split_heads, width_of_heads
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
 from manyheads.nn.kernels.relative import relative_attention, relative_weights
-from manyheads.nn.linear import Linear
+from manyheads.nn.layers import Linear
 from manyheads.nn.positions import ExactTable, sinusoidal_table
 from manyheads.nn.shapes import Float, Int
 
@@ -174,15 +173,14 @@ class RelativeAttention(nn.Module):
         positions: Tensor,
         distance_bias: Tensor | None,
         mask: Mask | None,
-        head_mask: Tensor | None = None,
     ) -> Float[Tensor, "batch q_len d_model"]:
         """Attend with projected heads, merge the heads and apply the output projection; see `relative_attention`."""
         if self.weights_hook is not None:
-            return self.attend_openly(q, k, v, positions, distance_bias, mask, head_mask)[0]
+            return self.attend_openly(q, k, v, positions, distance_bias, mask)[0]
         rate = self.dropout_rate if self.training else 0.0
         parts = (positions, self.content_bias, self.position_bias, distance_bias)
         heads = relative_attention(q, k, v, *parts, mask, rate, self.causal)
-        out: Tensor = self.out_proj(merge_heads(mask_heads(heads, head_mask)))
+        out: Tensor = self.out_proj(merge_heads(heads))
         return out
 
     def attend_openly(
@@ -193,7 +191,6 @@ class RelativeAttention(nn.Module):
         positions: Tensor,
         distance_bias: Tensor | None,
         mask: Mask | None,
-        head_mask: Tensor | None = None,
     ) -> tuple[Float[Tensor, "batch q_len d_model"], Float[Tensor, "batch heads q_len k_len"]]:
         """Return the result of `attend`, and the weights before dropout."""
         weights = relative_weights(
@@ -203,7 +200,7 @@ class RelativeAttention(nn.Module):
             self.weights_hook(weights)
         rate = self.dropout_rate if self.training else 0.0
         heads = torch.matmul(dropout(weights, rate), v)
-        out: Tensor = self.out_proj(merge_heads(mask_heads(heads, head_mask)))
+        out: Tensor = self.out_proj(merge_heads(heads))
         return out, weights
 
     def forward(
@@ -214,7 +211,6 @@ class RelativeAttention(nn.Module):
         mask: Mask | None = None,
         *,
         need_weights: bool = False,
-        head_mask: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend from every position of x to the memory and to x.
 
@@ -224,7 +220,6 @@ class RelativeAttention(nn.Module):
             distances: the argument of `project_positions`, one row per distance; None: `encoded_distances` of them.
             mask: further restrictions over the keys, which are memory and x.
             need_weights: also return the attention weights before dropout.
-            head_mask: a factor of each head's output, (heads,) or (batch, heads): 1 keeps a head, 0 removes it.
 
         Returns: (batch, q_len, d_model), and with `need_weights` (batch, heads, q_len, k_len); without a batch axis if
             x has none.
@@ -232,7 +227,7 @@ class RelativeAttention(nn.Module):
         """
         if x.dim() == 2:
             before = None if memory is None else memory[None]
-            answer = self.forward(x[None], before, distances, mask, need_weights=True, head_mask=head_mask)
+            answer = self.forward(x[None], before, distances, mask, need_weights=True)
             return (answer[0][0], answer[1][0]) if need_weights else answer[0][0]
         if x.dim() != 3:
             raise ShapeError(f"x of shape {tuple(x.shape)} must be (batch, q_len, d_model), or (q_len, d_model).")
@@ -245,7 +240,7 @@ class RelativeAttention(nn.Module):
         k, v = self.project_memory(x, memory)
         if distances is None:
             distances = self.encoded_distances(x.shape[1], k.shape[2], x)
-        given = (self.project_query(x), k, v, *self.project_positions(distances), mask, head_mask)
+        given = (self.project_query(x), k, v, *self.project_positions(distances), mask)
         return self.attend_openly(*given) if need_weights else self.attend(*given)
 
 

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.nn.kernels import policy
-from manyheads.nn.precision import low_precision
 from manyheads.nn.shapes import Float
 
 __all__ = [
@@ -27,6 +26,7 @@ __all__ = [
     "linear",
     "linear_by",
     "linears",
+    "low_precision",
     "onednn_linear",
     "product",
     "product_of_rows",
@@ -107,6 +107,16 @@ def linears(
     weight = torch.cat([low_precision(one) for one in weights])
     bias = None if biases[0] is None else torch.cat([low_precision(one) for one in biases if one is not None])
     return torch.split(linear(x, weight, bias), [len(one) for one in weights], dim=-1)
+
+
+def low_precision(x: Tensor) -> Tensor:
+    """Return x in autocast's type while autocast is on, otherwise x.
+
+    Called once at the start of a stack, it keeps the whole residual stream in bfloat16. Otherwise every sum with a
+    float32 embedding would be promoted, and each layer would cast twice. Positions are added in float32, before this.
+    """
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 READABLE: set[type[nn.Module]] = {nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear}

@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.nn.attention.lsh_hash import sort_positions
-from manyheads.nn.attention.lsh_pairs import keys_of, pair_weights, visible_pairs
+from manyheads.nn.attention.lsh_hash import keys_of, pair_weights, sort_positions, visible_pairs
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.chunking import chunk_slices
@@ -28,7 +27,7 @@ from manyheads.nn.kernels.lsh_chunks import SAFE_SCORE, Layout, SortedRows, rank
 from manyheads.nn.kernels.recomputation import checkpointed
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["attend_pairs", "chunked_attention", "bucket_ranks", "sorting_order"]
+__all__ = ["attend_pairs", "bucket_ranks", "chunked_attention", "sorting_order"]
 
 
 def attend_pairs(

@@ -150,7 +150,7 @@ class Stepper:
         state = self._memory.of(micro, part.total) if part.counts else None
         if state is None and self._begin is not None:
             state = self._begin(len(batch.sample_ids), derive_seed(self._config.seed, "hashes", step, micro))
-        # If rows are not numbered (see `nn.dropout`), each rank draws its own masks.
+        # If rows are not numbered (see `nn.layers`), each rank draws its own masks.
         own = () if self._device.type == "cpu" or self._group.is_alone else (self._group.rank,)
         seed = derive_seed(self._config.seed, "dropout", step, micro, *own)
         if self._device.type == "cpu":

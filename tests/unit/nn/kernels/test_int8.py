@@ -18,7 +18,7 @@ from manyheads.errors import ConfigError, RequestError
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.kernels import int8, policy
 from manyheads.nn.kernels.int8 import OVERRIDE, Int8Measurement, PackedInt8, has_int8, measure_int8
-from manyheads.nn.linear import Linear
+from manyheads.nn.layers import Linear
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.linear import Packed
 from manyheads.nn.kernels.measuring import ROUNDS, least_seconds, mean_gain
-from manyheads.nn.linear import Linear
+from manyheads.nn.layers import Linear
 from manyheads.tasks.presets import copy
 from manyheads.training.run.device import computing
 

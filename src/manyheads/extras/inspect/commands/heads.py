@@ -53,8 +53,7 @@ def run(options: HeadsOptions) -> int:
     set_up_machine()
     check_kinds(options.output)
     from manyheads.extras.inspect.drawings.heads import heads_figure
-    from manyheads.extras.inspect.heads.judging import head_report
-    from manyheads.extras.inspect.heads.subject import open_subject
+    from manyheads.extras.inspect.heads.judging import head_report, open_subject
 
     with showing_if_long() as show:
         subject = open_subject(options.model, options.run_on.load)

@@ -17,10 +17,10 @@ __all__ = ["PAGE", "run"]
 PAGE = CommandPage(
     PruneOptions,
     """Remove attention heads of a model and write a smaller one, which computes what the model computes when
-these heads are masked. A layer without heads becomes its residual. `manyheads inspect heads MODEL` shows how much each
+these heads are masked. Each layer keeps at least one head. `manyheads inspect heads MODEL` shows how much each
 head matters; `manyheads inspect pruning MODEL` shows the score by the share of removed heads.""",
     (
-        "manyheads prune runs/demo --heads encoder.0.self:1,3 decoder.1.cross --output models/pruned",
+        "manyheads prune runs/demo --heads encoder.0.self:1,3 decoder.1.cross:0 --output models/pruned",
         "manyheads prune runs/demo --share 0.3 --output models/pruned",
         "manyheads prune runs/xl-demo --share 0.5 --by ablation --output models/pruned-xl",
     ),
@@ -33,7 +33,7 @@ def run(options: PruneOptions) -> int:
     set_up_machine()
     output = Path(options.output)
     check_model_output(output, options.replace)
-    from manyheads.extras.inspect.heads.removing import least_important, prune_folder
+    from manyheads.extras.inspect.heads.pruning import least_important, prune_folder
 
     removed = options.heads
     if options.share is not None:

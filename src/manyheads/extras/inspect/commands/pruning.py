@@ -46,8 +46,8 @@ def run(options: PruningOptions) -> int:
     set_up_machine()
     check_kinds(options.output)
     from manyheads.extras.inspect.drawings.heads import pruning_figure
-    from manyheads.extras.inspect.heads.curve import pruning_curve
-    from manyheads.extras.inspect.heads.subject import open_subject
+    from manyheads.extras.inspect.heads.judging import open_subject
+    from manyheads.extras.inspect.heads.pruning import pruning_curve
 
     record = Path(options.record or Path(options.output[0]).with_suffix(".jsonl"))
     with showing_if_long() as show:

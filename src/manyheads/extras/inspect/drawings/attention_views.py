@@ -74,8 +74,6 @@ def attention_view(
         array = as_array(layer)
         if array.ndim == 4 and array.shape[0] == 1:
             array = array[0]
-        if array.ndim == 3 and array.shape[0] == 0:  # all heads of the layer are pruned: show one head without weights
-            array = np.zeros((1, *array.shape[1:]), dtype=array.dtype)
         if array.ndim != 3 or 0 in array.shape:
             raise ShapeError(
                 f"{name}, layer {number + 1}: attention weights of shape {array.shape}; expected (heads, q_len, k_len)"

@@ -41,10 +41,8 @@ def heads_figure(rows: Sequence[Mapping[str, Any]], *, title: str = "Heads") -> 
     Args: rows: one record per head: `head` (its name, such as `encoder.0.self:1`) and normalised, ablation, entropy,
         offset and offset_share, which may be None.
 
-    Raises: ShapeError: there is no head. MissingExtraError: no matplotlib.
+    Raises: MissingExtraError: no matplotlib.
     """
-    if not rows:
-        raise ShapeError("the model has no heads left, so there is nothing to draw; use a model that is pruned less.")
     layers = list(dict.fromkeys(row["head"].rpartition(":")[0] for row in rows))
     most = 1 + max(int(row["head"].rpartition(":")[2]) for row in rows)
     figure = new_figure(max(2.2 + 0.75 * most, 4.2) * 2, 1.2 + 2 * (0.9 + 0.3 * len(layers)), title)

@@ -101,8 +101,8 @@ class PruneOptions:
     model: str = argument("A model folder or a run folder: a transformer or a transformer-xl.", metavar="MODEL")
     output: str = option("The model folder to write.", metavar="DIR", aliases=("-o",))
     heads: tuple[str, ...] = option(
-        "Heads to remove, counted from 0: encoder.0.self:1,3 are heads 1 and 3 of the encoder's layer 0,"
-        " decoder.2.cross all heads of that layer.",
+        "Heads to remove, counted from 0: encoder.0.self:1,3 are heads 1 and 3 of the encoder's layer 0. Each layer"
+        " keeps at least one.",
         default=(),
         metavar="HEADS ...",
         default_is="none",

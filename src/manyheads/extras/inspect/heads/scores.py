@@ -1,4 +1,4 @@
-"""Measures the attention of the heads of a translator, and how much each head matters.
+"""Factors of attention heads, figures of their attention, and how much each head matters.
 
 Papers: Michel et al. 2019, arXiv:1905.10650, sec. 2.3 and 4.1 (importance, ablation); Voita et al. 2019,
 arXiv:1905.09418, sec. 4 and 5 (confidence, positional heads).
@@ -7,36 +7,124 @@ arXiv:1905.09418, sec. 4 and 5 (confidence, positional heads).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from manyheads.architectures.head_names import Head, all_heads
+from manyheads.architectures.head_names import Head, HeadKind, all_heads, prunable
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.batch import PairBatch, SegmentBatch
-from manyheads.errors import DataError, refuse_nan
+from manyheads.errors import DataError, RequestError, ShapeError, refuse_nan
 from manyheads.evaluation.likelihood import evaluation_mode
-from manyheads.extras.inspect.pruning import attention_layers, masks_without
-from manyheads.nn.attention.head_masks import HeadMasks
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.kernels.policy import fast
 
 __all__ = [
     "HeadLook",
+    "attention_layers",
+    "check_heads",
     "head_ablations",
     "head_importance",
     "head_looks",
+    "masked_heads",
+    "masks_without",
     "nats_per_token",
     "normalised_importance",
 ]
 
+
 Model = Seq2Seq | LanguageModel
 Batches = Sequence[PairBatch] | Sequence[SegmentBatch]
 """Pairs for a `Seq2Seq`, or the consecutive segments of a text for a `LanguageModel`, which remembers the last one."""
+
+
+@contextmanager
+def masked_heads(model: nn.Module, factors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Within the block, multiply each head's output by its factor: 1 keeps a head, 0 removes it.
+
+        >>> from manyheads.nn import MultiHeadAttention
+        >>> attention = MultiHeadAttention(16, 4)
+        >>> with masked_heads(attention, {"": torch.tensor([1.0, 0.0, 0.5, 1.0])}):
+        ...     out, _ = attention(torch.randn(2, 5, 16))
+
+    Factors may have gradients. Reversible layers give them none; they compute again in the backward pass, which
+    therefore belongs in the block.
+
+    Paper: Michel et al. 2019, eq. 1. Symbols: xi = factors.
+    Args: factors: by the name of an attention module in the model (as in `named_modules`, `observe`): (heads,), or
+        (batch, heads) with factors of their own for each row.
+
+    Raises: RequestError: there is no attention of that name. ShapeError: it has another number of heads; in the block:
+        the batch has another number of rows.
+    """
+    modules = dict(model.named_modules())
+    with ExitStack() as stack:
+        for name, masks in factors.items():
+            attention = modules.get(name)
+            projection, heads = (getattr(attention, part, None) for part in ("out_proj", "num_heads"))
+            if not isinstance(projection, nn.Module) or heads is None:
+                raise RequestError(f"there is no attention {name!r} in this model; `named_modules` lists the names.")
+            if masks.dim() not in (1, 2) or masks.shape[-1] != heads:
+                raise ShapeError(
+                    f"factors of shape {tuple(masks.shape)} do not fit the {heads} heads of {name!r}; give ({heads},)"
+                    f" or (batch, {heads})."
+                )
+            handle = projection.register_forward_pre_hook(partial(_masked, masks))
+            stack.callback(handle.remove)
+        yield
+
+
+def _masked(factors: Tensor, module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+    """Return the merged heads, (batch, q_len, heads x head_dim), times their factors."""
+    [merged] = inputs
+    if factors.dim() == 2 and len(factors) != len(merged):
+        raise ShapeError(f"factors of {len(factors)} rows do not fit a batch of {len(merged)} rows.")
+    heads = merged.reshape(*merged.shape[:-1], factors.shape[-1], -1)
+    return (heads * factors.to(merged.dtype)[..., None, :, None]).flatten(-2)
+
+
+def attention_layers(model: Seq2Seq | LanguageModel) -> dict[HeadKind, list[str]]:
+    """Return the names of the attention modules of all layers, by kind, in the order of `config.heads_by_layer`.
+
+    Raises: RequestError: heads of this architecture cannot be masked.
+    """
+    prunable(model.config)
+    names = {id(module): name for name, module in model.named_modules()}
+    layers: dict[HeadKind, list[nn.Module]] = cast(Any, model.body).attention_layers()
+    return {kind: [names[id(module)] for module in modules] for kind, modules in layers.items()}
+
+
+def masks_without(
+    model: Seq2Seq | LanguageModel, removed: Collection[Head] = (), *, rows: int | None = None
+) -> dict[str, Tensor]:
+    """Return factors for `masked_heads`: 0 for these heads, 1 for all others, in the order of `all_heads`.
+
+    Args: rows: of a batch in which each row has factors of its own; None: one factor for all.
+
+    Raises: RequestError: heads of this architecture cannot be masked, or one does not exist.
+    """
+    config, device = prunable(model.config), next(model.parameters()).device
+    check_heads(removed, set(all_heads(config)))
+    factors: dict[str, Tensor] = {}
+    for kind, names in attention_layers(model).items():
+        for layer, (name, count) in enumerate(zip(names, config.heads_by_layer()[kind], strict=True)):
+            kept = [float(Head(kind, layer, number) not in removed) for number in range(count)]
+            mask = torch.tensor(kept, device=device)
+            factors[name] = mask if rows is None else mask.expand(rows, -1).clone()
+    return factors
+
+
+def check_heads(removed: Collection[Head], known: Collection[Head]) -> None:
+    """Raises: RequestError: a head is not known."""
+    for head in removed:
+        if head not in known:
+            raise RequestError(f"there is no head {head}; `all_heads(model.config)` lists those that the model has.")
 
 
 @dataclass(frozen=True)
@@ -67,10 +155,11 @@ def head_importance(model: Model, batches: Batches, *, device: torch.device | st
         for batch in batches:
             masks = masks_without(model, rows=len(batch.sample_ids))
             # Each row has factors of its own, so one backward pass gives the gradients of all rows.
-            leaves = [leaf.requires_grad_() for leaf in _factors(masks) if leaf.numel()]
-            output = model(batch.to(device), state, head_masks=masks)
+            leaves = [leaf.requires_grad_() for leaf in masks.values()]
+            with masked_heads(model, masks):
+                output = model(batch.to(device), state)
+                found = torch.autograd.grad(output.loss_sum, leaves)
             state = output.state
-            found = torch.autograd.grad(output.loss_sum, leaves) if leaves else ()
             changes = [change for gradient in found for change in gradient.abs().sum(0).tolist()]
             for head, change in zip(heads, changes, strict=True):
                 sums[head] += change
@@ -78,11 +167,6 @@ def head_importance(model: Model, batches: Batches, *, device: torch.device | st
     _check_tokens(num_tokens)
     refuse_nan(any(map(math.isnan, sums.values())))
     return {head: total / num_tokens for head, total in sums.items()}
-
-
-def _factors(masks: HeadMasks) -> Iterator[Tensor]:
-    for layers in masks:
-        yield from layers or ()
 
 
 def _check_tokens(num_tokens: int) -> None:
@@ -106,13 +190,13 @@ def nats_per_token(
 
     Raises: DataError: there is no token. NonFiniteError: the model gives NaN.
     """
-    masks = masks_without(model, removed) if removed else None
+    masks = masks_without(model, removed) if removed else {}
     sums: list[Tensor] = []
     num_tokens = 0
     state: Any = None
-    with evaluation_mode(model), fast():
+    with evaluation_mode(model), masked_heads(model, masks), fast():
         for batch in batches:
-            output = model(batch.to(device), state, head_masks=masks)
+            output = model(batch.to(device), state)
             state = output.state
             sums.append(output.nll_sum)  # read at the end, because each read waits for the GPU
             num_tokens += batch.num_target_tokens()
@@ -151,11 +235,8 @@ def head_looks(model: Model, batches: Batches, *, device: torch.device | str = "
         (sec. 5.1).
     Raises: DataError: there is no token.
     """
-    names = {id(module): name for name, module in model.named_modules()}
     layers = {
-        (kind, number): names[id(module)]
-        for kind, modules in attention_layers(model).items()
-        for number, module in enumerate(modules)
+        (kind, number): name for kind, names in attention_layers(model).items() for number, name in enumerate(names)
     }
     tallies = {key: _Tally(is_self=key[0] != "cross") for key in layers}
     state: Any = None
@@ -193,8 +274,6 @@ class _Tally:
 
     def add(self, weights: Tensor, real: Tensor) -> None:
         """Add weights (batch, heads, q_len, k_len) at the real queries (batch, q_len)."""
-        if not weights.shape[1]:
-            return
         rows = weights.float().transpose(0, 1)[:, real]  # (heads, queries, k_len)
         self._count += rows.shape[1]
         self._entropy.append(torch.special.entr(rows).sum((1, 2)).double().cpu() / math.log(2))

@@ -1,0 +1,192 @@
+"""The small layers of every model: linear maps, dropout, norms, residual connections and the feed-forward layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyheads.errors import ConfigError
+from manyheads.nn.chunking import in_chunks
+from manyheads.nn.kernels.dropout import dropout
+from manyheads.nn.kernels.linear import READABLE, Packed, linear_by
+from manyheads.nn.shapes import Float
+
+__all__ = [
+    "ACTIVATIONS",
+    "Dropout",
+    "FeedForward",
+    "Linear",
+    "Residual",
+    "UnbiasedLayerNorm",
+    "build_norm",
+    "initialise",
+]
+
+
+class Linear(nn.Linear):
+    """`nn.Linear`, with the same parameters and results, computed by `kernels.linear`.
+
+    >>> Linear(16, 32)(torch.zeros(2, 5, 16)).shape
+    torch.Size([2, 5, 32])
+    """
+
+    packed: Packed | None = None
+
+    def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
+        return linear_by(self, x)
+
+
+READABLE.add(Linear)
+
+
+def initialise(*maps: nn.Linear) -> None:
+    """Initialise weights with Xavier-uniform, biases with zero."""
+    for one in maps:
+        nn.init.xavier_uniform_(one.weight)
+        if one.bias is not None:
+            nn.init.zeros_(one.bias)
+
+
+class Dropout(nn.Module):
+    """`dropout` in training mode, identity in evaluation.
+
+    Args: rate: fraction of numbers set to zero, from 0 to 1.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor, *, shared: bool = False) -> Tensor:
+        return dropout(x, self.rate, shared=shared) if self.training else x
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate}"
+
+
+class UnbiasedLayerNorm(nn.Module):
+    """weight * (x - mean) / (std + eps) + bias, with std over n - 1 and eps outside the root.
+
+    Differs from `nn.LayerNorm`; needed for weights that were trained with it. Shape: (..., width) -> (..., width).
+    """
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(dim=-1, keepdim=True)
+        return self.weight * centred / (x.std(dim=-1, keepdim=True) + self.eps) + self.bias
+
+
+def build_norm(kind: Literal["layer", "unbiased"], width: int, eps: float, bias: bool = True) -> nn.Module:
+    """Return the norm for a config's `norm`, `norm_eps` and `bias`.
+
+    Raises: ConfigError: the kind is unknown.
+    """
+    if kind == "layer":
+        return nn.LayerNorm(width, eps=eps, bias=bias)
+    if kind == "unbiased":
+        return UnbiasedLayerNorm(width, eps=eps)
+    raise ConfigError(f"norm is {kind!r}; it must be 'layer' or 'unbiased'.")
+
+
+class Residual(nn.Module):
+    """`post`: LN(x + dropout(f(x))); `pre`: x + dropout(f(LN(x))).
+
+        >>> import torch
+        >>> residual = Residual(nn.LayerNorm(16), position="pre", dropout=0.1)
+        >>> residual(torch.randn(2, 5, 16), nn.Linear(16, 16)).shape
+        torch.Size([2, 5, 16])
+
+    Paper: Vaswani et al. 2017, sec. 3.1 and 5.4 (post); Xiong et al. 2020, arXiv:2002.04745 (pre).
+    Args:
+        norm: the norm of this sublayer.
+        position: position of the norm.
+        dropout: rate on the sublayer's output.
+    """
+
+    def __init__(self, norm: nn.Module, *, position: Literal["post", "pre"], dropout: float) -> None:
+        super().__init__()
+        self.norm = norm
+        self.position = position
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.position == "pre":
+            out: Tensor = x + self.dropout(sublayer(self.norm(x)))
+        else:
+            out = self.norm(x + self.dropout(sublayer(x)))
+        return out
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "swish": F.silu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "squared_relu": lambda x: F.relu(x).square(),
+    "relu6": F.relu6,
+    "leaky_relu": F.leaky_relu,
+    "mish": F.mish,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "linear": lambda x: x,
+}
+"""name -> function. `gelu` is exact, `gelu_tanh` and `quick_gelu` are its approximations (Hendrycks and Gimpel 2016,
+arXiv:1606.08415); `swish` is SiLU; `squared_relu` is So et al. 2021, arXiv:2109.08668."""
+
+
+class FeedForward(nn.Module):
+    """W_2 activation(W_1 x + b_1) + b_2 at every position.
+
+        >>> FeedForward(d_model=16, d_ff=64)(torch.randn(2, 5, 16)).shape
+        torch.Size([2, 5, 16])
+
+    Paper: Vaswani et al. 2017, sec. 3.3, eq. 2. Symbols: W_1 = in_proj, W_2 = out_proj.
+    Args:
+        d_model: width of input and output.
+        d_ff: inner width.
+        activation: relu (as in the paper), or another of `ACTIVATIONS`.
+        dropout: rate between the two linear layers.
+        bias: b_1 and b_2.
+        chunk_len: positions that are computed at once (see `nn.chunking`); 0: all.
+
+    Raises: ConfigError: the activation is unknown.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        activation: str = "relu",
+        dropout: float = 0.0,
+        bias: bool = True,
+        chunk_len: int = 0,
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ConfigError(f"activation is {activation!r}; it must be one of {sorted(ACTIVATIONS)}.")
+        self.in_proj = Linear(d_model, d_ff, bias=bias)
+        self.out_proj = Linear(d_ff, d_model, bias=bias)
+        self.activation = activation
+        self.chunk_len = chunk_len
+        self.dropout = Dropout(dropout)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise weights with Xavier-uniform, biases with zero."""
+        initialise(self.in_proj, self.out_proj)
+
+    def forward(self, x: Float[Tensor, "batch length d_model"]) -> Float[Tensor, "batch length d_model"]:
+        activate = ACTIVATIONS[self.activation]
+        return in_chunks(lambda part: self.out_proj(self.dropout(activate(self.in_proj(part)))), x, self.chunk_len)
