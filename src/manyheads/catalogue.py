@@ -355,12 +355,15 @@ class Task:
     summary: one line for people. folders: packages with the task's modules; a module that the first lacks is the next
     one's. model_task: of its models. prepared_as: the word of `prepare --task`; empty if another task's word covers it,
     or it needs no prepared data. recorded_as: its name in the manifest of prepared data, if it has its own data; data:
-    the class of this data, as `module:class`. config: the settings of a run; None: those of `model_task`.
+    the class of this data, as `module:class`. tokenizer: the class of its tokenizer, if folders of translators record
+    this task: `of_record(tokenizer, record, where)` makes it of a translator's. config: the settings of a run; None:
+    those of `model_task`.
 
     The modules:
 
     - `objective.py`: `open_objective(config, data_dir, progress)` opens the data of a run.
     - `plan.py`: `Trial(config)`, training steps without the data (see `training.plan.trial.Trial`).
+    - `validator.py` of a task of sentence pairs: `Validator`, see `tasks.translation.validator`.
     - `options.py`: `PREPARE`, `EVALUATE` and `SCORE`, the options of these commands.
     - `prepare.py`: `preparation(options)` returns a function that takes `folder`, `replace` and `progress`, makes the
       folder and returns its manifest; `summary(folder, manifest)` returns the text to be printed then.
@@ -376,6 +379,7 @@ class Task:
     prepared_as: str = ""
     recorded_as: str = ""
     data: str = ""
+    tokenizer: str = ""
     run: str | type[Any] | None = field(default=None)
 
     @property
@@ -412,6 +416,7 @@ TASKS: Table[Task] = Table(
             prepared_as="parsing",
             recorded_as="parsing",
             data="manyheads.data.prepared:PreparedData",
+            tokenizer=f"{_PARSING}.tokenizer:ParsingTokenizer",
         ),
         "text": Task(
             "the next token of a text",
@@ -524,5 +529,7 @@ PUBLIC: dict[str, str] = {
 
 HOOKS: dict[str, str] = {
     "ctranslate2": "manyheads.extras.exports.ctranslate2_engine:open_for",
+    "translate.parsing": f"{_PARSING}.translate:translate_by_text",
+    "translate.spans": f"{_PARSING}.translate:translate_by_chart",
 }
 """What the core asks of an extra, by a name of its own; `load(HOOKS[name])` returns it."""

@@ -22,6 +22,7 @@ from typing import Any
 
 from manyheads.errors import DataError, needing_extra
 from manyheads.text.marian_files import MarianOptions, own_part, read_files, read_vocab
+from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tags import untagged
 from manyheads.text.tokenizer_file import check_encodable
 
@@ -110,8 +111,8 @@ class MarianSide:
         return [names.get(index, self._options.unk_token) for index in _checked(ids)]
 
 
-class MarianTokenizer:
-    """Both sides; see `sides.TranslationTokenizer`. Create one with `load` or from the contents of the files.
+class MarianTokenizer(TranslationTokenizer):
+    """Both sides. Create one with `load` or from the contents of the files.
 
     Args:
         files: name -> content of the .spm and vocabulary files.
@@ -137,7 +138,7 @@ class MarianTokenizer:
         special = {name: joint[name] for name in names}
         spms = (_load_spm(files[name], f"{where}: {name}") for name in ("source.spm", "target.spm"))
         sides = (MarianSide(vocab, spm, options, special) for vocab, spm in zip(vocabs, spms, strict=True))
-        self.source, self.target = sides
+        self._source, self._target = sides
 
     @classmethod
     def load(cls, folder: str | Path) -> MarianTokenizer:
@@ -147,6 +148,16 @@ class MarianTokenizer:
         """
         files, options = read_files(Path(folder))
         return cls(files, options, where=str(folder))
+
+    @property
+    def source(self) -> MarianSide:
+        """The side for sources."""
+        return self._source
+
+    @property
+    def target(self) -> MarianSide:
+        """The side for targets."""
+        return self._target
 
     @cached_property
     def digest(self) -> str:
@@ -159,12 +170,12 @@ class MarianTokenizer:
         return tuple(sorted(code for piece in self._source_pieces if (code := untagged(piece)[1])))
 
     def describe(self) -> dict[str, object]:
-        """See `sides.TranslationTokenizer.describe`."""
+        """Return the properties to show to users."""
         languages = {"source_lang": self.options.source_lang, "target_lang": self.options.target_lang}
         return {"vocab_size": self.source.vocab_size, "target_vocab_size": self.target.vocab_size, **languages}
 
     def files(self) -> dict[str, bytes]:
-        """See `sides.TranslationTokenizer.files`."""
+        """Return the content of all files."""
         config = {**self.options.to_peer(), **own_part(self._files, self.target.bos_id)}
         text = json.dumps(config, ensure_ascii=False, indent=2) + "\n"
         return {**self._files, "tokenizer_config.json": text.encode("utf-8")}

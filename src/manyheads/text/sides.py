@@ -6,16 +6,11 @@ Our `Tokenizer` is both sides. Other toolkits have a separate vocabulary or segm
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from manyheads.errors import DataError
-from manyheads.extras.parsing.parsing_text import load_task
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
-from manyheads.text.marian import MarianTokenizer
-from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.tags import tagged, untagged
 
-__all__ = ["Side", "TranslationTokenizer", "has_tokenizer", "load_tokenizer"]
+__all__ = ["IntoLanguage", "Side", "TranslationTokenizer"]
 
 
 class Side(Protocol):
@@ -42,12 +37,20 @@ class Side(Protocol):
 
 
 class TranslationTokenizer(Protocol):
-    """Both sides, and the files in which they are stored.
+    """Both sides, the files in which they are stored, and what a model with this tokenizer can do.
 
     kind: a name of the kind. digest: SHA-256 of everything that determines the behaviour.
+    model_kind: what a model with it is; one that is no `translator` has targets that are no text of a language.
+    splits_lines: whether the lines and pieces of a text may be translated one by one.
+    is_shared: an id means the same on both sides. needs_language: a text needs one of `target_languages`, if there are
+    any.
     """
 
     kind: str
+    model_kind: str = "translator"
+    splits_lines: bool = True
+    is_shared: bool = False
+    needs_language: bool = False
 
     @property
     def source(self) -> Side: ...
@@ -65,22 +68,84 @@ class TranslationTokenizer(Protocol):
         """Return the properties to show to users."""
 
     def files(self) -> Mapping[str, bytes]:
-        """Return name -> content of each file that `load_tokenizer` reads."""
+        """Return name -> content of each file that `of_folder.load_tokenizer` reads."""
+
+    def fits(self, source_vocab_size: int, target_vocab_size: int) -> bool:
+        """Return whether a model with so many ids on each side has a row for every id of a text."""
+        return self.source.vocab_size <= source_vocab_size and self.target.vocab_size <= target_vocab_size
+
+    def grammar(self, settings: Any) -> Any | None:
+        """Return the `Grammar` (see `decoding.search_problem`) of a search with these `DecodingSettings`; None: all
+        outputs are permitted.
+        """
+        return None
 
 
-def has_tokenizer(folder: Path) -> bool:
-    """Return whether a model folder contains a tokenizer, complete or not."""
-    return any((folder / name).is_file() for name in ("tokenizer.json", "source.spm"))
+class IntoLanguage(TranslationTokenizer):
+    """A tokenizer whose sources have the tag of one language in front of them.
 
-
-def load_tokenizer(folder: Path) -> TranslationTokenizer:
-    """Load the tokenizer of a model folder.
-
-    Raises: DataError: it is missing or damaged. MissingExtraError: it needs a package that is not installed.
+    Args:
+        tokenizer: with tags.
+        language: one of its `target_languages`.
     """
-    if (folder / "tokenizer.json").is_file():
-        tokenizer, task = Tokenizer.load(folder / "tokenizer.json"), load_task(folder)
-        return tokenizer if task is None else ParsingTokenizer(tokenizer, task)
-    if (folder / "source.spm").is_file():
-        return MarianTokenizer.load(folder)
-    raise DataError(f"{folder} has no tokenizer: neither tokenizer.json nor source.spm is there.")
+
+    def __init__(self, tokenizer: TranslationTokenizer, language: str) -> None:
+        self.untagged = tokenizer
+        self.language = language
+        self.kind, self.is_shared = tokenizer.kind, tokenizer.is_shared
+        self._source: Side = _TaggedSide(tokenizer.source, language)
+
+    @property
+    def source(self) -> Side:
+        """The side that adds the tag."""
+        return self._source
+
+    @property
+    def target(self) -> Side:
+        """That of the tokenizer."""
+        return self.untagged.target
+
+    @property
+    def digest(self) -> str:
+        """That of the tokenizer."""
+        return self.untagged.digest
+
+    @property
+    def target_languages(self) -> tuple[str, ...]:
+        """Those of the tokenizer."""
+        return self.untagged.target_languages
+
+    def describe(self) -> Mapping[str, object]:
+        """Return the properties to show to users."""
+        return self.untagged.describe()
+
+    def files(self) -> Mapping[str, bytes]:
+        """Return the tokenizer's files, which do not contain the choice of a language."""
+        return self.untagged.files()
+
+
+class _TaggedSide:
+    """A side for sources that adds the tag; see `sides.Side`."""
+
+    def __init__(self, side: Side, language: str) -> None:
+        self._side, self._language = side, language
+        self.pad_id, self.bos_id, self.eos_id = side.pad_id, side.bos_id, side.eos_id
+
+    @property
+    def vocab_size(self) -> int:
+        return self._side.vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._side.encode_batch([tagged(text, self._language) for text in texts])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return untagged(self._side.decode(ids))[0]
+
+    def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        return [untagged(text)[0] for text in self._side.decode_batch(batch)]
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        return self._side.tokens(ids)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from manyheads.errors import DataError
-from manyheads.extras.parsing.parsing_text import words_of
 from manyheads.text.tokenizer_file import check_encodable
 from manyheads.text.vocabulary import Vocabulary
+from manyheads.text.words import words_of
 
 __all__ = ["Form", "Lines", "SymbolVocabulary"]
 

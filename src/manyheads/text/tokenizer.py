@@ -41,6 +41,7 @@ from manyheads.text.pipeline import (
     take_apart,
 )
 from manyheads.text.settings import TokenizerSettings
+from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tags import refuse_untagged, tag_of, untagged
 from manyheads.text.tokenizer_file import TokenizerFile, check_encodable, parse_json, read_tokenizer_file
 
@@ -49,12 +50,14 @@ __all__ = ["Tokenizer"]
 MAX_CHARS_AT_ONCE = 500_000
 
 
-class Tokenizer(TokenizerFile):
+class Tokenizer(TokenizerFile, TranslationTokenizer):
     """A trained tokenizer; immutable. Create one with `train`, `load` or `from_json`.
 
     Ids 0 to 3 are padding, begin of sentence, end of sentence and unknown; `encode` never returns the first three.
     """
 
+    is_shared = True
+    needs_language = True
     pad_id = 0
     bos_id = 1
     eos_id = 2
@@ -145,7 +148,7 @@ class Tokenizer(TokenizerFile):
 
     @property
     def source(self) -> Tokenizer:
-        """The side for sources: this tokenizer (see `sides.TranslationTokenizer`), or one that reads tags."""
+        """The side for sources: this tokenizer, or one that reads tags."""
         return _SourceSide(self) if self._num_tags else self
 
     @property
@@ -188,6 +191,10 @@ class Tokenizer(TokenizerFile):
     def num_target_ids(self) -> int:
         """Upper bound (exclusive) of the ids from `encode_targets`: without symbols, vocab_size."""
         return self.symbol_ids.stop if self._symbols else self.vocab_size
+
+    def fits(self, source_vocab_size: int, target_vocab_size: int) -> bool:
+        """Also whether each id of the model's outputs has a text."""
+        return self.vocab_size <= source_vocab_size and self.num_target_ids <= target_vocab_size <= self.vocab_size
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, using all threads of the library.

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from manyheads.errors import DataError
-from manyheads.extras.parsing.parsing_text import words_of
 from manyheads.text.settings import VocabularySettings
 from manyheads.text.tokenizer_file import check_encodable
 from manyheads.text.vocabulary import Documents, Vocabulary
+from manyheads.text.words import words_of
 
 __all__ = ["DOCUMENT_END", "MAX_WORDS", "UNKNOWN", "WordVocabulary"]
 

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.decoding.naive import naive_beam_search, naive_tree_tokens
+from manyheads.decoding.naive import naive_beam_search
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.parsing.bracketing import restore
 from manyheads.extras.parsing.grammar import TreeGrammar
-from manyheads.extras.parsing.parsing_text import ParsingTask, words_of
+from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.extras.parsing.trees import MAX_DEPTH, format_tree, leaves_of, parse_tree
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
+from manyheads.text.words import words_of
 
 TREES = [
     "(ROOT (S (NP (DT The) (NN cat)) (VP (VBZ sees) (NP (NN NN))) (. .)))",
@@ -51,6 +52,58 @@ def batch_of(tokenizer: ParsingTokenizer, sentences: Sequence[str]) -> tuple[tor
     rows = [torch.tensor([*ids, tokenizer.eos_id]) for ids in tokenizer.encode_batch(list(sentences))]
     lengths = torch.tensor([len(row) for row in rows])
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_id), lengths
+
+
+def naive_tree_tokens(
+    tokenizer: ParsingTokenizer, source: Sequence[int], written: Sequence[int], room: int
+) -> set[int]:
+    """Return the tokens that `TreeGrammar` allows next, computed by reading the output bracket by bracket.
+
+    Args:
+        source: pieces of the sentence, without EOS.
+        written: target tokens so far, without BOS.
+        room: number of tokens that may still be generated, EOS included.
+    """
+    begins = tokenizer.begins_word()
+    words: list[list[int]] = []
+    for piece in source:
+        if begins[piece]:
+            words.append([])
+        words[-1].append(piece)
+    writes = tokenizer.task.settings.words == "write"
+    names = dict(zip(tokenizer.symbol_ids, tokenizer.symbols, strict=True))
+    ids = {name: index for index, name in names.items()}
+    stack: list[str] = []
+    waiting: list[int] = []
+    for token in written:
+        if token not in names:
+            waiting.pop(0)
+        elif names[token].startswith("("):
+            stack.append(names[token][1:])
+        elif names[token].startswith(")"):
+            stack.pop()
+        else:
+            word = words.pop(0)
+            waiting = list(word) if writes else []
+    if waiting:
+        return {waiting[0]}
+    if written and not stack:
+        return {tokenizer.eos_id}
+    allowed: set[int] = set()
+    least = sum(1 + len(word) * writes for word in words) + len(stack) + 1
+    for name, index in ids.items():
+        if name.startswith("("):
+            known = f"){name[1:]}" in ids
+            labelled = name != "(" or (not stack and tokenizer.task.settings.root is None)
+            if words and known and labelled and len(stack) < MAX_DEPTH and (not written or least + 2 <= room):
+                allowed.add(index)
+        elif name.startswith(")"):
+            is_empty = names.get(written[-1], ")").startswith("(") if written else True
+            if stack and name[1:] == stack[-1] and not is_empty and (len(stack) > 1 or not words):
+                allowed.add(index)
+        elif stack and words:
+            allowed.add(index)
+    return allowed
 
 
 def test_the_mask_is_the_automaton_s(tokenizer: ParsingTokenizer) -> None:

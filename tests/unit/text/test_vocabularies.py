@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.piece_vocabulary import PieceVocabulary
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
-from manyheads.text.sides import load_tokenizer
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabularies import learn_vocabulary, load_vocabulary, vocabulary_from_json
 from manyheads.text.vocabulary import Vocabulary

@@ -7,41 +7,17 @@ parser trained on a few thousand sentences produces malformed trees for most sen
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from manyheads.decoding.search_problem import SentenceGrammar
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.extras.parsing.trees import MAX_DEPTH
 
-__all__ = ["Grammar", "SentenceGrammar", "TreeGrammar"]
+__all__ = ["TreeGrammar"]
 
 _PIECE, _OPEN, _CLOSE, _PLACE = range(4)
-
-
-class SentenceGrammar(Protocol):
-    """The permitted outputs for the sentences of one batch."""
-
-    def allowed(self, history: Tensor, sentence: Tensor, room: Tensor) -> Tensor:
-        """Return the permitted next tokens.
-
-        Args:
-            history: (rows, length) target tokens so far, without BOS.
-            sentence: (rows,) index of each row's sentence in the batch.
-            room: (rows,) number of tokens that may still be generated, EOS included.
-
-        Returns: (rows, at least vocab_size) bool.
-        """
-
-
-class Grammar(Protocol):
-    """A rule for outputs, applied to the sentences of a batch."""
-
-    def of(self, source: Tensor, source_lengths: Tensor) -> SentenceGrammar:
-        """Return the grammar of one batch. source (sentences, source_len), each row tokens + EOS; source_lengths
-        (sentences,).
-        """
 
 
 class TreeGrammar:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manyheads.extras.parsing.brackets import BracketScore, score_trees
-from manyheads.extras.parsing.parsing_text import ParsingTask, words_of
+from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.extras.parsing.trees import Node, parse_tree
+from manyheads.text.words import words_of
 
 __all__ = ["SHORT", "ParseReport", "judge_written", "judge_trees"]
 

@@ -10,27 +10,18 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from manyheads.config.build import build
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.parsing.bracketing import Restored, linearise, normal_form, restore, sentence_of
 from manyheads.extras.parsing.trees import Node, format_tree, parse_tree
-from manyheads.files.json_object import read_object
 from manyheads.text.learning import Told
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.words import words_of
 
-__all__ = ["TASK_FILE", "ParsingTask", "load_task", "words_of"]
-
-TASK_FILE = "task.json"
-_WHITE = " \t\n\r\v\f"
-
-
-def words_of(sentence: str) -> list[str]:
-    """Return the words of a tokenised sentence. Unlike `str.split`, keep no-break spaces inside words, as in trees."""
-    return [word for word in sentence.translate(str.maketrans(_WHITE, " " * len(_WHITE))).split(" ") if word]
+__all__ = ["ParsingTask"]
 
 
 @dataclass(frozen=True)
@@ -91,28 +82,12 @@ class ParsingTask:
         return {"name": "parsing", **dataclasses.asdict(self.settings)}
 
     @classmethod
-    def from_json(cls, content: Any, where: str) -> ParsingTask:
+    def from_json(cls, content: dict[str, Any], where: str) -> ParsingTask:
         """Read the record that `to_json` wrote.
 
-        Raises: DataError: the task is unknown.
+        Raises: DataError: a setting is unknown or has no such value.
         """
-        name = content.get("name") if isinstance(content, dict) else None
-        if name != "parsing":
-            raise DataError(f"{where} names the task {name!r}; the only task that this file can name is `parsing`.")
         try:
             return cls(build(ParsingSettings, {key: content[key] for key in content if key != "name"}, where))
         except ConfigError as error:
             raise DataError(str(error)) from None
-
-
-def load_task(folder: Path) -> ParsingTask | None:
-    """Return the task of a model folder; None (translation) if the folder names none.
-
-    Raises: ModelFileError: task.json cannot be read. DataError: it contains no task.
-    """
-    file = folder / TASK_FILE
-    try:
-        content = read_object(file)
-    except FileNotFoundError:
-        return None
-    return ParsingTask.from_json(content, str(file))

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import DataError
 from manyheads.extras.parsing.bracketing import places
-from manyheads.extras.parsing.parsing_text import TASK_FILE, ParsingTask, words_of
+from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.extras.parsing.trees import parse_tree
+from manyheads.text.of_folder import TASK_FILE
 from manyheads.text.pipeline import BYTE_PIECES, SPECIAL_PIECES
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.words import words_of
+
+if TYPE_CHECKING:
+    from manyheads.decoding.settings import DecodingSettings
+    from manyheads.extras.parsing.grammar import TreeGrammar
 
 __all__ = ["ParsingTokenizer"]
 
@@ -30,10 +37,18 @@ class ParsingTokenizer(Tokenizer):
     Raises: ConfigError: the tokenizer has no symbols for brackets.
     """
 
+    model_kind = "parser"
+    splits_lines = False
+
     def __init__(self, tokenizer: Tokenizer, task: ParsingTask) -> None:
         task.check_tokenizer(tokenizer)
         vars(self).update(vars(tokenizer))
         self.task = task
+
+    @classmethod
+    def of_record(cls, tokenizer: Tokenizer, record: dict[str, Any], where: str) -> ParsingTokenizer:
+        """See `catalogue.Task.tokenizer`. Raises: DataError: see `ParsingTask.from_json`."""
+        return cls(tokenizer, ParsingTask.from_json(record, where))
 
     @property
     def target(self) -> Tokenizer:
@@ -53,6 +68,12 @@ class ParsingTokenizer(Tokenizer):
         """Return tokenizer.json and task.json."""
         task = json.dumps(self.task.to_json(), indent=2) + "\n"
         return {**super().files(), TASK_FILE: task.encode()}
+
+    def grammar(self, settings: DecodingSettings) -> TreeGrammar | None:
+        """Trees over the words of the sentence, if the settings say so."""
+        from manyheads.extras.parsing.grammar import TreeGrammar  # imports torch, which preparing data does not need
+
+        return TreeGrammar(self) if settings.well_formed else None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of sentences. Raises: DataError: a text contains an unpaired surrogate."""

@@ -11,8 +11,8 @@ from typing import Literal
 
 from manyheads.errors import DataError
 from manyheads.extras.parsing.bracketing import OUTER_LABELS, SLOT, category
-from manyheads.extras.parsing.parsing_text import words_of
 from manyheads.extras.parsing.trees import Leaf, Node, escape, leaves_of
+from manyheads.text.words import words_of
 
 __all__ = ["Baseline", "BaselineKind"]
 

@@ -39,7 +39,8 @@ from manyheads.extras.peers.tf_transformer_xl import PUBLISHED_LANES, TensorFlow
 from manyheads.extras.peers.xl_weights import notes_of_export
 from manyheads.files.commit import write_folder
 from manyheads.files.json_object import read_object
-from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
+from manyheads.text.of_folder import has_tokenizer, load_tokenizer
+from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.symbol_vocabulary import SymbolVocabulary
 
 __all__ = ["Conversion", "export_folder", "guess_peer", "import_folder", "write_peer"]

@@ -16,12 +16,10 @@ def check_target_of(model: str, wanted: str | None) -> None:
 
     Raises: ConfigError: see `text.tags.check_target`. DataError: the tokenizer is damaged.
     """
-    from manyheads.text.marian import MarianTokenizer
-    from manyheads.text.sides import has_tokenizer, load_tokenizer
+    from manyheads.text.of_folder import has_tokenizer, load_tokenizer
 
     folder = next((path for path in (Path(model) / "model", Path(model)) if (path / "config.json").is_file()), None)
     if folder is None or not has_tokenizer(folder):
         return
     tokenizer = load_tokenizer(folder)
-    needed = not isinstance(tokenizer, MarianTokenizer)
-    check_target(tokenizer.target_languages, wanted, model, "--target-lang", is_needed=needed)
+    check_target(tokenizer.target_languages, wanted, model, "--target-lang", is_needed=tokenizer.needs_language)
