@@ -95,7 +95,7 @@ class PreparedData(PreparedFolder):
     @property
     def task(self) -> str:
         """The name of the task."""
-        return self.manifest.get("task", {"name": "translation"})["name"]
+        return str(self.manifest.get("task", {"name": "translation"})["name"])
 
     @property
     def languages(self) -> tuple[LanguagePair, ...]:

@@ -17,16 +17,10 @@ from manyheads.errors import RequestError
 from manyheads.extras.parsing.bracketing import Restored
 from manyheads.extras.parsing.chart_parser import ChartParser, holds_chart_parser
 from manyheads.extras.parsing.parsing_text import ParsingTask
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
+from manyheads.extras.parsing.tokenizer import task_of
 from manyheads.text.words import words_of
 
-__all__ = ["Parser", "task_of"]
-
-
-def task_of(translator: Translator) -> ParsingTask | None:
-    """Return the parsing task of the model; None if it translates."""
-    tokenizer = translator.tokenizer
-    return tokenizer.task if isinstance(tokenizer, ParsingTokenizer) else None
+__all__ = ["Parser"]
 
 
 class Parser:
@@ -46,7 +40,7 @@ class Parser:
 
     def __init__(self, model: Translator | ChartParser) -> None:
         self.model = model
-        self._task = None if isinstance(model, ChartParser) else task_of(model)
+        self._task = None if isinstance(model, ChartParser) else task_of(model.tokenizer)
         if self._task is None and not isinstance(model, ChartParser):
             raise RequestError("This model cannot parse, because it was not trained on trees.")
 

@@ -12,6 +12,7 @@ from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.extras.parsing.trees import parse_tree
 from manyheads.text.of_folder import TASK_FILE
 from manyheads.text.pipeline import BYTE_PIECES, SPECIAL_PIECES
+from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.words import words_of
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from manyheads.decoding.settings import DecodingSettings
     from manyheads.extras.parsing.grammar import TreeGrammar
 
-__all__ = ["ParsingTokenizer"]
+__all__ = ["ParsingTokenizer", "task_of"]
 
 _SPACE_BYTE = BYTE_PIECES[ord(" ")]
 
@@ -128,3 +129,8 @@ class _TreeSide(ParsingTokenizer):
         if self.task.settings.words == "write":
             batch = [[index for index in self._checked(ids) if index in self.symbol_ids] for ids in batch]
         return super().decode_batch(batch)
+
+
+def task_of(tokenizer: TranslationTokenizer) -> ParsingTask | None:
+    """Return the parsing task of a tokenizer; None: it is for translation."""
+    return tokenizer.task if isinstance(tokenizer, ParsingTokenizer) else None

@@ -158,7 +158,7 @@ def _preparation_of(
     return partial(prepare_corpus, **with_holdout(splits, options.valid_count), tokenizer=tokenizer, **arguments)
 
 
-def with_holdout(splits: dict[str, Pairs], valid_count: int | None) -> dict[str, Pairs]:
+def with_holdout(splits: dict[str, Pairs], valid_count: int | None) -> dict[str, Any]:
     """Return the splits, with so many training pairs as validation pairs if there are no others."""
     if not valid_count or "valid" in splits:
         return splits

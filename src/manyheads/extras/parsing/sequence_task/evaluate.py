@@ -19,6 +19,7 @@ from manyheads.extras.parsing.parser import Parser
 from manyheads.extras.parsing.parses import ParseReport, judge_trees, judge_written
 from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.extras.parsing.sequence_task.options import EvaluateOptions
+from manyheads.extras.parsing.tokenizer import task_of
 from manyheads.extras.parsing.tree_baselines import Baseline
 from manyheads.extras.parsing.tree_files import read_sentences, read_tree_file
 from manyheads.extras.parsing.trees import Node, format_tree, parse_tree
@@ -124,7 +125,7 @@ def _gold(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, s
         raise ConfigError("Say which trees are right: --trees FILE, or --data DATA.")
     path = options.data if options.data is not None else own_data(options.model, "--trees FILE")[0]
     data = PreparedData.open(path)
-    if data.task is None:
+    if task_of(data.tokenizer) is None:
         raise DataError(f"{path} holds no trees; give --trees FILE.")
     texts = {"test": data.test_text, "valid": data.valid_text}
     if split := chosen_split(texts, options.split):
@@ -168,17 +169,19 @@ def _judge_baseline(
 
 def _root_of(data: PreparedData | None) -> str | None:
     """The label on top of the trees of prepared data, which is no constituent."""
-    return data.task.settings.root if data is not None and data.task is not None else None
+    task = None if data is None else task_of(data.tokenizer)
+    return None if task is None else task.settings.root
 
 
 def _training_trees(data: PreparedData) -> list[Node]:
     """The training trees of prepared data, which keeps them as ids, under `ROOT`."""
-    assert data.task is not None
+    task = task_of(data.tokenizer)
+    assert task is not None
     sides = [
         data.tokenizer.decode_batch([data.train[place][side].tolist() for place in range(len(data.train))])
         for side in (0, 1)
     ]
-    trees = [data.task.restore(sentence, written).tree for sentence, written in zip(*sides, strict=True)]
+    trees = [task.restore(sentence, written).tree for sentence, written in zip(*sides, strict=True)]
     return [Node(OUTER_LABELS[1], tree.children) if tree.label == _root_of(data) else tree for tree in trees]
 
 
