@@ -317,7 +317,7 @@ ARCHITECTURES: Table[Architecture] = Table(
             "spans",
             f"{_PARSING}.transformer_config:TransformerSpanParserConfig",
             f"{_PARSING}.transformer_config:PRESETS",
-            f"{_PARSING}.transformer:build_span_parser",
+            f"{_PARSING}.span_parser:build_span_parser",
         ),
     },
 )
@@ -446,7 +446,7 @@ TASKS: Table[Task] = Table(
             "spans",
             prepared_as="spans",
             recorded_as="spans",
-            data=f"{_PARSING}.prepared:SpanData",
+            data=f"{_PARSING}.span_data:SpanData",
         ),
     },
 )
@@ -471,8 +471,8 @@ PRESETS: Table[Callable[..., Any]] = Table(
         "classifier-debug": f"{_CLASSIFICATION}.presets:classifier_debug",
         "classifier-demo": f"{_CLASSIFICATION}.presets:classifier_demo",
         "reformer-classifier-demo": f"{_CLASSIFICATION}.presets:reformer_classifier_demo",
-        "chart-debug": f"{_PARSING}.presets:chart_debug",
-        "chart-parser": f"{_PARSING}.presets:chart_parser",
+        "chart-debug": f"{_PARSING}.span_task.settings:chart_debug",
+        "chart-parser": f"{_PARSING}.span_task.settings:chart_parser",
         "vanilla-lm": "manyheads.tasks.paper_presets:vanilla_lm",
         "million": "manyheads.tasks.paper_presets:million",
         "enwik8": "manyheads.tasks.paper_presets:enwik8",

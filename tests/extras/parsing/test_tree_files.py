@@ -11,12 +11,12 @@ import pytest
 from manyheads.data.lines import ReadReport
 from manyheads.data.prepared import PreparedData
 from manyheads.errors import ConfigError, DataError, ModelFileError
-from manyheads.extras.parsing.parsing_text import ParsingTask
+from manyheads.extras.parsing.bracketing import ParsingSettings
+from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile, read_sentences
 from manyheads.extras.parsing.sequence_task.prepare import prepare_trees
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
-from manyheads.extras.parsing.tree_files import TreeFile, read_sentences
 from manyheads.text.of_folder import load_tokenizer
-from manyheads.text.settings import ParsingSettings, TokenizerSettings
+from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.words import words_of
 

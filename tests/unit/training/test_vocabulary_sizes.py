@@ -16,11 +16,12 @@ from manyheads.data.preparing_pairs import PairList
 from manyheads.data.settings import DUPLICATION, SegmentSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading
-from manyheads.extras.parsing.parsing_text import ParsingTask
+from manyheads.extras.parsing.bracketing import ParsingSettings
+from manyheads.extras.parsing.parsing_task import ParsingTask
 from manyheads.extras.parsing.sequence_task.prepare import prepare_trees
 from manyheads.tasks.runs import dry_run, train
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.text.settings import ParsingSettings, TokenizerSettings
+from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import RunConfig
 
 TREES = ["(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)))", "(S (NP (NN rain)) (VP (VBZ falls)))"]

@@ -16,14 +16,20 @@ from manyheads.data.batch import SpanBatch
 from manyheads.decoding.model_runner import RunsEncoder
 from manyheads.decoding.text_ids import check_texts
 from manyheads.errors import DataError, RequestError, refuse_nan
+from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.chart import best_splits, tree_spans
+from manyheads.extras.parsing.span_data import (
+    SpanRow,
+    SpanStore,
+    affix_hashes,
+    eval_spans,
+    spans_of,
+    tree_of,
+    word_pieces,
+)
 from manyheads.extras.parsing.span_parser import SpanParser
 from manyheads.extras.parsing.span_settings import MOST_WORDS
-from manyheads.extras.parsing.span_store import SpanRow, SpanStore, eval_spans
-from manyheads.extras.parsing.spans import spans_of, tree_of
 from manyheads.extras.parsing.trees import Node, parse_tree
-from manyheads.extras.parsing.word_features import affix_hashes, word_pieces
-from manyheads.text.settings import ParsingSettings
 from manyheads.text.words import words_of
 
 __all__ = ["BATCH_WORDS", "ChartParser", "holds_chart_parser", "parse_batches"]

@@ -16,7 +16,7 @@ from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError
 from manyheads.extras.parsing.bracketing import Restored
 from manyheads.extras.parsing.chart_parser import ChartParser, holds_chart_parser
-from manyheads.extras.parsing.parsing_text import ParsingTask
+from manyheads.extras.parsing.parsing_task import ParsingTask
 from manyheads.extras.parsing.tokenizer import task_of
 from manyheads.text.words import words_of
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import DataError
 from manyheads.extras.parsing.bracketing import places
-from manyheads.extras.parsing.parsing_text import ParsingTask
+from manyheads.extras.parsing.parsing_task import ParsingTask
 from manyheads.extras.parsing.trees import parse_tree
 from manyheads.text.of_folder import TASK_FILE
 from manyheads.text.pipeline import BYTE_PIECES, SPECIAL_PIECES

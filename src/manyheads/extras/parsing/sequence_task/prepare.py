@@ -10,14 +10,14 @@ from typing import Any
 from manyheads.data.preparing import given_splits, prepare
 from manyheads.data.preparing_pairs import Pairs, PairSource
 from manyheads.data.progress import Progress
-from manyheads.extras.parsing.parsing_text import ParsingTask
+from manyheads.extras.parsing.bracketing import ParsingSettings
+from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
 from manyheads.extras.parsing.sequence_task.options import PrepareOptions
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
-from manyheads.extras.parsing.tree_files import TreeFile
 from manyheads.tasks.preparation import check_holdout, chosen_vocabulary
 from manyheads.tasks.translation.prepare import summary, with_holdout
 from manyheads.text.growing import Growth
-from manyheads.text.settings import ParsingSettings, TokenizerSettings
+from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["preparation", "prepare_trees", "summary"]

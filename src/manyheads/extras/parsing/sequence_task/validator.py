@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from manyheads.extras.parsing.brackets import SIGNATURE
-from manyheads.extras.parsing.parses import judge_written
+from manyheads.extras.parsing.brackets import SIGNATURE, judge_written
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.extras.parsing.trees import format_tree
 from manyheads.tasks.translation import validator
