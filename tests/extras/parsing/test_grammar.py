@@ -48,6 +48,12 @@ def tokenizer(request: pytest.FixtureRequest) -> ParsingTokenizer:
     return make(SETTINGS[-2 if words_alone else request.param], "word" if words_alone else "bpe")
 
 
+def grammar_of(tokenizer: ParsingTokenizer) -> TreeGrammar:
+    grammar = tokenizer.grammar(DecodingSettings())
+    assert grammar is not None
+    return grammar
+
+
 def batch_of(tokenizer: ParsingTokenizer, sentences: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
     rows = [torch.tensor([*ids, tokenizer.eos_id]) for ids in tokenizer.encode_batch(list(sentences))]
     lengths = torch.tensor([len(row) for row in rows])
@@ -110,7 +116,7 @@ def test_the_mask_is_the_automaton_s(tokenizer: ParsingTokenizer) -> None:
     """Random walks of several sentences at once, with much room and with little."""
     draw = random.Random(5)
     source, lengths = batch_of(tokenizer, SENTENCES)
-    grammar = TreeGrammar(tokenizer).of(source, lengths)
+    grammar = grammar_of(tokenizer).of(source, lengths)
     for start_room in (4, 16, 40):
         rows = torch.arange(len(SENTENCES)).repeat_interleave(6)
         histories: list[list[int]] = [[] for _ in rows]
@@ -135,7 +141,7 @@ def test_the_mask_is_the_automaton_s(tokenizer: ParsingTokenizer) -> None:
 def test_nesting_ends_where_trees_would_be_refused(tokenizer: ParsingTokenizer) -> None:
     """A tree as deep as the grammar allows is whole, and can be read again; random walks never go so far down."""
     source, lengths = batch_of(tokenizer, ["x"])
-    grammar = TreeGrammar(tokenizer).of(source, lengths)
+    grammar = grammar_of(tokenizer).of(source, lengths)
     ids = dict(zip(tokenizer.symbols, tokenizer.symbol_ids, strict=True))
     opening, closing, rows = ids["(NP"], ids[")NP"], torch.zeros(1, dtype=torch.long)
 
@@ -171,7 +177,7 @@ def test_what_is_found_needs_no_mending(
         model = hash_model(vocab_size=tokenizer.num_target_ids, seed=seed)
         for extra in (0, 30):
             options = DecodingSettings(num_beams=num_beams, max_len_ratio=2 + 1e-6, max_len_offset=2 + extra)
-            found = search_all(model, sources, options, grammar=TreeGrammar(tokenizer), **ids)
+            found = search_all(model, sources, options, grammar=tokenizer.grammar(options), **ids)
             for sentence, hypotheses in zip(SENTENCES, found, strict=True):
                 written = target.decode(hypotheses[0].ids)
                 restored = restore(written, words_of(sentence), tokenizer.task.settings)
@@ -186,7 +192,7 @@ def test_sampling_keeps_to_it(hash_model: Callable[..., Any]) -> None:
     options = DecodingSettings(num_beams=1, do_sample=True, num_return_sequences=5, max_len_ratio=4)
     model = hash_model(vocab_size=tokenizer.vocab_size)
     for sentence, found in zip(
-        SENTENCES, search_all(model, sources, options, grammar=TreeGrammar(tokenizer), **ids), strict=True
+        SENTENCES, search_all(model, sources, options, grammar=tokenizer.grammar(options), **ids), strict=True
     ):
         assert len({tuple(hypothesis.ids) for hypothesis in found}) > 1
         for hypothesis in found:
@@ -211,7 +217,7 @@ def test_beam_search_under_a_grammar_is_the_naive_one(
             return [value if index in allowed else -torch.inf for index, value in enumerate(values)]
 
         expected = naive_beam_search(constrained, options, limit=24, **ids)
-        (found,) = search_all(model, [source], options, grammar=TreeGrammar(tokenizer), **ids)
+        (found,) = search_all(model, [source], options, grammar=tokenizer.grammar(options), **ids)
         assert [hypothesis.ids for hypothesis in found] == [hypothesis.ids for hypothesis in expected]
         torch.testing.assert_close(
             torch.tensor([hypothesis.score for hypothesis in found]),

@@ -74,7 +74,7 @@ class ParsingTokenizer(Tokenizer):
         """Trees over the words of the sentence, if the settings say so."""
         from manyheads.extras.parsing.grammar import TreeGrammar  # imports torch, which preparing data does not need
 
-        return TreeGrammar(self) if settings.well_formed else None
+        return TreeGrammar(self, self.task.settings, self.begins_word()) if settings.well_formed else None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of sentences. Raises: DataError: a text contains an unpaired surrogate."""
