@@ -22,7 +22,7 @@ from manyheads.text.growing import Growth
 from manyheads.text.languages import LanguagePair
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import TokenizerSettings
-from manyheads.text.tags import untagged
+from manyheads.text.sides import untagged
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.words import is_blank
 

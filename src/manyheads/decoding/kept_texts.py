@@ -20,8 +20,7 @@ from manyheads.decoding.stand_ins import Shown, has_all, restored, show, stand_i
 from manyheads.decoding.translation import Translation
 from manyheads.decoding.translation_model import TranslationModel
 from manyheads.text.kept_words import has_words, hide, is_loose, unhide
-from manyheads.text.sides import Side
-from manyheads.text.tags import TAG
+from manyheads.text.sides import TAG, Side
 
 __all__ = ["Candidate", "KeptTexts", "in_sentence_case", "is_in_capitals", "quality", "translate_with_phrases"]
 

@@ -29,8 +29,7 @@ from manyheads.decoding.truncation import check_target_limit
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.text.languages import LanguagePair
 from manyheads.text.of_folder import load_tokenizer
-from manyheads.text.sides import IntoLanguage, TranslationTokenizer
-from manyheads.text.tags import check_target
+from manyheads.text.sides import IntoLanguage, TranslationTokenizer, check_target
 
 __all__ = ["TranslationModel"]
 
@@ -166,7 +165,7 @@ class TranslationModel(RunsModel[Searchable]):
             language: one of `tokenizer.target_languages`; None: this is a model for one pair of languages.
             option: what messages call the language.
 
-        Raises: ConfigError: see `text.tags.check_target`.
+        Raises: ConfigError: see `text.sides.check_target`.
         """
         whole = self._whole or self
         tokenizer = whole.tokenizer

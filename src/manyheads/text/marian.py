@@ -22,8 +22,7 @@ from typing import Any
 
 from manyheads.errors import DataError, needing_extra
 from manyheads.text.marian_files import MarianOptions, own_part, read_files, read_vocab
-from manyheads.text.sides import TranslationTokenizer
-from manyheads.text.tags import untagged
+from manyheads.text.sides import Capabilities, untagged
 from manyheads.text.tokenizer_file import check_encodable
 
 __all__ = ["MarianSide", "MarianTokenizer"]
@@ -111,8 +110,8 @@ class MarianSide:
         return [names.get(index, self._options.unk_token) for index in _checked(ids)]
 
 
-class MarianTokenizer(TranslationTokenizer):
-    """Both sides. Create one with `load` or from the contents of the files.
+class MarianTokenizer(Capabilities):
+    """Both sides; see `sides.TranslationTokenizer`. Create one with `load` or from the contents of the files.
 
     Args:
         files: name -> content of the .spm and vocabulary files.
@@ -138,7 +137,7 @@ class MarianTokenizer(TranslationTokenizer):
         special = {name: joint[name] for name in names}
         spms = (_load_spm(files[name], f"{where}: {name}") for name in ("source.spm", "target.spm"))
         sides = (MarianSide(vocab, spm, options, special) for vocab, spm in zip(vocabs, spms, strict=True))
-        self._source, self._target = sides
+        self.source, self.target = sides
 
     @classmethod
     def load(cls, folder: str | Path) -> MarianTokenizer:
@@ -148,16 +147,6 @@ class MarianTokenizer(TranslationTokenizer):
         """
         files, options = read_files(Path(folder))
         return cls(files, options, where=str(folder))
-
-    @property
-    def source(self) -> MarianSide:
-        """The side for sources."""
-        return self._source
-
-    @property
-    def target(self) -> MarianSide:
-        """The side for targets."""
-        return self._target
 
     @cached_property
     def digest(self) -> str:

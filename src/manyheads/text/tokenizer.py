@@ -9,7 +9,7 @@ Symbols are whole words of the target side that must be one piece each, such as 
 uses them. `encode` returns one only for a word with the same spelling (the tag `NN`), never for a bracket. All ids of
 targets are below `num_target_ids`.
 
-Tags (`>>de<<`) are the last pieces of a tokenizer for several languages; see `text.tags`. Only the source side uses
+Tags (`>>de<<`) are the last pieces of a tokenizer for several languages; see `text.sides`. Only the source side uses
 them, at the start of a text.
 """
 
@@ -41,8 +41,7 @@ from manyheads.text.pipeline import (
     take_apart,
 )
 from manyheads.text.settings import TokenizerSettings
-from manyheads.text.sides import TranslationTokenizer
-from manyheads.text.tags import refuse_untagged, tag_of, untagged
+from manyheads.text.sides import Capabilities, refuse_untagged, tag_of, untagged
 from manyheads.text.tokenizer_file import TokenizerFile, check_encodable, parse_json, read_tokenizer_file
 
 __all__ = ["Tokenizer"]
@@ -50,7 +49,7 @@ __all__ = ["Tokenizer"]
 MAX_CHARS_AT_ONCE = 500_000
 
 
-class Tokenizer(TokenizerFile, TranslationTokenizer):
+class Tokenizer(TokenizerFile, Capabilities):
     """A trained tokenizer; immutable. Create one with `train`, `load` or `from_json`.
 
     Ids 0 to 3 are padding, begin of sentence, end of sentence and unknown; `encode` never returns the first three.
@@ -105,7 +104,7 @@ class Tokenizer(TokenizerFile, TranslationTokenizer):
             texts: sentences of both languages, read twice; an iterator is kept in memory.
             settings: kind, size and case; a small corpus may give fewer pieces than `vocab_size`.
             symbols: words of targets, each of which becomes one piece, in the order of their ids.
-            languages: of translations, each of which gets a tag; see `text.tags`.
+            languages: of translations, each of which gets a tag; see `text.sides`.
             told: progress, see `learn_pieces`.
 
         Raises:
@@ -148,7 +147,7 @@ class Tokenizer(TokenizerFile, TranslationTokenizer):
 
     @property
     def source(self) -> Tokenizer:
-        """The side for sources: this tokenizer, or one that reads tags."""
+        """The side for sources: this tokenizer (see `sides.TranslationTokenizer`), or one that reads tags."""
         return _SourceSide(self) if self._num_tags else self
 
     @property

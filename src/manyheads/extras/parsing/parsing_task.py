@@ -50,10 +50,6 @@ class ParsingTask:
         """Return the tree in the model's output, over the sentence's words."""
         return restore(written, words_of(sentence), self.settings)
 
-    def text(self, sentence: str, written: str) -> str:
-        """Return `restore` as a line of text; empty for a sentence without words."""
-        return format_tree(self.restore(sentence, written).tree) if words_of(sentence) else ""
-
     def learn_tokenizer(
         self,
         pairs: Iterable[tuple[str, str]],
@@ -71,13 +67,6 @@ class ParsingTask:
             counts.update(self.target(tree).split(" "))
         symbols = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
         return Tokenizer.train(sentences, settings, symbols=symbols, told=told)
-
-    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Raises: ConfigError: the tokenizer has no pieces for brackets."""
-        if not any(symbol.startswith("(") for symbol in tokenizer.symbols):
-            raise ConfigError(
-                "This tokenizer has no symbols for the brackets of trees; train a new one, or give that of a parser."
-            )
 
     def to_json(self) -> dict[str, Any]:
         """Return the record for a folder."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from manyheads.errors import DataError
+from manyheads.errors import ConfigError, DataError
 from manyheads.extras.parsing.bracketing import places
 from manyheads.extras.parsing.parsing_task import ParsingTask
 from manyheads.extras.parsing.trees import parse_tree
@@ -42,7 +42,10 @@ class ParsingTokenizer(Tokenizer):
     splits_lines = False
 
     def __init__(self, tokenizer: Tokenizer, task: ParsingTask) -> None:
-        task.check_tokenizer(tokenizer)
+        if not any(symbol.startswith("(") for symbol in tokenizer.symbols):
+            raise ConfigError(
+                "This tokenizer has no symbols for the brackets of trees; train a new one, or give that of a parser."
+            )
         vars(self).update(vars(tokenizer))
         self.task = task
 

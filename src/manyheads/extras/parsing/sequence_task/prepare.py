@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from manyheads.data.preparing import given_splits, prepare
+from manyheads.data.preparing import prepare
 from manyheads.data.preparing_pairs import Pairs, PairSource
 from manyheads.data.progress import Progress
 from manyheads.extras.parsing.bracketing import ParsingSettings
@@ -46,20 +46,17 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
 def prepare_trees(
     folder: str | Path,
     *,
-    train: Pairs,
-    valid: Pairs | None = None,
-    test: Pairs | None = None,
     tokenizer: TokenizerSettings | Tokenizer | Growth,
     task: ParsingTask,
     replace: bool = False,
     progress: Progress | None = None,
+    **splits: Pairs,
 ) -> dict[str, Any]:
     """Make a folder of sentences and trees; see `preparing_pairs.prepare_corpus`.
 
     Args: task: what is learned of the trees. They are stored as text, and encoded as the task defines.
     """
-    source = _TreeSource(given_splits(train, valid, test), tokenizer, task)
-    return prepare(folder, source, replace=replace, progress=progress)
+    return prepare(folder, _TreeSource(splits, tokenizer, task), replace=replace, progress=progress)
 
 
 class _TreeSource(PairSource):
