@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from manyheads.architectures.hub import is_hub_name, resolve_model_path
 from manyheads.catalogue import HOOKS, load
@@ -22,7 +22,7 @@ from manyheads.tasks.table import task_of_folder
 if TYPE_CHECKING:
     from manyheads.cli.lines.translations import TranslationLines
 
-__all__ = ["PAGE", "run", "translate"]
+__all__ = ["PAGE", "converse_or_write", "run", "translate"]
 
 
 @command(PAGE, "translate")
@@ -63,13 +63,19 @@ def translate(options: TranslateOptions, kind: type[TranslationLines] | None = N
             lines_at_once=options.lines_at_once,
             others=options.identity(),
         )
-    elif is_conversation(options.input) and not is_sharded(options.output):
+    else:
+        converse_or_write(lines, options)
+    return 0
+
+
+def converse_or_write(lines: Any, options: TranslateOptions) -> None:
+    """Answer a user, or write the output of the whole input. lines: `TranslationLines`, or another with its methods."""
+    if is_conversation(options.input) and not is_sharded(options.output):
         lines.converse()
     else:
         with showing_if_long() as show:
             write_lines(lines.job(show), options.output, show)
         lines.tell()
-    return 0
 
 
 def _task(model: str) -> str | None:

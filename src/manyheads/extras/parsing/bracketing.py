@@ -16,9 +16,9 @@ from manyheads.errors import ConfigError, DataError
 from manyheads.extras.parsing.trees import MAX_DEPTH, Leaf, Node, escape, leaves_of, unescape
 
 __all__ = [
-    "ParsingSettings",
     "REPAIRS",
     "SLOT",
+    "ParsingSettings",
     "Restored",
     "category",
     "linearise",

@@ -10,23 +10,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from manyheads.cli.command_line.translate_options import TranslateOptions
-from manyheads.cli.commands.translate import translate
+from manyheads.cli.commands.translate import converse_or_write, translate
 from manyheads.cli.lines.conversation import converse, greet, is_conversation
 from manyheads.cli.lines.output import LineWriter
-from manyheads.cli.lines.running import write_lines
 from manyheads.cli.lines.translations import TranslationLines
 from manyheads.cli.printing import say
-from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import given_options, refuse_given
 from manyheads.data.line_source import LinesOf
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.translation import Translation, one_line
 from manyheads.distributed.process import local_device
-from manyheads.distributed.sharded_lines import is_sharded, model_identity
+from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import ConfigError
 from manyheads.extras.parsing.bracketing import repairs_line
-from manyheads.extras.parsing.chart_parser import ChartParser
-from manyheads.extras.parsing.parser import Parser
+from manyheads.extras.parsing.parser import ChartParser, Parser
 from manyheads.extras.parsing.trees import format_tree
 from manyheads.tasks.report import LineWork
 from manyheads.text.words import words_of
@@ -87,12 +84,7 @@ def translate_by_chart(options: TranslateOptions) -> int:
         greet(options.model)
     device, precision = local_device(options.run_on.device), options.run_on.fixed_precision()
     models = options.models.all(options.model)
-    lines = _ChartLines(ChartParser.from_pretrained(models, device, precision), options)
-    if is_conversation(options.input) and not is_sharded(options.output):
-        lines.converse()
-        return 0
-    with showing_if_long() as show:
-        write_lines(lines.job(show), options.output, show)
+    converse_or_write(_ChartLines(ChartParser.from_pretrained(models, device, precision), options), options)
     return 0
 
 
@@ -147,6 +139,9 @@ class _ChartLines:
         }
         source = LinesOf(options.input, options.lines_at_once, options.on_bad_utf8)
         return LineWork(source, work, identity, {"sentence": options.input})
+
+    def tell(self) -> None:
+        """A chart needs no repairs."""
 
     def block(self, first: int, lines: list[str]) -> list[str]:
         """Return the output of some lines. first: number of the first one, from 0. An empty line has no tree."""

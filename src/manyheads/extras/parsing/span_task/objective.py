@@ -10,7 +10,7 @@ import torch
 from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError
 from manyheads.extras.parsing.brackets import SIGNATURE, judge_trees
-from manyheads.extras.parsing.chart_parser import parse_batches
+from manyheads.extras.parsing.parser import parse_batches
 from manyheads.extras.parsing.span_data import SpanData, SpanStream, eval_spans, open_spans, tree_of
 from manyheads.extras.parsing.span_parser import SpanParser
 from manyheads.extras.parsing.span_task.settings import SpanConfig
