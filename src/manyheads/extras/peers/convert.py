@@ -41,7 +41,7 @@ from manyheads.files.commit import write_folder
 from manyheads.files.json_object import read_object
 from manyheads.text.of_folder import has_tokenizer, load_tokenizer
 from manyheads.text.sides import TranslationTokenizer
-from manyheads.text.symbol_vocabulary import SymbolVocabulary
+from manyheads.text.word_vocabulary import SymbolVocabulary
 
 __all__ = ["Conversion", "export_folder", "guess_peer", "import_folder", "write_peer"]
 

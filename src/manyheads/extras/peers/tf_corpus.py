@@ -7,7 +7,7 @@ from pathlib import Path
 
 from manyheads.errors import ConfigError, DataError, ModelFileError
 from manyheads.extras.peers.legacy_pickle import Corpus, read_corpus
-from manyheads.text.symbol_vocabulary import Form, Lines, SymbolVocabulary
+from manyheads.text.word_vocabulary import Form, Lines, SymbolVocabulary
 
 __all__ = ["CACHE", "CorpusFiles", "find_beside", "read_corpus_files"]
 

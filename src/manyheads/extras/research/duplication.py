@@ -19,7 +19,7 @@ from manyheads.data.segments import SegmentBatch
 from manyheads.data.settings import SegmentSettings
 from manyheads.errors import ConfigError
 from manyheads.seeding import derive_seed
-from manyheads.text.id_vocabulary import IdVocabulary
+from manyheads.text.vocabulary import IdVocabulary
 
 __all__ = ["NUM_SYMBOLS", "DuplicationData", "DuplicationStream", "duplicated", "held_out"]
 
