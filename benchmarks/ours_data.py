@@ -54,7 +54,7 @@ def prepare(what: str) -> Step:
 def tokenise() -> Step:
     """Ids of the embedded pairs' sentences, in batches, by a tokenizer of 8,000 pieces learned from them."""
     from manyheads.data.corpora.tatoeba import load_tatoeba
-    from manyheads.text.sides import load_tokenizer
+    from manyheads.text.of_folder import load_tokenizer
 
     folder = _folder()
     arguments = ["--tsv", str(_write_pairs(folder)), "--valid-count", "500", "--output", str(folder / "out")]

@@ -21,14 +21,13 @@ set_up_machine()
 
 import torch  # noqa: E402  (the machine is set up before)
 
-from manyheads.catalogue import PRESETS  # noqa: E402
+from manyheads.catalogue import PRESETS, SIZED_BY_PRECISION  # noqa: E402
 from manyheads.data.plan import next_position  # noqa: E402
 from manyheads.data.prepared import PreparedData  # noqa: E402
 from manyheads.data.prepared_text import TextData  # noqa: E402
 from manyheads.decoding.translator import Translator  # noqa: E402
 from manyheads.evaluation.language_model import evaluate_text  # noqa: E402
 from manyheads.evaluation.likelihood import evaluation_mode  # noqa: E402
-from manyheads.tasks.presets import SIZED_BY_PRECISION  # noqa: E402
 from manyheads.tasks.runs import assemble  # noqa: E402
 from manyheads.training.optim.schedule import learning_rate  # noqa: E402
 from manyheads.training.run.device import computing, settled  # noqa: E402

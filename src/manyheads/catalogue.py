@@ -351,7 +351,7 @@ ARCHITECTURES: Table[Architecture] = Table(
             "spans",
             f"{_PARSING}.transformer_config:TransformerSpanParserConfig",
             f"{_PARSING}.transformer_config:PRESETS",
-            f"{_PARSING}.transformer:build_span_parser",
+            f"{_PARSING}.span_parser:build_span_parser",
         ),
     },
 )
@@ -396,12 +396,15 @@ class Task:
     summary: one line for people. folders: packages with the task's modules; a module that the first lacks is the next
     one's. model_task: of its models. prepared_as: the word of `prepare --task`; empty if another task's word covers it,
     or it needs no prepared data. recorded_as: its name in the manifest of prepared data, if it has its own data; data:
-    the class of this data, as `module:class`. config: the settings of a run; None: those of `model_task`.
+    the class of this data, as `module:class`. tokenizer: the class of its tokenizer, if folders of translators record
+    this task: `of_record(tokenizer, record, where)` makes it of a translator's. config: the settings of a run; None:
+    those of `model_task`.
 
     The modules:
 
     - `objective.py`: `open_objective(config, data_dir, progress)` opens the data of a run.
     - `plan.py`: `Trial(config)`, training steps without the data (see `training.plan.trial.Trial`).
+    - `validator.py` of a task of sentence pairs: `Validator`, see `tasks.translation.validator`.
     - `options.py`: `PREPARE`, `EVALUATE` and `SCORE`, the options of these commands.
     - `prepare.py`: `preparation(options)` returns a function that takes `folder`, `replace` and `progress`, makes the
       folder and returns its manifest; `summary(folder, manifest)` returns the text to be printed then.
@@ -415,6 +418,7 @@ class Task:
     prepared_as: str = ""
     recorded_as: str = ""
     data: str = ""
+    tokenizer: str = ""
     run: str | type[Any] | None = field(default=None)
 
     @property
@@ -452,6 +456,7 @@ TASKS: Table[Task] = Table(
             prepared_as="parsing",
             recorded_as="parsing",
             data="manyheads.data.prepared:PreparedData",
+            tokenizer=f"{_PARSING}.tokenizer:ParsingTokenizer",
         ),
         "text": Task(
             "the next token of a text",
@@ -481,7 +486,7 @@ TASKS: Table[Task] = Table(
             "spans",
             prepared_as="spans",
             recorded_as="spans",
-            data=f"{_PARSING}.prepared:SpanData",
+            data=f"{_PARSING}.span_data:SpanData",
         ),
     },
 )
@@ -506,8 +511,8 @@ PRESETS: Table[Callable[..., Any]] = Table(
         "classifier-debug": f"{_CLASSIFICATION}.presets:classifier_debug",
         "classifier-demo": f"{_CLASSIFICATION}.presets:classifier_demo",
         "reformer-classifier-demo": f"{_CLASSIFICATION}.presets:reformer_classifier_demo",
-        "chart-debug": f"{_PARSING}.presets:chart_debug",
-        "chart-parser": f"{_PARSING}.presets:chart_parser",
+        "chart-debug": f"{_PARSING}.span_task.settings:chart_debug",
+        "chart-parser": f"{_PARSING}.span_task.settings:chart_parser",
         "vanilla-lm": "manyheads.tasks.paper_presets:vanilla_lm",
         "million": "manyheads.tasks.paper_presets:million",
         "enwik8": "manyheads.tasks.paper_presets:enwik8",
@@ -565,5 +570,7 @@ PUBLIC: dict[str, str] = {
 HOOKS: dict[str, str] = {
     "ctranslate2": "manyheads.extras.exports.ctranslate2_engine:open_for",
     "documents": "manyheads.extras.documents.files:DocumentOptions",
+    "translate.parsing": f"{_PARSING}.translate:translate_by_text",
+    "translate.spans": f"{_PARSING}.translate:translate_by_chart",
 }
 """What the core asks of an extra, by a name of its own; `load(HOOKS[name])` returns it."""

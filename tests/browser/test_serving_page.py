@@ -19,9 +19,9 @@ from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.serving.server import Server
 from manyheads.extras.serving.settings import ServingSettings
-from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.vocabulary import ByteVocabulary
 
 pytest.importorskip("playwright", reason="no playwright; pip install playwright")
 from playwright.sync_api import expect

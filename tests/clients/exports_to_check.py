@@ -32,8 +32,8 @@ from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.exports import ExportOptions
 from manyheads.extras.exports.engine import export_model
+from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.settings import TokenizerSettings
-from manyheads.text.sides import load_tokenizer
 from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["copy_given", "write_expected", "write_exports", "write_tiny"]

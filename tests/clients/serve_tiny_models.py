@@ -24,9 +24,9 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.vocabulary import ByteVocabulary
 
 # Translations of some length, in whole pieces: an untrained model prefers bytes.
 SETTINGS = DecodingSettings(num_beams=2, max_new_tokens=12, min_new_tokens=6, banned_ids=tuple(range(4, 260)))

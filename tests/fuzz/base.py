@@ -87,7 +87,7 @@ def _make_language_model(folder: Path) -> None:
     from manyheads.architectures.pretrained import save_pretrained
     from manyheads.architectures.transformer_xl.config import TransformerXLConfig
     from manyheads.catalogue import build_model
-    from manyheads.text.byte_vocabulary import ByteVocabulary
+    from manyheads.text.vocabulary import ByteVocabulary
 
     config = TransformerXLConfig(vocab_size=256, d_model=16, num_heads=2, d_ff=32, num_layers=1)
     save_pretrained(build_model(config), folder, tokenizer=ByteVocabulary(), task="text")

@@ -69,8 +69,7 @@ def _readers_of_text(samples: dict[str, bytes]) -> Iterator[Reader]:
     from manyheads.data.readers import PairFiles
     from manyheads.data.texts import TextFiles
     from manyheads.extras.documents.terms import Terms
-    from manyheads.extras.parsing.parsing_text import ParsingTask
-    from manyheads.extras.parsing.tree_files import TreeFile
+    from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
 
     def one(name: str, kind: str, read: Callable[[Path], Any]) -> Reader:
         return Reader(name, kind, samples[name], name[name.index(".") :], read)

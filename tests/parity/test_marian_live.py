@@ -20,7 +20,7 @@ from marian_models import CODES, ENGLISH, GERMAN, write_peer_folder
 from manyheads.extras.peers import PEERS
 from manyheads.extras.peers.convert import export_folder, import_folder
 from manyheads.extras.peers.marian_generation import settings_from_peer
-from manyheads.text.sides import load_tokenizer
+from manyheads.text.of_folder import load_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed, and need not be")
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -15,7 +15,7 @@ from manyheads.cli.main import main
 from manyheads.decoding.translator import Translator
 from manyheads.extras.exports import ExportOptions
 from manyheads.extras.exports.engine import export_model
-from manyheads.text.sides import load_tokenizer
+from manyheads.text.of_folder import load_tokenizer
 
 FOLDER = Path(__file__).parent / "fixtures"
 PEERS = {"fairseq": "fairseq/Transformer", "opennmt": "opennmt-py/Transformer", "joeynmt": "joeynmt/Transformer"}

@@ -25,9 +25,8 @@ from manyheads.data.progress import Progress
 from manyheads.data.settings import CopyTaskSettings, DataSettings
 from manyheads.data.store import PairStore
 from manyheads.errors import ConfigError, DataError
-from manyheads.extras.parsing.parsing_text import ParsingTask
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.text.languages import LanguagePair
+from manyheads.text.of_folder import tokenizer_of_task
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -54,7 +53,6 @@ class PreparedData(PreparedFolder):
         test: test pairs as ids, or None.
         valid_text: the raw validation pairs, in order; empty if there are none.
         test_text: the raw test pairs, in order; empty if there are none.
-        task: the conversion of targets that are trees; None for translation.
     """
 
     tokenizer: Tokenizer
@@ -63,7 +61,6 @@ class PreparedData(PreparedFolder):
     test: PairStore | None = None
     valid_text: list[tuple[str, str]]
     test_text: list[tuple[str, str]]
-    task: ParsingTask | None
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> PreparedData:
@@ -81,10 +78,9 @@ class PreparedData(PreparedFolder):
         if name in _NO_PAIRS:
             command = "manyheads prepare --task parsing" if name == "spans" else "manyheads prepare"
             raise DataError(f"{path} holds {_NO_PAIRS[name]}; pairs are needed here: `{command}`.")
-        tokenizer, task = Tokenizer.load(path / "tokenizer.json"), None
+        tokenizer = Tokenizer.load(path / "tokenizer.json")
         if name != "translation":
-            task = ParsingTask.from_json(manifest["task"], str(path / "manifest.json"))
-            tokenizer = ParsingTokenizer(tokenizer, task)
+            tokenizer = tokenizer_of_task(tokenizer, manifest["task"], str(path / "manifest.json"))
         stores = open_stores(PairStore, path, manifest, verify, tokenizer.vocab_size)
         texts = read_texts(path, SIDES, manifest, stores, verify)
         return cls(
@@ -94,8 +90,12 @@ class PreparedData(PreparedFolder):
             **stores,
             valid_text=texts.get("valid", []),
             test_text=texts.get("test", []),
-            task=task,
         )
+
+    @property
+    def task(self) -> str:
+        """The name of the task."""
+        return str(self.manifest.get("task", {"name": "translation"})["name"])
 
     @property
     def languages(self) -> tuple[LanguagePair, ...]:
@@ -105,7 +105,7 @@ class PreparedData(PreparedFolder):
     def describe(self) -> str:
         """Return a few lines for users: sizes, what was left out, the tokenizer."""
         return self.describe_splits(
-            "" if self.task is None else ", for parsing",
+            "" if self.task == "translation" else f", for {self.task}",
             lambda _, store: (f"{len(store):,} pairs", f"{len(store.source.ids):,} + {len(store.target.ids):,} tokens"),
         )
 

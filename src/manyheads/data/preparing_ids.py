@@ -14,8 +14,8 @@ from manyheads.data.progress import Progress
 from manyheads.data.raw_files import IdSource
 from manyheads.data.store import IntArray
 from manyheads.errors import DataError
-from manyheads.text.id_vocabulary import CHANNELS, IdVocabulary
 from manyheads.text.settings import ITEM_BYTES, IdSettings
+from manyheads.text.vocabulary import CHANNELS, IdVocabulary
 
 __all__ = ["prepare_ids"]
 

@@ -18,17 +18,15 @@ from manyheads.data.preparing_sides import PART_ROWS, REPORT_ROWS, SidesSource
 from manyheads.data.progress import Progress
 from manyheads.data.store import IntArray, write_pairs
 from manyheads.errors import DataError
-from manyheads.extras.parsing.parsing_text import ParsingTask
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.text.growing import Growth
 from manyheads.text.languages import LanguagePair
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import TokenizerSettings
-from manyheads.text.tags import untagged
+from manyheads.text.sides import untagged
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.words import is_blank
 
-__all__ = ["CLEANING", "SIDES", "PairList", "Pairs", "WithoutHeldBack", "prepare_corpus"]
+__all__ = ["CLEANING", "SIDES", "PairList", "PairSource", "Pairs", "WithoutHeldBack", "prepare_corpus"]
 
 CLEANING = "cleaning.json"
 SIDES = ("source", "target")
@@ -38,7 +36,7 @@ WithoutHeldBack = Callable[[Iterable[tuple[str, str]], Sequence[tuple[str, str]]
 
 
 class Pairs(Protocol):
-    """The input of a split: `readers.PairFiles`, `trees.TreeFile`, or `PairList`."""
+    """The input of a split: `readers.PairFiles`, `PairList`, or another."""
 
     def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]: ...
 
@@ -73,7 +71,6 @@ def prepare_corpus(
     replace: bool = False,
     progress: Progress | None = None,
     key: str = "",
-    task: ParsingTask | None = None,
     cleaning: Callable[[], Mapping[str, Any]] | None = None,
     languages: Sequence[LanguagePair] = (),
     without_held_back: WithoutHeldBack | None = None,
@@ -94,7 +91,6 @@ def prepare_corpus(
         replace: replace an older folder of that name when this one is complete.
         progress: called with the phase, the amount done, and the total or 0.
         key: stored in the manifest, to recognise the folder.
-        task: the conversion of targets that are trees. They are stored as text, and encoded as the task defines.
         cleaning: called after the training pairs were read; its result is written to cleaning.json.
         languages: of source and target, as in BCP 47, which the manifest records; several if the splits are
             `tagged.TaggedPairs`, whose targets then have a tag each.
@@ -106,11 +102,11 @@ def prepare_corpus(
         DataError: the text cannot be used, no training pair is left, or the folder exists.
         SaveError: the disk is full or refuses; nothing is left behind.
     """
-    source = _PairSource(given_splits(train, valid, test), tokenizer, task, cleaning, languages, without_held_back)
+    source = PairSource(given_splits(train, valid, test), tokenizer, cleaning, languages, without_held_back)
     return prepare(folder, source, replace=replace, progress=progress, key=key)
 
 
-class _PairSource(SidesSource):
+class PairSource(SidesSource):
     """See `preparing.Source`."""
 
     sides = SIDES
@@ -120,14 +116,13 @@ class _PairSource(SidesSource):
         self,
         splits: dict[str, Pairs],
         tokenizer: TokenizerSettings | Tokenizer | Growth,
-        task: ParsingTask | None,
-        cleaning: Callable[[], Mapping[str, Any]] | None,
-        languages: Sequence[LanguagePair],
-        without_held_back: WithoutHeldBack | None,
+        cleaning: Callable[[], Mapping[str, Any]] | None = None,
+        languages: Sequence[LanguagePair] = (),
+        without_held_back: WithoutHeldBack | None = None,
     ) -> None:
         super().__init__(splits, tokenizer)
         self._without_held_back = without_held_back
-        self._task, self._cleaning, self._languages = task, cleaning, languages
+        self._cleaning, self._languages = cleaning, languages
         self._targets = list(dict.fromkeys(target for _, target in languages)) if len(languages) > 1 else []
 
     def read(self) -> dict[str, str]:
@@ -170,14 +165,11 @@ class _PairSource(SidesSource):
 
     def learned(self, settings: TokenizerSettings) -> Tokenizer:
         """Return a tokenizer that is trained on both sides of the sample."""
-        if self._task is not None:
-            pairs = ((source, target) for source, target in self.sample())
-            return self._task.learn_tokenizer(pairs, settings, self.progress)
         return Tokenizer.train(self.texts(), settings, languages=self._targets, told=self.progress)
 
     def made_of(self) -> Iterable[str]:
         """See `SidesSource.made_of`."""
-        return repr(self._task), *self._targets
+        return self._targets
 
     def texts(self) -> Iterable[str]:
         """Return the sources without tags, and the targets."""
@@ -204,8 +196,6 @@ class _PairSource(SidesSource):
                 "The tokenizer is that of a model of several languages, so each pair of files needs its languages;"
                 " give them by --pair SOURCE-LANG TARGET-LANG SOURCE TARGET."
             )
-        if self._task is not None:
-            self.tokenizer = tokenizer = ParsingTokenizer(tokenizer, self._task)
         return tokenizer
 
     def encode(self, split: str) -> dict[str, int]:
@@ -247,7 +237,7 @@ class _PairSource(SidesSource):
 
     def record(self) -> dict[str, Any]:
         """See `Source.record`."""
-        record: dict[str, Any] = {"task": {"name": "translation"} if self._task is None else self._task.to_json()}
+        record: dict[str, Any] = {"task": {"name": "translation"}}
         if self._languages:
             record["languages"] = [list(pair) for pair in self._languages]
         directions = {split: getattr(pairs, "directions", None) for split, pairs in self.splits.items()}

@@ -10,7 +10,7 @@ from manyheads.data.lines import ReadReport
 from manyheads.data.preparing_pairs import Pairs
 from manyheads.errors import DataError
 from manyheads.text.languages import LanguagePair
-from manyheads.text.tags import tagged
+from manyheads.text.sides import tagged
 
 __all__ = ["Direction", "ManyCleanings", "TaggedPairs", "directions_of"]
 

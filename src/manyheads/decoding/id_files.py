@@ -11,7 +11,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, DataError, needing_extra
 from manyheads.files.commit import write_output
 from manyheads.files.guarded import read_stream
-from manyheads.text.id_vocabulary import IdVocabulary
+from manyheads.text.vocabulary import IdVocabulary
 
 __all__ = ["output_files", "write_continuations"]
 

@@ -17,10 +17,8 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.stand_ins import Shown, has_all, restored, show, stand_ins_of
 from manyheads.decoding.translation import Translation
 from manyheads.decoding.translation_model import TranslationModel
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.text.kept_words import has_words, hide, is_loose, unhide
-from manyheads.text.sides import Side
-from manyheads.text.tags import TAG
+from manyheads.text.sides import TAG, Side
 
 __all__ = ["Candidate", "KeptTexts", "in_sentence_case", "is_in_capitals", "quality"]
 
@@ -65,7 +63,7 @@ class KeptTexts:
         self._model, self._decode = model, tokenizer.target.decode
         self._is_whole = bool(settings.forced_prefix_ids)  # with which the one output of a text begins
         self._has_tags = bool(tokenizer.target_languages) and model.target_lang is None
-        is_on = settings.keep_words and tokenizer.kind != "word" and not isinstance(tokenizer, ParsingTokenizer)
+        is_on = settings.keep_words and tokenizer.kind != "word" and tokenizer.splits_lines
         self.rows: list[str] = []
         self.owners: list[int] = []
         self._pieces = [self._of_text(text, number, is_on) for number, text in enumerate(texts)]

@@ -26,7 +26,7 @@ from manyheads.decoding.device import (
     pack,
 )
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.text.sides import has_tokenizer
+from manyheads.text.of_folder import has_tokenizer
 from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["ModelRunner", "RunsEncoder", "RunsModel", "check_same_vocabulary", "model_folder"]

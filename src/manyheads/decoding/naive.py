@@ -1,21 +1,19 @@
 """Reference implementation of beam search: one sentence, plain lists, no caching.
 
 It shares no code with `decoding.beam`, and without early stopping it always continues to the length limit.
-`naive_marian_search` is the reference for `decoding.rules.MarianRules`, `naive_tree_tokens` for the grammar of trees.
+`naive_marian_search` is the reference for `decoding.rules.MarianRules`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
-from manyheads.extras.parsing.trees import MAX_DEPTH
 
-__all__ = ["naive_beam_search", "naive_marian_search", "naive_tree_tokens"]
+__all__ = ["naive_beam_search", "naive_marian_search"]
 
 
 class _Path(NamedTuple):
@@ -153,55 +151,3 @@ def _constrain(
         total = sum(math.exp(value) for value in result)
         result = [value - math.log(total) if total else value for value in result]
     return result
-
-
-def naive_tree_tokens(
-    tokenizer: ParsingTokenizer, source: Sequence[int], written: Sequence[int], room: int
-) -> set[int]:
-    """Return the tokens that `grammar.TreeGrammar` allows next, computed by reading the output bracket by bracket.
-
-    Args:
-        source: pieces of the sentence, without EOS.
-        written: target tokens so far, without BOS.
-        room: number of tokens that may still be generated, EOS included.
-    """
-    begins = tokenizer.begins_word()
-    words: list[list[int]] = []
-    for piece in source:
-        if begins[piece]:
-            words.append([])
-        words[-1].append(piece)
-    writes = tokenizer.task.settings.words == "write"
-    names = dict(zip(tokenizer.symbol_ids, tokenizer.symbols, strict=True))
-    ids = {name: index for index, name in names.items()}
-    stack: list[str] = []
-    waiting: list[int] = []
-    for token in written:
-        if token not in names:
-            waiting.pop(0)
-        elif names[token].startswith("("):
-            stack.append(names[token][1:])
-        elif names[token].startswith(")"):
-            stack.pop()
-        else:
-            word = words.pop(0)
-            waiting = list(word) if writes else []
-    if waiting:
-        return {waiting[0]}
-    if written and not stack:
-        return {tokenizer.eos_id}
-    allowed: set[int] = set()
-    least = sum(1 + len(word) * writes for word in words) + len(stack) + 1
-    for name, index in ids.items():
-        if name.startswith("("):
-            known = f"){name[1:]}" in ids
-            labelled = name != "(" or (not stack and tokenizer.task.settings.root is None)
-            if words and known and labelled and len(stack) < MAX_DEPTH and (not written or least + 2 <= room):
-                allowed.add(index)
-        elif name.startswith(")"):
-            is_empty = names.get(written[-1], ")").startswith("(") if written else True
-            if stack and name[1:] == stack[-1] and not is_empty and (len(stack) > 1 or not words):
-                allowed.add(index)
-        elif stack and words:
-            allowed.add(index)
-    return allowed

@@ -13,11 +13,10 @@ from manyheads.decoding.beam import beam_search_steps
 from manyheads.decoding.greedy_and_sampling import greedy_and_sampling_steps
 from manyheads.decoding.hypothesis import Hypothesis, Stop
 from manyheads.decoding.rules import RULES, Rules
-from manyheads.decoding.search_problem import SearchProblem, SearchSteps, length_limits, run_to_end
+from manyheads.decoding.search_problem import Grammar, SearchProblem, SearchSteps, length_limits, run_to_end
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.shortlist import Candidates, Shortlist
 from manyheads.errors import RequestError
-from manyheads.extras.parsing.grammar import Grammar
 
 __all__ = ["run_to_end", "search_all", "search_steps"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,9 +14,8 @@ from manyheads.decoding.constraints import Constraints
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.rules import Rules
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.extras.parsing.grammar import SentenceGrammar
 
-__all__ = ["SearchProblem", "SearchSteps", "length_limits", "run_to_end"]
+__all__ = ["Grammar", "SearchProblem", "SearchSteps", "SentenceGrammar", "length_limits", "run_to_end"]
 
 SearchSteps = Generator[list[tuple[int, list[Hypothesis]]], Collection[int] | None, None]
 """A search, a step at a time: it yields the (sentence, hypotheses) that are finished after each step, best hypothesis
@@ -23,6 +23,30 @@ first. `send` takes sentences that are no longer needed: they are removed from t
 
 # Finished sentences leave a batch when they are at least this fraction (one in ...) of it.
 _LEAVE_AT = 8
+
+
+class SentenceGrammar(Protocol):
+    """The permitted outputs for the sentences of one batch."""
+
+    def allowed(self, history: Tensor, sentence: Tensor, room: Tensor) -> Tensor:
+        """Return the permitted next tokens.
+
+        Args:
+            history: (rows, length) target tokens so far, without BOS.
+            sentence: (rows,) index of each row's sentence in the batch.
+            room: (rows,) number of tokens that may still be generated, EOS included.
+
+        Returns: (rows, at least vocab_size) bool.
+        """
+
+
+class Grammar(Protocol):
+    """A rule for outputs, applied to the sentences of a batch; see `text.sides.TranslationTokenizer.grammar`."""
+
+    def of(self, source: Tensor, source_lengths: Tensor) -> SentenceGrammar:
+        """Return the grammar of one batch. source (sentences, source_len), each row tokens + EOS; source_lengths
+        (sentences,).
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

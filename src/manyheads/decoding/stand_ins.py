@@ -14,7 +14,7 @@ from manyheads.decoding.forced import can_force
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation_model import TranslationModel
 from manyheads.text.kept_words import is_loose, kept_index
-from manyheads.text.tags import tag_of
+from manyheads.text.sides import tag_of
 from manyheads.text.words import AFTER, BEFORE, LETTER, stands
 
 __all__ = ["MOST_STAND_INS", "Shown", "has_all", "restored", "show", "stand_ins_of"]

@@ -17,8 +17,6 @@ from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.truncation import fit, source_limit
 from manyheads.errors import RequestError
-from manyheads.extras.parsing.grammar import Grammar, TreeGrammar
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.text.sides import TranslationTokenizer
 
 __all__ = ["TextSearch"]
@@ -52,8 +50,8 @@ class TextSearch:
                 "a shortlist changes the vocabulary of every batch, so steps with it cannot be compiled;"
                 " leave out --compile or --shortlist."
             )
-        if isinstance(self.tokenizer, ParsingTokenizer):
-            raise RequestError("shortlists are for translators; this model is a parser, so leave out --shortlist.")
+        if (kind := self.tokenizer.model_kind) != "translator":
+            raise RequestError(f"shortlists are for translators; this model is a {kind}, so leave out --shortlist.")
         if self.shortlist.vocabulary != self.tokenizer.digest:
             raise RequestError(
                 f"the shortlist was learned with another vocabulary ({self.shortlist.vocabulary[:12]}) than the model's"
@@ -98,12 +96,6 @@ class TextSearch:
         if self.shortlist is not None:
             return "has a shortlist"
         return "has compiled steps" if self.runner.is_compiled else ""
-
-    def grammar(self, settings: DecodingSettings) -> Grammar | None:
-        """Return the outputs that the options permit; None: all."""
-        if settings.well_formed and isinstance(self.tokenizer, ParsingTokenizer):
-            return TreeGrammar(self.tokenizer)
-        return None
 
     def hypotheses(
         self,
@@ -182,7 +174,7 @@ class TextSearch:
                 eos_id=writer.eos_id,
                 device=self.runner.device,
                 indices=indices,
-                grammar=self.grammar(settings),
+                grammar=self.tokenizer.grammar(settings),
                 stop=stop,
                 told=told,
                 shortlist=self.shortlist,

@@ -27,13 +27,9 @@ from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.text_search import TextSearch
 from manyheads.decoding.truncation import check_target_limit
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
-from manyheads.text.into_language import IntoLanguage
 from manyheads.text.languages import LanguagePair
-from manyheads.text.marian import MarianTokenizer
-from manyheads.text.sides import TranslationTokenizer, load_tokenizer
-from manyheads.text.tags import check_target
-from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.of_folder import load_tokenizer
+from manyheads.text.sides import IntoLanguage, TranslationTokenizer, check_target
 
 __all__ = ["TranslationModel"]
 
@@ -169,16 +165,17 @@ class TranslationModel(RunsModel[Searchable]):
             language: one of `tokenizer.target_languages`; None: this is a model for one pair of languages.
             option: what messages call the language.
 
-        Raises: ConfigError: see `text.tags.check_target`.
+        Raises: ConfigError: see `text.sides.check_target`.
         """
         whole = self._whole or self
-        needed = not isinstance(whole.tokenizer, MarianTokenizer)
-        chosen = check_target(whole.tokenizer.target_languages, language, "this model", option, is_needed=needed)
+        tokenizer = whole.tokenizer
+        is_needed = tokenizer.needs_language
+        chosen = check_target(tokenizer.target_languages, language, "this model", option, is_needed=is_needed)
         if chosen is None:
             return whole
         made = copy(whole)
         made._whole, made.target_lang = whole, chosen
-        made.tokenizer = IntoLanguage(whole.tokenizer, chosen)
+        made.tokenizer = IntoLanguage(tokenizer, chosen)
         made.search = replace(whole.search, tokenizer=made.tokenizer, reranker=None)
         made.languages = tuple(pair for pair in whole.languages if pair[1] == chosen)
         return made
@@ -198,8 +195,9 @@ class TranslationModel(RunsModel[Searchable]):
         """
         if not 0 <= weight < math.inf:
             raise ConfigError(f"the weight of the reverse model is {weight}; it must be a number of at least 0.")
-        if any(isinstance(one.tokenizer, ParsingTokenizer) for one in (self, reverse)):
-            raise ConfigError("reranking needs two translators, but one of the models is a parser.")
+        for kind in (self.tokenizer.model_kind, reverse.tokenizer.model_kind):
+            if kind != "translator":
+                raise ConfigError(f"reranking needs two translators, but one of the models is a {kind}.")
         if self.tokenizer.target_languages and self.target_lang is None:
             raise ConfigError(
                 "this model translates into several languages; choose one before reranking, by --target-lang (in"
@@ -265,11 +263,8 @@ def _check_vocabularies(config: Any, tokenizer: TranslationTokenizer, folder: Pa
 
     Raises: ModelFileError: model and tokenizer do not match.
     """
-    target = tokenizer.target
-    fewest = target.num_target_ids if isinstance(target, Tokenizer) else target.vocab_size
-    most = target.vocab_size if isinstance(target, Tokenizer) else config.target_vocab_size
-    if tokenizer.source.vocab_size > config.source_vocab_size or not fewest <= config.target_vocab_size <= most:
+    if not tokenizer.fits(config.source_vocab_size, config.target_vocab_size):
         raise ModelFileError(
             f"{folder}: the model knows {config.source_vocab_size:,} source and {config.target_vocab_size:,} target"
-            f" ids, its tokenizer {tokenizer.source.vocab_size:,} and {target.vocab_size:,}; they do not fit."
+            f" ids, its tokenizer {tokenizer.source.vocab_size:,} and {tokenizer.target.vocab_size:,}; they do not fit."
         )

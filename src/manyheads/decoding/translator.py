@@ -17,7 +17,6 @@ from manyheads.decoding.text_ids import check_texts
 from manyheads.decoding.translation import Scored, Translation, one_line
 from manyheads.decoding.translation_model import TranslationModel
 from manyheads.errors import RequestError
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 
 __all__ = ["Scored", "Translation", "Translator"]
 
@@ -89,7 +88,7 @@ class Translator(TranslationModel):
             return self.translate([texts], stop=stop, told=told, **overrides)[0]
         check_texts(texts)
         settings = self.options(**overrides)
-        lines = [[text] if isinstance(self.tokenizer, ParsingTokenizer) else _LINE_BREAK.split(text) for text in texts]
+        lines = [_LINE_BREAK.split(text) if self.tokenizer.splits_lines else [text] for text in texts]
         numbers = [number for number, of_text in enumerate(lines, 1) for _ in of_text]
         flat = [line for of_text in lines for line in of_text]
         found = iter(_best_texts(self._candidates(flat, settings, stop, told=told, numbers=numbers)))

@@ -46,8 +46,8 @@ def task_of(config: RunConfig) -> Task:
 def task_of_folder(name: str) -> str | None:
     """Return the task that the folder of a model, a run or prepared data records; None: it is no such folder.
 
-    Folders of older versions record no task. There a parser has a `task.json`, a run on the duplication task names it
-    as its data, and for all other models the architecture decides.
+    Folders of older versions record no task. There a parser's task is in `task.json`, a run on the duplication task
+    names it as its data, and for all other models the architecture decides.
     """
     path = Path(name)
     for folder in (path / "model", path):
@@ -59,7 +59,8 @@ def task_of_folder(name: str) -> str | None:
         if entry is not None:
             if _is_duplication(folder.absolute().parent) or _is_duplication(path):
                 return "duplication"
-            return "parsing" if (folder / "task.json").is_file() else MODEL_TASKS[entry.task].task
+            named = json_or_empty(folder / "task.json").get("name")
+            return named if named in TASKS else MODEL_TASKS[entry.task].task
     return _task_of_data(path)
 
 

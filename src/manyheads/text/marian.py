@@ -22,7 +22,7 @@ from typing import Any
 
 from manyheads.errors import DataError, needing_extra
 from manyheads.text.marian_files import MarianOptions, own_part, read_files, read_vocab
-from manyheads.text.tags import untagged
+from manyheads.text.sides import Capabilities, untagged
 from manyheads.text.tokenizer_file import check_encodable
 
 __all__ = ["MarianSide", "MarianTokenizer"]
@@ -110,7 +110,7 @@ class MarianSide:
         return [names.get(index, self._options.unk_token) for index in _checked(ids)]
 
 
-class MarianTokenizer:
+class MarianTokenizer(Capabilities):
     """Both sides; see `sides.TranslationTokenizer`. Create one with `load` or from the contents of the files.
 
     Args:
@@ -159,12 +159,12 @@ class MarianTokenizer:
         return tuple(sorted(code for piece in self._source_pieces if (code := untagged(piece)[1])))
 
     def describe(self) -> dict[str, object]:
-        """See `sides.TranslationTokenizer.describe`."""
+        """Return the properties to show to users."""
         languages = {"source_lang": self.options.source_lang, "target_lang": self.options.target_lang}
         return {"vocab_size": self.source.vocab_size, "target_vocab_size": self.target.vocab_size, **languages}
 
     def files(self) -> dict[str, bytes]:
-        """See `sides.TranslationTokenizer.files`."""
+        """Return the content of all files."""
         config = {**self.options.to_peer(), **own_part(self._files, self.target.bos_id)}
         text = json.dumps(config, ensure_ascii=False, indent=2) + "\n"
         return {**self._files, "tokenizer_config.json": text.encode("utf-8")}

@@ -11,7 +11,7 @@ from itertools import product, takewhile
 from typing import Any
 
 from manyheads.errors import DataError
-from manyheads.text.tags import TAG
+from manyheads.text.sides import TAG
 
 __all__ = [
     "BYTE_PIECES",
@@ -147,7 +147,7 @@ def assemble(
         pieces: all pieces by id, special and byte pieces first.
         extra: see `model`.
         num_symbols: number of pieces after the special and byte pieces that stand for whole words of targets.
-        num_tags: number of pieces at the end that name the language of the translation, see `text.tags`.
+        num_tags: number of pieces at the end that name the language of the translation, see `text.sides`.
         normalize_spaces: see `settings.TokenizerSettings`.
     """
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}

@@ -1,4 +1,4 @@
-"""Settings of tokenizers, vocabularies and the linearisation of trees."""
+"""Settings of tokenizers and vocabularies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from manyheads.config.checks import MOST_UNITS, at_least, between, check
 from manyheads.errors import ConfigError
 
-__all__ = ["ITEM_BYTES", "GrowthSettings", "IdSettings", "ParsingSettings", "TokenizerSettings", "VocabularySettings"]
+__all__ = ["ITEM_BYTES", "GrowthSettings", "IdSettings", "TokenizerSettings", "VocabularySettings"]
 
 ITEM_BYTES: dict[str, int] = {"bytes": 1, "u16": 2}
 """Form of ids in a file -> bytes of one."""
@@ -155,33 +155,4 @@ class IdSettings:
                 f"image_size is {self.image_size}: each image is a document of {3 * self.image_size**2} bytes; leave"
                 " out form and document_len.",
                 fields=("image_size", "form", "document_len"),
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParsingSettings:
-    """The parts of a tree that a parser learns (Vinyals et al. 2015, arXiv:1412.7449). The defaults are the paper's.
-
-    Args:
-        tags: parts of speech: `XX` for all of them, or `keep`.
-        words: the tokens for a word: only its tag (`leave`), or the tag followed by the word's subwords (`write`),
-            which tell the decoder its position in the sentence.
-        functions: the part of a label after - or = (`NP-SBJ`): `strip` or `keep`.
-        traces: leaves tagged -NONE-, which are not words: `strip` (also constituents without other leaves) or `keep`.
-        root: the label at the top of every tree. It is not a constituent and not written; roots named ROOT, TOP, S1 or
-            empty in a file are replaced by it. None: there is no root, and trees stay unchanged.
-
-    Raises: ConfigError: root is not a valid label.
-    """
-
-    tags: Literal["XX", "keep"] = "XX"
-    words: Literal["leave", "write"] = "leave"
-    functions: Literal["strip", "keep"] = "strip"
-    traces: Literal["strip", "keep"] = "strip"
-    root: str | None = "ROOT"
-
-    def __post_init__(self) -> None:
-        if self.root is not None and (not self.root or any(char in "() \t\n\r\v\f" for char in self.root)):
-            raise ConfigError(
-                f"root is {self.root!r}; a label has no brackets or spaces and is not empty.", fields=["root"]
             )

@@ -1,21 +1,35 @@
-"""Interface of tokenizers for translation: one side for sources and one for targets.
+"""Interface of tokenizers for translation: one side for sources and one for targets, and tags for target languages.
 
 Our `Tokenizer` is both sides. Other toolkits have a separate vocabulary or segmentation for each language.
+
+A tag such as `>>de<<` gives a model of several languages the target language. Paper: Johnson et al. 2017,
+arXiv:1611.04558, sec. 3 (a token at the start of the source). The form is that of Marian's models (OPUS-MT). A tag is
+one piece of the tokenizer, and counts at the start of a source only.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from manyheads.errors import DataError
-from manyheads.extras.parsing.parsing_text import load_task
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
-from manyheads.text.marian import MarianTokenizer
-from manyheads.text.tokenizer import Tokenizer
+from manyheads.config.suggest import did_you_mean
+from manyheads.errors import ConfigError, RequestError
 
-__all__ = ["Side", "TranslationTokenizer", "has_tokenizer", "load_tokenizer"]
+__all__ = [
+    "TAG",
+    "Capabilities",
+    "IntoLanguage",
+    "Side",
+    "TranslationTokenizer",
+    "check_target",
+    "refuse_untagged",
+    "tag_of",
+    "tagged",
+    "untagged",
+]
+
+TAG = re.compile(r">>[^\s<>]{1,35}<<")
 
 
 class Side(Protocol):
@@ -41,7 +55,32 @@ class Side(Protocol):
         """Return the piece of each id in readable form."""
 
 
-class TranslationTokenizer(Protocol):
+class Capabilities(Protocol):
+    """What a model with a tokenizer can do. These are the values of a tokenizer of text in natural languages.
+
+    model_kind: what the model is; the targets of one that is no `translator` are no text of a language.
+    splits_lines: whether the lines and pieces of a text may be translated one by one.
+    is_shared: an id means the same on both sides. needs_language: a text needs one of `target_languages`, if there are
+    any.
+    """
+
+    model_kind: str = "translator"
+    splits_lines: bool = True
+    is_shared: bool = False
+    needs_language: bool = False
+
+    def grammar(self, settings: Any) -> Any | None:
+        """Return the `Grammar` (see `decoding.search_problem`) of a search with these `DecodingSettings`; None: all
+        outputs are permitted.
+        """
+        return None
+
+    def fits(self: TranslationTokenizer, source_vocab_size: int, target_vocab_size: int) -> bool:
+        """Return whether a model with so many ids on each side has a row for every id of a text."""
+        return self.source.vocab_size <= source_vocab_size and self.target.vocab_size <= target_vocab_size
+
+
+class TranslationTokenizer(Capabilities, Protocol):
     """Both sides, and the files in which they are stored.
 
     kind: a name of the kind. digest: SHA-256 of everything that determines the behaviour.
@@ -57,30 +96,129 @@ class TranslationTokenizer(Protocol):
     def digest(self) -> str: ...
     @property
     def target_languages(self) -> tuple[str, ...]:
-        """The target languages of a model of several languages, with one tag each (see `text.tags`); otherwise
-        empty."""
+        """The target languages of a model of several languages, with one tag each (see `TAG`); otherwise empty."""
         ...
 
     def describe(self) -> Mapping[str, object]:
         """Return the properties to show to users."""
 
     def files(self) -> Mapping[str, bytes]:
-        """Return name -> content of each file that `load_tokenizer` reads."""
+        """Return name -> content of each file that `of_folder.load_tokenizer` reads."""
 
 
-def has_tokenizer(folder: Path) -> bool:
-    """Return whether a model folder contains a tokenizer, complete or not."""
-    return any((folder / name).is_file() for name in ("tokenizer.json", "source.spm"))
+class IntoLanguage(Capabilities):
+    """A tokenizer whose sources have the tag of one language in front of them; see `TranslationTokenizer`.
 
-
-def load_tokenizer(folder: Path) -> TranslationTokenizer:
-    """Load the tokenizer of a model folder.
-
-    Raises: DataError: it is missing or damaged. MissingExtraError: it needs a package that is not installed.
+    Args:
+        tokenizer: with tags.
+        language: one of its `target_languages`.
     """
-    if (folder / "tokenizer.json").is_file():
-        tokenizer, task = Tokenizer.load(folder / "tokenizer.json"), load_task(folder)
-        return tokenizer if task is None else ParsingTokenizer(tokenizer, task)
-    if (folder / "source.spm").is_file():
-        return MarianTokenizer.load(folder)
-    raise DataError(f"{folder} has no tokenizer: neither tokenizer.json nor source.spm is there.")
+
+    def __init__(self, tokenizer: TranslationTokenizer, language: str) -> None:
+        self.untagged = tokenizer
+        self.language = language
+        self.kind, self.is_shared = tokenizer.kind, tokenizer.is_shared
+        self.target = tokenizer.target
+        self.digest = tokenizer.digest
+        self.source: Side = _TaggedSide(tokenizer.source, language)
+
+    @property
+    def target_languages(self) -> tuple[str, ...]:
+        """Those of the tokenizer."""
+        return self.untagged.target_languages
+
+    def describe(self) -> Mapping[str, object]:
+        """Return the properties to show to users."""
+        return self.untagged.describe()
+
+    def files(self) -> Mapping[str, bytes]:
+        """Return the tokenizer's files, which do not contain the choice of a language."""
+        return self.untagged.files()
+
+
+class _TaggedSide:
+    """A side for sources that adds the tag; see `sides.Side`."""
+
+    def __init__(self, side: Side, language: str) -> None:
+        self._side, self._language = side, language
+        self.pad_id, self.bos_id, self.eos_id = side.pad_id, side.bos_id, side.eos_id
+
+    @property
+    def vocab_size(self) -> int:
+        return self._side.vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._side.encode_batch([tagged(text, self._language) for text in texts])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return untagged(self._side.decode(ids))[0]
+
+    def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        return [untagged(text)[0] for text in self._side.decode_batch(batch)]
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        return self._side.tokens(ids)
+
+
+def tag_of(language: str) -> str:
+    """Return the tag of a target language. language: as in BCP 47, or as the model names it."""
+    return f">>{language}<<"
+
+
+def tagged(text: str, language: str) -> str:
+    """Return a source with the tag of its target language; an empty one stays as it is."""
+    return f"{tag_of(language)} {text}" if text.strip() else text
+
+
+def untagged(text: str) -> tuple[str, str | None]:
+    """Return a source without its tag, and the language of the tag; None: it has no tag."""
+    found = TAG.match(text)
+    return (text, None) if found is None else (text[found.end() :].removeprefix(" "), found[0][2:-2])
+
+
+def check_target(
+    languages: Sequence[str], wanted: str | None, model: str, option: str, *, is_needed: bool = True
+) -> str | None:
+    """Return the target language in the model's spelling; None for a model of one pair of languages.
+
+    Args:
+        languages: into which a model with tags translates; empty for a model without tags.
+        wanted: by the user.
+        model: its name, for messages.
+        option: which names the language, for messages.
+        is_needed: a text without a tag cannot be translated.
+
+    Raises: ConfigError: the model has no tags but one is wanted, or it has tags and none, or an unknown one, is wanted.
+    """
+    if not languages:
+        if wanted is not None:
+            raise ConfigError(
+                f"{option} is {wanted}, but {model} was trained for one pair of languages and has no tags; leave"
+                f" {option} out."
+            )
+        return None
+    listed = ", ".join(languages)
+    if wanted is None and not is_needed:
+        return None
+    if wanted is None:
+        raise ConfigError(f"{model} translates into several languages ({listed}); choose one with {option}.")
+    known = {one.replace("_", "-").lower(): one for one in languages}
+    found = known.get(wanted.replace("_", "-").lower())
+    if found is None:
+        near = did_you_mean(wanted, languages)
+        raise ConfigError(f"{option} is {wanted}, but {model} translates into {listed}.{near}")
+    return found
+
+
+def refuse_untagged(texts: Sequence[str], languages: Sequence[str]) -> None:
+    """Raises: RequestError: a non-empty text does not begin with a tag of these languages."""
+    for number, text in enumerate(texts, 1):
+        if text.strip() and untagged(text)[1] not in languages:
+            raise RequestError(
+                f"text {number} has no target language; choose one of"
+                f" {', '.join(languages)} with --target-lang (in Python: translator.into(language)), or begin the text"
+                f" with a tag, such as {tag_of(languages[0])}."
+            )

@@ -9,7 +9,7 @@ Symbols are whole words of the target side that must be one piece each, such as 
 uses them. `encode` returns one only for a word with the same spelling (the tag `NN`), never for a bracket. All ids of
 targets are below `num_target_ids`.
 
-Tags (`>>de<<`) are the last pieces of a tokenizer for several languages; see `text.tags`. Only the source side uses
+Tags (`>>de<<`) are the last pieces of a tokenizer for several languages; see `text.sides`. Only the source side uses
 them, at the start of a text.
 """
 
@@ -41,7 +41,7 @@ from manyheads.text.pipeline import (
     take_apart,
 )
 from manyheads.text.settings import TokenizerSettings
-from manyheads.text.tags import refuse_untagged, tag_of, untagged
+from manyheads.text.sides import Capabilities, refuse_untagged, tag_of, untagged
 from manyheads.text.tokenizer_file import TokenizerFile, check_encodable, parse_json, read_tokenizer_file
 
 __all__ = ["Tokenizer"]
@@ -49,12 +49,14 @@ __all__ = ["Tokenizer"]
 MAX_CHARS_AT_ONCE = 500_000
 
 
-class Tokenizer(TokenizerFile):
+class Tokenizer(TokenizerFile, Capabilities):
     """A trained tokenizer; immutable. Create one with `train`, `load` or `from_json`.
 
     Ids 0 to 3 are padding, begin of sentence, end of sentence and unknown; `encode` never returns the first three.
     """
 
+    is_shared = True
+    needs_language = True
     pad_id = 0
     bos_id = 1
     eos_id = 2
@@ -102,7 +104,7 @@ class Tokenizer(TokenizerFile):
             texts: sentences of both languages, read twice; an iterator is kept in memory.
             settings: kind, size and case; a small corpus may give fewer pieces than `vocab_size`.
             symbols: words of targets, each of which becomes one piece, in the order of their ids.
-            languages: of translations, each of which gets a tag; see `text.tags`.
+            languages: of translations, each of which gets a tag; see `text.sides`.
             told: progress, see `learn_pieces`.
 
         Raises:
@@ -188,6 +190,10 @@ class Tokenizer(TokenizerFile):
     def num_target_ids(self) -> int:
         """Upper bound (exclusive) of the ids from `encode_targets`: without symbols, vocab_size."""
         return self.symbol_ids.stop if self._symbols else self.vocab_size
+
+    def fits(self, source_vocab_size: int, target_vocab_size: int) -> bool:
+        """Also whether each id of the model's outputs has a text."""
+        return self.vocab_size <= source_vocab_size and self.num_target_ids <= target_vocab_size <= self.vocab_size
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, using all threads of the library.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-__all__ = ["AFTER", "BEFORE", "LETTER", "WIDE_SIGNS", "begins", "is_blank", "stands"]
+__all__ = ["AFTER", "BEFORE", "LETTER", "WIDE_SIGNS", "begins", "is_blank", "stands", "words_of"]
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Burmese, Khmer
@@ -23,6 +23,7 @@ LETTER = rf"[^\W{_UNSPACED}]"
 BEFORE, AFTER = rf"(?<!{LETTER})", rf"(?!{LETTER})"
 """No such letter stands before, or after."""
 _SHOW_NOTHING = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {*map(chr, range(0xFE00, 0xFE10))}
+_SPACES = str.maketrans(dict.fromkeys(" \t\n\r\v\f", " "))
 _IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
 
 
@@ -43,3 +44,8 @@ def stands(phrase: str, *, any_case: bool = False) -> str:
 def is_blank(text: str) -> bool:
     """Return whether a text holds nothing but white space, control characters and characters without width."""
     return all(char.isspace() or char in _SHOW_NOTHING or unicodedata.category(char) in ("Cc", "Cf") for char in text)
+
+
+def words_of(sentence: str) -> list[str]:
+    """Return the words of a tokenised sentence. Unlike `str.split`, keep no-break spaces inside words, as in trees."""
+    return [word for word in sentence.translate(_SPACES).split(" ") if word]

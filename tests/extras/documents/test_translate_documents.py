@@ -14,7 +14,7 @@ import pytest
 from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.extras.documents import translating
 from manyheads.extras.documents.formats import read_document
-from manyheads.text.sides import load_tokenizer
+from manyheads.text.of_folder import load_tokenizer
 
 pytest.importorskip("markdown_it")
 Cli = Callable[..., int]

@@ -18,11 +18,10 @@ from manyheads.catalogue import ARCHITECTURES, ATTENTIONS, build_model
 from manyheads.errors import ConfigError
 from manyheads.extras.exports import ExportOptions
 from manyheads.extras.exports.engine import Exported, export_model
-from manyheads.text.byte_vocabulary import ByteVocabulary
-from manyheads.text.piece_vocabulary import PieceVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.vocabulary import Vocabulary
+from manyheads.text.vocabularies import PieceVocabulary
+from manyheads.text.vocabulary import ByteVocabulary, Vocabulary
 
 pytestmark = pytest.mark.unhooked  # tracing gives tensors where the signatures say int
 

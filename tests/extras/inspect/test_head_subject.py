@@ -17,7 +17,7 @@ from manyheads.extras.inspect.heads.judging import HeldSegments, Subject
 from manyheads.extras.inspect.heads.options import HeadTextOptions
 from manyheads.extras.inspect.heads.scores import nats_per_token
 from manyheads.tasks.text.held_out import held_text
-from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.vocabulary import ByteVocabulary
 
 
 @pytest.mark.parametrize("ext_len", [0, 40])

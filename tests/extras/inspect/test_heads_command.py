@@ -20,7 +20,7 @@ from manyheads.decoding.generation_config import load_settings
 from manyheads.errors import ConfigError
 from manyheads.extras.inspect.heads.scores import masked_heads, masks_without
 from manyheads.extras.peers.convert import export_folder
-from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.vocabulary import ByteVocabulary
 
 Program = Callable[..., int]
 

@@ -17,7 +17,7 @@ from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.extras.inspect.commands import KINDS
-from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.vocabulary import ByteVocabulary
 
 pytest.importorskip("matplotlib")
 

@@ -20,9 +20,9 @@ from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.settings import ServingSettings
 from manyheads.nn.kernels import policy
 from manyheads.tasks.table import task_of_folder
-from manyheads.text.id_vocabulary import IdVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.vocabulary import IdVocabulary
 
 Program = Callable[..., int]
 Read = pytest.CaptureFixture[str]
@@ -134,8 +134,8 @@ def test_words_are_aligned_by_the_layers_that_have_heads(model_folder: Path) -> 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_a_pruned_language_model(manyheads: Program, kind: str, tmp_path: Path, capsys: Read) -> None:
-    from manyheads.text.byte_vocabulary import ByteVocabulary
-    from manyheads.text.piece_vocabulary import PieceVocabulary
+    from manyheads.text.vocabularies import PieceVocabulary
+    from manyheads.text.vocabulary import ByteVocabulary
 
     learned = Tokenizer.train(["he opened the door and went in"], TokenizerSettings(vocab_size=300))
     vocabulary = ByteVocabulary() if kind == "bytes" else PieceVocabulary(learned)

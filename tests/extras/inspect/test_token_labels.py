@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from manyheads.extras.inspect.token_labels import legible
-from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.vocabulary import ByteVocabulary
 
 
 @pytest.mark.parametrize(

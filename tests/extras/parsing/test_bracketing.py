@@ -10,9 +10,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from manyheads.errors import ConfigError, DataError
-from manyheads.extras.parsing.bracketing import REPAIRS, category, linearise, normal_form, restore, sentence_of
+from manyheads.extras.parsing.bracketing import (
+    REPAIRS,
+    ParsingSettings,
+    category,
+    linearise,
+    normal_form,
+    restore,
+    sentence_of,
+)
 from manyheads.extras.parsing.trees import MAX_DEPTH, Leaf, Node, format_tree, leaves_of, parse_tree, unescape
-from manyheads.text.settings import ParsingSettings
 
 PAPER = ParsingSettings()
 LOSSLESS = ParsingSettings(tags="keep", functions="keep", traces="keep", root=None)

@@ -15,7 +15,7 @@ import torch
 import manyheads as package
 from manyheads.cli.main import main
 from manyheads.errors import ModelFileError, NonFiniteError, RequestError
-from manyheads.extras.parsing.chart_parser import ChartParser
+from manyheads.extras.parsing.parser import ChartParser
 from manyheads.extras.parsing.trees import format_tree, leaves_of, parse_tree
 
 Cli = Callable[..., int]

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.decoding.naive import naive_beam_search, naive_tree_tokens
+from manyheads.decoding.naive import naive_beam_search
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.extras.parsing.bracketing import restore
+from manyheads.extras.parsing.bracketing import ParsingSettings, restore
 from manyheads.extras.parsing.grammar import TreeGrammar
-from manyheads.extras.parsing.parsing_text import ParsingTask, words_of
+from manyheads.extras.parsing.parsing_task import ParsingTask
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.extras.parsing.trees import MAX_DEPTH, format_tree, leaves_of, parse_tree
-from manyheads.text.settings import ParsingSettings, TokenizerSettings
+from manyheads.text.settings import TokenizerSettings
+from manyheads.text.words import words_of
 
 TREES = [
     "(ROOT (S (NP (DT The) (NN cat)) (VP (VBZ sees) (NP (NN NN))) (. .)))",
@@ -47,17 +48,75 @@ def tokenizer(request: pytest.FixtureRequest) -> ParsingTokenizer:
     return make(SETTINGS[-2 if words_alone else request.param], "word" if words_alone else "bpe")
 
 
+def grammar_of(tokenizer: ParsingTokenizer) -> TreeGrammar:
+    grammar = tokenizer.grammar(DecodingSettings())
+    assert grammar is not None
+    return grammar
+
+
 def batch_of(tokenizer: ParsingTokenizer, sentences: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
     rows = [torch.tensor([*ids, tokenizer.eos_id]) for ids in tokenizer.encode_batch(list(sentences))]
     lengths = torch.tensor([len(row) for row in rows])
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_id), lengths
 
 
+def naive_tree_tokens(
+    tokenizer: ParsingTokenizer, source: Sequence[int], written: Sequence[int], room: int
+) -> set[int]:
+    """Return the tokens that `TreeGrammar` allows next, computed by reading the output bracket by bracket.
+
+    Args:
+        source: pieces of the sentence, without EOS.
+        written: target tokens so far, without BOS.
+        room: number of tokens that may still be generated, EOS included.
+    """
+    begins = tokenizer.begins_word()
+    words: list[list[int]] = []
+    for piece in source:
+        if begins[piece]:
+            words.append([])
+        words[-1].append(piece)
+    writes = tokenizer.task.settings.words == "write"
+    names = dict(zip(tokenizer.symbol_ids, tokenizer.symbols, strict=True))
+    ids = {name: index for index, name in names.items()}
+    stack: list[str] = []
+    waiting: list[int] = []
+    for token in written:
+        if token not in names:
+            waiting.pop(0)
+        elif names[token].startswith("("):
+            stack.append(names[token][1:])
+        elif names[token].startswith(")"):
+            stack.pop()
+        else:
+            word = words.pop(0)
+            waiting = list(word) if writes else []
+    if waiting:
+        return {waiting[0]}
+    if written and not stack:
+        return {tokenizer.eos_id}
+    allowed: set[int] = set()
+    least = sum(1 + len(word) * writes for word in words) + len(stack) + 1
+    for name, index in ids.items():
+        if name.startswith("("):
+            known = f"){name[1:]}" in ids
+            labelled = name != "(" or (not stack and tokenizer.task.settings.root is None)
+            if words and known and labelled and len(stack) < MAX_DEPTH and (not written or least + 2 <= room):
+                allowed.add(index)
+        elif name.startswith(")"):
+            is_empty = names.get(written[-1], ")").startswith("(") if written else True
+            if stack and name[1:] == stack[-1] and not is_empty and (len(stack) > 1 or not words):
+                allowed.add(index)
+        elif stack and words:
+            allowed.add(index)
+    return allowed
+
+
 def test_the_mask_is_the_automaton_s(tokenizer: ParsingTokenizer) -> None:
     """Random walks of several sentences at once, with much room and with little."""
     draw = random.Random(5)
     source, lengths = batch_of(tokenizer, SENTENCES)
-    grammar = TreeGrammar(tokenizer).of(source, lengths)
+    grammar = grammar_of(tokenizer).of(source, lengths)
     for start_room in (4, 16, 40):
         rows = torch.arange(len(SENTENCES)).repeat_interleave(6)
         histories: list[list[int]] = [[] for _ in rows]
@@ -82,7 +141,7 @@ def test_the_mask_is_the_automaton_s(tokenizer: ParsingTokenizer) -> None:
 def test_nesting_ends_where_trees_would_be_refused(tokenizer: ParsingTokenizer) -> None:
     """A tree as deep as the grammar allows is whole, and can be read again; random walks never go so far down."""
     source, lengths = batch_of(tokenizer, ["x"])
-    grammar = TreeGrammar(tokenizer).of(source, lengths)
+    grammar = grammar_of(tokenizer).of(source, lengths)
     ids = dict(zip(tokenizer.symbols, tokenizer.symbol_ids, strict=True))
     opening, closing, rows = ids["(NP"], ids[")NP"], torch.zeros(1, dtype=torch.long)
 
@@ -118,7 +177,7 @@ def test_what_is_found_needs_no_mending(
         model = hash_model(vocab_size=tokenizer.num_target_ids, seed=seed)
         for extra in (0, 30):
             options = DecodingSettings(num_beams=num_beams, max_len_ratio=2 + 1e-6, max_len_offset=2 + extra)
-            found = search_all(model, sources, options, grammar=TreeGrammar(tokenizer), **ids)
+            found = search_all(model, sources, options, grammar=tokenizer.grammar(options), **ids)
             for sentence, hypotheses in zip(SENTENCES, found, strict=True):
                 written = target.decode(hypotheses[0].ids)
                 restored = restore(written, words_of(sentence), tokenizer.task.settings)
@@ -133,7 +192,7 @@ def test_sampling_keeps_to_it(hash_model: Callable[..., Any]) -> None:
     options = DecodingSettings(num_beams=1, do_sample=True, num_return_sequences=5, max_len_ratio=4)
     model = hash_model(vocab_size=tokenizer.vocab_size)
     for sentence, found in zip(
-        SENTENCES, search_all(model, sources, options, grammar=TreeGrammar(tokenizer), **ids), strict=True
+        SENTENCES, search_all(model, sources, options, grammar=tokenizer.grammar(options), **ids), strict=True
     ):
         assert len({tuple(hypothesis.ids) for hypothesis in found}) > 1
         for hypothesis in found:
@@ -158,7 +217,7 @@ def test_beam_search_under_a_grammar_is_the_naive_one(
             return [value if index in allowed else -torch.inf for index, value in enumerate(values)]
 
         expected = naive_beam_search(constrained, options, limit=24, **ids)
-        (found,) = search_all(model, [source], options, grammar=TreeGrammar(tokenizer), **ids)
+        (found,) = search_all(model, [source], options, grammar=tokenizer.grammar(options), **ids)
         assert [hypothesis.ids for hypothesis in found] == [hypothesis.ids for hypothesis in expected]
         torch.testing.assert_close(
             torch.tensor([hypothesis.score for hypothesis in found]),

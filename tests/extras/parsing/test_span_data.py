@@ -11,14 +11,25 @@ import torch
 
 from manyheads.data.prepared import PreparedData
 from manyheads.errors import ConfigError, DataError
-from manyheads.extras.parsing.parsing_text import ParsingTask
-from manyheads.extras.parsing.prepared import SpanData, open_spans
-from manyheads.extras.parsing.preparing import prepare_spans
+from manyheads.extras.parsing.bracketing import ParsingSettings
+from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
+from manyheads.extras.parsing.span_data import (
+    MOST_HASHES,
+    MOST_PIECES,
+    SpanData,
+    SpanRow,
+    SpanStore,
+    SpanStream,
+    affix_hashes,
+    collate_spans,
+    eval_spans,
+    open_spans,
+    word_pieces,
+    write_spans,
+)
 from manyheads.extras.parsing.span_settings import SpanSettings
-from manyheads.extras.parsing.span_store import SpanRow, SpanStore, SpanStream, collate_spans, eval_spans, write_spans
-from manyheads.extras.parsing.tree_files import TreeFile
-from manyheads.extras.parsing.word_features import MOST_HASHES, MOST_PIECES, affix_hashes, word_pieces
-from manyheads.text.settings import ParsingSettings, TokenizerSettings
+from manyheads.extras.parsing.span_task.prepare import prepare_spans
+from manyheads.text.settings import TokenizerSettings
 
 TREES = """(ROOT (S (NP (PRP She)) (VP (VBZ sleeps)) (. .)))
 (ROOT (NP (NNS Results)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from manyheads.errors import DataError
-from manyheads.extras.parsing.tree_baselines import Baseline
+from manyheads.extras.parsing.sequence_task.evaluate import Baseline
 from manyheads.extras.parsing.trees import format_tree, leaves_of, parse_tree
 
 TRAINING = [

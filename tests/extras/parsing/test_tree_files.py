@@ -10,14 +10,16 @@ import pytest
 
 from manyheads.data.lines import ReadReport
 from manyheads.data.prepared import PreparedData
-from manyheads.data.preparing_pairs import prepare_corpus
 from manyheads.errors import ConfigError, DataError, ModelFileError
-from manyheads.extras.parsing.parsing_text import ParsingTask, words_of
+from manyheads.extras.parsing.bracketing import ParsingSettings
+from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile, read_sentences
+from manyheads.extras.parsing.sequence_task.prepare import prepare_trees
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
-from manyheads.extras.parsing.tree_files import TreeFile, read_sentences
-from manyheads.text.settings import ParsingSettings, TokenizerSettings
-from manyheads.text.sides import load_tokenizer
+from manyheads.extras.parsing.trees import format_tree
+from manyheads.text.of_folder import load_tokenizer
+from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.words import words_of
 
 TREES = """( (S (NP-SBJ (DT The) (NN cat) (-LRB- -LRB-) (NN x) (-RRB- -RRB-))
      (VP (VBZ sleeps) (NP (-NONE- *)))
@@ -72,20 +74,21 @@ def test_a_prepared_folder_remembers_its_task(path: Path, tmp_path: Path) -> Non
     task = ParsingTask(ParsingSettings(functions="keep", root="TOP"))
     trees = TreeFile(path=path, task=task)
     settings = TokenizerSettings(vocab_size=300)
-    prepare_corpus(tmp_path / "data", train=trees, valid=trees, tokenizer=settings, task=task)
+    prepare_trees(tmp_path / "data", train=trees, valid=trees, tokenizer=settings, task=task)
     data = PreparedData.open(tmp_path / "data")
-    assert data.task == task
+    assert data.task == "parsing"
+    assert isinstance(data.tokenizer, ParsingTokenizer)
+    assert data.tokenizer.task == task
     assert data.describe().startswith(f"data {data.digest[:12]} in {tmp_path / 'data'}, for parsing")
     assert [tree for _, tree in data.valid_text] == [tree for _, tree in trees.read()]  # the gold trees, whole
     written = data.tokenizer.decode(data.train[0][1].tolist())
     assert written == "(S (NP-SBJ XX XX XX XX XX )NP-SBJ (VP XX )VP XX )S"
     assert len(data.train[0][1]) == len(written.split(" "))
     assert data.train[0][1].max() < data.tokenizer.num_target_ids
-    assert task.text("Results", "(NP XX )NP") == "(TOP (NP (XX Results)))"
-    assert task.text(" ", "(NP XX )NP") == ""
+    assert format_tree(task.restore("Results", "(NP XX )NP").tree) == "(TOP (NP (XX Results)))"
     plain = Tokenizer.train(["a b c"], settings)
     with pytest.raises(ConfigError, match="no symbols"):
-        prepare_corpus(tmp_path / "other", train=trees, tokenizer=plain, task=task)
+        prepare_trees(tmp_path / "other", train=trees, tokenizer=plain, task=task)
 
 
 def test_the_tokenizer_of_a_parser(path: Path, tmp_path: Path) -> None:

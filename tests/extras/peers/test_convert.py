@@ -22,8 +22,8 @@ from manyheads.catalogue import build_model
 from manyheads.decoding.naive import naive_marian_search
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.peers.convert import import_folder
-from manyheads.text.byte_vocabulary import ByteVocabulary
-from manyheads.text.sides import load_tokenizer
+from manyheads.text.of_folder import load_tokenizer
+from manyheads.text.vocabulary import ByteVocabulary
 
 PEER_FILES = (
     *("config.json", "generation_config.json", "model.safetensors"),

@@ -17,7 +17,7 @@ from manyheads.errors import NonFiniteError
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.dynamic import Adaptation, evaluate_dynamically, gradient_rms
-from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.vocabulary import ByteVocabulary
 from tests.segment_batches import ids
 from tests.tiny_run import TINY_REFORMER
 

@@ -18,9 +18,9 @@ from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.settings import ServingSettings
-from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.vocabulary import ByteVocabulary
 
 TEXTS = [
     "Hello, how are you?", "Hallo, wie geht es dir?", "I am hungry.", "Ich habe Hunger.", "The cat sees the dog.",

@@ -23,7 +23,7 @@ from manyheads.errors import NonFiniteError
 from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.scoring import _chosen
 from manyheads.extras.serving.settings import ServingSettings
-from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.vocabulary import ByteVocabulary
 
 ENGLISH = "Hello, how are you? I am hungry.\n\nThe cat sees the dog."
 

@@ -28,9 +28,9 @@ from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.markup import MOST_TAGS
 from manyheads.extras.serving.refusals import Refusal
 from manyheads.extras.serving.settings import ServingSettings
-from manyheads.text.piece_vocabulary import PieceVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.vocabularies import PieceVocabulary
 
 TEXTS = ["It is a truth universally acknowledged", "that a single man in possession of a good fortune"] * 2
 FORM = {"content-type": "application/x-www-form-urlencoded"}

@@ -22,7 +22,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.search_options import GenerationOptions
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.errors import ConfigError
-from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.vocabulary import ByteVocabulary
 
 Cli = Callable[..., int]
 

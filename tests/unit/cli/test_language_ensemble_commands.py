@@ -29,7 +29,7 @@ from manyheads.evaluation.language_model import EnsembleReading, evaluate_text
 from manyheads.evaluation.reading import Reading
 from manyheads.tasks.text.options import ScoreOptions
 from manyheads.tasks.text.score import score
-from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.vocabulary import ByteVocabulary
 
 Cli = Callable[..., int]
 Folders = dict[str, Path]

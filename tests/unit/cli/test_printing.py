@@ -16,7 +16,7 @@ from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.cli.printing import printable, say
-from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.vocabulary import ByteVocabulary
 
 CLI = Path(manyheads.__file__).parent / "cli"
 

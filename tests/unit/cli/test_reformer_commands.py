@@ -22,8 +22,7 @@ from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.research.hash_rounds import with_hashes
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.text.byte_vocabulary import ByteVocabulary
-from manyheads.text.id_vocabulary import IdVocabulary
+from manyheads.text.vocabulary import ByteVocabulary, IdVocabulary
 
 Cli = Callable[..., int]
 Image = pytest.importorskip("PIL.Image")

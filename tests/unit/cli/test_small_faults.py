@@ -19,7 +19,7 @@ from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.records import describe_folder
 from manyheads.errors import ConfigError, ModelFileError, SaveError
 from manyheads.tasks.preparation import vocabulary_lines
-from manyheads.text.id_vocabulary import IdVocabulary
+from manyheads.text.vocabulary import IdVocabulary
 
 Cli = Callable[..., int]
 

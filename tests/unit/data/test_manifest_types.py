@@ -22,11 +22,11 @@ from manyheads.errors import ManyHeadsError
 from manyheads.extras.classification.labelled_files import LabelledList
 from manyheads.extras.classification.prepared import LabelledData
 from manyheads.extras.classification.preparing import prepare_labelled
-from manyheads.extras.parsing.parsing_text import ParsingTask
-from manyheads.extras.parsing.prepared import SpanData
-from manyheads.extras.parsing.preparing import prepare_spans
-from manyheads.extras.parsing.tree_files import TreeFile
-from manyheads.text.settings import ParsingSettings, TokenizerSettings, VocabularySettings
+from manyheads.extras.parsing.bracketing import ParsingSettings
+from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
+from manyheads.extras.parsing.span_data import SpanData
+from manyheads.extras.parsing.span_task.prepare import prepare_spans
+from manyheads.text.settings import TokenizerSettings, VocabularySettings
 
 SETTINGS = TokenizerSettings(vocab_size=300)
 OTHERS: list[Any] = [None, True, 7, -1, 1.5, "many", "\ud800", [1], [[]], {"a": 1}, {"train": [1]}, {}]

@@ -17,9 +17,9 @@ from manyheads.data.raw_files import Pictures, RawFiles
 from manyheads.data.segments import SegmentStream, eval_segments
 from manyheads.data.settings import SegmentSettings
 from manyheads.errors import ConfigError, DataError, MissingExtraError
-from manyheads.text.id_vocabulary import IdVocabulary
 from manyheads.text.settings import IdSettings
 from manyheads.text.vocabularies import vocabulary_from_json
+from manyheads.text.vocabulary import IdVocabulary
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -14,8 +14,7 @@ from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.extras.serving.scoring import TextBatch
-from manyheads.text.byte_vocabulary import ByteVocabulary
-from manyheads.text.vocabulary import Vocabulary
+from manyheads.text.vocabulary import ByteVocabulary, Vocabulary
 from manyheads.text.word_vocabulary import WordVocabulary
 
 WORDS = ["<eos>", "<unk>", "<eod>", "It", "is", "a", "test", "of", "words"]

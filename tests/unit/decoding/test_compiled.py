@@ -28,7 +28,7 @@ from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import RequestError
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig
-from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.vocabulary import ByteVocabulary
 
 VOCAB = 37
 CONFIG = TransformerConfig(

@@ -18,9 +18,9 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.decoding.translator import Translator
-from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.vocabulary import ByteVocabulary
 
 SIZES: dict[str, Any] = {"d_model": 16, "num_heads": 2, "d_ff": 24}
 

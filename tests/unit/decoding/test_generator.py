@@ -19,12 +19,11 @@ from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.repetition import Repetition
 from manyheads.decoding.sampling import draw
 from manyheads.errors import ConfigError, NonFiniteError, RequestError
-from manyheads.text.byte_vocabulary import ByteVocabulary
-from manyheads.text.piece_vocabulary import PieceVocabulary
 from manyheads.text.settings import TokenizerSettings
-from manyheads.text.symbol_vocabulary import SymbolVocabulary
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.word_vocabulary import WordVocabulary
+from manyheads.text.vocabularies import PieceVocabulary
+from manyheads.text.vocabulary import ByteVocabulary
+from manyheads.text.word_vocabulary import SymbolVocabulary, WordVocabulary
 
 PROMPTS = ["", "a", "It is a truth", "x" * 9, "Zürich, ein längerer Anfang"]
 

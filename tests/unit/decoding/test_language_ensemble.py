@@ -33,9 +33,9 @@ from manyheads.evaluation.language_model import EnsembleReading, evaluate_text, 
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.inspect.attending import shapes_of, text_views
 from manyheads.seeding import derive_seed
-from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.settings import VocabularySettings
 from manyheads.text.vocabularies import learn_vocabulary
+from manyheads.text.vocabulary import ByteVocabulary
 
 XL = TransformerXLConfig(vocab_size=256, d_model=16, num_heads=2, d_ff=24, num_layers=2, memory_len=60, dropout=0.0)
 PROMPTS = ["", "a", "It is a truth", "x" * 9]

@@ -16,7 +16,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError
 from manyheads.nn.kernels.policy import is_fast
-from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.vocabulary import ByteVocabulary
 
 TEXTS = ["I am hungry.", "the cat sees a dog"]
 

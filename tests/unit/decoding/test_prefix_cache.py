@@ -16,7 +16,7 @@ from manyheads.decoding.continuation import Continuation
 from manyheads.decoding.generation import READ_AT_ONCE
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.prefix_cache import PrefixCache
-from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.vocabulary import ByteVocabulary
 
 CONFIGS = {
     "transformer_xl": TransformerXLConfig(

@@ -21,7 +21,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.repetition import Repetition
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.vocabulary import ByteVocabulary
 
 IDS: Any = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
 SOURCES = [[3, 9, 4, 2], [7, 7, 2], [5, 11, 6, 3, 8, 2]]

@@ -17,7 +17,7 @@ from manyheads.decoding.rules import RULES
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, RequestError
-from manyheads.extras.parsing.parsing_text import ParsingTask
+from manyheads.extras.parsing.parsing_task import ParsingTask
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -18,10 +18,10 @@ from manyheads.data.batch import PairBatch
 from manyheads.decoding.device import inference, pack
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import run_to_end, search_all, search_steps
+from manyheads.decoding.search_problem import Grammar
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.shortlist import SHORTLIST, Shortlist
 from manyheads.errors import ModelFileError, RequestError
-from manyheads.extras.parsing.grammar import Grammar
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.int8 import has_int8
 

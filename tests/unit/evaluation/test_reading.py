@@ -13,7 +13,7 @@ from manyheads.data.token_store import TokenStore
 from manyheads.errors import ConfigError
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
-from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.vocabulary import ByteVocabulary
 from tests.segment_batches import ids
 
 

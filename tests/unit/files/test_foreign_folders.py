@@ -30,7 +30,6 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsError, ModelFileError
 from manyheads.extras.inspect.drawings.attention_page import save_page
 from manyheads.extras.inspect.drawings.curves import MOST_LINE_BYTES, Metrics
-from manyheads.extras.parsing.parsing_text import load_task
 from manyheads.extras.peers.convert import _read_object
 from manyheads.files.commit import temporary_name
 from manyheads.files.guarded import RefusedFileError
@@ -38,6 +37,10 @@ from manyheads.files.verify import verify_folder
 from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.text.held_out import held_text
 from manyheads.text.marian_files import read_bytes
+from manyheads.text.of_folder import load_tokenizer
+from manyheads.text.settings import TokenizerSettings
+from manyheads.text.sides import TranslationTokenizer
+from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.tokenizer_file import read_tokenizer_file
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
@@ -48,6 +51,12 @@ def huge(path: Path) -> None:
     """A sparse file of 64 GiB, which no test could read."""
     path.touch()
     os.truncate(path, 64 << 30)
+
+
+def read_task(folder: Path) -> TranslationTokenizer:
+    """The tokenizer of a folder, whose task is read with it."""
+    Tokenizer.train(["a b"], TokenizerSettings(kind="word", vocab_size=8)).save(folder / "tokenizer.json")
+    return load_tokenizer(folder)
 
 
 PUTS = [
@@ -65,7 +74,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object], type[ManyHeadsError]]] =
     "decoding options": ("generation_config.json", load_settings, ModelFileError),
     "a tokenizer": ("tokenizer.json", lambda folder: read_tokenizer_file(folder / "tokenizer.json"), DataError),
     "Marian's vocabulary": ("vocab.json", lambda folder: read_bytes(folder / "vocab.json"), DataError),
-    "a task": ("task.json", load_task, ModelFileError),
+    "a task": ("task.json", read_task, ModelFileError),
     "a data folder's manifest": ("manifest.json", lambda it: read_manifest(it, kind="a", version=1), DataError),
     "metrics": ("metrics.jsonl", lambda folder: Metrics(folder / "metrics.jsonl").read(), DataError),
 }
@@ -86,7 +95,7 @@ def test_none_is_waited_for_or_read_for_ever(tmp_path: Path, what: str, put: Put
 
 def test_files_that_may_be_missing_may_be_missing(tmp_path: Path) -> None:
     assert load_settings(tmp_path) == DecodingSettings()
-    assert load_task(tmp_path) is None
+    assert read_task(tmp_path).model_kind == "translator"
 
 
 @pytest.mark.parametrize(("put", "reason"), PUTS)

@@ -11,11 +11,11 @@ import pytest
 from tokenizers.trainers import BpeTrainer
 
 from manyheads.errors import ConfigError, DataError
-from manyheads.text.byte_vocabulary import ByteVocabulary
 from manyheads.text.growing import Growth, grow, old_ids_of
-from manyheads.text.piece_vocabulary import PieceVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.vocabularies import PieceVocabulary
+from manyheads.text.vocabulary import ByteVocabulary
 
 OLD = ["The cat sat on the mat.", "A man reads the old book.", "The dog and the cat eat."] * 20
 _RANDOM = random.Random(1)

@@ -13,8 +13,8 @@ from marian_models import ENGLISH, GERMAN, joint_vocab, pieces_of, tokenizer_fil
 from manyheads.errors import DataError, MissingExtraError
 from manyheads.text.marian import MarianTokenizer
 from manyheads.text.marian_files import MarianOptions
+from manyheads.text.of_folder import has_tokenizer, load_tokenizer
 from manyheads.text.settings import TokenizerSettings
-from manyheads.text.sides import has_tokenizer, load_tokenizer
 from manyheads.text.tokenizer import Tokenizer
 
 VOCAB = joint_vocab(train_spm(ENGLISH), train_spm(GERMAN))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from manyheads.errors import DataError
-from manyheads.text.symbol_vocabulary import SymbolVocabulary
 from manyheads.text.vocabularies import load_vocabulary, vocabulary_from_json
+from manyheads.text.word_vocabulary import SymbolVocabulary
 
 BYTES: dict[str, Any] = {"symbols": ["32", "97", "195", "169"], "form": "bytes", "lines": "dropped"}
 LETTERS: dict[str, Any] = {"symbols": ["_", "a", "b"], "form": "characters", "lines": "dropped", "lowercase": True}

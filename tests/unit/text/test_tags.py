@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from manyheads.errors import ConfigError
-from manyheads.text.tags import check_target
+from manyheads.text.sides import check_target
 
 
 @pytest.mark.parametrize("wanted", ["cmn_Hans", "cmn-hans", "CMN_HANS"])

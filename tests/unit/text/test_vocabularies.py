@@ -13,13 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.errors import ConfigError, DataError
-from manyheads.text.byte_vocabulary import ByteVocabulary
-from manyheads.text.piece_vocabulary import PieceVocabulary
+from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
-from manyheads.text.sides import load_tokenizer
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.vocabularies import learn_vocabulary, load_vocabulary, vocabulary_from_json
-from manyheads.text.vocabulary import Vocabulary
+from manyheads.text.vocabularies import PieceVocabulary, learn_vocabulary, load_vocabulary, vocabulary_from_json
+from manyheads.text.vocabulary import ByteVocabulary, Vocabulary
 from manyheads.text.word_vocabulary import WordVocabulary
 
 LINES = ["the cat sees the dog", "the <unk> sees a cat , a dog", "", "übermäßig 1234 don't  stop"]

@@ -22,15 +22,15 @@ from manyheads.errors import ConfigError
 from manyheads.extras.classification.labelled_files import Labelled, LabelledList
 from manyheads.extras.classification.preparing import prepare_labelled
 from manyheads.extras.classification.task.settings import ClassificationConfig
-from manyheads.extras.parsing.parsing_text import ParsingTask
-from manyheads.extras.parsing.preparing import prepare_spans
+from manyheads.extras.parsing.bracketing import ParsingSettings
+from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
+from manyheads.extras.parsing.span_task.prepare import prepare_spans
 from manyheads.extras.parsing.span_task.settings import SpanConfig
-from manyheads.extras.parsing.tree_files import TreeFile
 from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
 from manyheads.tasks.runs import dry_run, train
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.text.settings import ParsingSettings, TokenizerSettings
+from manyheads.text.settings import TokenizerSettings
 from manyheads.training.run.precision import resolve_precision
 from manyheads.training.settings import RunConfig
 

@@ -12,14 +12,16 @@ from tiny_run import TINY, TINY_REFORMER, TINY_TEXT
 from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.prepared import PreparedData, open_data
-from manyheads.data.preparing_pairs import PairList, prepare_corpus
+from manyheads.data.preparing_pairs import PairList
 from manyheads.data.settings import DUPLICATION, SegmentSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading
-from manyheads.extras.parsing.parsing_text import ParsingTask
+from manyheads.extras.parsing.bracketing import ParsingSettings
+from manyheads.extras.parsing.parsing_task import ParsingTask
+from manyheads.extras.parsing.sequence_task.prepare import prepare_trees
 from manyheads.tasks.runs import dry_run, train
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.text.settings import ParsingSettings, TokenizerSettings
+from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import RunConfig
 
 TREES = ["(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)))", "(S (NP (NN rain)) (VP (VBZ falls)))"]
@@ -39,7 +41,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
     folder = tmp_path_factory.mktemp("trees") / "data"
     task = ParsingTask(ParsingSettings())
     known = PairList("made up", [("the cat sleeps", TREES[0]), ("rain falls", TREES[1])] * 10)
-    prepare_corpus(folder, train=known, tokenizer=TokenizerSettings(vocab_size=300), task=task)
+    prepare_trees(folder, train=known, tokenizer=TokenizerSettings(vocab_size=300), task=task)
     return PreparedData.open(folder)
 
 

@@ -19,7 +19,6 @@ from manyheads.decoding.search_options import DecodingOptions
 from manyheads.decoding.settings import DecodingSettings, check_drawing
 from manyheads.errors import ConfigError
 from manyheads.tasks.table import task_of_folder
-from manyheads.tasks.translation.target import check_target_of
 
 __all__ = ["PAGE", "TranslateOptions"]
 
@@ -92,10 +91,24 @@ class TranslateOptions:
     def check_target(self) -> None:
         """Compare --target-lang with the tags of a local model, before it is loaded.
 
-        Raises: ConfigError: see `text.tags.check_target`.
+        Raises: ConfigError: see `text.sides.check_target`. DataError: the tokenizer is damaged.
         """
-        if task_of_folder(self.model) in ("translation", "parsing"):
-            check_target_of(self.model, self.target_lang)
+        from manyheads.text.of_folder import has_tokenizer, load_tokenizer
+        from manyheads.text.sides import check_target
+
+        folder = self._folder()
+        if folder is not None and has_tokenizer(folder):
+            found = load_tokenizer(folder)
+            needed = found.needs_language
+            check_target(found.target_languages, self.target_lang, self.model, "--target-lang", is_needed=needed)
+
+    def _folder(self) -> Path | None:
+        """The folder of a local translation model; None: it is another model, or on the hub."""
+        if task_of_folder(self.model) not in ("translation", "parsing"):
+            return None
+        return next(
+            (path for path in (Path(self.model) / "model", Path(self.model)) if (path / "config.json").is_file()), None
+        )
 
     def check_search(self) -> None:
         """Check the search's options against those of a local model, before it is loaded.
@@ -103,8 +116,8 @@ class TranslateOptions:
         Raises: ConfigError: an option is out of range, or two contradict each other. ModelFileError: the model's own
             options cannot be read.
         """
-        if task_of_folder(self.model) in ("translation", "parsing"):
-            folder = next(path for path in (Path(self.model) / "model", Path(self.model)) if path.is_dir())
+        folder = self._folder()
+        if folder is not None:
             given = replace(self.decoding, forced_prefix=None).overrides(None)
             if given.get("do_sample") and "num_beams" not in given:
                 given["num_beams"] = 1

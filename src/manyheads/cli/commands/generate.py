@@ -26,7 +26,7 @@ def run(options: GenerateOptions) -> int:
     options.run_on.announce()
     from manyheads.cli.lines.continuations import ContinuationLines, write_ids
     from manyheads.decoding.generator import Generator
-    from manyheads.text.id_vocabulary import IdVocabulary
+    from manyheads.text.vocabulary import IdVocabulary
 
     generator = options.run_on.load(Generator.from_pretrained, options.models.all(options.model))
     if isinstance(generator.vocabulary, IdVocabulary):

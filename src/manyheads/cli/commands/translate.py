@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from manyheads.architectures.hub import is_hub_name, resolve_model_path
+from manyheads.catalogue import HOOKS, load
 from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.translate_options import PAGE, TranslateOptions
 from manyheads.cli.lines.conversation import greet, is_conversation
@@ -13,20 +15,27 @@ from manyheads.cli.lines.output import check_files
 from manyheads.cli.lines.running import write_lines
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
-from manyheads.distributed.process import local_device
 from manyheads.distributed.sharded_lines import is_sharded
 from manyheads.tasks.table import task_of_folder
 
-__all__ = ["PAGE", "run"]
+if TYPE_CHECKING:
+    from manyheads.cli.lines.translations import TranslationLines
+
+__all__ = ["PAGE", "converse_or_write", "run", "translate"]
 
 
 @command(PAGE, "translate")
 def run(options: TranslateOptions) -> int:
-    """Translate lines or a document. Returns: the exit code."""
+    """Translate lines or a document, or do what another task than translation does here. Returns: the exit code."""
     set_up_machine()
     check_files(options.output, options.input, options.document.terms)
-    if _is_chart_parser(options.model):
-        return _parse_by_chart(options)
+    hook = HOOKS.get(f"translate.{_task(options.model)}")
+    code: int = translate(options) if hook is None else load(hook)(options)
+    return code
+
+
+def translate(options: TranslateOptions, kind: type[TranslationLines] | None = None) -> int:
+    """Translate by a search over text. Args: kind: of output lines; None: those of translators."""
     document = options.document.read_input(options.input, options.output)
     if document is not None:
         options.check_for_document()
@@ -39,10 +48,10 @@ def run(options: TranslateOptions) -> int:
     from manyheads.cli.lines.translations import TranslationLines
     from manyheads.decoding.translator import Translator
 
-    load = partial(Translator.from_pretrained, engine=options.engine)
-    translator = options.run_on.load(load, options.models.all(options.model)).into(options.target_lang, "--target-lang")
-    translator = options.models.reranked(translator)
-    lines = TranslationLines(translator, options, terms)
+    opened = partial(Translator.from_pretrained, engine=options.engine)
+    translator = options.run_on.load(opened, options.models.all(options.model))
+    translator = options.models.reranked(translator.into(options.target_lang, "--target-lang"))
+    lines = (kind or TranslationLines)(translator, options, terms)
     if document is not None:
         lines.check_translates_documents()
         document.translate(
@@ -53,35 +62,22 @@ def run(options: TranslateOptions) -> int:
             lines_at_once=options.lines_at_once,
             others=options.identity(),
         )
-    elif is_conversation(options.input) and not is_sharded(options.output):
+    else:
+        converse_or_write(lines, options)
+    return 0
+
+
+def converse_or_write(lines: Any, options: TranslateOptions) -> None:
+    """Answer a user, or write the output of the whole input. lines: `TranslationLines`, or another with its methods."""
+    if is_conversation(options.input) and not is_sharded(options.output):
         lines.converse()
     else:
         with showing_if_long() as show:
             write_lines(lines.job(show), options.output, show)
         lines.tell()
-    return 0
 
 
-def _is_chart_parser(model: str) -> bool:
-    """Return whether a model is a chart parser; one on the hub is downloaded to see it."""
+def _task(model: str) -> str | None:
+    """The task of a model; one on the hub is downloaded to see it."""
     is_on_hub = is_hub_name(model) and not Path(model).exists()
-    return task_of_folder(str(resolve_model_path(model)) if is_on_hub else model) == "spans"
-
-
-def _parse_by_chart(options: TranslateOptions) -> int:
-    """Write the trees of a chart parser. Returns: the exit code."""
-    from manyheads.extras.parsing.chart_parser import ChartParser
-    from manyheads.extras.parsing.lines import TreeLines, check_for_chart
-
-    check_for_chart(options)
-    if is_conversation(options.input):
-        greet(options.model)
-    device, precision = local_device(options.run_on.device), options.run_on.fixed_precision()
-    models = options.models.all(options.model)
-    lines = TreeLines(ChartParser.from_pretrained(models, device, precision), options)
-    if is_conversation(options.input) and not is_sharded(options.output):
-        lines.converse()
-        return 0
-    with showing_if_long() as show:
-        write_lines(lines.job(show), options.output, show)
-    return 0
+    return task_of_folder(str(resolve_model_path(model)) if is_on_hub else model)

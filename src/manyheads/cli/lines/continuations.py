@@ -25,7 +25,7 @@ from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import DataError
 from manyheads.files.json_object import json_text
 from manyheads.tasks.report import LineWork
-from manyheads.text.id_vocabulary import IdVocabulary
+from manyheads.text.vocabulary import IdVocabulary
 
 __all__ = ["ContinuationLines", "write_ids"]
 

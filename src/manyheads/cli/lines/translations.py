@@ -1,11 +1,10 @@
-"""Output lines of `translate`: text of translators, trees of parsers, and a warning about bad outputs."""
+"""Output lines of `translate`, and a warning about bad outputs."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,10 +22,6 @@ from manyheads.decoding.translation import Translation, one_line
 from manyheads.decoding.translator import Translator
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import ConfigError, RequestError
-from manyheads.extras.parsing.bracketing import repairs_line
-from manyheads.extras.parsing.parser import task_of
-from manyheads.extras.parsing.parsing_text import words_of
-from manyheads.extras.parsing.trees import format_tree
 from manyheads.files.json_object import json_text
 from manyheads.tasks.report import LineWork
 
@@ -37,30 +32,22 @@ class TranslationLines:
     """Converts the output of a model to lines, and counts bad outputs.
 
     Attributes:
-        translator: the model: a translator or a parser.
+        translator: the model.
         overrides: fields of `DecodingSettings` from the command line.
 
-    Raises: ConfigError: the options ask for linearised trees, but the model writes none.
+    Raises: ConfigError: an option is not for this kind of model.
     """
 
     def __init__(self, translator: Translator, options: TranslateOptions, terms: Any = None) -> None:
-        self._task = task_of(translator)
-        if options.linearised and self._task is None:
-            raise ConfigError("--linearised is for parsers, but this model translates.")
-        self.translator = translator
+        self.translator, self._options, self._terms = translator, options, terms
+        self.check_options()
         # The command line decides the form of the output, never the model's settings.
         nbest = options.num_return_sequences or 1
         self.overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": nbest}
         self._settings = translator.options(**self.overrides)
-        self._options = options
         self._last = ""
-        if terms is not None and self._task is not None:
-            raise ConfigError(f"--terms is for translators, but {options.model} is a parser.")
-        self._terms = terms  # see `read_terms` of the options
         if options.engine != "torch":
             say(f"manyheads: {translator.search.choose_engine(self._settings)}", file=sys.stderr)
-        self._repairs: Counter[str] = Counter()
-        self._num_trees = self._num_repaired = 0
         self._check = OutputCheck(
             "translations",
             learn_more=f"train it longer or on more data; {program()} info {options.model} shows how it was trained.",
@@ -79,12 +66,13 @@ class TranslationLines:
         texts = self._terms.force(self.translator, sources, before, **self.overrides)
         return [[replace(one[0], text=text)] for one, text in zip(found, texts, strict=True)]
 
+    def check_options(self) -> None:
+        """Raises: ConfigError: an option is not for translators."""
+        if self._options.linearised:
+            raise ConfigError("--linearised is for parsers, but this model translates.")
+
     def check_translates_documents(self) -> None:
-        """Raises: ConfigError: the model is a parser."""
-        if self._task is not None:
-            raise ConfigError(
-                f"{self._options.model} is a parser; documents are translated. Give sentences, one per line."
-            )
+        """Raises: ConfigError: the model translates no documents."""
 
     def converse(self) -> None:
         """Translate every line that the user types."""
@@ -174,8 +162,8 @@ class TranslationLines:
 
     def lines(self, number: int, source: str, translations: list[Translation]) -> list[str]:
         """The output lines of one input line. number: of the line, from 1."""
-        if self._task is None and source.strip():  # an empty translation of an empty line is right
-            self._check.see(number, source, translations[0].text)
+        if source.strip():  # an empty translation of an empty line is right
+            self.check_output(number, source, translations[0].text)
         if self._options.json:
             found = [
                 {
@@ -194,29 +182,18 @@ class TranslationLines:
         return [f"{number}\t{one.score:.6f}\t{text}" for one, text in zip(translations, texts, strict=True)]
 
     def tell(self) -> None:
-        """Print a line on standard error if outputs were empty, repeated themselves, or were repaired."""
+        """Print a line on standard error if outputs were empty or repeated themselves."""
         self._check.tell()
         if self._terms is not None:
             say(f"manyheads: {self._terms.describe()}", file=sys.stderr)
-        if self._num_repaired:
-            say(
-                f"manyheads: {self._num_repaired} of {self._num_trees} trees were not well-formed and were repaired:"
-                f" {repairs_line(self._repairs)}.",
-                file=sys.stderr,
-            )
+
+    def check_output(self, number: int, source: str, text: str) -> None:
+        """Note whether an output is bad. number: of the line, from 1."""
+        self._check.see(number, source, text)
 
     def _text(self, source: str, one: Translation) -> str:
-        is_shown = self._task is None or self._options.linearised
-        return one_line(one.text if is_shown else str(self._record(source, one.text)["text"]))
+        return one_line(one.text)
 
     def _record(self, source: str, written: str) -> dict[str, Any]:
-        """The text of an output; of a tree also what the model wrote, and what was repaired."""
-        if self._task is None:
-            return {"text": written}
-        if not words_of(source):
-            return {"text": "", "written": written, "repairs": {}}
-        restored = self._task.restore(source, written)
-        self._num_trees += 1
-        self._num_repaired += bool(restored.repairs)
-        self._repairs.update(restored.repairs)
-        return {"text": format_tree(restored.tree), "written": written, "repairs": dict(restored.repairs)}
+        """What JSON says about the text of an output."""
+        return {"text": written}

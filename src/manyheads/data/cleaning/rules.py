@@ -12,7 +12,7 @@ import numpy.typing as npt
 from manyheads.data.cleaning.block import SideBlock
 from manyheads.data.cleaning.numbers import numbers_differ
 from manyheads.errors import ConfigError
-from manyheads.text.tags import untagged
+from manyheads.text.sides import untagged
 
 __all__ = ["RULES", "HeldOut", "Limits", "PairBlock", "Rule", "Usual", "parse_limits", "usual_of"]
 

@@ -14,8 +14,8 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
-from manyheads.text.sides import Side, TranslationTokenizer, has_tokenizer, load_tokenizer
+from manyheads.text.of_folder import has_tokenizer, load_tokenizer
+from manyheads.text.sides import Side, TranslationTokenizer
 
 __all__ = [
     "LIMIT",
@@ -86,9 +86,9 @@ def tokenizer_of(model: Path, name: str) -> TranslationTokenizer:
             " unknown; save the model with its tokenizer."
         )
     tokenizer = load_tokenizer(model)
-    if isinstance(tokenizer, ParsingTokenizer):
+    if (kind := tokenizer.model_kind) != "translator":
         raise ConfigError(
-            f"{model} is a parser: its grammar (well_formed) restricts each step of the search, which the format {name}"
+            f"{model} is a {kind}: its grammar (well_formed) restricts each step of the search, which the format {name}"
             " cannot hold; use manyheads translate, which writes trees."
         )
     return tokenizer

@@ -31,8 +31,8 @@ from manyheads.nn.kernels.attention import dot_product_weights
 from manyheads.nn.kernels.softmax import masked_softmax
 from manyheads.nn.positions import SinusoidalPositions
 from manyheads.text.of_folder import tokenizer_of_folder
-from manyheads.text.piece_vocabulary import PieceVocabulary
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.vocabularies import PieceVocabulary
 
 __all__ = ["write_language_model"]
 

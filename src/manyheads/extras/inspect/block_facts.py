@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyheads.extras.classification.pooling import TextPooling
 from manyheads.extras.inspect.tracing import TracedTensor
-from manyheads.extras.parsing.span_head import SpanHead
+from manyheads.extras.parsing.span_parser import SpanHead
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.multi_head import MultiHeadAttention

@@ -16,8 +16,7 @@ from manyheads.architectures.reformer.translator import (
 )
 from manyheads.architectures.transformer.model import Decoder, Encoder
 from manyheads.extras.classification.pooling import TextPooling
-from manyheads.extras.parsing.span_head import SpanHead
-from manyheads.extras.parsing.transformer import WordEncoder
+from manyheads.extras.parsing.span_parser import SpanHead, WordEncoder
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.multi_head import MultiHeadAttention

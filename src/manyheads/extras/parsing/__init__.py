@@ -1,1 +1,1 @@
-"""Extra: parsing."""
+"""Constituency parsing, by text or by a chart; see README.md."""

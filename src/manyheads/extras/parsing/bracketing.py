@@ -10,14 +10,15 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from manyheads.errors import DataError
+from manyheads.errors import ConfigError, DataError
 from manyheads.extras.parsing.trees import MAX_DEPTH, Leaf, Node, escape, leaves_of, unescape
-from manyheads.text.settings import ParsingSettings
 
 __all__ = [
     "REPAIRS",
     "SLOT",
+    "ParsingSettings",
     "Restored",
     "category",
     "linearise",
@@ -47,6 +48,35 @@ REPAIRS = {
 """The repairs that `restore` counts."""
 
 _TOKEN = re.compile(r"\([^()\s]*|\)[^()\s]*|[^()\s]+", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsingSettings:
+    """The parts of a tree that a parser learns (Vinyals et al. 2015, arXiv:1412.7449). The defaults are the paper's.
+
+    Args:
+        tags: parts of speech: `XX` for all of them, or `keep`.
+        words: the tokens for a word: only its tag (`leave`), or the tag followed by the word's subwords (`write`),
+            which tell the decoder its position in the sentence.
+        functions: the part of a label after - or = (`NP-SBJ`): `strip` or `keep`.
+        traces: leaves tagged -NONE-, which are not words: `strip` (also constituents without other leaves) or `keep`.
+        root: the label at the top of every tree. It is not a constituent and not written; roots named ROOT, TOP, S1 or
+            empty in a file are replaced by it. None: there is no root, and trees stay unchanged.
+
+    Raises: ConfigError: root is not a valid label.
+    """
+
+    tags: Literal["XX", "keep"] = "XX"
+    words: Literal["leave", "write"] = "leave"
+    functions: Literal["strip", "keep"] = "strip"
+    traces: Literal["strip", "keep"] = "strip"
+    root: str | None = "ROOT"
+
+    def __post_init__(self) -> None:
+        if self.root is not None and (not self.root or any(char in "() \t\n\r\v\f" for char in self.root)):
+            raise ConfigError(
+                f"root is {self.root!r}; a label has no brackets or spaces and is not empty.", fields=["root"]
+            )
 
 
 @dataclass(frozen=True, slots=True)

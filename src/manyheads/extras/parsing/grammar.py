@@ -6,42 +6,20 @@ parser trained on a few thousand sentences produces malformed trees for most sen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
+from manyheads.decoding.search_problem import SentenceGrammar
+from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.trees import MAX_DEPTH
+from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["Grammar", "SentenceGrammar", "TreeGrammar"]
+__all__ = ["TreeGrammar"]
 
 _PIECE, _OPEN, _CLOSE, _PLACE = range(4)
-
-
-class SentenceGrammar(Protocol):
-    """The permitted outputs for the sentences of one batch."""
-
-    def allowed(self, history: Tensor, sentence: Tensor, room: Tensor) -> Tensor:
-        """Return the permitted next tokens.
-
-        Args:
-            history: (rows, length) target tokens so far, without BOS.
-            sentence: (rows,) index of each row's sentence in the batch.
-            room: (rows,) number of tokens that may still be generated, EOS included.
-
-        Returns: (rows, at least vocab_size) bool.
-        """
-
-
-class Grammar(Protocol):
-    """A rule for outputs, applied to the sentences of a batch."""
-
-    def of(self, source: Tensor, source_lengths: Tensor) -> SentenceGrammar:
-        """Return the grammar of one batch. source (sentences, source_len), each row tokens + EOS; source_lengths
-        (sentences,).
-        """
 
 
 class TreeGrammar:
@@ -53,15 +31,16 @@ class TreeGrammar:
 
     Args:
         tokenizer: the parser's tokenizer.
+        settings: the parts of a tree in its targets.
+        begins_word: for each id whether it is the first piece of a word in a sentence.
     """
 
-    def __init__(self, tokenizer: ParsingTokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, settings: ParsingSettings, begins_word: Sequence[bool]) -> None:
         vocab_size = tokenizer.vocab_size
         kinds = torch.full((vocab_size,), _PIECE)
         closes = torch.full((vocab_size,), -1)
         outermost = torch.zeros(vocab_size, dtype=torch.bool)
         symbols = dict(zip(tokenizer.symbols, tokenizer.symbol_ids, strict=True))
-        settings = tokenizer.task.settings
         for symbol, index in symbols.items():
             if symbol.startswith("("):
                 closing = symbols.get(f"){symbol[1:]}")
@@ -73,7 +52,7 @@ class TreeGrammar:
         if "(" in symbols:
             inner[symbols["("]] = False
         self._kinds, self._closes, self._openings = kinds, closes, torch.stack([outermost, inner])
-        self._begins = torch.tensor(tokenizer.begins_word())
+        self._begins = torch.tensor(begins_word)
         self._writes_words = settings.words == "write"
         self._eos_id = tokenizer.eos_id
 

@@ -1,4 +1,7 @@
-"""The composite for chart parsing: an encoder of words, and a head that scores spans and tags."""
+"""The model of a chart parser: the Transformer's encoder over words, and a head that scores spans and tags.
+
+Paper: Kitaev and Klein 2018, arXiv:1805.01052. Differs: see `TransformerSpanParserConfig` and `SpanHead`.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,137 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyheads.architectures.encoder_with_head import EncoderWithHead
 from manyheads.architectures.protocols import Output, SpanParserConfig
 from manyheads.architectures.size_checks import check_vocabularies
+from manyheads.architectures.transformer.model import Encoder
 from manyheads.data.batch import SpanBatch
 from manyheads.errors import ConfigError
-from manyheads.extras.parsing.chart import span_probabilities
-from manyheads.extras.parsing.span_head import SpanHead, span_places
+from manyheads.extras.parsing.chart import log_partition, span_probabilities
+from manyheads.extras.parsing.transformer_config import TransformerSpanParserConfig
+from manyheads.nn.attention.masks import Lengths
+from manyheads.nn.kernels.linear import low_precision
+from manyheads.nn.layers import Dropout
+from manyheads.nn.positions import FeatureEmbedding, LearnedPositions
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["Charts", "SpanParser", "SpanProbabilities", "charts_of", "check_labels_and_tags"]
+__all__ = [
+    "Charts",
+    "SpanHead",
+    "SpanParser",
+    "SpanProbabilities",
+    "WordEncoder",
+    "build_span_parser",
+    "charts_of",
+    "check_labels_and_tags",
+    "span_places",
+]
+
+
+def span_places(num_words: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Return first word and last word of all n (n + 1) / 2 spans of n words, in the order of `SpanHead.span_logits`."""
+    first, last = torch.triu_indices(num_words, num_words, device=device)
+    return first, last
+
+
+class SpanHead(nn.Module):
+    """Scores of spans and tags from an encoder's states.
+
+        >>> head = SpanHead(d_model=16, span_dim=8, num_labels=5, num_tags=3)
+        >>> states = torch.randn(2, 6, 16)  # begin, four words, end
+        >>> head.span_logits(states).shape, head.tag_logits(states).shape
+        (torch.Size([2, 10, 5]), torch.Size([2, 4, 3]))
+
+    Paper: Kitaev and Klein 2018, arXiv:1805.01052, sec. 2. The vector of a fencepost is the first half of the
+    state before it and the second half of the state after it; that of a span is the difference of its two fenceposts; a
+    layer, norm, ReLU and a second layer compute one score per label. The label `no constituent` has the score 0. The
+    loss is that of Zhang, Zhou and Li 2020, arXiv:2008.03736. Differs: the halves are not kept apart in the encoder,
+    and the first layer is applied to the fenceposts, which are fewer than the spans.
+    Args:
+        d_model: width of the states, even.
+        span_dim: width of the layer inside.
+        num_labels: labels of constituents.
+        num_tags: tags of words.
+        dropout: before each of the two last layers.
+
+    Cost: memory n^2 x span_dim for n words.
+    """
+
+    def __init__(self, d_model: int, span_dim: int, num_labels: int, num_tags: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.fence_proj = nn.Linear(d_model, span_dim, bias=False)
+        self.span_bias = nn.Parameter(torch.zeros(span_dim))
+        self.span_norm = nn.LayerNorm(span_dim)
+        self.label_proj = nn.Linear(span_dim, num_labels)
+        # Nearly all spans are no constituents; without this the first steps learn nothing else.
+        nn.init.constant_(self.label_proj.bias, -4.0)
+        self.tag_inner = nn.Linear(d_model, span_dim)
+        self.tag_norm = nn.LayerNorm(span_dim)
+        self.tag_proj = nn.Linear(span_dim, num_tags)
+        self.dropout = Dropout(dropout)
+
+    def span_logits(self, states: Float[Tensor, "batch len d_model"]) -> Float[Tensor, "batch spans num_labels"]:
+        """Return the scores of all spans, in the order of `span_places`. states: begin, words, end."""
+        before, after = states.chunk(2, dim=-1)
+        fences = torch.cat([before[:, :-1], after[:, 1:]], dim=-1)  # (batch, words + 1, d_model)
+        projected = self.fence_proj(fences)
+        # In float32: the difference of two bfloat16 numbers of nearly equal size has few correct digits.
+        projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
+        first, last = span_places(states.shape[1] - 2, states.device)
+        spans = projected.index_select(1, last + 1) - projected.index_select(1, first) + self.span_bias
+        logits: Tensor = self.label_proj(self.dropout(F.relu(self.span_norm(spans))))
+        return logits
+
+    def tag_logits(self, states: Float[Tensor, "batch len d_model"]) -> Float[Tensor, "batch words num_tags"]:
+        """Return the scores of the tags of all words. states: begin, words, end."""
+        hidden = F.relu(self.tag_norm(self.tag_inner(states[:, 1:-1])))
+        logits: Tensor = self.tag_proj(self.dropout(hidden))
+        return logits
+
+    def losses(
+        self,
+        states: Float[Tensor, "batch len d_model"],
+        labels: Int[Tensor, "batch words words"],
+        tags: Int[Tensor, "batch words"],
+        lengths: Int[Tensor, " batch"],
+        *,
+        label_smoothing: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the negative log-likelihood of the trees, and the cross entropy of the tags, summed over the batch.
+
+        A tree is a labelled binary tree, in which a constituent of more than two parts has spans without a label
+        inside. The probability of a tree is exp(score) divided by the sum over all trees. All binary forms of a
+        constituent have the same probability.
+
+        Args:
+            labels: see `SpanBatch`; 0 is `no constituent`.
+            tags: ids; -1 does not count.
+            lengths: words of each row.
+            label_smoothing: of tags.
+        """
+        num_words = tags.shape[1]
+        first, last = span_places(num_words, tags.device)
+        padding = torch.arange(num_words, device=tags.device) >= lengths[:, None]
+        logits = self.span_logits(states)
+        logits = F.pad(logits.to(torch.promote_types(logits.dtype, torch.float32)), (1, 0))
+        right = labels[:, first, last]
+        of_right = logits.gather(2, right[:, :, None])[:, :, 0].masked_fill(padding[:, last], 0.0)
+        # The sum over labels can be computed before the sum over trees.
+        rows = torch.arange(len(tags), device=tags.device)[:, None]
+        table = logits.new_zeros(len(tags), num_words, num_words)
+        table = table.index_put((rows, first[None], last[None]), logits.logsumexp(dim=2))
+        of_trees = log_partition(table, lengths).sum() - of_right.sum()
+        tag_logits = self.tag_logits(states)
+        of_tags = F.cross_entropy(
+            tag_logits.to(logits.dtype).flatten(0, 1),
+            tags.masked_fill(padding, -1).flatten(),
+            ignore_index=-1,
+            reduction="sum",
+            label_smoothing=label_smoothing,
+        )
+        return of_trees, of_tags
 
 
 LEAST_PROBABILITY = 0.45
@@ -152,3 +274,67 @@ def check_labels_and_tags(config: SpanParserConfig) -> None:
     for name in ("constituents", "tags", "root"):
         if not getattr(config, name):
             raise ConfigError(f"model.{name} is empty; training fills it in from the data.")
+
+
+_WORD, _BEGIN, _END = range(3)
+
+
+class WordEncoder(nn.Module):
+    """Features of words to states of begin, words and end.
+
+    The vector of a word is the sum of the vectors of its features: subwords and hashes. In training each feature is
+    left out with the probability `feature_dropout`, so that the model learns to read words it does not know.
+
+    Args: config: sizes and choices; the vocabulary size must be set.
+    """
+
+    def __init__(self, config: TransformerSpanParserConfig) -> None:
+        super().__init__()
+        self.config = config
+        rate = config.feature_dropout
+        self.piece_embedding = FeatureEmbedding(config.vocab_size + 1, config.d_model, dropout=rate)
+        self.affix_embedding = FeatureEmbedding(config.num_affixes + 1, config.d_model, dropout=rate)
+        self.boundary_embedding = FeatureEmbedding(3, config.d_model, none=None)
+        self.word_norm = nn.LayerNorm(config.d_model)
+        wide = config.window * config.d_model
+        self.window_proj = nn.Linear(wide, config.d_model) if config.window > 1 else None
+        self.positions = LearnedPositions(config.d_model, max_len=config.max_len + 2)
+        self.dropout = Dropout(config.dropout)
+        self.encoder = Encoder(config.stack)
+
+    def forward(
+        self,
+        pieces: Int[Tensor, "batch words pieces"],
+        affixes: Int[Tensor, "batch words hashes"],
+        lengths: Int[Tensor, " batch"],
+    ) -> Float[Tensor, "batch words+2 d_model"]:
+        """Return the states; see `SpanBatch`. Those of padding are undefined."""
+        # A hash of 0 is no feature; the others share the rows of the table.
+        affixes = torch.where(affixes > 0, affixes % self.config.num_affixes + 1, 0)
+        words = self.piece_embedding(pieces) + self.affix_embedding(affixes)
+        places = torch.arange(pieces.shape[1] + 2, device=pieces.device)
+        kinds = torch.where(places == lengths[:, None] + 1, _END, _WORD)
+        kinds[:, 0] = _BEGIN
+        words = F.pad(words, (0, 0, 1, 1)).masked_fill((places > lengths[:, None])[:, :, None], 0.0)
+        x = self.word_norm(words + self.boundary_embedding(kinds[:, :, None]))
+        if self.window_proj is not None:
+            x = x + self._of_neighbours(x, places < lengths[:, None] + 2, self.window_proj)
+        x = self.dropout(low_precision(self.positions(x)))
+        return self.encoder(x, Lengths(lengths + 2))  # type: ignore[no-any-return]
+
+    def _of_neighbours(self, x: Tensor, real: Tensor, proj: nn.Linear) -> Tensor:
+        """A layer over a window of words around each; with few trees, attention learns late to use the neighbours of a
+        word."""
+        num_places, side = x.shape[1], self.config.window // 2
+        padded = F.pad(self.dropout(x).masked_fill(~real[:, :, None], 0.0), (0, 0, side, side))
+        windows = torch.cat([padded[:, first : first + num_places] for first in range(2 * side + 1)], dim=-1)
+        return F.relu(proj(windows))
+
+
+def build_span_parser(config: TransformerSpanParserConfig) -> SpanParser:
+    """Return body and head, with random weights. Raises: ConfigError: see `check_labels_and_tags`."""
+    check_labels_and_tags(config)
+    head = SpanHead(
+        config.d_model, config.span_dim, len(config.constituents), len(config.tags), dropout=config.span_dropout
+    )
+    return SpanParser(WordEncoder(config), head, config)

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from manyheads.errors import DataError
+from manyheads.errors import ConfigError, DataError
 from manyheads.extras.parsing.bracketing import places
-from manyheads.extras.parsing.parsing_text import TASK_FILE, ParsingTask, words_of
+from manyheads.extras.parsing.parsing_task import ParsingTask
 from manyheads.extras.parsing.trees import parse_tree
+from manyheads.text.of_folder import TASK_FILE
 from manyheads.text.pipeline import BYTE_PIECES, SPECIAL_PIECES
+from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.words import words_of
 
-__all__ = ["ParsingTokenizer"]
+if TYPE_CHECKING:
+    from manyheads.decoding.settings import DecodingSettings
+    from manyheads.extras.parsing.grammar import TreeGrammar
+
+__all__ = ["ParsingTokenizer", "task_of"]
 
 _SPACE_BYTE = BYTE_PIECES[ord(" ")]
 
@@ -30,10 +38,21 @@ class ParsingTokenizer(Tokenizer):
     Raises: ConfigError: the tokenizer has no symbols for brackets.
     """
 
+    model_kind = "parser"
+    splits_lines = False
+
     def __init__(self, tokenizer: Tokenizer, task: ParsingTask) -> None:
-        task.check_tokenizer(tokenizer)
+        if not any(symbol.startswith("(") for symbol in tokenizer.symbols):
+            raise ConfigError(
+                "This tokenizer has no symbols for the brackets of trees; train a new one, or give that of a parser."
+            )
         vars(self).update(vars(tokenizer))
         self.task = task
+
+    @classmethod
+    def of_record(cls, tokenizer: Tokenizer, record: dict[str, Any], where: str) -> ParsingTokenizer:
+        """See `catalogue.Task.tokenizer`. Raises: DataError: see `ParsingTask.from_json`."""
+        return cls(tokenizer, ParsingTask.from_json(record, where))
 
     @property
     def target(self) -> Tokenizer:
@@ -53,6 +72,12 @@ class ParsingTokenizer(Tokenizer):
         """Return tokenizer.json and task.json."""
         task = json.dumps(self.task.to_json(), indent=2) + "\n"
         return {**super().files(), TASK_FILE: task.encode()}
+
+    def grammar(self, settings: DecodingSettings) -> TreeGrammar | None:
+        """Trees over the words of the sentence, if the settings say so."""
+        from manyheads.extras.parsing.grammar import TreeGrammar  # imports torch, which preparing data does not need
+
+        return TreeGrammar(self, self.task.settings, self.begins_word()) if settings.well_formed else None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of sentences. Raises: DataError: a text contains an unpaired surrogate."""
@@ -107,3 +132,8 @@ class _TreeSide(ParsingTokenizer):
         if self.task.settings.words == "write":
             batch = [[index for index in self._checked(ids) if index in self.symbol_ids] for ids in batch]
         return super().decode_batch(batch)
+
+
+def task_of(tokenizer: TranslationTokenizer) -> ParsingTask | None:
+    """Return the parsing task of a tokenizer; None: it is for translation."""
+    return tokenizer.task if isinstance(tokenizer, ParsingTokenizer) else None

@@ -55,9 +55,10 @@ from manyheads.files.guarded import read_limited
 from manyheads.files.json_object import read_object
 from manyheads.text.marian import MarianTokenizer
 from manyheads.text.marian_files import MarianOptions
-from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
-from manyheads.text.symbol_vocabulary import SymbolVocabulary
+from manyheads.text.of_folder import has_tokenizer, load_tokenizer
+from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer_file import MAX_FILE_BYTES
+from manyheads.text.word_vocabulary import SymbolVocabulary
 
 __all__ = [
     "Conversion",

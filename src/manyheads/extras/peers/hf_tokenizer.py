@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.errors import DataError
-from manyheads.text.tags import TAG, tag_of
+from manyheads.text.sides import TAG, tag_of
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.tokenizer_file import parse_json, read_tokenizer_file
 

@@ -30,7 +30,7 @@ from manyheads.extras.peers.peer import Options, Peer
 from manyheads.extras.peers.xl_weights import num_segments, sizes_of, tied_projections
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.text.symbol_vocabulary import Form, Lines, SymbolVocabulary
+from manyheads.text.word_vocabulary import Form, Lines, SymbolVocabulary
 
 __all__ = [
     "CACHE",

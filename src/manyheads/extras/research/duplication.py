@@ -22,7 +22,7 @@ from manyheads.data.settings import SegmentSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.likelihood import evaluation_mode
 from manyheads.seeding import derive_seed
-from manyheads.text.id_vocabulary import IdVocabulary
+from manyheads.text.vocabulary import IdVocabulary
 
 __all__ = [
     "Duplicated",

@@ -187,7 +187,7 @@ class TranslationBatch(_Stepped[tuple[int, list[Hypothesis]]]):
                 bos_id=writer.bos_id,
                 eos_id=writer.eos_id,
                 indices=[number for _, number in contents],
-                grammar=translator.search.grammar(settings),
+                grammar=translator.tokenizer.grammar(settings),
                 report_early=True,
             )
         super().__init__(steps)

@@ -29,7 +29,6 @@ from manyheads.extras.serving.refusals import Refusal, too_long
 from manyheads.extras.serving.scoring import PairBatch, TextBatch
 from manyheads.extras.serving.settings import ServingSettings, names_of_models, plain_tag
 from manyheads.files.guarded import read_limited
-from manyheads.text.marian import MarianTokenizer
 
 __all__ = [
     "ServedGenerator",
@@ -92,7 +91,7 @@ class ServedTranslator(ServedModel):
         if target is not None:
             spelled = {plain_tag(one): one for one in known}
             target = spelled.get(plain_tag(target), target)
-        if not known or (target not in known and isinstance(self.reader.tokenizer, MarianTokenizer)):
+        if not known or (target not in known and not self.reader.tokenizer.needs_language):
             return self
         if target is None or target not in known:
             raise Refusal(

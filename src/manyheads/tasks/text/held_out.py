@@ -19,9 +19,8 @@ from manyheads.evaluation.reading import Reading
 from manyheads.files.guarded import check_no_link
 from manyheads.tasks.held_out import chosen_split, own_data, run_section
 from manyheads.tasks.text.options import EvaluateOptions
-from manyheads.text.id_vocabulary import IdVocabulary
 from manyheads.text.settings import VocabularySettings
-from manyheads.text.vocabulary import Vocabulary
+from manyheads.text.vocabulary import IdVocabulary, Vocabulary
 
 __all__ = ["HeldText", "held_text", "readings_of"]
 

@@ -19,8 +19,8 @@ from manyheads.errors import ConfigError
 from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, summary_of, vocabulary_lines
 from manyheads.tasks.text.prepare_options import PrepareOptions
 from manyheads.text.settings import IdSettings, VocabularySettings
-from manyheads.text.symbol_vocabulary import SymbolVocabulary
 from manyheads.text.vocabularies import load_vocabulary
+from manyheads.text.word_vocabulary import SymbolVocabulary
 
 __all__ = ["preparation", "summary"]
 

@@ -11,6 +11,7 @@ from typing import cast
 import torch
 
 from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.catalogue import TASKS
 from manyheads.data.bpe_dropout import BpeDropout
 from manyheads.data.cooccurrence import cooccurrence_embeddings
 from manyheads.data.corpora.tatoeba import NUM_TRAIN
@@ -56,7 +57,7 @@ class TranslationObjective(PlainObjective):
         self._asked, self._choice = config, _tokenizer(config, self.data)
         self.config = _with_tokenizer(_resolve(config, self.data), self._choice)
         self.model_config, self.generation = self.config.model, self.config.decoding
-        self.task = "translation" if self.data.task is None else "parsing"
+        self.task = self.data.task
         self.languages = self.data.languages
         into = f" --target-lang {self.languages[0][1]}" if len(self.languages) > 1 else ""
         self.next_command = f"translate {{run}}{into}"
@@ -78,13 +79,14 @@ class TranslationObjective(PlainObjective):
         """See `Objective.describe`."""
         lines = [*(one.describe() for one in self.sets.values()), self.stream.describe()]
         count, found = self.config.validation.bleu_sentences, len(self.data.valid_text)
-        verb = "translates" if self.data.task is None else "parses"
+        kind = _validator(self.data)
+        verb = kind.verb
         if 0 <= count < found:
             lines.append(
                 f"validation {verb} the first {count} of {found} pairs, because validation.bleu_sentences is {count};"
                 f" -1 {verb} all. The validation loss covers all pairs"
             )
-        if self.data.task is None and count:
+        if "bleu" in kind.scores and count:
             references, option = [reference for _, reference in self.data.valid_text], "validation.bleu_tokenize"
             hints = [self._choice.warning, *text_hints([], [references], self._choice.name, option)]
             lines += [f"warning: {hint}" for hint in hints if hint]
@@ -137,7 +139,7 @@ class TranslationObjective(PlainObjective):
             translate = search if self.config.validation.bleu_sentences else None
         # Other data may have another target language than the run's.
         config = _with_tokenizer(self.config, _tokenizer(self._asked, data))
-        return Validator(model, data, config, device, translate, stop)
+        return _validator(data)(model, data, config, device, translate, stop)
 
     def lighter(self) -> str:
         """See `Objective.lighter`."""
@@ -146,6 +148,12 @@ class TranslationObjective(PlainObjective):
 
 open_objective: OpenObjective = TranslationObjective
 """See `tasks.runs.open_objective`."""
+
+
+def _validator(data: PreparedData) -> type[Validator]:
+    """The validator for the task of the data."""
+    kind: type[Validator] = TASKS[data.task].module("validator").Validator
+    return kind
 
 
 def _dropout(config: TrainConfig, data: PreparedData) -> BpeDropout | None:
@@ -157,7 +165,7 @@ def _dropout(config: TrainConfig, data: PreparedData) -> BpeDropout | None:
 def _tokenizer(config: TrainConfig, data: PreparedData) -> TokenizerChoice:
     """BLEU's tokenizer for the data. A missing package does not end a run, which may have begun elsewhere."""
     asked = config.validation.bleu_tokenize
-    if data.task is not None:  # a parser has no BLEU
+    if "bleu" not in _validator(data).scores:
         return TokenizerChoice("13a" if asked == AUTO else asked, "")
     references = [reference for _, reference in data.valid_text]
     languages = list(dict.fromkeys(target for _, target in data.languages))
@@ -179,9 +187,9 @@ def _resolve(config: TrainConfig, data: PreparedData) -> TrainConfig:
     Raises: ConfigError: the best checkpoint is to be found by a score that the data's task does not have, or a
         vocabulary size is below the ids that occur in the data.
     """
-    best_by, task = config.validation.best_by, "translation" if data.task is None else "parsing"
-    if best_by == ("f1" if data.task is None else "bleu"):
-        raise ConfigError(f"validation.best_by is {best_by!r}, but {data.path} is prepared for {task}.")
+    best_by = config.validation.best_by
+    if best_by not in _validator(data).scores:
+        raise ConfigError(f"validation.best_by is {best_by!r}, but {data.path} is prepared for {data.task}.")
     size = data.tokenizer.vocab_size
     model = config.model
     target_size = size if model.tie_embeddings == "all" else data.tokenizer.num_target_ids

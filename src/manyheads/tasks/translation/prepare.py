@@ -14,11 +14,10 @@ from manyheads.data.holdout import Rest
 from manyheads.data.manifest import MAX_MANIFEST_BYTES
 from manyheads.data.prepared import PreparedData
 from manyheads.data.preparing import SPLITS
-from manyheads.data.preparing_pairs import CLEANING, Pairs, WithoutHeldBack, prepare_corpus
+from manyheads.data.preparing_pairs import CLEANING, Pairs, prepare_corpus
 from manyheads.data.readers import PairFiles
 from manyheads.data.tagged import ManyCleanings, TaggedPairs
 from manyheads.errors import ConfigError
-from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.files.guarded import read_limited
 from manyheads.tasks.preparation import (
     check_holdout,
@@ -29,12 +28,12 @@ from manyheads.tasks.preparation import (
     vocabulary_lines,
 )
 from manyheads.tasks.translation.directions import directions
-from manyheads.tasks.translation.options import PairOptions, PrepareOptions
+from manyheads.tasks.translation.options import PrepareOptions
 from manyheads.text.languages import LanguagePair, language_tag, warn_of_languages
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["preparation", "preparation_of", "summary"]
+__all__ = ["preparation", "summary", "with_holdout"]
 
 LEFT_OUT = ("empty_dropped", "bad_utf8_skipped", "units_incomplete", "bad_units_skipped")
 _FORMS = ("source", "target", "tsv", "jsonl", "pairs")
@@ -69,7 +68,7 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     held_out = [splits[split] for split in ("valid", "test") if split in splits]
     cleaner = CleanedPairs(splits["train"], clean=options.clean, limits=limits, held_out=held_out)
     splits["train"] = cleaner
-    return preparation_of(
+    return _preparation_of(
         splits,
         options,
         cleaning=lambda: cleaner.report.to_json(),
@@ -105,7 +104,7 @@ def _of_directions(options: PrepareOptions, limits: Limits) -> Callable[..., dic
             if given["train"].index(given["train"][place]) == place:  # a corpus named twice is held back once
                 parts["valid"].append((pair, rest.holdout))
     splits: dict[str, Pairs] = {split: TaggedPairs(each) for split, each in parts.items() if each}
-    return preparation_of(
+    return _preparation_of(
         splits,
         options,
         cleaning=lambda: ManyCleanings([cleaner.report for cleaner in cleaners]).to_json(),
@@ -142,42 +141,29 @@ def _languages(options: PrepareOptions) -> LanguagePair | None:
     return source, target
 
 
-def preparation_of(
-    splits: dict[str, Pairs],
-    options: PairOptions,
-    task: ParsingTask | None = None,
-    *,
-    cleaning: Callable[[], Mapping[str, Any]] | None = None,
-    languages: Sequence[LanguagePair] = (),
-    without_held_back: WithoutHeldBack | None = None,
+def _preparation_of(
+    splits: dict[str, Pairs], options: PrepareOptions, **arguments: Any
 ) -> Callable[..., dict[str, Any]]:
-    """Return the function that prepares pairs. Args: splits: the source of each split. task: the parts of trees that
-        are learned, if targets are trees.
-        cleaning, without_held_back: see `prepare_corpus`.
-        languages: of source and target, if they are known; several for a model with tags.
+    """Return the function that prepares pairs. Args: splits: the source of each split. arguments: others of
+        `prepare_corpus`.
 
     Raises: ConfigError, DataError: the tokenizer cannot be used.
     """
-    is_text = isinstance(options, PrepareOptions) and options.vocabulary.kind != "word"
-    keep_spaces = isinstance(options, PrepareOptions) and options.keep_spaces
-    if keep_spaces and options.vocabulary.tokenizer is not None:
+    if options.keep_spaces and options.vocabulary.tokenizer is not None:
         raise ConfigError(
             "--keep-spaces is for a new tokenizer; leave it out with --tokenizer, which is used as it is."
         )
-    defaults = {"normalize_spaces": is_text and not keep_spaces}
+    defaults = {"normalize_spaces": options.vocabulary.kind != "word" and not options.keep_spaces}
     tokenizer = chosen_vocabulary(options.vocabulary, TokenizerSettings, Tokenizer.load, defaults)
-    if options.valid_count and "valid" not in splits:
-        rest = Rest(splits["train"], options.valid_count)
-        splits = {**splits, "train": rest, "valid": rest.holdout}
-    arguments: dict[str, Any] = {
-        **splits,
-        "tokenizer": tokenizer,
-        "task": task,
-        "cleaning": cleaning,
-        "languages": languages,
-        "without_held_back": without_held_back,
-    }
-    return partial(prepare_corpus, **arguments)
+    return partial(prepare_corpus, **with_holdout(splits, options.valid_count), tokenizer=tokenizer, **arguments)
+
+
+def with_holdout(splits: dict[str, Pairs], valid_count: int | None) -> dict[str, Any]:
+    """Return the splits, with so many training pairs as validation pairs if there are no others."""
+    if not valid_count or "valid" in splits:
+        return splits
+    rest = Rest(splits["train"], valid_count)
+    return {**splits, "train": rest, "valid": rest.holdout}
 
 
 def summary(folder: Path, manifest: dict[str, Any]) -> str:
@@ -200,7 +186,7 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
             lines.append(f"  {tokens:>13,} {side} tokens: {mean:.1f} a sentence, {longest:,} the longest{noted}")
     if cleaning and (told := describe_cleaning(cleaning)):
         lines += ["", *told]
-    return summary_of(data, lines, "" if data.task is None else "demo")
+    return summary_of(data, lines, "" if data.task == "translation" else "demo")
 
 
 def _cleaning(folder: Path) -> dict[str, Any]:

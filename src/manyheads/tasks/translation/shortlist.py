@@ -19,12 +19,11 @@ from manyheads.data.progress import Progress
 from manyheads.data.readers import PairFiles
 from manyheads.decoding.shortlist import SHORTLIST, Shortlist
 from manyheads.errors import ConfigError, DataError, ModelFileError
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.files.commit import write_folder
 from manyheads.files.verify import MANIFEST, list_files, verify_folder
 from manyheads.tasks.held_out import COPY_TASK, EMBEDDED, copy_settings, own_data, pairs_of_split, run_file
-from manyheads.text.sides import TranslationTokenizer, has_tokenizer, load_tokenizer
-from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.of_folder import has_tokenizer, load_tokenizer
+from manyheads.text.sides import TranslationTokenizer
 
 __all__ = ["LearnedShortlist", "learn_shortlist"]
 
@@ -78,10 +77,10 @@ def learn_shortlist(
     if ARCHITECTURES[config.architecture].task != "translation" or not has_tokenizer(folder):
         raise ModelFileError(f"{folder} holds no translator with its tokenizer; shortlists are for translators.")
     tokenizer = load_tokenizer(folder)
-    if isinstance(tokenizer, ParsingTokenizer):
-        raise ModelFileError(f"{folder} holds a parser; shortlists are for translators.")
+    if tokenizer.model_kind != "translator":
+        raise ModelFileError(f"{folder} holds a {tokenizer.model_kind}; shortlists are for translators.")
     if source is not None and target is not None:
-        if isinstance(tokenizer, Tokenizer) and tokenizer.target_languages:
+        if tokenizer.needs_language and tokenizer.target_languages:
             raise ConfigError(f"{folder} translates into several languages; give its prepared data by --data.")
         pairs = _encoded(PairFiles(source=source, target=target).read(), tokenizer)
     else:
@@ -94,7 +93,7 @@ def learn_shortlist(
         frequent=torch.from_numpy(lexicon.frequent).int(),
         offsets=torch.from_numpy(lexicon.offsets),
         candidates=torch.from_numpy(lexicon.candidates).int(),
-        is_shared=isinstance(tokenizer, Tokenizer),
+        is_shared=tokenizer.is_shared,
         vocabulary=tokenizer.digest,
     )
     _write(folder, shortlist.to_bytes())

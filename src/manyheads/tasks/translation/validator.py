@@ -1,8 +1,9 @@
-"""Validation loss, and BLEU and chrF (for a parser F1) with the same search that `translate` uses."""
+"""Validation loss, and BLEU and chrF with the same search that `translate` uses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -15,10 +16,6 @@ from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
 from manyheads.errors import DataError
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
-from manyheads.extras.parsing.brackets import SIGNATURE
-from manyheads.extras.parsing.parses import judge_written
-from manyheads.extras.parsing.parsing_text import ParsingTask
-from manyheads.extras.parsing.trees import format_tree
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.record.report import Sample, ValidationReport
 from manyheads.training.run.objective import Translate
@@ -51,6 +48,8 @@ class Validator:
         translate: source lines to target lines; None leaves out BLEU and chrF.
         stop: looked at between batches.
 
+    Attributes: scores: the possible values of `validation.best_by`. verb: what is done with the source texts.
+
     Raises: DataError: a validation pair is too long; this is reported now, not hours later at the first validation.
     """
 
@@ -60,6 +59,8 @@ class Validator:
     device: torch.device
     translate: Translate | None
     stop: StopFlag
+    scores: ClassVar[tuple[str, ...]] = ("loss", "bleu")
+    verb: ClassVar[str] = "translates"
 
     def __post_init__(self) -> None:
         if self:
@@ -110,42 +111,25 @@ class Validator:
         if not texts or self.translate is None:
             return plain
         try:
-            translations = self.translate([source for source, _ in texts], lambda: bool(self.stop))
+            outputs = self.translate([source for source, _ in texts], lambda: bool(self.stop))
         except SearchStopped:
             return None
-        references = [reference for _, reference in texts]
-        if self.data.task is not None:
-            return self._parses(plain, self.data.task, texts, translations)
-        bleu = corpus_bleu(translations, references, tokenize=self.config.validation.bleu_tokenize)
-        chrf = corpus_chrf(translations, references)
-        shown = zip(texts, translations, strict=True)
-        samples = [Sample(source=src, reference=ref, text=out) for (src, ref), out in shown]
-        return replace(
-            plain,
-            bleu=bleu.value,
-            chrf=chrf.value,
-            bleu_signature=bleu.signature,
-            chrf_signature=chrf.signature,
-            samples=tuple(samples[: self.config.validation.num_samples]),
-        )
+        return replace(plain, **self.judged(texts, outputs))
 
-    def _parses(
-        self, plain: ValidationReport, task: ParsingTask, texts: list[tuple[str, str]], written: list[str]
-    ) -> ValidationReport:
-        """The report of a parser. texts: sentences and trees; written: the model's output."""
-        report = judge_written(task, [sentence for sentence, _ in texts], written, [tree for _, tree in texts])
-        shown = list(zip(texts, report.trees, strict=True))[: self.config.validation.num_samples]
-        return replace(
-            plain,
-            f1=report.all.f1,
-            exact_match=report.all.exact_match,
-            ill_formed=report.ill_formed,
-            brackets_signature=SIGNATURE,
-            samples=tuple(
-                Sample(source=sentence, reference=tree, text="" if found is None else format_tree(found))
-                for (sentence, tree), found in shown
-            ),
-        )
+    def judged(self, texts: list[tuple[str, str]], outputs: list[str]) -> dict[str, Any]:
+        """Return fields of the report. texts: sources and references; outputs: of the model, for each source."""
+        references = [reference for _, reference in texts]
+        bleu = corpus_bleu(outputs, references, tokenize=self.config.validation.bleu_tokenize)
+        chrf = corpus_chrf(outputs, references)
+        shown = zip(texts, outputs, strict=True)
+        samples = [Sample(source=src, reference=ref, text=out) for (src, ref), out in shown]
+        return {
+            "bleu": bleu.value,
+            "chrf": chrf.value,
+            "bleu_signature": bleu.signature,
+            "chrf_signature": chrf.signature,
+            "samples": tuple(samples[: self.config.validation.num_samples]),
+        }
 
     @torch.no_grad()
     def _loss(self) -> float | None:

@@ -1,10 +1,12 @@
-"""Evaluation of a parser: bracket scores by evalb's rules, likelihood of the right trees, and the protocol."""
+"""Evaluation of a parser or a baseline: bracket scores by evalb's rules, likelihood of the trees, the protocol."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from manyheads.data.lines import ReadReport, describe, read_lines
 from manyheads.data.prepared import PreparedData
@@ -13,20 +15,118 @@ from manyheads.decoding.truncation import counted_truncations
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.likelihood import Likelihood
-from manyheads.extras.parsing.bracketing import OUTER_LABELS, normal_form, repairs_line
-from manyheads.extras.parsing.brackets import SIGNATURE, BracketScore
+from manyheads.extras.parsing.bracketing import OUTER_LABELS, SLOT, category, normal_form, repairs_line
+from manyheads.extras.parsing.brackets import SIGNATURE, BracketScore, ParseReport, judge_trees, judge_written
 from manyheads.extras.parsing.parser import Parser
-from manyheads.extras.parsing.parses import ParseReport, judge_trees, judge_written
-from manyheads.extras.parsing.parsing_text import ParsingTask
+from manyheads.extras.parsing.parsing_task import ParsingTask, read_sentences, read_tree_file
 from manyheads.extras.parsing.sequence_task.options import EvaluateOptions
-from manyheads.extras.parsing.tree_baselines import Baseline
-from manyheads.extras.parsing.tree_files import read_sentences, read_tree_file
-from manyheads.extras.parsing.trees import Node, format_tree, parse_tree
+from manyheads.extras.parsing.tokenizer import task_of
+from manyheads.extras.parsing.trees import Leaf, Node, escape, format_tree, leaves_of, parse_tree
 from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.report import NoPictures, machine_lines, model_line, search_line, search_record
 from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
+from manyheads.text.words import words_of
 
-__all__ = ["ParsingReport", "evaluate"]
+__all__ = ["Baseline", "BaselineKind", "ParsingReport", "evaluate"]
+
+BaselineKind = Literal["flat", "right"]
+DEEPEST = 150  # constituents inside one another
+
+
+class Baseline:
+    """Majority labels on trees of a fixed shape.
+
+    `flat`: one constituent over the sentence, with the most frequent label there (counted separately for sentences that
+    end in a sign, such as a full stop). `right`: below it, a constituent from each word to the end (without a sign
+    there), with the most frequent label of a constituent of that length at the end of a sentence.
+
+    Args:
+        kind: the shape.
+        trees: training trees whose labels are counted.
+
+    Raises: DataError: there are none.
+    """
+
+    def __init__(self, kind: BaselineKind, trees: Iterable[Node]) -> None:
+        self._kind = kind
+        whole: dict[bool, Counter[str]] = {}
+        by_length: dict[int, Counter[str]] = {}
+        for tree in trees:
+            signed = _is_sign(leaves_of(tree)[-1].word)
+            whole.setdefault(signed, Counter())[_top(tree)] += 1
+            for label, length in _last_constituents(tree):
+                by_length.setdefault(length, Counter())[label] += 1
+        if not whole:
+            raise DataError("The training data has no trees, from which a baseline is made; give some.")
+        usual = _most(sum(whole.values(), Counter()))
+        self._whole = {signed: _most(whole[signed]) if signed in whole else usual for signed in (True, False)}
+        everywhere: Counter[str] = sum(by_length.values(), Counter())
+        self._usual = _most(everywhere) if everywhere else usual
+        self._by_length = {length: _most(labels) for length, labels in by_length.items()}
+
+    def describe(self) -> str:
+        """Return a description for the report."""
+        whole = f"{self._whole[True]} over sentences that end in a sign, {self._whole[False]} over others"
+        if self._kind == "flat":
+            return f"flat: {whole}"
+        return f"right-branching: {whole}, inside them the usual label of each length"
+
+    def tree(self, sentence: str) -> Node | None:
+        """Return the tree of a sentence; None without words."""
+        leaves: list[Node | Leaf] = [Leaf(SLOT, escape(word)) for word in words_of(sentence)]
+        if not leaves:
+            return None
+        signed = _is_sign(words_of(sentence)[-1])
+        inside = leaves
+        if self._kind == "right":
+            inside = self._branching(leaves[:-1]) + leaves[-1:] if signed else self._branching(leaves)
+        return Node(OUTER_LABELS[1], (Node(self._whole[signed], tuple(inside)),))
+
+    def _branching(self, leaves: list[Node | Leaf]) -> list[Node | Leaf]:
+        """Return the first word and a constituent of all others; in long sentences only the last DEEPEST words."""
+        part: list[Node | Leaf] = leaves[-1:]
+        for place in range(len(leaves) - 2, -1, -1):
+            length = len(leaves) - 1 - place
+            if 2 <= length < DEEPEST:
+                part = [Node(self._by_length.get(length, self._usual), tuple(part))]
+            part = [leaves[place], *part]
+        return part
+
+
+def _is_sign(word: str) -> bool:
+    return not any(char.isalnum() for char in word)
+
+
+def _top(tree: Node) -> str:
+    """Return the label over the whole sentence, below the root."""
+    while tree.label in OUTER_LABELS and len(tree.children) == 1 and isinstance(tree.children[0], Node):
+        tree = tree.children[0]
+    return category(tree.label)
+
+
+def _last_constituents(tree: Node) -> list[tuple[str, int]]:
+    """Return label and length of each constituent that ends at the sentence's end, or a word before it, and begins
+    later.
+    """
+    num_words = len(leaves_of(tree))
+    found = []
+    waiting: list[tuple[Node | Leaf, int]] = [(tree, 0)]
+    while waiting:
+        part, start = waiting.pop()
+        if isinstance(part, Leaf):
+            continue
+        length = len(leaves_of(part))
+        if start > 0 and length > 1 and num_words - (start + length) <= 1:
+            found.append((category(part.label), length))
+        for child in part.children:
+            waiting.append((child, start))
+            start += len(leaves_of(child))
+    return found
+
+
+def _most(labels: Counter[str]) -> str:
+    """Return the most frequent label; of equal ones the first in the alphabet."""
+    return min(labels, key=lambda label: (-labels[label], label))
 
 
 @dataclass(frozen=True)
@@ -124,7 +224,7 @@ def _gold(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, s
         raise ConfigError("Say which trees are right: --trees FILE, or --data DATA.")
     path = options.data if options.data is not None else own_data(options.model, "--trees FILE")[0]
     data = PreparedData.open(path)
-    if data.task is None:
+    if task_of(data.tokenizer) is None:
         raise DataError(f"{path} holds no trees; give --trees FILE.")
     texts = {"test": data.test_text, "valid": data.valid_text}
     if split := chosen_split(texts, options.split):
@@ -168,17 +268,19 @@ def _judge_baseline(
 
 def _root_of(data: PreparedData | None) -> str | None:
     """The label on top of the trees of prepared data, which is no constituent."""
-    return data.task.settings.root if data is not None and data.task is not None else None
+    task = None if data is None else task_of(data.tokenizer)
+    return None if task is None else task.settings.root
 
 
 def _training_trees(data: PreparedData) -> list[Node]:
     """The training trees of prepared data, which keeps them as ids, under `ROOT`."""
-    assert data.task is not None
+    task = task_of(data.tokenizer)
+    assert task is not None
     sides = [
         data.tokenizer.decode_batch([data.train[place][side].tolist() for place in range(len(data.train))])
         for side in (0, 1)
     ]
-    trees = [data.task.restore(sentence, written).tree for sentence, written in zip(*sides, strict=True)]
+    trees = [task.restore(sentence, written).tree for sentence, written in zip(*sides, strict=True)]
     return [Node(OUTER_LABELS[1], tree.children) if tree.label == _root_of(data) else tree for tree in trees]
 
 

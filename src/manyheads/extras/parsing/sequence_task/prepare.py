@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from manyheads.data.preparing_pairs import Pairs
-from manyheads.extras.parsing.parsing_text import ParsingTask
+from manyheads.data.preparing import prepare
+from manyheads.data.preparing_pairs import Pairs, PairSource
+from manyheads.data.progress import Progress
+from manyheads.extras.parsing.bracketing import ParsingSettings
+from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
 from manyheads.extras.parsing.sequence_task.options import PrepareOptions
-from manyheads.extras.parsing.tree_files import TreeFile
-from manyheads.tasks.preparation import check_holdout
-from manyheads.tasks.translation.prepare import preparation_of, summary
-from manyheads.text.settings import ParsingSettings
+from manyheads.extras.parsing.tokenizer import ParsingTokenizer
+from manyheads.tasks.preparation import check_holdout, chosen_vocabulary
+from manyheads.tasks.translation.prepare import summary, with_holdout
+from manyheads.text.growing import Growth
+from manyheads.text.settings import TokenizerSettings
+from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["preparation", "summary"]
+__all__ = ["preparation", "prepare_trees", "summary"]
 
 
 def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
@@ -32,4 +39,49 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
         for split, path in files.items()
         if path is not None
     }
-    return preparation_of(splits, options, task)
+    tokenizer = chosen_vocabulary(options.vocabulary, TokenizerSettings, Tokenizer.load)
+    return partial(prepare_trees, **with_holdout(splits, options.valid_count), tokenizer=tokenizer, task=task)
+
+
+def prepare_trees(
+    folder: str | Path,
+    *,
+    tokenizer: TokenizerSettings | Tokenizer | Growth,
+    task: ParsingTask,
+    replace: bool = False,
+    progress: Progress | None = None,
+    **splits: Pairs,
+) -> dict[str, Any]:
+    """Make a folder of sentences and trees; see `preparing_pairs.prepare_corpus`.
+
+    Args: task: what is learned of the trees. They are stored as text, and encoded as the task defines.
+    """
+    return prepare(folder, _TreeSource(splits, tokenizer, task), replace=replace, progress=progress)
+
+
+class _TreeSource(PairSource):
+    """See `preparing.Source`."""
+
+    def __init__(
+        self, splits: dict[str, Pairs], tokenizer: TokenizerSettings | Tokenizer | Growth, task: ParsingTask
+    ) -> None:
+        super().__init__(splits, tokenizer)
+        self._task = task
+
+    def learned(self, settings: TokenizerSettings) -> Tokenizer:
+        """See `ParsingTask.learn_tokenizer`."""
+        pairs = ((sentence, tree) for sentence, tree in self.sample())
+        return self._task.learn_tokenizer(pairs, settings, self.progress)
+
+    def made_of(self) -> Iterable[str]:
+        """See `SidesSource.made_of`."""
+        return (repr(self._task),)
+
+    def learn(self) -> Tokenizer:
+        """See `Source.learn`."""
+        self.tokenizer = tokenizer = ParsingTokenizer(super().learn(), self._task)
+        return tokenizer
+
+    def record(self) -> dict[str, Any]:
+        """See `Source.record`."""
+        return {**super().record(), "task": self._task.to_json()}

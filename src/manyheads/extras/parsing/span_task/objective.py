@@ -9,17 +9,14 @@ import torch
 
 from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError
-from manyheads.extras.parsing.brackets import SIGNATURE
-from manyheads.extras.parsing.chart_parser import parse_batches
-from manyheads.extras.parsing.parses import judge_trees
-from manyheads.extras.parsing.parsing_text import words_of
-from manyheads.extras.parsing.prepared import SpanData, open_spans
+from manyheads.extras.parsing.brackets import SIGNATURE, judge_trees
+from manyheads.extras.parsing.parser import parse_batches
+from manyheads.extras.parsing.span_data import SpanData, SpanStream, eval_spans, open_spans, tree_of
 from manyheads.extras.parsing.span_parser import SpanParser
-from manyheads.extras.parsing.span_store import SpanStream, eval_spans
 from manyheads.extras.parsing.span_task.settings import SpanConfig
-from manyheads.extras.parsing.spans import tree_of
 from manyheads.extras.parsing.trees import Node, format_tree
 from manyheads.tasks.encoders import EncoderJudge, EncoderObjective, with_names
+from manyheads.text.words import words_of
 from manyheads.training.record.report import Sample, ValidationReport
 from manyheads.training.run.objective import OpenObjective
 

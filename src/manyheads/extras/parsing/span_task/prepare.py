@@ -1,23 +1,171 @@
-"""Preparation of trees from files for a chart parser."""
+"""From files of trees to a folder of prepared data for a chart parser. The manifest records labels and tags."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
-from manyheads.errors import ConfigError
-from manyheads.extras.parsing.parsing_text import ParsingTask
-from manyheads.extras.parsing.prepared import SpanData
-from manyheads.extras.parsing.preparing import prepare_spans
+from manyheads.data.lines import ReadReport, stored_lines
+from manyheads.data.preparing import CONTROL, given_splits, prepare
+from manyheads.data.preparing_sides import REPORT_ROWS, SidesSource
+from manyheads.data.progress import Progress
+from manyheads.errors import ConfigError, DataError
+from manyheads.extras.parsing.bracketing import ParsingSettings
+from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
+from manyheads.extras.parsing.span_data import (
+    SIDES,
+    SPANS_TASK,
+    SpanData,
+    SpanRow,
+    SpanTree,
+    affix_hashes,
+    spans_of,
+    word_pieces,
+    write_spans,
+)
 from manyheads.extras.parsing.span_task.options import PrepareOptions
-from manyheads.extras.parsing.tree_files import TreeFile
+from manyheads.extras.parsing.trees import parse_tree
 from manyheads.tasks.preparation import chosen_vocabulary, count_lines, summary_of, vocabulary_lines
-from manyheads.text.settings import ParsingSettings, TokenizerSettings
+from manyheads.text.growing import Growth
+from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
+from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["preparation", "summary"]
+__all__ = ["preparation", "prepare_spans", "summary"]
+
+
+def prepare_spans(
+    folder: str | Path,
+    *,
+    train: TreeFile,
+    valid: TreeFile | None = None,
+    test: TreeFile | None = None,
+    tokenizer: TokenizerSettings | Tokenizer | Growth,
+    replace: bool = False,
+    progress: Progress | None = None,
+    key: str = "",
+) -> dict[str, Any]:
+    """Make a folder of prepared data; read it with `SpanData.open`.
+
+    Labels and tags are those of the training trees, sorted. Labels and tags that occur only in validation or test trees
+    are counted. A model cannot predict them, so they are errors in its score.
+
+    Args:
+        folder: the folder to make.
+        train: the training trees; their task says what is kept of all trees, and has a root.
+        valid: the validation trees, if any.
+        test: the test trees, if any.
+        tokenizer: settings for a tokenizer to train on the training sentences, an existing one, or one that
+            learns more pieces from them.
+        replace, progress, key: see `preparing.prepare`.
+
+    Returns: the manifest.
+    Raises:
+        DataError: a file is not of trees, or has none, or no training tree has a constituent below the root.
+        ConfigError: the task has no root.
+        SaveError: the disk is full or refuses; nothing is left behind.
+    """
+    if train.task.settings.root is None:
+        raise ConfigError("A chart parser puts every tree under a root; name its label.")
+    source = _SpanSource(given_splits(train, valid, test), tokenizer, train.task.settings)
+    return prepare(folder, source, replace=replace, progress=progress, key=key)
+
+
+class _SpanSource(SidesSource):
+    """See `preparing.Source`."""
+
+    sides = SIDES
+    unit = "sentences"
+
+    def __init__(
+        self, splits: dict[str, TreeFile], tokenizer: TokenizerSettings | Tokenizer | Growth, parts: ParsingSettings
+    ) -> None:
+        super().__init__(splits, tokenizer)
+        self._kept = parts
+        self._labels: tuple[str, ...] = ()
+        self._tags: tuple[str, ...] = ()
+
+    def read(self) -> dict[str, str]:
+        """See `Source.read`."""
+        labels: Counter[str] = Counter()
+        tags: Counter[str] = Counter()
+        for split, trees in self.splits.items():
+            self.counts[split] = self._read_split(split, trees, labels, tags)
+            if not self.counts[split]["sentences"]:
+                raise DataError(f"There are no {split} trees in {trees.describe()}; give others, or leave them out.")
+        if not labels:
+            raise DataError(
+                f"No tree of {self.splits['train'].describe()} has a constituent below its root, so there is nothing"
+                " to learn; are these the right trees?"
+            )
+        self._labels, self._tags = tuple(sorted(labels)), tuple(sorted(tags))
+        return {split: trees.describe() for split, trees in self.splits.items()}
+
+    def _read_split(self, split: str, trees: TreeFile, labels: Counter[str], tags: Counter[str]) -> dict[str, int]:
+        """Copy the text of a split into the folder, and count its oddities; of training trees also labels and tags."""
+        report = ReadReport()
+        kept = control = long = 0
+        files = [path.open("w", encoding="utf-8", newline="\n") for path in self.paths(split)]
+        with files[0], files[1]:
+            for sentence, tree in trees.read(report):
+                kept += 1
+                control += bool(CONTROL.search(sentence))
+                long += len(sentence) > MAX_LEARNED_CHARS
+                files[0].write(sentence + "\n")
+                files[1].write(tree + "\n")
+                if split == "train":
+                    known = self._spans(tree)
+                    labels.update(label for *_, label in known.spans)
+                    tags.update(known.tags)
+                if kept % REPORT_ROWS == 0:
+                    self.progress(f"read {split}", kept, 0)
+        self.progress(f"read {split}", kept, kept)
+        counts = {"control_characters": control, "long_lines": long, "sentences": kept}
+        return {**dataclasses.asdict(report), **counts}
+
+    def _spans(self, tree: str) -> SpanTree:
+        return spans_of(parse_tree(tree), self._kept)
+
+    def texts(self) -> Iterable[str]:
+        """See `SidesSource.texts`."""
+        rows = self.sample()
+        return Rereadable(lambda: (sentence for sentence, _ in rows), length_hint(rows))
+
+    def encode(self, split: str) -> dict[str, int]:
+        """See `Source.encode`."""
+        tokenizer, counts = self.tokenizer, self.counts[split]
+        assert isinstance(tokenizer, Tokenizer)  # since `learn`
+        labels = {label: number for number, label in enumerate(self._labels, 1)}
+        tags = {tag: number for number, tag in enumerate(self._tags, 1)}
+        counts |= {"words": 0, "longest": 0, "constituents": 0, "unknown_labels": 0, "unknown_tags": 0}
+
+        def encoded() -> Iterator[SpanRow]:
+            for done, line in enumerate(stored_lines(self.paths(split)[1]), 1):
+                tree = self._spans(line)
+                known = [(start, end, labels[label]) for start, end, label in tree.spans if label in labels]
+                numbers = [tags.get(tag, 0) for tag in tree.tags]
+                counts["words"] += len(tree.words)
+                counts["longest"] = max(counts["longest"], len(tree.words))
+                counts["constituents"] += len(tree.spans)
+                counts["unknown_labels"] += len(tree.spans) - len(known)
+                counts["unknown_tags"] += numbers.count(0)
+                yield SpanRow(word_pieces(tree.words, tokenizer), [*map(affix_hashes, tree.words)], numbers, known)
+                if done % REPORT_ROWS == 0:
+                    self.progress(f"encode {split}", done, counts["sentences"])
+
+        write_spans(self.folder / split, encoded())
+        return counts
+
+    def record(self) -> dict[str, Any]:
+        """See `Source.record`."""
+        parts = {"functions": self._kept.functions, "root": self._kept.root}
+        names = {"constituents": list(self._labels), "tags": list(self._tags)}
+        return {"task": {"name": SPANS_TASK, **parts, **names}}
 
 
 def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:

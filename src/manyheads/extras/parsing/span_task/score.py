@@ -9,10 +9,9 @@ from manyheads.data.lines import ReadReport
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.truncation import naming_lines
 from manyheads.distributed.sharded_lines import model_identity
-from manyheads.extras.parsing.chart_parser import ChartParser
-from manyheads.extras.parsing.parsing_text import ParsingTask
+from manyheads.extras.parsing.parser import ChartParser
+from manyheads.extras.parsing.parsing_task import ParsingTask, read_sentences
 from manyheads.extras.parsing.span_task.options import ScoreOptions
-from manyheads.extras.parsing.tree_files import read_sentences
 from manyheads.tasks.report import LineWork
 
 __all__ = ["score"]

@@ -1,28 +1,94 @@
-"""Output lines of `translate` for a chart parser: the tree of each line."""
+"""The command `translate` for parsers: the tree of each line, by text or by a chart."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from manyheads.cli.command_line.translate_options import TranslateOptions
-from manyheads.cli.lines.conversation import converse
+from manyheads.cli.commands.translate import converse_or_write, translate
+from manyheads.cli.lines.conversation import converse, greet, is_conversation
 from manyheads.cli.lines.output import LineWriter
+from manyheads.cli.lines.translations import TranslationLines
 from manyheads.cli.printing import say
 from manyheads.config.options import given_options, refuse_given
 from manyheads.data.line_source import LinesOf
 from manyheads.data.progress import Progress, telling
+from manyheads.decoding.translation import Translation, one_line
+from manyheads.distributed.process import local_device
 from manyheads.distributed.sharded_lines import model_identity
-from manyheads.extras.parsing.chart_parser import ChartParser
+from manyheads.errors import ConfigError
+from manyheads.extras.parsing.bracketing import repairs_line
+from manyheads.extras.parsing.parser import ChartParser, Parser
 from manyheads.extras.parsing.trees import format_tree
 from manyheads.tasks.report import LineWork
+from manyheads.text.words import words_of
 
-__all__ = ["TreeLines", "check_for_chart"]
+__all__ = ["translate_by_chart", "translate_by_text"]
 
 
-def check_for_chart(options: TranslateOptions) -> None:
+def translate_by_text(options: TranslateOptions) -> int:
+    """Write the trees that a translator of trees gives. Returns: the exit code."""
+    return translate(options, _TextLines)
+
+
+class _TextLines(TranslationLines):
+    """Makes trees of the model's outputs, and counts repairs."""
+
+    def check_options(self) -> None:
+        """Raises: ConfigError: an option is not for parsers."""
+        if self._terms is not None:
+            raise ConfigError(f"--terms is for translators, but {self._options.model} is a parser.")
+        self._task = Parser(self.translator).task
+        self._repairs: Counter[str] = Counter()
+        self._num_trees = self._num_repaired = 0
+
+    def check_translates_documents(self) -> None:
+        """Raises: ConfigError: always."""
+        raise ConfigError(f"{self._options.model} is a parser; documents are translated. Give sentences, one per line.")
+
+    def check_output(self, number: int, source: str, text: str) -> None:
+        """A tree is never empty."""
+
+    def tell(self) -> None:
+        """Print a line on standard error if outputs were repaired."""
+        if self._num_repaired:
+            say(
+                f"manyheads: {self._num_repaired} of {self._num_trees} trees were not well-formed and were repaired:"
+                f" {repairs_line(self._repairs)}.",
+                file=sys.stderr,
+            )
+
+    def _text(self, source: str, one: Translation) -> str:
+        return one_line(one.text if self._options.linearised else str(self._record(source, one.text)["text"]))
+
+    def _record(self, source: str, written: str) -> dict[str, Any]:
+        """The tree, what the model wrote, and what was repaired."""
+        if not words_of(source):
+            return {"text": "", "written": written, "repairs": {}}
+        restored = self._task.restore(source, written)
+        self._num_trees += 1
+        self._num_repaired += bool(restored.repairs)
+        self._repairs.update(restored.repairs)
+        return {"text": format_tree(restored.tree), "written": written, "repairs": dict(restored.repairs)}
+
+
+def translate_by_chart(options: TranslateOptions) -> int:
+    """Write the trees of a chart parser. Returns: the exit code."""
+    _check_for_chart(options)
+    if is_conversation(options.input):
+        greet(options.model)
+    device, precision = local_device(options.run_on.device), options.run_on.fixed_precision()
+    models = options.models.all(options.model)
+    converse_or_write(_ChartLines(ChartParser.from_pretrained(models, device, precision), options), options)
+    return 0
+
+
+def _check_for_chart(options: TranslateOptions) -> None:
     """Raises: ConfigError: an option was given that has no meaning for a chart parser."""
     given = {
         "--nbest": options.num_return_sequences,
@@ -37,7 +103,7 @@ def check_for_chart(options: TranslateOptions) -> None:
     refuse_given(given, f"{options.model} is a chart parser, which does not search over text; leave out {{}}.")
 
 
-class TreeLines:
+class _ChartLines:
     """Makes lines of trees."""
 
     def __init__(self, parser: ChartParser, options: TranslateOptions) -> None:
@@ -73,6 +139,9 @@ class TreeLines:
         }
         source = LinesOf(options.input, options.lines_at_once, options.on_bad_utf8)
         return LineWork(source, work, identity, {"sentence": options.input})
+
+    def tell(self) -> None:
+        """A chart needs no repairs."""
 
     def block(self, first: int, lines: list[str]) -> list[str]:
         """Return the output of some lines. first: number of the first one, from 0. An empty line has no tree."""
