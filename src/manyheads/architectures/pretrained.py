@@ -322,7 +322,7 @@ def read_config(folder: Path) -> Any:
     name = values.get("architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ConfigError(f"{file}: architecture {name!r} is unknown; there are {sorted(ARCHITECTURES)}.")
-    return build(ARCHITECTURES[name].config, values, str(file))
+    return build(ARCHITECTURES[name].config, values, str(file), "model")
 
 
 def read_languages(folder: Path) -> tuple[LanguagePair, ...]:

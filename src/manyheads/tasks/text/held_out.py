@@ -158,4 +158,4 @@ def _reading(options: EvaluateOptions, name: str) -> Reading:
         values["lanes"] = 1  # one set of weights can follow only one lane of the text
     if options.same_length is not None:
         values["same_length"] = options.same_length == "yes"
-    return build(Reading, values, "the options")
+    return build(Reading, values, "the options", "reading")

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -90,13 +89,9 @@ class Assembly:
         return self.objective.stream
 
     @property
-    def identity(self) -> Mapping[str, Any]:
-        """The values that a checkpoint must match: the config as plain data and the digests of data and tokenizer."""
-        return {
-            "config": to_plain(self.config),
-            "data_digest": self.objective.digest,
-            "tokenizer_digest": self.data.tokenizer.digest,
-        }
+    def digests(self) -> Mapping[str, str]:
+        """Those that a checkpoint must match, of data and tokenizer."""
+        return {"data_digest": self.objective.digest, "tokenizer_digest": self.data.tokenizer.digest}
 
     @property
     def arithmetic(self) -> Mapping[str, str]:
