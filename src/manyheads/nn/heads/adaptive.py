@@ -82,6 +82,8 @@ class AdaptiveEmbedding(nn.Module):
         of the whole vocabulary, and one projection, or none if d_embed is d_model.
     """
 
+    without_decay: tuple[str, ...] = ("tables",)
+
     def __init__(self, vocab_size: int, d_model: int, *, cutoffs: Sequence[int], d_embed: int, div_value: int) -> None:
         super().__init__()
         self.clusters = Clusters(vocab_size, cutoffs if div_value > 1 else (), d_embed, div_value)
