@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.data.batch import SpanBatch
 from manyheads.errors import ConfigError
 from manyheads.extras.parsing.chart import naive_log_partition
 from manyheads.extras.parsing.span_parser import LEAST_PROBABILITY
+from manyheads.extras.parsing.span_store import SpanBatch
 
 VOCAB, LABELS, TAGS = 23, 3, 3
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import torch
 from torch import nn
 
-from manyheads.architectures.encoder_ensembles import EncoderEnsemble
+from manyheads.architectures.encoders import EncoderEnsemble
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.pretrained import load, read_config, save_pretrained, unmixed
 from manyheads.catalogue import ARCHITECTURES, ModelTask
@@ -171,7 +171,7 @@ class RunsEncoder(RunsModel[M]):
     ) -> Self:
         """Load a model from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
-        Several paths are an ensemble, which averages the models' probabilities (see `architectures.encoder_ensembles`).
+        Several paths are an ensemble, which averages the models' probabilities (see `architectures.encoders`).
 
         Raises: ModelFileError: a file is missing, damaged or refused, or the model is for another task. ConfigError,
             DataError: the content of a file is invalid, or the models cannot be averaged. RequestError: no such device
@@ -201,7 +201,8 @@ class RunsEncoder(RunsModel[M]):
     @property
     def models(self) -> list[Any]:
         """The models of the ensemble, or the only model."""
-        return list(self.model.models) if isinstance(self.model, EncoderEnsemble) else [self.model]
+        model: Any = self.model
+        return list(model.models)
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write a model folder.
@@ -209,9 +210,9 @@ class RunsEncoder(RunsModel[M]):
         Raises: SaveError: it could not be written, or the weights were rounded to bf16. RequestError: this is an
             ensemble.
         """
-        if isinstance(self.model, EncoderEnsemble):
-            raise RequestError("an ensemble cannot be saved as one model folder; save each of its models.")
         model: Any = self.model
+        if self.models[0] is not model:
+            raise RequestError("an ensemble cannot be saved as one model folder; save each of its models.")
         save_pretrained(model, path, tokenizer=self.tokenizer, task=self.task)
 
 

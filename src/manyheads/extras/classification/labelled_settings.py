@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from manyheads.config.checks import MOST_UNITS
-from manyheads.data.settings import check_rows
+from manyheads.data.settings import RowSettings
 
 __all__ = ["TATOEBA_LANGUAGES", "LabelledSettings"]
 
@@ -15,7 +14,7 @@ TATOEBA_LANGUAGES = "embedded:tatoeba-languages"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledSettings:
+class LabelledSettings(RowSettings):
     """Labelled text and batches.
 
     Args:
@@ -32,16 +31,9 @@ class LabelledSettings:
     Raises: ConfigError: a number is out of range.
     """
 
-    row: ClassVar[str] = "text"  # for messages, as the next two
-    unit: ClassVar[str] = "tokens"
-    remedy: ClassVar[str] = "truncate or drop"
+    row = "text"
+    unit = "tokens"
+    remedy = "truncate or drop"
 
     path: str = TATOEBA_LANGUAGES
-    max_tokens: int = 4096
-    accumulate: int = 1
-    max_len: int = 256
     too_long: Literal["truncate", "drop", "fail"] = "truncate"
-    pad_to_multiple: int = 1
-
-    def __post_init__(self) -> None:
-        check_rows(self, MOST_UNITS)

@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.encoder_with_head import EncoderWithHead
+from manyheads.architectures.encoders import EncoderEnsemble, EncoderWithHead
+from manyheads.architectures.ensemble import mean_log_probs
 from manyheads.architectures.protocols import Output
 from manyheads.architectures.size_checks import check_vocabularies
-from manyheads.data.batch import LabelledBatch
 from manyheads.errors import ConfigError
+from manyheads.extras.classification.labelled_store import LabelledBatch
 from manyheads.extras.classification.pooling import TextPooling
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["SequenceClassifier", "build_classifier_of"]
+__all__ = ["ClassifierEnsemble", "SequenceClassifier", "build_classifier_of"]
 
 
 class SequenceClassifier(EncoderWithHead):
@@ -30,7 +31,7 @@ class SequenceClassifier(EncoderWithHead):
         body: a module: (tokens, lengths) -> hidden states. It reads no padding.
         pooling: makes one vector of the states of a text.
         head: with a row of weights for each label.
-        config: the architecture's, a `protocols.ClassifierConfig`, stored for files; it contains the labels.
+        config: the architecture's, stored for files; it contains the labels.
     """
 
     head: LinearHead
@@ -38,6 +39,10 @@ class SequenceClassifier(EncoderWithHead):
     def __init__(self, body: nn.Module, pooling: TextPooling, head: LinearHead, config: Any) -> None:
         super().__init__(body, head, config)
         self.pooling = pooling
+
+    def card_text(self) -> str:
+        """See `Composite.card_text`."""
+        return f"Its labels: {', '.join(self.config.labels)}.\n\n"
 
     def forward(
         self, batch: LabelledBatch, state: Any = None, *, label_smoothing: float = 0.0, chunk_tokens: int = 2048
@@ -67,6 +72,24 @@ class SequenceClassifier(EncoderWithHead):
     def _vectors(self, tokens: Tensor, lengths: Tensor) -> Float[Tensor, "batch width"]:
         vectors: Tensor = self.pooling(self.body(tokens, lengths), lengths)
         return vectors
+
+
+class ClassifierEnsemble(EncoderEnsemble):
+    """Classifiers of the same labels.
+
+        model = ClassifierEnsemble([manyheads.load("models/a"), manyheads.load("models/b")])
+        log_probs = model.log_probs(tokens, lengths)
+
+    P(label | text) = 1/n sum over models of P_i(label | text)
+    """
+
+    names = ("labels",)
+
+    def log_probs(
+        self, tokens: Int[Tensor, "batch len"], lengths: Int[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch num_labels"]:
+        """See `SequenceClassifier.log_probs`."""
+        return mean_log_probs([model.log_probs(tokens, lengths) for model in self.models])
 
 
 def build_classifier_of(encoder: Callable[[Any], nn.Module], config: Any, width: int) -> SequenceClassifier:

@@ -8,19 +8,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from manyheads.architectures.encoder_ensembles import SpanParserEnsemble
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.pretrained import read_config
 from manyheads.catalogue import ARCHITECTURES
-from manyheads.data.batch import SpanBatch
 from manyheads.decoding.model_runner import RunsEncoder
 from manyheads.decoding.text_ids import check_texts
 from manyheads.errors import DataError, RequestError, refuse_nan
 from manyheads.extras.parsing.chart import best_splits, tree_spans
 from manyheads.extras.parsing.parsing_text import words_of
-from manyheads.extras.parsing.span_parser import SpanParser
+from manyheads.extras.parsing.span_parser import SpanParser, SpanParserEnsemble
 from manyheads.extras.parsing.span_settings import MOST_WORDS
-from manyheads.extras.parsing.span_store import SpanRow, SpanStore, eval_spans
+from manyheads.extras.parsing.span_store import SpanBatch, SpanRow, SpanStore, eval_spans
 from manyheads.extras.parsing.spans import spans_of, tree_of
 from manyheads.extras.parsing.trees import Node, parse_tree
 from manyheads.extras.parsing.word_features import affix_hashes, word_pieces

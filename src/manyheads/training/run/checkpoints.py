@@ -235,7 +235,7 @@ class CheckpointManager:
                 f"After step {counters.step} there is NaN or infinity in {bad}, so no checkpoint is saved; the last one"
                 f" is {self.last or 'none'}. Try a lower learning rate, a longer warm-up or optimiser.clip_norm."
             )
-        scalars = {"counters": asdict(counters), "arithmetic": assembly.arithmetic}
+        scalars: dict[str, Any] = {"counters": asdict(counters), "arithmetic": assembly.arithmetic}
         scalars |= {"config": to_plain(assembly.config), **assembly.digests}
         path = self._write_checkpoint(tensors, scalars)
         self._saved, self.last = self._done(), path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Union
+from typing import TYPE_CHECKING, Literal, Protocol, Union
 
 from manyheads.catalogue import configs_of
 from manyheads.extras.classification.labelled_settings import LabelledSettings
@@ -12,7 +12,23 @@ from manyheads.tasks.encoder_settings import EncoderConfig
 from manyheads.training.settings import JudgingSettings
 
 if TYPE_CHECKING:
-    from manyheads.architectures.protocols import ClassifierConfig
+    from manyheads.architectures.protocols import ModelConfig
+
+    class ClassifierConfig(ModelConfig, Protocol):
+        """Facts about a classifier."""
+
+        @property
+        def vocab_size(self) -> int:
+            """Number of ids; 0: that of the data."""
+
+        @property
+        def labels(self) -> tuple[str, ...]:
+            """The labels, in the order of the head's scores; empty: those of the data."""
+
+        @property
+        def pooling(self) -> str:
+            """How the states of a text become one vector; see `extras.classification.pooling`."""
+
 else:
     ClassifierConfig = Union[configs_of("classification")]  # noqa: UP007  (the classes are in the table)
 

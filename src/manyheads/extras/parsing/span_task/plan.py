@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from manyheads.data.batch import SpanBatch
+from manyheads.extras.parsing.span_store import SpanBatch
 from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.extras.parsing.word_features import MOST_HASHES, MOST_PIECES
 from manyheads.tasks.data_sets import vocabulary_size
