@@ -20,8 +20,8 @@ from manyheads.data.prepared_text import NOVEL
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError
 from manyheads.extras.classification.labelled_files import Labelled, LabelledList
-from manyheads.extras.classification.preparing import prepare_labelled
-from manyheads.extras.classification.task.settings import ClassificationConfig
+from manyheads.extras.classification.prepared import prepare_labelled
+from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.extras.parsing.parsing_text import ParsingTask
 from manyheads.extras.parsing.preparing import prepare_spans
 from manyheads.extras.parsing.span_task.settings import SpanConfig

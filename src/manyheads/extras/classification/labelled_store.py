@@ -21,7 +21,7 @@ from manyheads.data.plan import by_length
 from manyheads.data.row_stream import RowStream
 from manyheads.data.store import IntArray, SideWriter, StoreFormat, TokenSide, sides_from_lists
 from manyheads.errors import DataError
-from manyheads.extras.classification.labelled_settings import LabelledSettings
+from manyheads.extras.classification.settings import LabelledSettings
 
 __all__ = ["LabelledBatch", "LabelledStore", "LabelledStream", "collate_labelled", "eval_labelled", "write_labelled"]
 

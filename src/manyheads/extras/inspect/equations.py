@@ -15,7 +15,7 @@ from manyheads.architectures.reformer.translator import (
     SelfSublayer,
 )
 from manyheads.architectures.transformer.model import Decoder, Encoder
-from manyheads.extras.classification.pooling import TextPooling
+from manyheads.extras.classification.model import TextPooling
 from manyheads.extras.parsing.span_head import SpanHead
 from manyheads.extras.parsing.transformer import WordEncoder
 from manyheads.nn.attention.additive import AdditiveScore

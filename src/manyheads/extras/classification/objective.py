@@ -13,7 +13,7 @@ from manyheads.extras.classification.classes import Confusion
 from manyheads.extras.classification.labelled_store import LabelledStream, eval_labelled
 from manyheads.extras.classification.model import SequenceClassifier
 from manyheads.extras.classification.prepared import LabelledData, open_labelled
-from manyheads.extras.classification.task.settings import ClassificationConfig
+from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.tasks.encoders import EncoderJudge, EncoderObjective, with_names
 from manyheads.training.record.report import Sample, ValidationReport
 from manyheads.training.run.objective import OpenObjective
