@@ -79,7 +79,7 @@ run("generate", "recurrent", "a b ", "--max-new-tokens", 8, "--seed", 1)
 
 from manyheads.tasks.counting.settings import CountingConfig
 from manyheads.catalogue import PRESETS
-from manyheads.tasks.runs import train
+from manyheads.training.run.loop import train
 given = PRESETS["xl-debug"]()
 values = {name: getattr(given, name) for name in given.__dataclass_fields__}
 run("prepare", "--task", "counting", "--counted", "text.txt", "--output", "counted")

@@ -27,10 +27,11 @@ from manyheads.extras.parsing.preparing import prepare_spans
 from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.extras.parsing.tree_files import TreeFile
 from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
-from manyheads.tasks.runs import dry_run, train
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.settings import ParsingSettings, TokenizerSettings
+from manyheads.training.plan.first_step import first_step
+from manyheads.training.run.loop import train
 from manyheads.training.run.precision import resolve_precision
 from manyheads.training.settings import RunConfig
 
@@ -141,7 +142,7 @@ def test_a_device_without_bf16(small: Make, machine: Any, asked: str, before: An
 
 def test_a_dry_run_measures_too(small: Make, machine: Any) -> None:
     machine(SLOW_BF16)
-    assert dry_run(small(precision="auto")).config.precision == "fp32"
+    assert first_step(small(precision="auto")).config.precision == "fp32"
 
 
 class NoProductsInBfloat16(TorchDispatchMode):

@@ -21,7 +21,6 @@ from manyheads.extras.parsing.spans import tree_of
 from manyheads.extras.parsing.trees import Node, format_tree
 from manyheads.tasks.encoders import EncoderJudge, EncoderObjective, with_names
 from manyheads.training.record.report import Sample, ValidationReport
-from manyheads.training.run.objective import OpenObjective
 
 __all__ = ["SpanJudge", "SpanObjective", "open_objective"]
 
@@ -86,8 +85,7 @@ class SpanObjective(EncoderObjective):
         self.stream = SpanStream(data.train, config.data, config.seed)
 
 
-open_objective: OpenObjective = SpanObjective
-"""See `tasks.runs.open_objective`."""
+open_objective = SpanObjective
 
 
 def _resolve(config: SpanConfig, data: SpanData) -> SpanConfig:
