@@ -171,7 +171,9 @@ class ModelTaskEntry:
 
     run: the settings of a run that trains it. task: the usual task of such a run. further: a preset whose batches and
     schedule are those for training such a model further. suffix: of the names of its architectures, where a name
-    without it is another task's. example: Python code that uses a model of the current folder.
+    without it is another task's. example: Python code that uses a model of the current folder. use: what it does, and
+    how to use it, for messages. pipeline: its kind on the Hugging Face hub. says, limits: sentences of its card there,
+    with fields of its config as in `str.format`.
     """
 
     run: str
@@ -179,6 +181,10 @@ class ModelTaskEntry:
     further: str
     suffix: str
     example: str
+    use: str
+    pipeline: str
+    limits: str
+    says: str = ""
 
     @property
     def config(self) -> type[Any]:
@@ -196,6 +202,9 @@ MODEL_TASKS: dict[str, ModelTaskEntry] = {
         """import manyheads
 translator = manyheads.Translator.from_pretrained(".")
 print(translator.translate(["..."]))""",
+        "translates; use `manyheads translate`, or a Translator",
+        "translation",
+        "Each line is translated by itself, without the lines before it.",
     ),
     "language-modelling": ModelTaskEntry(
         "manyheads.tasks.text.settings:TextConfig",
@@ -205,6 +214,9 @@ print(translator.translate(["..."]))""",
         """import manyheads
 model = manyheads.load(".")
 log_probs = model.log_probs(ids)  # of the token after each""",
+        "is a language model; use `manyheads generate`, or a Generator",
+        "text-generation",
+        "It continues text by likelihood; what it writes may be wrong, offensive or copied from its data.",
     ),
     "classification": ModelTaskEntry(
         "manyheads.extras.classification.settings:ClassificationConfig",
@@ -214,6 +226,10 @@ log_probs = model.log_probs(ids)  # of the token after each""",
         """import manyheads
 classifier = manyheads.Classifier.from_pretrained(".")
 print(classifier(["..."]))""",
+        "gives texts labels; use `manyheads classify`, or a Classifier",
+        "text-classification",
+        "It knows no other labels, and gives one of them to any text, also to one that fits none.",
+        says="It gives a text one of the labels {labels}. ",
     ),
     "spans": ModelTaskEntry(
         "manyheads.extras.parsing.span_task.settings:SpanConfig",
@@ -223,6 +239,11 @@ print(classifier(["..."]))""",
         """import manyheads
 parser = manyheads.Parser.from_pretrained(".")
 print(parser.parse(["She sleeps ."]))""",
+        "parses by a chart; use `manyheads translate`, or a Parser",
+        "token-classification",  # the hub has no kind for trees
+        "Sentences have at most {longest_input:,} words, with spaces between them. Any words get a tree, also words"
+        " that are no sentence.",
+        says="It gives a sentence its constituent tree. ",
     ),
 }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads.catalogue import ModelTask
 
@@ -258,5 +258,5 @@ class LanguageBody(Protocol):
     def tie_weights(self) -> None:
         """Tie the parameters that the body shares within itself."""
 
-    def tie_head(self, head: nn.Module) -> None:
+    def tie_head(self, head: Any) -> None:
         """Tie the parameters that body and head share by the config."""

@@ -13,7 +13,7 @@ from torch import nn
 from manyheads.architectures.encoders import EncoderEnsemble
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.pretrained import load, read_config, save_pretrained, unmixed
-from manyheads.catalogue import ARCHITECTURES, ModelTask
+from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, ModelTask
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.device import (
     InferencePrecision,
@@ -32,14 +32,6 @@ from manyheads.text.tokenizer import Tokenizer
 __all__ = ["ModelRunner", "RunsEncoder", "RunsModel", "check_same_vocabulary", "model_folder"]
 
 M = TypeVar("M")
-
-_USES = {
-    "translation": "translates; use `manyheads translate`, or a Translator",
-    "language-modelling": "is a language model; use `manyheads generate`, or a Generator",
-    "classification": "gives texts labels; use `manyheads classify`, or a Classifier",
-    "spans": "parses by a chart; use `manyheads translate`, or a Parser",
-}
-"""What models of each task are for."""
 
 
 class ModelRunner(Generic[M]):
@@ -228,7 +220,7 @@ def model_folder(path: str | Path, task: ModelTask, revision: str | None = None)
     folder = resolve_model_path(path, revision=revision)
     architecture = read_config(folder).architecture
     if (its_task := ARCHITECTURES[architecture].task) != task:
-        raise ModelFileError(f"{folder} holds a {architecture}, which {_USES[its_task]}.")
+        raise ModelFileError(f"{folder} holds a {architecture}, which {MODEL_TASKS[its_task].use}.")
     if not has_tokenizer(folder):
         raise ModelFileError(
             f"{folder} has no tokenizer.json, so it cannot read or write text; save the model with it."

@@ -157,6 +157,11 @@ class AdaptiveHead(nn.Module):
         self.cluster_bias = nn.Parameter(torch.empty(num_tails)) if num_tails else None
         self.reset_parameters()
 
+    def tie_tables(self, tables: nn.ParameterList) -> None:
+        """Share the tables of an embedding with the same clusters."""
+        for index, table in enumerate(tables):
+            self.tables[index] = table
+
     def reset_parameters(self) -> None:
         """Initialise tables with N(0, 0.02), projections with N(0, 0.01), biases with zero."""
         for table in (*self.tables, *([] if self.cluster_weight is None else [self.cluster_weight])):
