@@ -78,7 +78,7 @@ def data_loading(precision: Literal["fp32", "bf16"]) -> Step:
 
     from manyheads.catalogue import PRESETS
     from manyheads.data.plan import next_position
-    from manyheads.tasks.runs import assemble
+    from manyheads.training.run.assembly import assemble
 
     config: Any = replace(PRESETS["demo"](), run_dir=str(_folder() / "run"), precision=precision)
     assembly = assemble(config, torch.device("cpu"), _folder() / "data")

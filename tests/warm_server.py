@@ -30,7 +30,7 @@ def preload() -> None:
 
     for name in ("translate", "train", "serve"):
         program.module_of(name)
-    for module in ("torch._dynamo", "manyheads.decoding.translator", "manyheads.tasks.runs"):
+    for module in ("torch._dynamo", "manyheads.decoding.translator", "manyheads.training.run.loop"):
         importlib.import_module(module)
     if "huggingface_hub" in sys.modules:
         raise RuntimeError("huggingface_hub reads the environment when it is imported, so a fork has to do that")

@@ -28,8 +28,8 @@ from manyheads.data.prepared_text import TextData  # noqa: E402
 from manyheads.decoding.translator import Translator  # noqa: E402
 from manyheads.evaluation.language_model import evaluate_text  # noqa: E402
 from manyheads.evaluation.likelihood import evaluation_mode  # noqa: E402
-from manyheads.tasks.runs import assemble  # noqa: E402
 from manyheads.training.optim.schedule import learning_rate  # noqa: E402
+from manyheads.training.run.assembly import assemble  # noqa: E402
 from manyheads.training.run.device import computing, settled  # noqa: E402
 
 CPU = torch.device("cpu")

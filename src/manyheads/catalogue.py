@@ -205,7 +205,9 @@ class ModelTaskEntry:
 
     run: the settings of a run that trains it. task: the usual task of such a run. further: a preset whose batches and
     schedule are those for training such a model further. suffix: of the names of its architectures, where a name
-    without it is another task's. example: Python code that uses a model of the current folder.
+    without it is another task's. example: Python code that uses a model of the current folder. use: what it does, and
+    how to use it, for messages. pipeline: its kind on the Hugging Face hub. says, limits: sentences of its card there,
+    with fields of its config as in `str.format`.
     """
 
     run: str
@@ -213,6 +215,10 @@ class ModelTaskEntry:
     further: str
     suffix: str
     example: str
+    use: str
+    pipeline: str
+    limits: str
+    says: str = ""
 
     @property
     def config(self) -> type[Any]:
@@ -230,6 +236,9 @@ MODEL_TASKS: dict[str, ModelTaskEntry] = {
         """import manyheads
 translator = manyheads.Translator.from_pretrained(".")
 print(translator.translate(["..."]))""",
+        "translates; use `manyheads translate`, or a Translator",
+        "translation",
+        "Each line is translated by itself, without the lines before it.",
     ),
     "language-modelling": ModelTaskEntry(
         "manyheads.tasks.text.settings:TextConfig",
@@ -239,15 +248,22 @@ print(translator.translate(["..."]))""",
         """import manyheads
 model = manyheads.load(".")
 log_probs = model.log_probs(ids)  # of the token after each""",
+        "is a language model; use `manyheads generate`, or a Generator",
+        "text-generation",
+        "It continues text by likelihood; what it writes may be wrong, offensive or copied from its data.",
     ),
     "classification": ModelTaskEntry(
-        "manyheads.extras.classification.task.settings:ClassificationConfig",
+        "manyheads.extras.classification.settings:ClassificationConfig",
         "classification",
         "classifier-demo",
         "-classifier",
         """import manyheads
 classifier = manyheads.Classifier.from_pretrained(".")
 print(classifier(["..."]))""",
+        "gives texts labels; use `manyheads classify`, or a Classifier",
+        "text-classification",
+        "It knows no other labels, and gives one of them to any text, also to one that fits none.",
+        says="It gives a text one of the labels {labels}. ",
     ),
     "spans": ModelTaskEntry(
         "manyheads.extras.parsing.span_task.settings:SpanConfig",
@@ -257,6 +273,11 @@ print(classifier(["..."]))""",
         """import manyheads
 parser = manyheads.Parser.from_pretrained(".")
 print(parser.parse(["She sleeps ."]))""",
+        "parses by a chart; use `manyheads translate`, or a Parser",
+        "token-classification",  # the hub has no kind for trees
+        "Sentences have at most {longest_input:,} words, with spaces between them. Any words get a tree, also words"
+        " that are no sentence.",
+        says="It gives a sentence its constituent tree. ",
     ),
 }
 
@@ -337,15 +358,15 @@ ARCHITECTURES: Table[Architecture] = Table(
         ),
         "transformer-classifier": Architecture(
             "classification",
-            f"{_CLASSIFICATION}.transformer_config:TransformerClassifierConfig",
-            f"{_CLASSIFICATION}.transformer_config:PRESETS",
-            f"{_CLASSIFICATION}.transformer:build_classifier",
+            f"{_CLASSIFICATION}.config:TransformerClassifierConfig",
+            f"{_CLASSIFICATION}.config:TRANSFORMERS",
+            f"{_CLASSIFICATION}.model:build_transformer",
         ),
         "reformer-classifier": Architecture(
             "classification",
-            f"{_CLASSIFICATION}.reformer_config:ReformerClassifierConfig",
-            f"{_CLASSIFICATION}.reformer_config:PRESETS",
-            f"{_CLASSIFICATION}.reformer:build_classifier",
+            f"{_CLASSIFICATION}.config:ReformerClassifierConfig",
+            f"{_CLASSIFICATION}.config:REFORMERS",
+            f"{_CLASSIFICATION}.model:build_reformer",
         ),
         "transformer-spans": Architecture(
             "spans",
@@ -474,7 +495,7 @@ TASKS: Table[Task] = Table(
         ),
         "classification": Task(
             "texts to labels",
-            (f"{_CLASSIFICATION}.task",),
+            (_CLASSIFICATION,),
             "classification",
             prepared_as="classification",
             recorded_as="classification",
@@ -508,9 +529,9 @@ PRESETS: Table[Callable[..., Any]] = Table(
         "reformer-debug": f"{_RUNS}:reformer_debug",
         "reformer-demo": f"{_RUNS}:reformer_demo",
         "duplication": f"{_RUNS}:duplication",
-        "classifier-debug": f"{_CLASSIFICATION}.presets:classifier_debug",
-        "classifier-demo": f"{_CLASSIFICATION}.presets:classifier_demo",
-        "reformer-classifier-demo": f"{_CLASSIFICATION}.presets:reformer_classifier_demo",
+        "classifier-debug": f"{_CLASSIFICATION}.settings:classifier_debug",
+        "classifier-demo": f"{_CLASSIFICATION}.settings:classifier_demo",
+        "reformer-classifier-demo": f"{_CLASSIFICATION}.settings:reformer_classifier_demo",
         "chart-debug": f"{_PARSING}.span_task.settings:chart_debug",
         "chart-parser": f"{_PARSING}.span_task.settings:chart_parser",
         "vanilla-lm": "manyheads.tasks.paper_presets:vanilla_lm",

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from manyheads.catalogue import build_model
-from manyheads.data.batch import LabelledBatch
 from manyheads.errors import ConfigError
-from manyheads.extras.classification.pooling import TextPooling
+from manyheads.extras.classification.labelled_store import LabelledBatch
+from manyheads.extras.classification.model import TextPooling
 
 VOCAB, LABELS = 23, ("a", "b", "c")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from safetensors import safe_open
 from manyheads.architectures.pretrained import load, load_portable_state, portable_state, save_pretrained
 from manyheads.decoding.device import narrow
 from manyheads.errors import ModelFileError, SaveError
+from manyheads.training.optim.optimiser import build_optimiser
+from manyheads.training.settings import OptimiserSettings
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "state_dict_names.json"
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 def test_saved_and_loaded_says_the_same(any_subject: Any, precision: Any, tmp_path: Path) -> None:
@@ -47,17 +50,37 @@ def test_rounded_for_decoding_it_is_not_saved(any_subject: Any, tmp_path: Path) 
         assert all(torch.equal(before[name], after[name]) for name in {**before, **after})
 
 
+def check_golden(file: str, name: str, value: Any) -> None:
+    """Compare with an entry of a snapshot. MANYHEADS_UPDATE_GOLDEN=1 writes it anew, for a new model."""
+    path = GOLDEN / file
+    golden = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    if os.environ.get("MANYHEADS_UPDATE_GOLDEN") == "1":
+        golden[name] = value
+        lines = [f"  {json.dumps(name)}: {json.dumps(golden[name])}" for name in sorted(golden)]
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    assert name in golden
+    assert value == golden[name]
+
+
 @pytest.mark.golden
 def test_names_are_those_of_the_snapshot(any_subject: Any) -> None:
-    """Files of today must be readable tomorrow. MANYHEADS_UPDATE_GOLDEN=1 writes the snapshot anew, for a new model."""
+    """Files of today must be readable tomorrow."""
     names = {name: list(tensor.shape) for name, tensor in portable_state(any_subject.build()).items()}
-    golden = json.loads(GOLDEN.read_text("utf-8")) if GOLDEN.exists() else {}
-    if os.environ.get("MANYHEADS_UPDATE_GOLDEN") == "1":
-        golden[any_subject.name] = names
-        lines = [f"  {json.dumps(name)}: {json.dumps(golden[name])}" for name in sorted(golden)]
-        GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    assert any_subject.name in golden
-    assert names == golden[any_subject.name]
+    check_golden("state_dict_names.json", any_subject.name, names)
+
+
+@pytest.mark.golden
+def test_groups_of_the_optimiser_are_those_of_the_snapshot(any_subject: Any) -> None:
+    """What Muon trains and what decays; `N` in a name stands for any number. The rest is AdamW's, without decay."""
+    model = any_subject.build()
+    names = {id(parameter): re.sub(r"\d+", "N", name) for name, parameter in model.named_parameters()}
+    optimiser = build_optimiser(model, OptimiserSettings(name="muon", learning_rate=1e-3, weight_decay=0.1))
+    groups: dict[str, set[str]] = {}
+    for group in optimiser.param_groups:
+        kind = ("muon" if "momentum" in group else "adamw") + (", decays" if group["weight_decay"] else "")
+        groups.setdefault(kind, set()).update(names[id(parameter)] for parameter in group["params"])
+    groups.pop("adamw")
+    check_golden("optimiser_groups.json", any_subject.name, {kind: sorted(groups[kind]) for kind in sorted(groups)})
 
 
 class Wrapper(torch.nn.Module):

@@ -45,7 +45,7 @@ run("export", "bag", "--to", "numpy", "--output", "arrays")
 
 from manyheads.catalogue import PRESETS, TASKS
 CountingConfig = TASKS["counting"].config
-from manyheads.tasks.runs import train
+from manyheads.training.run.loop import train
 given = PRESETS["xl-debug"]()
 values = {name: getattr(given, name) for name in given.__dataclass_fields__}
 run("prepare", "--task", "counting", "--counted", "text.txt", "--output", "counted")

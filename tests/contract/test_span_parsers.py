@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.data.batch import SpanBatch
 from manyheads.errors import ConfigError
 from manyheads.extras.parsing.chart import naive_log_partition
+from manyheads.extras.parsing.span_data import SpanBatch
 from manyheads.extras.parsing.span_parser import LEAST_PROBABILITY
 
 VOCAB, LABELS, TAGS = 23, 3, 3

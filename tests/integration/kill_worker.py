@@ -23,7 +23,7 @@ from file_operations import REAL_OPEN, Operation, Watch
 from preloading import preload
 from tiny_run import TINY_REFORMER, TINY_TEXT
 
-import manyheads.tasks.runs
+import manyheads.training.run.loop
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.settings import DataSettings
 from manyheads.decoding.settings import DecodingSettings
@@ -108,7 +108,7 @@ def serve() -> None:
             run_dir, _, number = line.strip().partition("\t")
             with kill_before(run_dir, int(number)) if number else nullcontext():
                 reporter = Slow(run_dir, 0 if number else STEP_SECONDS)
-                result = manyheads.tasks.runs.train(config(run_dir), resume="auto", reporter=reporter)
+                result = manyheads.training.run.loop.train(config(run_dir), resume="auto", reporter=reporter)
             os._exit(0 if result.stopped_by == "steps" else 128 + (result.signal_number or 0))
         print(child, flush=True)
         _, status = os.waitpid(child, 0)

@@ -33,12 +33,12 @@ from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process
 from manyheads.distributed.shards import whole
 from manyheads.errors import SaveError
-from manyheads.tasks.runs import assemble, train
 from manyheads.tasks.translation.validator import Validator
 from manyheads.training.record.log import MetricsLog
 from manyheads.training.record.report import ValidationReport
-from manyheads.training.run.assembly import Assembly
+from manyheads.training.run.assembly import Assembly, assemble
 from manyheads.training.run.checkpoints import CheckpointManager
+from manyheads.training.run.loop import train
 from manyheads.training.run.precision import resolve_precision
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.state import gather

@@ -11,8 +11,8 @@ from tiny_run import changed
 from manyheads.data.prepared import open_data
 from manyheads.decoding.translator import Translator
 from manyheads.tasks.presets import copy
-from manyheads.tasks.runs import train
 from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.training.run.loop import train
 
 
 def wrong_copies(config: TrainConfig, run: Path) -> tuple[list[tuple[str, str]], int]:

@@ -29,8 +29,8 @@ from manyheads.data.preparing_text import prepare_text
 from manyheads.data.texts import TextBlock
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ManyHeadsError
-from manyheads.tasks.runs import train
 from manyheads.text.settings import VocabularySettings
+from manyheads.training.run.loop import train
 
 FAST, LONG, PARTS = 280, 2500, 4
 SEED = 20261121

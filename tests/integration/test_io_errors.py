@@ -31,13 +31,13 @@ from manyheads.data.preparing_pairs import PairList, prepare_corpus
 from manyheads.data.preparing_text import prepare_text
 from manyheads.data.texts import TextBlock
 from manyheads.errors import DataError, SaveError
-from manyheads.tasks.runs import assemble, train
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.training.record.log import MetricsLog
 from manyheads.training.record.recorder import write_samples
 from manyheads.training.record.report import Sample, ValidationReport
-from manyheads.training.run.assembly import Assembly
+from manyheads.training.run.assembly import Assembly, assemble
 from manyheads.training.run.checkpoints import CheckpointManager
+from manyheads.training.run.loop import train
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.signals import StopFlag
 

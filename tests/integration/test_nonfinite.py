@@ -17,9 +17,9 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.prepared import open_data
 from manyheads.data.settings import DataSettings
 from manyheads.errors import NonFiniteError
-from manyheads.tasks.runs import train
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings
+from manyheads.training.run.loop import train
 from manyheads.training.run.step import Stepper, StepResult
 from manyheads.training.settings import OptimiserSettings, ScheduleSettings, TrainingSettings
 

@@ -21,8 +21,8 @@ from manyheads.checkpoint.retain import list_checkpoints
 from manyheads.config.files import load_yaml
 from manyheads.data.prepared import PreparedData
 from manyheads.files.verify import MANIFEST
-from manyheads.tasks.runs import train
 from manyheads.training.run.checkpoints import CheckpointManager
+from manyheads.training.run.loop import train
 
 pytestmark = pytest.mark.skipif(not HAS_PROC, reason="needs /proc to know the path of an open file")
 

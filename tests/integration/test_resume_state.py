@@ -17,7 +17,7 @@ import manyheads.training.run.loop
 from manyheads.checkpoint.retain import list_checkpoints
 from manyheads.errors import SaveError
 from manyheads.files.verify import verify_folder
-from manyheads.tasks.runs import train
+from manyheads.training.run.loop import train
 from manyheads.training.run.signals import StopFlag
 
 RUN = Path("runs/tiny")

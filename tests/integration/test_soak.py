@@ -16,7 +16,7 @@ import pytest
 from tiny_run import TINY, changed
 
 from manyheads.config.files import to_yaml
-from manyheads.tasks.runs import train
+from manyheads.training.run.loop import train
 
 STEPS = 10_000
 TRANSLATION_MINUTES = float(os.environ.get("MANYHEADS_SOAK_MINUTES", "25"))

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from file_operations import Watch
 from tiny_run import echo, tiny
 
-from manyheads.tasks.runs import train
+from manyheads.training.run.loop import train
 
 
 def main(root: Path) -> None:

@@ -88,7 +88,7 @@ def test_no_module_names_one_above_it_to_import_it_late() -> None:
     found = []
     for name, tree in modules().items():
         own = place.get(".".join(name.split(".")[:2]))
-        if own is None:
+        if own is None or name == "manyheads.catalogue":  # whose strings are all there is
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in modules():
@@ -111,7 +111,7 @@ def test_architectures_and_tasks_are_never_recognised_by_their_config_class() ->
 
 
 def test_training_and_everything_below_know_no_task() -> None:
-    above = ("manyheads.cli", "manyheads.tasks", "manyheads.__main__")
+    above = ("manyheads.cli", "manyheads.extras", "manyheads.tasks", "manyheads.__main__")
     below = [name for name in modules() if not name.startswith(above)]
     known = {name: {one for one in imported(modules()[name]) if one.startswith("manyheads.tasks")} for name in below}
     assert {name: tasks for name, tasks in known.items() if tasks} == {}

@@ -45,6 +45,10 @@ class LanguageModel(nn.Module):
         self.body.tie_weights()
         self.body.tie_head(self.head)
 
+    def card_text(self) -> str:
+        """See `Composite.card_text`."""
+        return ""
+
     def forward(
         self,
         batch: SegmentBatch,

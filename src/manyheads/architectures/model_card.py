@@ -8,16 +8,11 @@ from typing import Any
 
 import yaml
 
+from manyheads.catalogue import MODEL_TASKS
 from manyheads.errors import ConfigError
 
 __all__ = ["CardFacts", "make_card"]
 
-_PIPELINES = {
-    "translation": "translation",
-    "language-modelling": "text-generation",
-    "classification": "text-classification",
-    "spans": "token-classification",  # the hub has no kind for trees
-}
 _BLEU = {"bleu": "BLEU", "chrf": "chrF"}
 _OF_CLASSIFIERS = {"accuracy": "Accuracy", "macro_f1": "Macro F1"}
 _OF_LANGUAGE_MODELS = {"perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}
@@ -55,8 +50,8 @@ def make_card(
     Raises: ConfigError: the evaluation is not of `manyheads evaluate --json`, or not of this model as it is.
     """
     architecture = config.architecture
-    labels = getattr(config, "labels", ())
-    pipeline = _PIPELINES[config.task]
+    kind, fields = MODEL_TASKS[config.task], _fields(config)
+    pipeline = kind.pipeline
     spoken = list(dict.fromkeys(language for pair in languages for language in pair))
     known = {"language": spoken, "license": facts.licence, "datasets": list(facts.datasets)}
     head: dict[str, Any] = {
@@ -73,8 +68,7 @@ def make_card(
         head |= {"model-index": [{"name": name.rpartition("/")[2], "results": [one]}]}
     directions = ", ".join(f"{source} to {target}" for source, target in languages)
     what = f"It translates from {directions}. " if directions else ""
-    what = f"It gives a text one of the labels {', '.join(labels)}. " if labels else what
-    what = "It gives a sentence its constituent tree. " if config.task == "spans" else what
+    what = kind.says.format(**fields) or what
     lines = [
         *("---", yaml.safe_dump(head, sort_keys=False, allow_unicode=True).rstrip(), "---", f"# {name}", ""),
         *(f"A {architecture} of manyheads with {num_parameters:,} parameters. {what}".rstrip(), ""),
@@ -122,22 +116,19 @@ def _results(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:
     return results
 
 
+def _fields(config: Any) -> dict[str, Any]:
+    """Return the values of a config for texts of `ModelTaskEntry`."""
+    return {"longest_input": config.longest_input, "labels": ", ".join(getattr(config, "labels", ()))}
+
+
 def _signature(result: Mapping[str, Any]) -> str:
     return f"`{result['args']['signature']}`" if "args" in result else ""
 
 
 def _limits(config: Any, facts: CardFacts) -> list[str]:
-    if getattr(config, "labels", ()):
-        lines = ["- It knows no other labels, and gives one of them to any text, also to one that fits none."]
-    elif config.task == "spans":
-        most = f"at most {config.longest_input:,} words, with spaces between them"
-        lines = [f"- Sentences have {most}. Any words get a tree, also words that are no sentence."]
-    elif config.task == "translation":
-        most = config.longest_input
-        longest = f"Sources and translations have at most {most:,} tokens. " if most else ""
-        lines = [f"- {longest}Each line is translated by itself, without the lines before it."]
-    else:
-        lines = ["- It continues text by likelihood; what it writes may be wrong, offensive or copied from its data."]
+    most = config.longest_input if config.task == "translation" else None
+    longest = f"Sources and translations have at most {most:,} tokens. " if most else ""
+    lines = [f"- {longest}{MODEL_TASKS[config.task].limits.format(**_fields(config))}"]
     lines += [] if facts.datasets else ["- The training data is not stated."]
     lines += [] if facts.licence else ["- No licence is stated; ask the owner before you use it."]
     return lines

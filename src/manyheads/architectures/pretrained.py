@@ -24,16 +24,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from manyheads.architectures.hub import resolve_model_path
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.protocols import ModelConfig
-from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.architectures.protocols import Composite, ModelConfig
 from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, build_model, foreign_entries
 from manyheads.checkpoint.format import needed_bytes, write_tensors
 from manyheads.config.build import build
 from manyheads.config.files import to_json, to_plain
 from manyheads.errors import CheckpointError, ConfigError, ManyHeadsError, ModelFileError, SaveError
-from manyheads.extras.classification.model import SequenceClassifier
-from manyheads.extras.parsing.span_parser import SpanParser
 from manyheads.files.commit import write_folder
 from manyheads.files.json_object import read_object
 from manyheads.files.verify import MANIFEST, verify_folder
@@ -52,9 +48,6 @@ __all__ = [
     "usage_example",
     "yaml_list",
 ]
-
-Composite = Seq2Seq | LanguageModel | SequenceClassifier | SpanParser
-"""A model of any task; see `table.ModelTask`."""
 
 FORMAT_VERSION = 1
 CONFIG = "config.json"
@@ -187,7 +180,7 @@ def save_pretrained(
     write_folder(Path(path), write, needed_bytes=needed_bytes({"model": tensors}), replace=replace)
 
 
-def _unrounded_state(model: nn.Module, path: str | Path) -> dict[str, Tensor]:
+def _unrounded_state(model: Any, path: str | Path) -> dict[str, Tensor]:
     """Return `portable_state`, unless only the linear layers have another type, as after decoding in bf16.
 
     In that case the original weights and the tying are lost.
@@ -246,8 +239,8 @@ def _state_of(path: Path) -> list[tuple[int, int, bytes] | None]:
 @unmixed
 def load(
     path: str | Path, *, device: str | torch.device = "cpu", verify: bool = True, revision: str | None = None
-) -> Composite:
-    """Return a composite with its weights, in evaluation mode and float32, for the task of its architecture.
+) -> Any:
+    """Return the composite of an architecture (see `catalogue.MODEL_TASKS`), in evaluation mode and float32.
 
     Args:
         path: a model folder, a run folder (its model/ is used), or `owner/name` on the Hugging Face hub.
@@ -263,7 +256,7 @@ def load(
     config = read_config(folder)
     tensors = _read_weights(folder, config)
     with torch.device("meta"), _Uninitialised():
-        model: Composite = build_model(config)
+        model = build_model(config)
     _check_fit(tensors, portable_state(model), str(folder / WEIGHTS))  # before allocating memory for the config's sizes
     model.to_empty(device=device)
     model.tie_weights()
@@ -335,7 +328,7 @@ def read_config(folder: Path) -> Any:
     for setting, layer in _layers_without_heads(values):
         values[setting][layer] = 1  # see `_add_heads`
     try:
-        return build(ARCHITECTURES[name].config, values, str(file))
+        return build(ARCHITECTURES[name].config, values, str(file), "model")
     except ConfigError as error:
         raise ConfigError(f"{error}{needs}") from error
 
@@ -443,16 +436,14 @@ def _card(
     known = list(dict.fromkeys(one for pair in languages for one in pair))
     header = f"language: {yaml_list(known)}\n" if known else ""
     directions = ", ".join(f"{source} to {target}" for source, target in languages)
-    translates = f"It translates from {directions}.\n\n" if directions else ""
-    if isinstance(model, SequenceClassifier):
-        translates = f"Its labels: {', '.join(model.config.labels)}.\n\n"
+    more = f"It translates from {directions}.\n\n" if directions else model.card_text()
     return f"""---
 {header}library_name: manyheads
 tags: [{task}, {name}]
 ---
 # A {name} trained with manyheads
 
-{translates}{sum(t.numel() for t in tensors.values()):,} parameters: {model.config.describe()}.
+{more}{sum(t.numel() for t in tensors.values()):,} parameters: {model.config.describe()}.
 
 ```python
 {usage_example(task, languages)}

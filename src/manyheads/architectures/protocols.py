@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
-from torch import Tensor, nn
+from torch import Tensor
+
+from manyheads.catalogue import ModelTask
 
 __all__ = [
-    "ClassifierConfig",
+    "Composite",
     "LanguageBody",
     "LanguageModelConfig",
     "ModelConfig",
@@ -22,8 +24,19 @@ __all__ = [
     "SearchState",
     "Searchable",
     "Seq2SeqConfig",
-    "SpanParserConfig",
 ]
+
+
+class Composite(Protocol):
+    """What is trained, saved and loaded: a module with the body and the head of a model."""
+
+    config: Any
+
+    def tie_weights(self) -> None:
+        """Tie the parameters that the config shares. Needed again after moving a model off the meta device."""
+
+    def card_text(self) -> str:
+        """Return a paragraph for the README of its folder, beside its size and its use; empty: there is none."""
 
 
 class ModelConfig(Protocol):
@@ -36,8 +49,8 @@ class ModelConfig(Protocol):
         """Its name in ARCHITECTURES."""
 
     @property
-    def task(self) -> Literal["translation", "language-modelling", "classification", "spans"]:
-        """The kind of model: `Seq2Seq`, `LanguageModel`, `SequenceClassifier` or `SpanParser`."""
+    def task(self) -> ModelTask:
+        """The kind of model."""
 
     @property
     def memory_degree(self) -> int:
@@ -116,46 +129,6 @@ class LanguageModelConfig(ModelConfig, Protocol):
     @property
     def segment_multiple(self) -> int:
         """The number of tokens of which training segments should be a multiple; 1: any number is as good."""
-
-
-class ClassifierConfig(ModelConfig, Protocol):
-    """Facts about a classifier."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids; 0: that of the data."""
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The labels, in the order of the head's scores; empty: those of the data."""
-
-    @property
-    def pooling(self) -> str:
-        """How the states of a text become one vector; see `extras.classification.pooling`."""
-
-
-class SpanParserConfig(ModelConfig, Protocol):
-    """Facts about a chart parser."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids of subwords; 0: that of the data."""
-
-    @property
-    def constituents(self) -> tuple[str, ...]:
-        """The labels of spans, in the order of the head's scores; empty: those of the data."""
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """The tags of words; empty: those of the data."""
-
-    @property
-    def root(self) -> str:
-        """The label at the top of every tree; empty: that of the data."""
-
-    @property
-    def tag_weight(self) -> float:
-        """Weight of the loss of tags, beside that of spans."""
 
 
 class Output(NamedTuple):
@@ -285,5 +258,5 @@ class LanguageBody(Protocol):
     def tie_weights(self) -> None:
         """Tie the parameters that the body shares within itself."""
 
-    def tie_head(self, head: nn.Module) -> None:
+    def tie_head(self, head: Any) -> None:
         """Tie the parameters that body and head share by the config."""

@@ -38,6 +38,10 @@ class Seq2Seq(nn.Module):
         if self.config.tie_embeddings in ("all", "decoder"):
             self.head.weight = cast(nn.Parameter, self.body.target_embedding.weight)
 
+    def card_text(self) -> str:
+        """See `Composite.card_text`."""
+        return ""
+
     def forward(
         self,
         batch: PairBatch,

@@ -16,7 +16,12 @@ from manyheads.errors import ConfigError
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["build", "convert", "resolve"]
+__all__ = ["REMOVED", "build", "convert", "resolve"]
+
+REMOVED: dict[str, Any] = {
+    "training.r_drop": 0.0,
+}
+"""Settings of earlier versions, by their names in a run's settings -> the value without effect, which is accepted."""
 
 T = TypeVar("T")
 _MISSING = object()
@@ -27,23 +32,24 @@ MOST_HINTS = 50
 time."""
 
 
-def build(cls: type[T], values: Mapping[str, Any], name: str = "the settings") -> T:
+def build(cls: type[T], values: Mapping[str, Any], name: str = "the settings", section: str = "") -> T:
     """Build one dataclass from plain data.
 
-    Args: name: what the data is called in messages, a file's path for example.
+    Args: name: what the data is called in messages, a file's path for example. section: of a run's settings, if `cls`
+        is one, such as `model`; see `REMOVED`.
     Raises: ConfigError: unknown keys (with the nearest name), wrong types, values that the class itself refuses;
         all of them in one message, a line each.
     """
-    return resolve(cls, [Source(dict(values), name)])
+    return resolve(cls, [Source(dict(values), name)], section)
 
 
-def resolve(cls: type[T], sources: Sequence[Source]) -> T:
+def resolve(cls: type[T], sources: Sequence[Source], section: str = "") -> T:
     """Build one dataclass from layers of settings; later layers override earlier ones.
 
     Raises: ConfigError: as `build`; each mistake names the source, and the line where it is a file.
     """
     mistakes: list[tuple[str, str]] = []
-    result = _section(cls, merge(cls, sources), "", mistakes)
+    result = _section(cls, _without_removed(merge(cls, sources), section, mistakes), "", mistakes)
     if not mistakes:
         if not isinstance(result, cls):
             raise TypeError(f"building {cls.__name__} gave {result!r}")
@@ -52,6 +58,23 @@ def resolve(cls: type[T], sources: Sequence[Source]) -> T:
     if len(lines) == 1:
         raise ConfigError(lines[0])
     raise ConfigError(f"{len(lines)} mistakes in the settings:\n" + "\n".join(f"  {line}" for line in lines))
+
+
+def _without_removed(values: dict[str, Any], section: str, mistakes: list[tuple[str, str]]) -> dict[str, Any]:
+    """Leave out the settings of `REMOVED`, and note those whose values had an effect."""
+    for full, neutral in REMOVED.items():
+        name = full.removeprefix(f"{section}.") if section else full
+        head, _, rest = name.partition(".")
+        inner = values.get(head) if rest else values
+        last = rest or head
+        if (section and name == full) or not isinstance(inner, Mapping) or last not in inner:
+            continue
+        if inner[last] != neutral:
+            remedy = f"it is no longer there; set it to {neutral!r}, or leave it out."
+            mistakes.append((name, f"{name} is {_shown(inner[last])}, but {remedy}"))
+        others = {key: value for key, value in inner.items() if key != last}
+        values = {**values, head: others} if rest else others
+    return values
 
 
 def _origin(path: str, sources: Sequence[Source]) -> str:
@@ -78,13 +101,7 @@ def _section(cls: type, values: Any, path: str, mistakes: list[tuple[str, str]])
     before = len(mistakes)
     given: dict[str, Any] = {}
     wrong: set[str] = set()
-    removed: Mapping[str, Any] = getattr(cls, "removed", {})  # settings of earlier versions -> the value without effect
     for name, value in values.items():
-        if name in removed:
-            if value != removed[name]:
-                neutral = f"it is no longer there; set it to {removed[name]!r}, or leave it out."
-                mistakes.append((f"{dot}{name}", f"{dot}{name} is {_shown(value)}, but {neutral}"))
-            continue
         if name not in annotations:
             near = did_you_mean(str(name), annotations, prefix=dot) if len(mistakes) < MOST_HINTS else ""
             mistakes.append((f"{dot}{name}", f"there is no setting {dot}{name}.{near}"))

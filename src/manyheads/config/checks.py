@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -22,7 +21,6 @@ __all__ = [
     "at_least",
     "between",
     "check",
-    "check_labels",
     "one_or_more",
     "set_tuples",
 ]
@@ -122,17 +120,3 @@ def set_tuples(settings: Any) -> None:
 def _shown(value: object) -> str:
     text = str(value)
     return text if len(text) <= 24 else f"{text[:21]}..."
-
-
-def check_labels(labels: Sequence[str]) -> None:
-    """Raises: ConfigError: a label is empty, contains a line break or a tab, or occurs twice."""
-    seen: set[str] = set()
-    for label in labels:
-        if not label.strip() or any(sign in label for sign in "\t\n\r"):
-            raise ConfigError(
-                f"model.labels contains {label!r}; a label is a text without tabs and line breaks, and not empty.",
-                fields=["labels"],
-            )
-        if label in seen:
-            raise ConfigError(f"model.labels contains {label!r} twice; name each label once.", fields=["labels"])
-        seen.add(label)

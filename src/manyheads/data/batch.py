@@ -11,10 +11,10 @@ from torch import Tensor
 
 from manyheads.data.partition import share
 
-__all__ = ["LabelledBatch", "PairBatch", "SegmentBatch", "SpanBatch"]
+__all__ = ["PairBatch", "RowBatch", "SegmentBatch"]
 
 
-class _Batch:
+class RowBatch:
     """The common part of batches: their tensors have an axis of rows."""
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -30,7 +30,7 @@ class _Batch:
 
 
 @dataclass(frozen=True)
-class PairBatch(_Batch):
+class PairBatch(RowBatch):
     """Aligned sentence pairs as ids, padded on the right.
 
     Shape: source (batch, source_len), each row tokens + EOS; target (batch, target_len), each row BOS + tokens + EOS;
@@ -70,67 +70,7 @@ class PairBatch(_Batch):
 
 
 @dataclass(frozen=True)
-class LabelledBatch(_Batch):
-    """Texts as ids, padded on the right, with their labels.
-
-    Shape: tokens (batch, len), each row tokens + EOS; lengths (batch,), without padding; labels (batch,) ids of labels;
-        sample_ids (batch,), positions in the store.
-    """
-
-    tokens: Tensor
-    lengths: Tensor
-    labels: Tensor
-    sample_ids: Tensor
-
-    @property
-    def size(self) -> int:
-        """Number of ids, including padding."""
-        return self.tokens.numel()
-
-    def describe(self) -> str:
-        """Return the shape in words."""
-        rows, length = self.tokens.shape
-        return f"{rows} texts of {length} tokens"
-
-    def num_target_tokens(self) -> int:
-        """Return the number of labels, which is what the loss counts."""
-        return len(self.labels)
-
-
-@dataclass(frozen=True)
-class SpanBatch(_Batch):
-    """Sentences as features of their words, padded on the right with zeros, with their trees.
-
-    Shape: pieces (batch, len, most_pieces) 1 + ids of the subwords of each word, 0: none; affixes
-        (batch, len, num_hashes) hashes of each word, 0: none; lengths (batch,) in words; tags (batch, len) ids, -1:
-        unknown; labels (batch, len, len): `labels[b, i, j]` is the id of the constituent from word i to word j, both
-        included, 0: none; sample_ids (batch,), positions in the store.
-    """
-
-    pieces: Tensor
-    affixes: Tensor
-    lengths: Tensor
-    tags: Tensor
-    labels: Tensor
-    sample_ids: Tensor
-
-    @property
-    def size(self) -> int:
-        """Number of words, including padding."""
-        return self.tags.numel()
-
-    def describe(self) -> str:
-        """Return the shape in words."""
-        rows, length = self.tags.shape
-        return f"{rows} sentences of {length} words"
-
-    def num_target_tokens(self) -> int:
-        """Return the number of words, by which the loss is divided."""
-        return int(self.lengths.sum())
-
-
-@dataclass(frozen=True)
-class SegmentBatch(_Batch):
+class SegmentBatch(RowBatch):
     """One segment of each lane.
 
     Shape: tokens (lanes, length) ids that the model reads, padded on the right with 0; targets (lanes, length) the

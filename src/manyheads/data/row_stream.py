@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from manyheads.data.collate import round_up
 from manyheads.data.plan import BatchPlan
+from manyheads.data.settings import RowSettings
 from manyheads.errors import DataError
-from manyheads.extras.classification.labelled_settings import LabelledSettings
-from manyheads.extras.parsing.span_settings import SpanSettings
 
 __all__ = ["RowStream"]
 
@@ -31,7 +30,7 @@ class RowStream(ABC, Generic[B]):
     Raises: DataError: no row is left, or a row is too long and the policy is `fail`.
     """
 
-    def __init__(self, lengths: NDArray[np.int32], settings: LabelledSettings | SpanSettings, seed: int) -> None:
+    def __init__(self, lengths: NDArray[np.int32], settings: RowSettings, seed: int) -> None:
         self.settings, self.seed = settings, seed
         name, unit = settings.row, settings.unit
         over = lengths > settings.max_len

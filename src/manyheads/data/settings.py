@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from manyheads.config.checks import BELOW_ONE, MOST_LANES, MOST_UNITS, at_least, between, check, set_tuples
 from manyheads.data.context_lengths import Stage, stages_of
 from manyheads.errors import ConfigError
 
-__all__ = ["DUPLICATION", "CopyTaskSettings", "DataSettings", "SegmentSettings", "check_rows", "shares_of"]
+__all__ = ["DUPLICATION", "CopyTaskSettings", "DataSettings", "RowSettings", "SegmentSettings", "shares_of"]
 
 DUPLICATION = "duplication-task"
 
@@ -225,21 +225,39 @@ class SegmentSettings:
             )
 
 
-def check_rows(settings: Any, most_len: int) -> None:
-    """Check settings of rows that have one length each. most_len: upper bound of max_len.
+@dataclass(frozen=True, kw_only=True)
+class RowSettings:
+    """The common part of the settings of rows that have one length each, such as texts with a label, and their batches.
+
+    row, unit, remedy: for messages: a row, the unit of its length, and the values of `too_long` besides `fail`.
+    most_len: upper bound of max_len.
 
     Raises: ConfigError: a number is out of range, or a micro-batch is smaller than the longest row.
     """
-    check(settings, "data.", between(8, MOST_UNITS), "max_tokens")
-    check(settings, "data.", between(2, most_len), "max_len")
-    check(settings, "data.", between(1, MOST_UNITS), "accumulate", "pad_to_multiple")
-    if settings.max_tokens // settings.accumulate < settings.max_len:
-        raise ConfigError(
-            f"data.max_tokens {settings.max_tokens} / data.accumulate {settings.accumulate} leaves fewer than"
-            f" {settings.max_len} {settings.unit} per micro-batch, the maximum length of a {settings.row}; raise"
-            " max_tokens, or lower accumulate or max_len.",
-            fields=("max_tokens", "accumulate", "max_len"),
-        )
+
+    row: ClassVar[str]
+    unit: ClassVar[str]
+    remedy: ClassVar[str]
+    most_len: ClassVar[int] = MOST_UNITS
+
+    path: str = ""
+    max_tokens: int = 4096
+    accumulate: int = 1
+    max_len: int = 256
+    too_long: Literal["truncate", "drop", "fail"] = "drop"
+    pad_to_multiple: int = 1
+
+    def __post_init__(self) -> None:
+        check(self, "data.", between(8, MOST_UNITS), "max_tokens")
+        check(self, "data.", between(2, self.most_len), "max_len")
+        check(self, "data.", between(1, MOST_UNITS), "accumulate", "pad_to_multiple")
+        if self.max_tokens // self.accumulate < self.max_len:
+            raise ConfigError(
+                f"data.max_tokens {self.max_tokens} / data.accumulate {self.accumulate} leaves fewer than"
+                f" {self.max_len} {self.unit} per micro-batch, the maximum length of a {self.row}; raise max_tokens, or"
+                " lower accumulate or max_len.",
+                fields=("max_tokens", "accumulate", "max_len"),
+            )
 
 
 def shares_of(mix: Sequence[str]) -> dict[str, float]:

@@ -32,4 +32,4 @@ def read_settings(folder: Path, kind: type[T]) -> T:
         values = read_object(file)
     except FileNotFoundError:
         return kind()
-    return build(kind, values, str(file))
+    return build(kind, values, str(file), "decoding" if kind is DecodingSettings else "generation")

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import torch
 from torch import nn
 
-from manyheads.architectures.encoder_ensembles import EncoderEnsemble
+from manyheads.architectures.encoders import EncoderEnsemble
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.pretrained import load, read_config, save_pretrained, unmixed
-from manyheads.catalogue import ARCHITECTURES, ModelTask
+from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, ModelTask
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.device import (
     InferencePrecision,
@@ -32,14 +32,6 @@ from manyheads.text.tokenizer import Tokenizer
 __all__ = ["ModelRunner", "RunsEncoder", "RunsModel", "check_same_vocabulary", "model_folder"]
 
 M = TypeVar("M")
-
-_USES = {
-    "translation": "translates; use `manyheads translate`, or a Translator",
-    "language-modelling": "is a language model; use `manyheads generate`, or a Generator",
-    "classification": "gives texts labels; use `manyheads classify`, or a Classifier",
-    "spans": "parses by a chart; use `manyheads translate`, or a Parser",
-}
-"""What models of each task are for."""
 
 
 class ModelRunner(Generic[M]):
@@ -171,7 +163,7 @@ class RunsEncoder(RunsModel[M]):
     ) -> Self:
         """Load a model from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
-        Several paths are an ensemble, which averages the models' probabilities (see `architectures.encoder_ensembles`).
+        Several paths are an ensemble, which averages the models' probabilities (see `architectures.encoders`).
 
         Raises: ModelFileError: a file is missing, damaged or refused, or the model is for another task. ConfigError,
             DataError: the content of a file is invalid, or the models cannot be averaged. RequestError: no such device
@@ -201,7 +193,8 @@ class RunsEncoder(RunsModel[M]):
     @property
     def models(self) -> list[Any]:
         """The models of the ensemble, or the only model."""
-        return list(self.model.models) if isinstance(self.model, EncoderEnsemble) else [self.model]
+        model: Any = self.model
+        return list(model.models)
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write a model folder.
@@ -209,9 +202,9 @@ class RunsEncoder(RunsModel[M]):
         Raises: SaveError: it could not be written, or the weights were rounded to bf16. RequestError: this is an
             ensemble.
         """
-        if isinstance(self.model, EncoderEnsemble):
-            raise RequestError("an ensemble cannot be saved as one model folder; save each of its models.")
         model: Any = self.model
+        if self.models[0] is not model:
+            raise RequestError("an ensemble cannot be saved as one model folder; save each of its models.")
         save_pretrained(model, path, tokenizer=self.tokenizer, task=self.task)
 
 
@@ -227,7 +220,7 @@ def model_folder(path: str | Path, task: ModelTask, revision: str | None = None)
     folder = resolve_model_path(path, revision=revision)
     architecture = read_config(folder).architecture
     if (its_task := ARCHITECTURES[architecture].task) != task:
-        raise ModelFileError(f"{folder} holds a {architecture}, which {_USES[its_task]}.")
+        raise ModelFileError(f"{folder} holds a {architecture}, which {MODEL_TASKS[its_task].use}.")
     if not has_tokenizer(folder):
         raise ModelFileError(
             f"{folder} has no tokenizer.json, so it cannot read or write text; save the model with it."

@@ -196,6 +196,8 @@ class LearnedPositions(nn.Module):
     Raises: ShapeError: a sequence is longer than max_len.
     """
 
+    without_decay: tuple[str, ...] = ("weight",)
+
     def __init__(self, d_model: int, *, max_len: int) -> None:
         super().__init__()
         self.max_len = max_len
@@ -239,6 +241,8 @@ class AxialPositions(nn.Module):
     State dict: `weights.i` of shape (1, ..., shape[i], ..., 1, dims[i]), which broadcasts over the grid.
     Raises: ConfigError: not one width per axis, or a number below 1. ShapeError: a sequence is longer than the grid.
     """
+
+    without_decay: tuple[str, ...] = ("weights",)
 
     def __init__(self, shape: Sequence[int], dims: Sequence[int]) -> None:
         super().__init__()

@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from manyheads.data.settings import DataSettings, SegmentSettings, shares_of
+from manyheads.data.settings import DataSettings, RowSettings, SegmentSettings, shares_of
 from manyheads.errors import ConfigError
-from manyheads.extras.classification.labelled_settings import LabelledSettings
-from manyheads.extras.parsing.span_settings import SpanSettings
 from manyheads.files.verify import MANIFEST
 from manyheads.tasks.table import json_or_empty
 
@@ -88,7 +86,7 @@ def vocabulary_size(given: int, path: str, usual: int, why: str = "as tokenizer.
     return usual, f"vocabulary: {usual:,} ids are assumed, {why}, because {path} is no folder of prepared data"
 
 
-def fewer_tokens(data: DataSettings | LabelledSettings | SpanSettings) -> str:
+def fewer_tokens(data: DataSettings | RowSettings) -> str:
     """Return advice on the settings that reduce memory, of steps with a number of tokens; see `Objective.lighter`."""
     return (
         f"(data.max_tokens {data.max_tokens}, data.accumulate {data.accumulate}): lower max_tokens, or raise"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from manyheads.data.settings import RowSettings
 from manyheads.errors import ConfigError
-from manyheads.extras.classification.labelled_settings import LabelledSettings
-from manyheads.extras.parsing.span_settings import SpanSettings
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import RunConfig
 
@@ -25,7 +24,7 @@ class EncoderConfig(RunConfig):
 
     predicts: ClassVar[str]
 
-    data: LabelledSettings | SpanSettings
+    data: RowSettings
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
     model: Any
 

@@ -52,7 +52,7 @@ def model_layer(name: str, run_dir: str, resume: str) -> Source:
     if values.get("architecture") not in ARCHITECTURES:
         raise ModelFileError(f"{file} names no architecture that can be trained; there are: {', '.join(RUNS)}.")
     model = {key: value for key, value in values.items() if key not in _RECORDS}
-    config = build(ARCHITECTURES[model["architecture"]].config, model, str(file))
+    config = build(ARCHITECTURES[model["architecture"]].config, model, str(file), "model")
     initial = {"model": name, "sha256": digest, "data": _own_data(name)}
     return Source({"model": to_plain(config), "initial": initial}, where)
 
@@ -134,7 +134,7 @@ def check_sizes(config: RunConfig, layer: Source) -> None:
     Raises: ConfigError: naming each such setting.
     """
     model: Any = getattr(config, "model")  # noqa: B009  (each task's config has its own type of it)
-    wanted = build(type(model), layer.values["model"], layer.name)
+    wanted = build(type(model), layer.values["model"], layer.name, "model")
     wrong = [
         f"model.{item.name} is {show_value(to_plain(getattr(model, item.name)))}, but"
         f" {show_value(to_plain(getattr(wanted, item.name)))} in {layer.name}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from manyheads.catalogue import MODEL_TASKS, TASKS
 from manyheads.config.build import convert, resolve
 from manyheads.config.describe import show_value
 from manyheads.config.files import Source
@@ -107,7 +108,8 @@ def _kind_of(folder: Path, manifest: Mapping[str, Any], given: Mapping[str, Any]
     if kind == "text" and json_or_empty(folder / "tokenizer.json", MAX_FILE_BYTES).get("level") == "ids":
         raise ConfigError(f"A plan is for sentence pairs and text; {folder} holds ids. Name --preset reformer-demo.")
     if kind is None:
-        preset = {"classification": "classifier-demo", "spans": "chart-parser"}.get(str(name), "demo")
+        known = next((one for one in TASKS.values() if one.recorded_as == name), TASKS["translation"])
+        preset = MODEL_TASKS[known.model_task].further
         raise ConfigError(f"A plan is for sentence pairs and text; {folder} is for {name}. Name --preset {preset}.")
     asked = given.get("model.architecture", _ARCHITECTURES[kind])
     if asked != _ARCHITECTURES[kind]:
@@ -153,13 +155,13 @@ def _reference(kind: str, manifest: Mapping[str, Any], typed: Source) -> Any:
 
 def _measured(config: Any, length: int, rows: int) -> tuple[float, str]:
     from manyheads.decoding.device import choose_device
-    from manyheads.tasks.table import task_of
     from manyheads.training.plan.measuring import tokens_per_second
+    from manyheads.training.plan.trial import trial_of
     from manyheads.training.run.precision import resolve_precision
 
     device = choose_device(config.device)
     config = resolve_precision(config, device)
-    rate = tokens_per_second(task_of(config).module("plan").Trial(config), length, rows, device)
+    rate = tokens_per_second(trial_of(config), length, rows, device)
     return rate, f"{device}, {config.precision}"
 
 

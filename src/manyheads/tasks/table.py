@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, TASKS, Task
+from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, TASKS
 from manyheads.config.files import load_yaml
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.json_object import MOST_BYTES, read_object
 from manyheads.training.settings import RunConfig
 
-__all__ = ["RUNS", "json_or_empty", "task_of", "task_of_folder"]
+__all__ = ["RUNS", "json_or_empty", "task_of_folder"]
 
 
 class _Runs(Mapping[str, type[RunConfig]]):
@@ -36,11 +36,6 @@ class _Runs(Mapping[str, type[RunConfig]]):
 
 
 RUNS = _Runs()
-
-
-def task_of(config: RunConfig) -> Task:
-    """The task of a run."""
-    return TASKS[config.task]
 
 
 def task_of_folder(name: str) -> str | None:

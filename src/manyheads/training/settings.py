@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from manyheads.config.checks import ABOVE_ZERO, BELOW_ONE, FRACTION, MOST_THREADS, at_least, between, check, set_tuples
 from manyheads.errors import ConfigError
@@ -144,8 +143,6 @@ class TrainingSettings:
         plots: redraw the learning curve at every validation (needs matplotlib; a notice says if it is missing).
         tensorboard: write TensorBoard files if that package is installed.
     """
-
-    removed: ClassVar[Mapping[str, Any]] = {"r_drop": 0.0}
 
     max_steps: int = 100_000
     max_minutes: float = 0.0

@@ -12,10 +12,15 @@ import pytest
 
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.classification.labelled_files import Labelled, LabelledFiles, LabelledList, LabelledReport
-from manyheads.extras.classification.labelled_settings import LabelledSettings
 from manyheads.extras.classification.labelled_store import LabelledStore, LabelledStream, eval_labelled
-from manyheads.extras.classification.prepared import LabelledData, describe_balance, languages_of, open_labelled
-from manyheads.extras.classification.preparing import prepare_labelled
+from manyheads.extras.classification.prepared import (
+    LabelledData,
+    describe_balance,
+    languages_of,
+    open_labelled,
+    prepare_labelled,
+)
+from manyheads.extras.classification.settings import LabelledSettings
 from manyheads.text.settings import TokenizerSettings
 
 ROWS = [("no", "red blue red"), ("yes", "cat dog"), ("no", "blue"), ("yes", "dog dog cat cat")]

@@ -21,7 +21,7 @@ from rich.console import Console
 from manyheads.catalogue import PRESETS
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.command_line.train_options import TrainOptions, read_arguments
-from manyheads.cli.training import train_and_watch
+from manyheads.cli.commands.train import train_and_watch
 from manyheads.cli.watching.training import LiveReporter, summary
 from manyheads.config.merge import dotted_names
 from manyheads.distributed.process import Process
@@ -55,7 +55,7 @@ def test_a_restart_resumes_what_was_named_until_the_run_has_a_checkpoint(
 ) -> None:
     """Otherwise a run that begins from a checkpoint of another one would begin with random weights."""
     seen: list[str] = []
-    monkeypatch.setattr("manyheads.tasks.runs.train", lambda config, *, resume, **_: seen.append(resume))
+    monkeypatch.setattr("manyheads.training.run.loop.train", lambda config, *, resume, **_: seen.append(resume))
     config = replace(PRESETS["debug"](), run_dir=str(tmp_path))
     for named in ("none", "other/step-00000010"):
         train_and_watch((), TrainOptions(resume=named, quiet=True), config, Process(restarts=1))

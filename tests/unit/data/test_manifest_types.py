@@ -20,8 +20,7 @@ from manyheads.data.preparing_text import prepare_text
 from manyheads.data.texts import TextBlock
 from manyheads.errors import ManyHeadsError
 from manyheads.extras.classification.labelled_files import LabelledList
-from manyheads.extras.classification.prepared import LabelledData
-from manyheads.extras.classification.preparing import prepare_labelled
+from manyheads.extras.classification.prepared import LabelledData, prepare_labelled
 from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
 from manyheads.extras.parsing.span_data import SpanData

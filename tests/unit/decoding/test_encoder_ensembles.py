@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.architectures.encoder_ensembles import ClassifierEnsemble, SpanParserEnsemble
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.catalogue import ARCHITECTURES, build_model
-from manyheads.data.batch import SpanBatch
 from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.classification.classifier import Classifier
+from manyheads.extras.classification.model import ClassifierEnsemble
 from manyheads.extras.parsing.parser import Parser
-from manyheads.extras.parsing.span_parser import LEAST_PROBABILITY
+from manyheads.extras.parsing.span_data import SpanBatch
+from manyheads.extras.parsing.span_parser import LEAST_PROBABILITY, SpanParserEnsemble
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -14,9 +14,9 @@ from manyheads.config.files import load_yaml
 from manyheads.data.preparing_text import prepare_text
 from manyheads.data.texts import TextBlock
 from manyheads.errors import ConfigError
-from manyheads.tasks.runs import planner
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.text.settings import VocabularySettings
+from manyheads.training.plan.planner import Planner
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "wikitext-103-base.yaml"
 
@@ -27,7 +27,7 @@ def recipe(path: str, **model: Any) -> TextConfig:
 
 
 def sizes(config: Any) -> tuple[int, str]:
-    trial = planner(config).trial.at(4)
+    trial = Planner(config).trial.at(4)
     model = trial.config.model
     return getattr(model, "vocab_size", 0) or model.source_vocab_size, trial.vocabulary
 

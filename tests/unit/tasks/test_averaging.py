@@ -9,8 +9,8 @@ from tiny_run import TINY, changed
 from manyheads.architectures.pretrained import load, read_languages, save_pretrained
 from manyheads.decoding.shortlist import SHORTLIST
 from manyheads.tasks.averaging import average_run
-from manyheads.tasks.runs import train
 from manyheads.text.of_folder import tokenizer_of_folder
+from manyheads.training.run.loop import train
 
 
 def test_the_card_of_an_average_chooses_a_language_as_that_of_the_run(tmp_path: Path) -> None:

@@ -20,8 +20,6 @@ from manyheads.errors import ConfigError
 from manyheads.seeding import derive_seed
 from manyheads.tasks.first_embeddings import begin_embeddings
 from manyheads.tasks.presets import debug, duplication, reformer_debug, xl_debug
-from manyheads.tasks.text.objective import open_objective as open_text
-from manyheads.tasks.translation.objective import open_objective
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.run.assembly import assemble
 from manyheads.training.run.loop import train
@@ -54,13 +52,13 @@ def begin(model: Any, group: Group | None = None) -> None:
 
 
 def test_a_run_begins_with_them(config: TrainConfig, tmp_path: Path) -> None:
-    assembly = assemble(config, open_objective, CPU, tmp_path / "data")
+    assembly = assemble(config, CPU, tmp_path / "data")
     table: Any = assembly.model.body.source_embedding.weight.detach()  # type: ignore[union-attr]
     learned = cooccurrence_embeddings(assembly.objective.stream.store, table.shape[1])  # type: ignore[attr-defined]
     occurs = learned.any(1)
     assert occurs.sum() >= 16
     torch.testing.assert_close(similarities(table[occurs]), similarities(learned[occurs]), atol=1e-5, rtol=1e-5)
-    plain = assemble(replace(config, initial=TokenInitialSettings()), open_objective, CPU, tmp_path / "data")
+    plain = assemble(replace(config, initial=TokenInitialSettings()), CPU, tmp_path / "data")
     random: Any = plain.model.body.source_embedding.weight.detach()  # type: ignore[union-attr]
     torch.testing.assert_close(table[~occurs], random[~occurs], rtol=0, atol=0)
     assert any("co-occurrence" in note for note in assembly.notes)
@@ -70,7 +68,7 @@ def test_a_run_begins_with_them(config: TrainConfig, tmp_path: Path) -> None:
 def test_the_turn_depends_on_the_seed_alone(config: TrainConfig, tmp_path: Path) -> None:
     tables = []
     for seed in (1, 1, 2):
-        assembly = assemble(replace(config, seed=seed), open_objective, CPU, tmp_path / f"data-{seed}")
+        assembly = assemble(replace(config, seed=seed), CPU, tmp_path / f"data-{seed}")
         tables.append(assembly.model.body.source_embedding.weight.detach())  # type: ignore[union-attr]
     assert torch.equal(tables[0], tables[1])
     assert not torch.allclose(tables[0], tables[2], atol=0.1)
@@ -116,10 +114,10 @@ def test_a_resumed_run_does_not_compute_them_again(config: TrainConfig, monkeypa
     calls = []
     name = "manyheads.tasks.translation.objective.begin_embeddings"
     monkeypatch.setattr(name, lambda *given: calls.append(given[3]))
-    train(config, open_objective)
+    train(config)
     assert calls == [derive_seed(config.seed, "embeddings")]
     longer = replace(config, training=replace(config.training, max_steps=3))
-    assert train(longer, open_objective).step == 3
+    assert train(longer).step == 3
     assert len(calls) == 1
 
 
@@ -133,7 +131,7 @@ def test_a_language_model_begins_with_them(tmp_path: Path, kind: str, monkeypatc
     base = reformer_debug() if kind == "reformer" else xl_debug()
     sizes: Any = {"cutoffs": (20, 60)} if kind.startswith("adaptive") else {}
     config = replace(base, model=replace(base.model, **sizes), initial=TokenInitialSettings(embeddings="cooccurrence"))
-    assembly = assemble(config, open_text, CPU, tmp_path / "data")
+    assembly = assemble(config, CPU, tmp_path / "data")
     found: Any = assembly.model.body.embedding  # type: ignore[union-attr]
     table = (found.weight if kind == "reformer" else found.tables[0]).detach()
     text: Any = assembly.objective.data.train  # type: ignore[attr-defined]

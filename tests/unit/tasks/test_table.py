@@ -13,8 +13,8 @@ from manyheads.cli.command_line.task_pages import _fitting, parse_for_task
 from manyheads.errors import ConfigError
 from manyheads.extras.research.duplication_task.objective import DuplicationObjective
 from manyheads.tasks.presets import duplication
-from manyheads.tasks.runs import open_objective
-from manyheads.tasks.table import RUNS, task_of, task_of_folder
+from manyheads.tasks.table import RUNS, task_of_folder
+from manyheads.training.run.objective import open_objective
 
 
 def test_every_architecture_has_a_run_and_the_same_kind() -> None:
@@ -51,7 +51,7 @@ def test_an_objective_without_a_method_is_found(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_names_a_task(name: str) -> None:
     config = PRESETS[name]()
-    assert isinstance(config, task_of(config).config)
+    assert isinstance(config, TASKS[config.task].config)
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))

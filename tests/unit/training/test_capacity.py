@@ -10,7 +10,7 @@ import torch
 from tiny_run import TINY, changed
 
 from manyheads.errors import ConfigError
-from manyheads.tasks.runs import planner
+from manyheads.training.plan.planner import Planner
 from manyheads.training.run import capacity
 from manyheads.training.run.capacity import check_capacity
 
@@ -22,7 +22,7 @@ def test_a_model_larger_than_all_memory() -> None:
     with pytest.raises(ConfigError, match=r"[0-9,]+ parameters\. To train them takes at least [0-9,.]+ GiB"):
         check_capacity(config, config.model, torch.device("cpu"))
     with pytest.raises(ConfigError, match="parameters"):
-        planner(config).memory(8)
+        Planner(config).memory(8)
 
 
 def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,9 @@ from manyheads.data.segments import SegmentStream
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError, RequestError
 from manyheads.seeding import derive_seed
-from manyheads.tasks.runs import assemble, train
 from manyheads.tasks.text.settings import TextConfig
-from manyheads.training.run.loop import Trainer
+from manyheads.training.run.assembly import assemble
+from manyheads.training.run.loop import Trainer, train
 
 CPU = torch.device("cpu")
 SCHEDULE = ("4=0.3", "8=0.6", "24=1")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from manyheads.catalogue import PRESETS
-from manyheads.tasks.runs import dry_run
 from manyheads.training.plan import first_step
 from manyheads.training.plan.first_step import FirstStep
 from manyheads.training.run.objective import Batch
@@ -43,7 +42,7 @@ def slow_machine(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def dry(preset: str, tmp_path: Any) -> FirstStep:
     config: RunConfig = PRESETS[preset]()
-    return dry_run(replace(config, run_dir=str(tmp_path / "run")))
+    return first_step.first_step(replace(config, run_dir=str(tmp_path / "run")))
 
 
 def test_a_small_step_is_computed_whole(slow_machine: list[int], tmp_path: Any) -> None:
@@ -96,6 +95,6 @@ def test_a_memory_of_short_steps_is_not_continued(monkeypatch: pytest.MonkeyPatc
     config: Any = PRESETS["xl-debug"]()
     config = replace(config, run_dir=str(tmp_path / "run"), data=replace(config.data, accumulate=1))
     assert config.data.lanes == first_step._SHORT_STEPS[-1]
-    found = dry_run(config).loss
+    found = first_step.first_step(config).loss
     monkeypatch.setattr(first_step, "_LARGE_STEP", 1.0)
-    assert dry_run(config).loss == found
+    assert first_step.first_step(config).loss == found

@@ -14,7 +14,6 @@ from tiny_run import TINY, TINY_TEXT, changed
 from manyheads.catalogue import PRESETS
 from manyheads.cli.main import main
 from manyheads.errors import ConfigError
-from manyheads.tasks.runs import planner
 from manyheads.training.plan.planner import MIB, Footprint, Planner
 from manyheads.training.run.device import free_memory_bytes
 
@@ -42,7 +41,7 @@ def test_a_tiny_model_grows_although_the_size_of_the_process_varies(monkeypatch:
         ),
     }  # fmt: skip
     monkeypatch.setattr(Planner, "memory", lambda self, length, rows: measured[length])
-    planned = planner(PRESETS["xl-debug"]())
+    planned = Planner(PRESETS["xl-debug"]())
     knob = next(one for one in planned.trial.knobs() if one.setting == "data.segment_len")
     monkeypatch.setattr(type(planned.trial), "knobs", lambda self: [knob])
     few, more = (planned.largest(mib * MIB)[0] for mib in (1000, 20_000))
@@ -62,7 +61,7 @@ def test_largest_values_meet_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         return footprint(100 * MIB + rows * length * (MIB // 8 + 64 * length), length, rows)
 
     monkeypatch.setattr(Planner, "memory", lambda self, length, rows: text(length, rows))
-    lanes, length = planner(TINY_TEXT).largest(200 * MIB)
+    lanes, length = Planner(TINY_TEXT).largest(200 * MIB)
     a_row = 2 * MIB + 1024 * 64
     assert (lanes.knob.setting, lanes.value) == ("data.lanes", 2 * (100 * MIB // a_row))
     rows = TINY_TEXT.data.lanes // 2
@@ -74,9 +73,9 @@ def test_largest_values_meet_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak(length.value) <= 200 * MIB < peak(length.value + 1)
     assert length.predicted_bytes == pytest.approx(peak(length.value))
     with pytest.raises(ConfigError, match=r"Not even the smallest step fits: 102 MiB .* 50 MiB"):
-        planner(TINY_TEXT).largest(50 * MIB)
+        Planner(TINY_TEXT).largest(50 * MIB)
     monkeypatch.setattr(Planner, "memory", lambda self, length, rows: pairs(length, rows))
-    [tokens] = planner(TINY).largest(200 * MIB)
+    [tokens] = Planner(TINY).largest(200 * MIB)
     assert (tokens.knob.setting, tokens.value) == ("data.max_tokens", 2 * (100 * MIB // (MIB // 8 + 64 * 16)))
 
 

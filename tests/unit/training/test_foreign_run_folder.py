@@ -11,9 +11,10 @@ import pytest
 from manyheads.cli.main import guarded
 from manyheads.errors import ConfigError, SaveError
 from manyheads.files.commit import temporary_name
-from manyheads.tasks.runs import dry_run, train
 from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.training.plan.first_step import first_step
 from manyheads.training.record.log import LogFile, MetricsLog
+from manyheads.training.run.loop import train
 from manyheads.training.run.run_folder import RunFolder
 
 Make = Callable[..., TrainConfig]
@@ -79,7 +80,7 @@ def test_training_there_ends_with_one_sentence(
     (run / ".lock").symlink_to(kept)
     config = small()
     assert Path(config.run_dir) == run
-    for start in (train, dry_run):
+    for start in (train, first_step):
         assert guarded(lambda start=start: start(config)) == 2  # type: ignore[misc]
         said = capsys.readouterr().err
         assert said.count("\n") == 1

@@ -20,10 +20,12 @@ from manyheads.data.preparing_text import prepare_text
 from manyheads.data.texts import TextBlock
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.verify import file_sha256
-from manyheads.tasks.runs import assemble, dry_run, train
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.training.plan.first_step import first_step
+from manyheads.training.run.assembly import assemble
 from manyheads.training.run.initial import _with_new_rows
+from manyheads.training.run.loop import train
 from manyheads.training.run.signals import StopFlag
 from manyheads.training.settings import TokenInitialSettings
 
@@ -276,7 +278,7 @@ def test_frozen_parameters_with_every_optimiser(world: World, begun: Callable[..
     """Also where one of Muon's two optimisers has nothing to train."""
     for pattern in ("*norm*", "*.weight"):
         config = begun("transformer", "new", training={"freeze": (pattern,)}, optimiser={"name": name})
-        first = dry_run(config)
+        first = first_step(config)
         assert first.fault is None
         assert "frozen: " in first.data
 

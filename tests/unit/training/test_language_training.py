@@ -20,9 +20,10 @@ from manyheads.data.preparing import Holdout
 from manyheads.data.preparing_text import prepare_text
 from manyheads.data.texts import TextBlock
 from manyheads.errors import CheckpointError, ConfigError, NonFiniteError
-from manyheads.tasks.runs import assemble, train
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.text.settings import VocabularySettings
+from manyheads.training.run.assembly import assemble
+from manyheads.training.run.loop import train
 from manyheads.training.run.memory import Memory
 from manyheads.training.run.step import Stepper
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import pytest
 
 from manyheads.catalogue import PRESETS
+from manyheads.config.files import to_plain
 from manyheads.errors import CheckpointError, ConfigError
 from manyheads.extras.inspect.run_pictures import Board
 from manyheads.training.record.log import MetricsLog, PlainReporter, format_seconds
@@ -25,6 +26,7 @@ from manyheads.training.run.resume import check_same_run, differences
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.signals import StopFlag, catch_signals
 from manyheads.training.run.state import Counters
+from manyheads.training.settings import RunConfig, TrainingSettings
 
 
 def test_metrics_are_cut_back_to_what_a_checkpoint_knows(tmp_path: Path) -> None:
@@ -153,9 +155,19 @@ def test_counters_survive_json_and_refuse_strangers() -> None:
 def test_differences_name_the_leaves() -> None:
     before, now = {"a": 1, "b": {"c": [1], "d": None}}, {"a": 1, "b": {"c": [2]}, "e": 0}
     assert [text for _, text in differences(before, now)] == ["b.c was [1], is [2]", "e was None, is 0"]
-    old, off, on = {"data": {}}, {"data": {"bpe_dropout": 0.0}}, {"data": {"bpe_dropout": 0.1}}
-    assert differences(old, off) == []  # an older version left no merge out
-    assert [name for name, _ in differences(old, on)] == ["data.bpe_dropout"]
+
+
+def test_a_setting_that_an_older_run_lacks_had_its_default() -> None:
+    config = RunConfig()
+    old = to_plain(config)
+    del old["training"]["plain"], old["training"]["log_every"], old["initial"]
+    old["training"]["r_drop"] = 0.0
+    assert differences(old, config) == []
+    on = RunConfig(training=TrainingSettings(plain=True, log_every=7))
+    texts = ["training.log_every was 50, is 7", "training.plain was False, is True"]
+    assert [text for _, text in differences(old, on)] == texts
+    old["training"]["r_drop"] = 5.0
+    assert [text for _, text in differences(old, config)] == ["training.r_drop was 5.0, is None"]
 
 
 def test_another_architecture_is_told_in_a_word() -> None:
@@ -177,7 +189,7 @@ def test_another_architecture_is_told_in_a_word() -> None:
 def test_the_main_data_of_a_mix_stays() -> None:
     """It determines the steps of an epoch; of a run on one data set, the folder can have another name."""
     digests = {"data_digest": "a", "tokenizer_digest": "b"}
-    for mix, may in (((), True), (("old=1", "new=1"), False)):
+    for mix, may in (([], True), (["old=1", "new=1"], False)):
         before, now = ({"data": {"path": path, "mix": mix}} for path in ("old", "new"))
         with nullcontext() if may else pytest.raises(ConfigError, match=r"data\.path was 'old', is 'new'"):
             assert check_same_run({"config": before, **digests}, config=now, **digests)

@@ -32,12 +32,14 @@ from manyheads.distributed.group import Group
 from manyheads.errors import CheckpointError, ConfigError, DataError, NonFiniteError, RequestError, SaveError
 from manyheads.files.commit import temporary_name
 from manyheads.files.verify import verify_folder
-from manyheads.tasks.runs import assemble, dry_run, train
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.tasks.translation.validator import Validator
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.optim.muon import MuonWithAdam
+from manyheads.training.plan.first_step import first_step
 from manyheads.training.record.report import TrainResult, ValidationReport
+from manyheads.training.run.assembly import assemble
+from manyheads.training.run.loop import train
 from manyheads.training.run.signals import StopFlag
 from manyheads.training.run.step import Stepper
 
@@ -712,7 +714,7 @@ def test_the_callers_generator_and_threads_are_left_alone(small: Make) -> None:
 
 def test_a_dry_run_tells_all_and_leaves_nothing(small: Make) -> None:
     config = small(data={"accumulate": 2})
-    told = dry_run(config)
+    told = first_step(config)
     assert not Path(config.run_dir).exists()
     assert told.num_parameters == sum(torch.Size(shape).numel() for shape in told.shapes.values())
     assert told.state_bytes == told.num_parameters * 16
@@ -727,7 +729,7 @@ def test_a_dry_run_writes_nothing_into_the_folder_of_a_run(small: Make) -> None:
     """An embedded corpus with another number of pairs would be another folder in the run's data."""
     config = small(data={"path": "copy-task", "num_train_pairs": 60})
     (Path(config.run_dir) / "data").mkdir(parents=True)
-    dry_run(config)
+    first_step(config)
     assert not list(Path(config.run_dir, "data").iterdir())
 
 

@@ -20,17 +20,18 @@ from manyheads.data.prepared_text import NOVEL
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError
 from manyheads.extras.classification.labelled_files import Labelled, LabelledList
-from manyheads.extras.classification.preparing import prepare_labelled
-from manyheads.extras.classification.task.settings import ClassificationConfig
+from manyheads.extras.classification.prepared import prepare_labelled
+from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
 from manyheads.extras.parsing.span_task.prepare import prepare_spans
 from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
-from manyheads.tasks.runs import dry_run, train
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.settings import TokenizerSettings
+from manyheads.training.plan.first_step import first_step
+from manyheads.training.run.loop import train
 from manyheads.training.run.precision import resolve_precision
 from manyheads.training.settings import RunConfig
 
@@ -141,7 +142,7 @@ def test_a_device_without_bf16(small: Make, machine: Any, asked: str, before: An
 
 def test_a_dry_run_measures_too(small: Make, machine: Any) -> None:
     machine(SLOW_BF16)
-    assert dry_run(small(precision="auto")).config.precision == "fp32"
+    assert first_step(small(precision="auto")).config.precision == "fp32"
 
 
 class NoProductsInBfloat16(TorchDispatchMode):

@@ -21,8 +21,10 @@ from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.duplication import DuplicationStream, duplicated, held_out
 from manyheads.seeding import derive_seed
-from manyheads.tasks.runs import assemble, planner, train
 from manyheads.tasks.text.settings import TextConfig
+from manyheads.training.plan.planner import Planner
+from manyheads.training.run.assembly import assemble
+from manyheads.training.run.loop import train
 
 CPU = torch.device("cpu")
 LAST = "checkpoints/step-00000009/memory.safetensors"
@@ -193,8 +195,8 @@ def test_memory_is_predicted_within_a_fifth(length: int, tmp_path: Path, figure:
     asking = (
         "import sys; sys.path.insert(0, sys.argv[1]); from manyheads.cli.machine import set_up_machine;"
         "set_up_machine(); from tests_footprint_config import CONFIG;"
-        "from manyheads.tasks.runs import planner;"
-        "found = planner(CONFIG).memory(int(sys.argv[2])); print(found.total_bytes, found.program_bytes)"
+        "from manyheads.training.plan.planner import Planner;"
+        "found = Planner(CONFIG).memory(int(sys.argv[2])); print(found.total_bytes, found.program_bytes)"
     )
     asked = [sys.executable, "-c", asking, str(tmp_path), str(length)]
     printed = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=1200).stdout
@@ -214,17 +216,17 @@ def test_memory_grows_with_length_as_it_is_counted(monkeypatch: pytest.MonkeyPat
     before = planning.LONGEST_PROBE
     try:
         planning.LONGEST_PROBE = 1024
-        found = planner(config).memory(4096, 1)
+        found = Planner(config).memory(4096, 1)
         assert found.probes == (512, 1024)
         planning.LONGEST_PROBE = 8192
-        counted = planner(config).memory(4096, 1)
+        counted = Planner(config).memory(4096, 1)
         assert counted.probes == (4096,)
     finally:
         planning.LONGEST_PROBE = before
     assert found.state_bytes == counted.state_bytes > 0
     assert abs(found.step_bytes / counted.step_bytes - 1) < 0.05
     with pytest.raises(ConfigError, match=r"--length 5,000 is above model\.max_len 4,096"):
-        planner(config).memory(5000)
+        Planner(config).memory(5000)
 
 
 @pytest.mark.parametrize(

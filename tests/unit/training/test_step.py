@@ -32,7 +32,7 @@ from manyheads.training.optim.optimiser import (
 from manyheads.training.run.parallel import Spread
 from manyheads.training.run.state import named_parameters
 from manyheads.training.run.step import Stepper, StepResult
-from manyheads.training.settings import OptimiserSettings, TrainingSettings
+from manyheads.training.settings import OptimiserSettings, RunConfig, TrainingSettings
 
 CPU = torch.device("cpu")
 MODEL = TransformerConfig(
@@ -388,8 +388,8 @@ def test_candidates_and_label_smoothing_exclude_each_other() -> None:
 
 
 def test_a_removed_setting_may_have_the_value_without_effect() -> None:
-    assert build_settings(TrainingSettings, {"r_drop": 0.0}) == TrainingSettings()
+    assert build_settings(RunConfig, {"training": {"r_drop": 0.0}}).training == TrainingSettings()
     with pytest.raises(
-        ConfigError, match=r"r_drop is 5\.0, but it is no longer there; set it to 0\.0, or leave it out"
+        ConfigError, match=r"training\.r_drop is 5\.0, but it is no longer there; set it to 0\.0, or leave it out"
     ):
-        build_settings(TrainingSettings, {"r_drop": 5.0})
+        build_settings(RunConfig, {"training": {"r_drop": 5.0}})

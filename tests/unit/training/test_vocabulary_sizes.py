@@ -19,9 +19,10 @@ from manyheads.evaluation.reading import Reading
 from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.parsing_task import ParsingTask
 from manyheads.extras.parsing.sequence_task.prepare import prepare_trees
-from manyheads.tasks.runs import dry_run, train
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.settings import TokenizerSettings
+from manyheads.training.plan.first_step import first_step
+from manyheads.training.run.loop import train
 from manyheads.training.settings import RunConfig
 
 TREES = ["(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)))", "(S (NP (NN rain)) (VP (VBZ falls)))"]
@@ -65,9 +66,9 @@ def test_of_sentence_pairs(task: str, model: Any, pairs: PreparedData, trees: Pr
             " which uses them all."
         )
         assert not (tmp_path / "run" / "checkpoints").exists()
-    taken = dry_run(config_of(data, replace(model, **least), tmp_path / "other"))
+    taken = first_step(config_of(data, replace(model, **least), tmp_path / "other"))
     assert taken.fault is None
-    filled = dry_run(config_of(data, model, tmp_path / "other")).config
+    filled = first_step(config_of(data, model, tmp_path / "other")).config
     assert isinstance(filled, TrainConfig)
     assert {name: getattr(filled.model, name) for name in least} == least
 
@@ -76,7 +77,7 @@ def test_of_one_matrix_for_both_sides(pairs: PreparedData, tmp_path: Path) -> No
     size = pairs.tokenizer.vocab_size - 1
     model = replace(TINY.model, tie_embeddings="all", source_vocab_size=size, target_vocab_size=size)
     with pytest.raises(ConfigError, match=f"model.source_vocab_size is {size}, but the tokenizer"):
-        dry_run(config_of(pairs, model, tmp_path / "run"))
+        first_step(config_of(pairs, model, tmp_path / "run"))
 
 
 LANGUAGE = {
@@ -93,7 +94,7 @@ LANGUAGE = {
 @pytest.mark.parametrize("kind", LANGUAGE)
 def test_of_texts(kind: str, tmp_path: Path) -> None:
     config: RunConfig = replace(LANGUAGE[kind], run_dir=str(tmp_path / "run"))
-    filled = dry_run(config).config
+    filled = first_step(config).config
     least = filled.model.vocab_size  # type: ignore[attr-defined]
     assert least == (129 if kind == "duplication" else 256)
 
@@ -103,4 +104,4 @@ def test_of_texts(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"model\.vocab_size is {least - 1}.* {least} ids.* set it to 0"):
         train(sized(least - 1))
     assert not (tmp_path / "run" / "checkpoints").exists()
-    assert dry_run(sized(least)).fault is None
+    assert first_step(sized(least)).fault is None

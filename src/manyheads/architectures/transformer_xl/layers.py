@@ -77,6 +77,8 @@ class AbsoluteLayer(nn.Module):
     Args: index: number of the layer, from 0.
     """
 
+    without_decay: tuple[str, ...] = ("positions",)
+
     def __init__(self, config: TransformerXLConfig, index: int = 0) -> None:
         super().__init__()
         heads, width = config.heads_by_layer()["decoder"][index], config.width_of_heads

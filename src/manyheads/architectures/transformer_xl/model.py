@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,7 @@ from manyheads.architectures.transformer_xl.state import KeyValues, LayerInputs,
 from manyheads.errors import RequestError, ShapeError
 from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Mask, Window
 from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
-from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
-from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.heads.adaptive import AdaptiveEmbedding
 from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.layers import Dropout
 from manyheads.nn.shapes import Float, Int
@@ -82,21 +81,15 @@ class TransformerXL(nn.Module):
         """Return the attention modules of all layers, in the order of `config.heads_by_layer`."""
         return {"decoder": [cast(nn.Module, layer.attention) for layer in self.layers]}
 
-    def tie_head(self, head: nn.Module) -> None:
+    def tie_head(self, head: Any) -> None:
         """Tie the parameters that the config shares between embedding and head."""
-        assert isinstance(head, LinearHead | AdaptiveHead)
         if self.config.tie_embeddings:
-            if isinstance(head, LinearHead):
-                head.weight = cast(nn.Parameter, self.embedding.tables[0])
-            else:
-                for index, table in enumerate(self.embedding.tables):
-                    head.tables[index] = table
+            head.tie_tables(self.embedding.tables)
         for index, tied in enumerate(self.config.tie_projections):
-            if tied and isinstance(head, AdaptiveHead):
-                mine, theirs = head.projections, self.embedding.projections
-                assert mine is not None  # the config checks this
-                assert theirs is not None
-                mine[index] = theirs[min(index, len(theirs) - 1)]
+            if tied:
+                theirs = self.embedding.projections
+                assert theirs is not None  # the config checks this
+                head.projections[index] = theirs[min(index, len(theirs) - 1)]
 
     @property
     def max_len(self) -> int | None:

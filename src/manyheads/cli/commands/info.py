@@ -117,8 +117,8 @@ def _predict_memory(options: InfoOptions, length: int) -> None:
     """Print the predicted memory of training. length: tokens of a segment."""
     config = find_config(options.path)
     set_up_machine()
-    from manyheads.tasks.runs import planner
+    from manyheads.training.plan.planner import Planner
 
     with showing_if_long() as show:
-        found = planner(config).memory(length, options.batch, show)
+        found = Planner(config).memory(length, options.batch, show)
     say_or_json({"path": str(options.path), **found.to_json()}, found.describe(), as_json=options.json)

@@ -9,13 +9,12 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from manyheads.architectures.encoder_ensembles import ClassifierEnsemble
 from manyheads.decoding.model_runner import RunsEncoder
 from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.truncation import fit
 from manyheads.errors import RequestError, refuse_nan
 from manyheads.extras.classification.labelled_store import LabelledStore, eval_labelled
-from manyheads.extras.classification.model import SequenceClassifier
+from manyheads.extras.classification.model import ClassifierEnsemble, SequenceClassifier
 
 __all__ = ["MAX_TOKENS", "Classifier", "Prediction"]
 

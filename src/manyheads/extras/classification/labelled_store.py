@@ -13,18 +13,47 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from manyheads.data.batch import LabelledBatch
+from manyheads.data.batch import RowBatch
 from manyheads.data.collate import padded_rows
 from manyheads.data.plan import by_length
 from manyheads.data.row_stream import RowStream
 from manyheads.data.store import IntArray, SideWriter, StoreFormat, TokenSide, sides_from_lists
 from manyheads.errors import DataError
-from manyheads.extras.classification.labelled_settings import LabelledSettings
+from manyheads.extras.classification.settings import LabelledSettings
 
-__all__ = ["LabelledStore", "LabelledStream", "collate_labelled", "eval_labelled", "write_labelled"]
+__all__ = ["LabelledBatch", "LabelledStore", "LabelledStream", "collate_labelled", "eval_labelled", "write_labelled"]
 
 _FORMAT = StoreFormat("manyheads.labelled", "num_texts", ("text", "label"), ("uint16", "uint32"))
+
+
+@dataclass(frozen=True)
+class LabelledBatch(RowBatch):
+    """Texts as ids, padded on the right, with their labels.
+
+    Shape: tokens (batch, len), each row tokens + EOS; lengths (batch,), without padding; labels (batch,) ids of labels;
+        sample_ids (batch,), positions in the store.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    labels: Tensor
+    sample_ids: Tensor
+
+    @property
+    def size(self) -> int:
+        """Number of ids, including padding."""
+        return self.tokens.numel()
+
+    def describe(self) -> str:
+        """Return the shape in words."""
+        rows, length = self.tokens.shape
+        return f"{rows} texts of {length} tokens"
+
+    def num_target_tokens(self) -> int:
+        """Return the number of labels, which is what the loss counts."""
+        return len(self.labels)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,9 @@
-"""The composite for classification: an encoder, one vector for a whole text, and a head that chooses its label."""
+"""The composite for classification: an encoder, one vector for a whole text, and a head that chooses its label.
+
+Encoders: that of the Transformer (Vaswani et al. 2017, arXiv:1706.03762, sec. 3.1, the left half of figure 1); and the
+Reformer (Kitaev et al. 2020, arXiv:2001.04451), whose queries attend to later tokens, too, as in the encoder of the
+translation model of sec. 5.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +13,63 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.encoder_with_head import EncoderWithHead
+from manyheads.architectures.encoders import EncoderEnsemble, EncoderWithHead
+from manyheads.architectures.ensemble import mean_log_probs
 from manyheads.architectures.protocols import Output
+from manyheads.architectures.reformer.model import Reformer
 from manyheads.architectures.size_checks import check_vocabularies
-from manyheads.data.batch import LabelledBatch
+from manyheads.architectures.transformer.model import Encoder
 from manyheads.errors import ConfigError
-from manyheads.extras.classification.pooling import TextPooling
+from manyheads.extras.classification.config import Pooling, ReformerClassifierConfig, TransformerClassifierConfig
+from manyheads.extras.classification.labelled_store import LabelledBatch
+from manyheads.nn.attention.masks import Lengths
 from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.kernels.linear import low_precision
+from manyheads.nn.layers import Dropout
+from manyheads.nn.positions import TokenEmbedding, positions_of_kind
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["SequenceClassifier", "build_classifier_of"]
+__all__ = [
+    "ClassifierEnsemble",
+    "ReformerEncoder",
+    "SequenceClassifier",
+    "TextPooling",
+    "TransformerEncoder",
+    "build_reformer",
+    "build_transformer",
+    "build_classifier_of",
+]
+
+
+class TextPooling(nn.Module):
+    """The vector of each text, with dropout.
+
+        >>> pool = TextPooling("mean")
+        >>> pool(torch.randn(2, 5, 16), torch.tensor([5, 2])).shape
+        torch.Size([2, 16])
+
+    States at padding are never read: whatever they contain, NaN included, the result is the same.
+
+    Args:
+        kind: see `Pooling`.
+        dropout: on the vector.
+    """
+
+    def __init__(self, kind: Pooling, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.kind = kind
+        self.dropout = Dropout(dropout)
+
+    def forward(
+        self, hidden: Float[Tensor, "batch len width"], lengths: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch width"]:
+        """Return the vectors. lengths: number of real positions; padding on the right. The mean of none is zeros."""
+        if self.kind == "first":
+            return self.dropout(hidden[:, 0])  # type: ignore[no-any-return]
+        padding = torch.arange(hidden.shape[1], device=hidden.device) >= lengths[:, None]  # (batch, len)
+        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        mean = wide.masked_fill(padding[:, :, None], 0.0).sum(1) / lengths[:, None].clamp(min=1)
+        return self.dropout(mean.to(hidden.dtype))  # type: ignore[no-any-return]
 
 
 class SequenceClassifier(EncoderWithHead):
@@ -30,7 +82,7 @@ class SequenceClassifier(EncoderWithHead):
         body: a module: (tokens, lengths) -> hidden states. It reads no padding.
         pooling: makes one vector of the states of a text.
         head: with a row of weights for each label.
-        config: the architecture's, a `protocols.ClassifierConfig`, stored for files; it contains the labels.
+        config: the architecture's, stored for files; it contains the labels.
     """
 
     head: LinearHead
@@ -38,6 +90,10 @@ class SequenceClassifier(EncoderWithHead):
     def __init__(self, body: nn.Module, pooling: TextPooling, head: LinearHead, config: Any) -> None:
         super().__init__(body, head, config)
         self.pooling = pooling
+
+    def card_text(self) -> str:
+        """See `Composite.card_text`."""
+        return f"Its labels: {', '.join(self.config.labels)}.\n\n"
 
     def forward(
         self, batch: LabelledBatch, state: Any = None, *, label_smoothing: float = 0.0, chunk_tokens: int = 2048
@@ -69,6 +125,24 @@ class SequenceClassifier(EncoderWithHead):
         return vectors
 
 
+class ClassifierEnsemble(EncoderEnsemble):
+    """Classifiers of the same labels.
+
+        model = ClassifierEnsemble([manyheads.load("models/a"), manyheads.load("models/b")])
+        log_probs = model.log_probs(tokens, lengths)
+
+    P(label | text) = 1/n sum over models of P_i(label | text)
+    """
+
+    names = ("labels",)
+
+    def log_probs(
+        self, tokens: Int[Tensor, "batch len"], lengths: Int[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch num_labels"]:
+        """See `SequenceClassifier.log_probs`."""
+        return mean_log_probs([model.log_probs(tokens, lengths) for model in self.models])
+
+
 def build_classifier_of(encoder: Callable[[Any], nn.Module], config: Any, width: int) -> SequenceClassifier:
     """Return body and head, with random weights. encoder: makes the body of a config. width: of its states.
 
@@ -79,3 +153,56 @@ def build_classifier_of(encoder: Callable[[Any], nn.Module], config: Any, width:
         raise ConfigError(f"model.labels has {len(config.labels)} labels; a classifier chooses among at least 2.")
     head = LinearHead(width, len(config.labels), bias=True)
     return SequenceClassifier(encoder(config), TextPooling(config.pooling, config.dropout), head, config)
+
+
+class TransformerEncoder(nn.Module):
+    """Token ids to hidden states: embedding, positions, and the encoder-decoder's stack of layers.
+
+    Args: config: sizes and choices; the vocabulary size must be set.
+    """
+
+    def __init__(self, config: TransformerClassifierConfig) -> None:
+        super().__init__()
+        self.embedding = TokenEmbedding(config.vocab_size, config.d_model)
+        self.positions = positions_of_kind(config.positions, config.d_model, config.max_len)
+        self.dropout = Dropout(config.dropout)
+        self.encoder = Encoder(config.stack)
+
+    def forward(
+        self, tokens: Int[Tensor, "batch len"], lengths: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch len d_model"]:
+        """Return the states. Rows are padded on the right; states at padding are undefined."""
+        x = self.dropout(low_precision(self.positions(self.embedding(tokens))))
+        return self.encoder(x, Lengths(lengths))  # type: ignore[no-any-return]
+
+
+def build_transformer(config: TransformerClassifierConfig) -> SequenceClassifier:
+    """See `build_classifier_of`."""
+    return build_classifier_of(TransformerEncoder, config, config.d_model)
+
+
+class ReformerEncoder(nn.Module):
+    """Token ids to hidden states of width 2 d_model, both streams of the reversible layers side by side.
+
+    In training the hash seed of a call comes from torch's generator, as dropout does; evaluation uses the config's.
+
+    Args: config: sizes and choices; the vocabulary size must be set.
+    """
+
+    def __init__(self, config: ReformerClassifierConfig) -> None:
+        super().__init__()
+        self.reformer = Reformer(config)
+
+    def forward(
+        self, tokens: Int[Tensor, "batch len"], lengths: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch len width"]:
+        """Return the states. Rows are padded on the right; states at padding are undefined."""
+        seed = int(torch.randint(1 << 62, (), device="cpu")) if self.training else None
+        state = self.reformer.start(len(tokens), projected=False, hash_seed=seed)
+        hidden, _ = self.reformer(tokens, lengths, state)
+        return hidden  # type: ignore[no-any-return]
+
+
+def build_reformer(config: ReformerClassifierConfig) -> SequenceClassifier:
+    """See `build_classifier_of`."""
+    return build_classifier_of(ReformerEncoder, config, 2 * config.d_model)

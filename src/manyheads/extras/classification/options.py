@@ -1,4 +1,4 @@
-"""The options of `manyheads classify`."""
+"""The options of commands for classifiers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 from manyheads.config.checks import at_least, check
-from manyheads.config.options import argument, group, option
+from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.model_options import EnsembleOptions
 from manyheads.decoding.options import DeviceOptions
+from manyheads.errors import ConfigError
+from manyheads.tasks import preparation
+from manyheads.tasks.translation.options import TokenizerOptions
 
-__all__ = ["ClassifyOptions"]
+__all__ = [
+    "ClassifyOptions",
+    "EVALUATE",
+    "EvaluateOptions",
+    "LabelledOptions",
+    "PREPARE",
+    "PrepareOptions",
+    "SCORE",
+    "ScoreOptions",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,3 +62,152 @@ class ClassifyOptions:
     def __post_init__(self) -> None:
         check(self, "--", at_least(1), "num_return_sequences", "lines_at_once")
         check(self, "--", at_least(2), "max_tokens")
+
+
+_MODEL = "A model folder, a run folder, or owner/name on the Hugging Face hub."
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions(preparation.PrepareOptions):
+    """Options of `manyheads prepare --task classification`."""
+
+    tsv: str | None = option("Training texts, label<TAB>text; - is standard input.", default=None, metavar="FILE")
+    jsonl: str | None = option("Training texts, one JSON object per line.", default=None, metavar="FILE")
+    texts: str | None = option("Training texts, one per line, with --labels.", default=None, metavar="FILE")
+    labels: str | None = option("Their labels, line by line.", default=None, metavar="FILE")
+    valid_tsv: str | None = option("Validation texts.", default=None, metavar="FILE")
+    valid_jsonl: str | None = option("Validation texts.", default=None, metavar="FILE")
+    valid_texts: str | None = option("Validation texts, with --valid-labels.", default=None, metavar="FILE")
+    valid_labels: str | None = option("Their labels.", default=None, metavar="FILE")
+    test_tsv: str | None = option("Test texts.", default=None, metavar="FILE")
+    test_jsonl: str | None = option("Test texts.", default=None, metavar="FILE")
+    test_texts: str | None = option("Test texts, with --test-labels.", default=None, metavar="FILE")
+    test_labels: str | None = option("Their labels.", default=None, metavar="FILE")
+    text_key: str | None = option(
+        "Key of the text in JSONL (a.b is nested), or column of TSV: its name, or a number from 1 without a header.",
+        metavar="KEY",
+        default_is="text; of TSV the second column",
+    )
+    label_key: str | None = option(
+        "Key or column of the label.", metavar="KEY", default_is="label; of TSV the first column"
+    )
+    valid_count: int | None = option(
+        "Without validation files: hold back N training texts, chosen by a hash of the text; 0: no validation.",
+        default=None,
+        metavar="N",
+    )
+    on_empty: Literal["fail", "skip"] = option(
+        "A line without text or without label: fail, or skip it; counted.", default="fail"
+    )
+    vocabulary: TokenizerOptions = group(TokenizerOptions)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self, "--", at_least(0), "valid_count")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledOptions:
+    """Options that name labelled texts."""
+
+    tsv: str | None = option("Labelled texts, label<TAB>text.", default=None, metavar="FILE")
+    jsonl: str | None = option("Labelled texts, one JSON object per line.", default=None, metavar="FILE")
+    texts: str | None = option("Texts, one per line, with --labels.", default=None, metavar="FILE")
+    labels: str | None = option("Their labels, line by line.", default=None, metavar="FILE")
+    text_key: str | None = option(
+        "Key of the text in JSONL (a.b is nested), or column of TSV: its name, or a number from 1 without a header.",
+        metavar="KEY",
+        default_is="text; of TSV the second column",
+    )
+    label_key: str | None = option(
+        "Key or column of the label.", metavar="KEY", default_is="label; of TSV the first column"
+    )
+    on_empty: Literal["fail", "skip"] = option(
+        "A line without text or without label: fail, or skip it.", default="fail"
+    )
+    on_bad_utf8: Literal["fail", "replace"] = option(
+        "If a line is not UTF-8: fail, or replace its bad bytes.", default="fail"
+    )
+    max_tokens: int = option("Maximum size of a batch in tokens: rows x longest text.", default=4096, metavar="N")
+    too_long: Literal["fail", "truncate"] = option(
+        "If a text does not fit: stop and name its line, or truncate it and report how many were truncated.",
+        default="fail",
+    )
+    models: EnsembleOptions = group(EnsembleOptions)
+    run_on: DeviceOptions = group(DeviceOptions)
+
+    def __post_init__(self) -> None:
+        check(self, "--", at_least(2), "max_tokens")
+
+    @property
+    def inputs(self) -> tuple[str | None, ...]:
+        """Files that are read."""
+        return self.tsv, self.jsonl, self.texts, self.labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(LabelledOptions):
+    """Options of `manyheads evaluate` for a classifier."""
+
+    model: str = argument(_MODEL, metavar="MODEL")
+    data: str | None = option(
+        "A folder written by prepare, or embedded:tatoeba-languages.", metavar="DATA", default_is="the run's"
+    )
+    split: Literal["test", "valid"] | None = option("Which part of the data.", default_is="test if there is one")
+    picture: str | None = option(
+        "Draw the confusion matrix into a file that ends in .png, .svg or .pdf.", default=None, metavar="FILE"
+    )
+    output: str | None = option(
+        "Save the predicted labels, one per line.", default=None, metavar="FILE", aliases=("-o",)
+    )
+    json: bool = option("Print one JSON object.", default=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = any(path is not None for path in self.inputs)
+        if given and (self.data is not None or self.split is not None):
+            raise ConfigError("Labelled texts are given by files and by --data; leave out --data and --split.")
+        if self.picture is not None and not self.picture.lower().endswith((".png", ".svg", ".pdf")):
+            raise ConfigError(f"--picture {self.picture}: it must end in .png, .svg or .pdf.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions(LabelledOptions):
+    """Options of `manyheads score` for a classifier."""
+
+    model: str = argument(_MODEL, metavar="MODEL")
+    output: str = option("File for the scores; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+
+
+PREPARE = CommandPage(
+    PrepareOptions,
+    """Convert labelled texts to a folder of tokens for training. Each split is a TSV file (label<TAB>text), a JSONL
+file, or two files, texts and labels: plain or gzip, UTF-8, one text per line. The labels are those of the training
+texts, sorted; a label that occurs only in validation or test texts is refused. One tokenizer is trained on the training
+texts, unless --tokenizer names one.""",
+    (
+        "manyheads prepare --task classification --tsv train.tsv --valid-count 500 --test-tsv test.tsv -o data/news",
+        "manyheads prepare --task classification --jsonl train.jsonl --text-key body --label-key topic"
+        " --valid-jsonl valid.jsonl -o data/news",
+    ),
+)
+
+EVALUATE = CommandPage(
+    EvaluateOptions,
+    """Evaluate a classifier on held-out texts: accuracy with its 95% interval, macro F1, scores of each label, the
+confusion matrix, and the protocol. Texts come from files or --data; without either, from the data of the run.""",
+    (
+        "manyheads evaluate runs/genres",
+        "manyheads evaluate runs/genres --tsv test.tsv --picture confusion.png --output predicted.txt",
+    ),
+)
+
+SCORE = CommandPage(
+    ScoreOptions,
+    """Compute the log-probabilities (in nats) that a classifier gives to known labels. Each text gives a line with two
+tab-separated columns: the log-probability, and the rank of the label among all labels, from 1.""",
+    (
+        "manyheads score runs/genres --tsv test.tsv",
+        "manyheads score runs/genres --texts texts.txt --labels labels.txt --output scores.tsv",
+    ),
+)

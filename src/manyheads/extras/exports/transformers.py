@@ -81,7 +81,7 @@ def _runtime() -> Any:
 
 def _compare(package: Any, model: Path, target: Path, sentences: list[list[int]]) -> Check:
     module, tokenizer = load(model), tokenizer_of(model, "transformers")
-    ours = reference(module, tokenizer, sentences)  # type: ignore[arg-type]
+    ours = reference(module, tokenizer, sentences)
     writer = tokenizer.target
     peer = package.AutoModelForSeq2SeqLM.from_pretrained(target, local_files_only=True).eval()
     # The model's own settings would be merged with those of a call.

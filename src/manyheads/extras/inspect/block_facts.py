@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from manyheads.extras.classification.pooling import TextPooling
+from manyheads.extras.classification.model import TextPooling
 from manyheads.extras.inspect.tracing import TracedTensor
 from manyheads.extras.parsing.span_parser import SpanHead
 from manyheads.nn.attention.local import LocalSelfAttention

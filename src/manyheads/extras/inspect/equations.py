@@ -15,7 +15,7 @@ from manyheads.architectures.reformer.translator import (
     SelfSublayer,
 )
 from manyheads.architectures.transformer.model import Decoder, Encoder
-from manyheads.extras.classification.pooling import TextPooling
+from manyheads.extras.classification.model import TextPooling
 from manyheads.extras.parsing.span_parser import SpanHead, WordEncoder
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention

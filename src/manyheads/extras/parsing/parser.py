@@ -10,11 +10,9 @@ from typing import Self, Unpack, overload
 import torch
 from torch import Tensor
 
-from manyheads.architectures.encoder_ensembles import SpanParserEnsemble
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.pretrained import read_config
 from manyheads.catalogue import ARCHITECTURES
-from manyheads.data.batch import SpanBatch
 from manyheads.decoding.device import Precision
 from manyheads.decoding.model_runner import RunsEncoder
 from manyheads.decoding.settings import DecodingOverrides
@@ -25,6 +23,7 @@ from manyheads.extras.parsing.bracketing import ParsingSettings, Restored
 from manyheads.extras.parsing.chart import best_splits, tree_spans
 from manyheads.extras.parsing.parsing_task import ParsingTask
 from manyheads.extras.parsing.span_data import (
+    SpanBatch,
     SpanRow,
     SpanStore,
     affix_hashes,
@@ -33,7 +32,7 @@ from manyheads.extras.parsing.span_data import (
     tree_of,
     word_pieces,
 )
-from manyheads.extras.parsing.span_parser import SpanParser
+from manyheads.extras.parsing.span_parser import SpanParser, SpanParserEnsemble
 from manyheads.extras.parsing.span_settings import MOST_WORDS
 from manyheads.extras.parsing.tokenizer import task_of
 from manyheads.extras.parsing.trees import Node, parse_tree

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from manyheads.data.batch import SpanBatch
+from manyheads.data.batch import RowBatch
 from manyheads.data.collate import round_up
 from manyheads.data.plan import by_length
 from manyheads.data.prepared_folder import (
@@ -54,6 +55,7 @@ __all__ = [
     "SpanStream",
     "SpanTree",
     "affix_hashes",
+    "SpanBatch",
     "collate_spans",
     "eval_spans",
     "open_spans",
@@ -185,6 +187,38 @@ def _shape(word: str) -> str:
 _SIDES = ("piece", "count", "affix", "tag", "span")
 _FORMAT = StoreFormat("manyheads.spans", "num_sentences", _SIDES, ("uint32",))
 _BOUND = 2**17  # every number is below it: ids, hashes, positions
+
+
+@dataclass(frozen=True)
+class SpanBatch(RowBatch):
+    """Sentences as features of their words, padded on the right with zeros, with their trees.
+
+    Shape: pieces (batch, len, most_pieces) 1 + ids of the subwords of each word, 0: none; affixes
+        (batch, len, num_hashes) hashes of each word, 0: none; lengths (batch,) in words; tags (batch, len) ids, -1:
+        unknown; labels (batch, len, len): `labels[b, i, j]` is the id of the constituent from word i to word j, both
+        included, 0: none; sample_ids (batch,), positions in the store.
+    """
+
+    pieces: Tensor
+    affixes: Tensor
+    lengths: Tensor
+    tags: Tensor
+    labels: Tensor
+    sample_ids: Tensor
+
+    @property
+    def size(self) -> int:
+        """Number of words, including padding."""
+        return self.tags.numel()
+
+    def describe(self) -> str:
+        """Return the shape in words."""
+        rows, length = self.tags.shape
+        return f"{rows} sentences of {length} words"
+
+    def num_target_tokens(self) -> int:
+        """Return the number of words, by which the loss is divided."""
+        return int(self.lengths.sum())
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,20 @@ Paper: Kitaev and Klein 2018, arXiv:1805.01052. Differs: see `TransformerSpanPar
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.architectures.encoder_with_head import EncoderWithHead
-from manyheads.architectures.protocols import Output, SpanParserConfig
+from manyheads.architectures.encoders import EncoderEnsemble, EncoderWithHead
+from manyheads.architectures.protocols import Output
 from manyheads.architectures.size_checks import check_vocabularies
 from manyheads.architectures.transformer.model import Encoder
-from manyheads.data.batch import SpanBatch
 from manyheads.errors import ConfigError
 from manyheads.extras.parsing.chart import log_partition, span_probabilities
+from manyheads.extras.parsing.span_data import SpanBatch
 from manyheads.extras.parsing.transformer_config import TransformerSpanParserConfig
 from manyheads.nn.attention.masks import Lengths
 from manyheads.nn.kernels.linear import low_precision
@@ -29,6 +30,7 @@ __all__ = [
     "Charts",
     "SpanHead",
     "SpanParser",
+    "SpanParserEnsemble",
     "SpanProbabilities",
     "WordEncoder",
     "build_span_parser",
@@ -181,7 +183,7 @@ class SpanParser(EncoderWithHead):
     Args:
         body: a module: (pieces, affixes, lengths) -> states of begin, words and end. It reads no padding.
         head: of spans and tags.
-        config: the architecture's, a `protocols.SpanParserConfig`, stored for files; it contains labels and tags.
+        config: the architecture's, stored for files; it contains labels and tags.
     """
 
     head: SpanHead
@@ -253,6 +255,44 @@ class SpanParser(EncoderWithHead):
         return -spans - tags
 
 
+class SpanParserEnsemble(EncoderEnsemble):
+    """Chart parsers of the same labels and tags.
+
+        model = SpanParserEnsemble([manyheads.load("models/a"), manyheads.load("models/b")])
+        charts = model.charts(pieces, affixes, lengths)
+
+    The best tree is that of the averaged probabilities of constituents. The probability of a tree is the average of its
+    probabilities.
+    """
+
+    names = ("constituents", "tags", "root")
+
+    def probabilities(
+        self,
+        pieces: Int[Tensor, "batch words pieces"],
+        affixes: Int[Tensor, "batch words hashes"],
+        lengths: Int[Tensor, " batch"],
+    ) -> SpanProbabilities:
+        """See `SpanParser.probabilities`."""
+        each = [model.probabilities(pieces, affixes, lengths) for model in self.models]
+        constituents, tags = (torch.stack(values).mean(0) for values in zip(*each, strict=True))
+        return SpanProbabilities(constituents, tags)
+
+    def charts(
+        self,
+        pieces: Int[Tensor, "batch words pieces"],
+        affixes: Int[Tensor, "batch words hashes"],
+        lengths: Int[Tensor, " batch"],
+    ) -> Charts:
+        """See `SpanParser.charts`."""
+        return charts_of(self.probabilities(pieces, affixes, lengths))
+
+    def tree_log_prob(self, batch: SpanBatch) -> Float[Tensor, ""]:
+        """See `SpanParser.tree_log_prob`."""
+        each = torch.stack([model.tree_log_prob(batch) for model in self.models])
+        return each.logsumexp(0) - math.log(len(each))
+
+
 def charts_of(probabilities: SpanProbabilities) -> Charts:
     """Return the best label of each span and the best tag of each word."""
     of_best, best = probabilities.constituents.max(dim=2)
@@ -265,7 +305,7 @@ def charts_of(probabilities: SpanProbabilities) -> Charts:
     return Charts(scores, labels * (scores > 0), probabilities.tags.argmax(dim=-1))
 
 
-def check_labels_and_tags(config: SpanParserConfig) -> None:
+def check_labels_and_tags(config: TransformerSpanParserConfig) -> None:
     """Check that a config is complete.
 
     Raises: ConfigError: the vocabulary size, the labels, the tags or the root are missing.

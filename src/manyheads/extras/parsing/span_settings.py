@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from manyheads.data.settings import check_rows
+from manyheads.data.settings import RowSettings
 
 __all__ = ["MOST_WORDS", "SpanSettings"]
 
@@ -14,7 +14,7 @@ MOST_WORDS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanSettings:
+class SpanSettings(RowSettings):
     """Trees and batches.
 
     Args:
@@ -28,16 +28,10 @@ class SpanSettings:
     Raises: ConfigError: a number is out of range.
     """
 
-    row: ClassVar[str] = "sentence"  # for messages, as the next two
-    unit: ClassVar[str] = "words"
-    remedy: ClassVar[str] = "drop"
+    row = "sentence"
+    unit = "words"
+    remedy = "drop"
+    most_len = MOST_WORDS
 
-    path: str = ""
     max_tokens: int = 1024
-    accumulate: int = 1
-    max_len: int = 256
     too_long: Literal["drop", "fail"] = "drop"
-    pad_to_multiple: int = 1
-
-    def __post_init__(self) -> None:
-        check_rows(self, MOST_WORDS)

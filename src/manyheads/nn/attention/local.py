@@ -197,6 +197,8 @@ class LocalSelfAttention(nn.Module):
         slopes are trained but not used.
     """
 
+    muon_without_decay: tuple[str, ...] = ("distance_penalties",)
+
     def __init__(
         self,
         d_model: int,

@@ -79,6 +79,8 @@ class RelativeAttention(nn.Module):
     """True if no query sees a later key, whatever the mask."""
     packed: Packed | None = None
 
+    without_decay: tuple[str, ...] = ("content_bias", "position_bias")
+
     def __init__(
         self,
         d_model: int,
@@ -267,6 +269,8 @@ class LearnedRelativeAttention(RelativeAttention):
         order of distance from -num_future.
     Raises: ConfigError: as `RelativeAttention`; max_len is below 1, or num_future below 0.
     """
+
+    without_decay: tuple[str, ...] = ("content_bias", "distance_embedding", "distance_bias")
 
     def __init__(
         self,

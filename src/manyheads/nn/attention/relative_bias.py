@@ -77,6 +77,8 @@ class RelativeBias(nn.Module):
     Raises: ConfigError: num_heads or reach is below 1.
     """
 
+    muon_without_decay: tuple[str, ...] = ("table",)
+
     def __init__(self, num_heads: int, reach: int, *, causal: bool) -> None:
         super().__init__()
         if num_heads < 1 or reach < 1:

@@ -95,6 +95,8 @@ class AdditiveScore(nn.Module):
     Cost: O(q_len x k_len x hidden_dim) memory.
     """
 
+    without_decay: tuple[str, ...] = ("score_weight",)
+
     def __init__(self, num_heads: int, head_dim: int, hidden_dim: int = 0) -> None:
         super().__init__()
         hidden_dim = hidden_dim or head_dim

@@ -82,6 +82,8 @@ class AdaptiveEmbedding(nn.Module):
         of the whole vocabulary, and one projection, or none if d_embed is d_model.
     """
 
+    without_decay: tuple[str, ...] = ("tables",)
+
     def __init__(self, vocab_size: int, d_model: int, *, cutoffs: Sequence[int], d_embed: int, div_value: int) -> None:
         super().__init__()
         self.clusters = Clusters(vocab_size, cutoffs if div_value > 1 else (), d_embed, div_value)
@@ -154,6 +156,11 @@ class AdaptiveHead(nn.Module):
         self.cluster_weight = nn.Parameter(torch.empty(num_tails, d_embed)) if num_tails else None
         self.cluster_bias = nn.Parameter(torch.empty(num_tails)) if num_tails else None
         self.reset_parameters()
+
+    def tie_tables(self, tables: nn.ParameterList) -> None:
+        """Share the tables of an embedding with the same clusters."""
+        for index, table in enumerate(tables):
+            self.tables[index] = table
 
     def reset_parameters(self) -> None:
         """Initialise tables with N(0, 0.02), projections with N(0, 0.01), biases with zero."""

@@ -52,6 +52,10 @@ class LinearHead(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def tie_tables(self, tables: nn.ParameterList) -> None:
+        """Share the matrix with the only table of an embedding."""
+        self.weight = tables[0]
+
     @torch.no_grad()
     def begin_at(self, counts: Float[Tensor, " vocab_size"]) -> None:
         """Set b so that a hidden state of zeros gives each token its share of the counts; a count of 0 is taken as 1/2.

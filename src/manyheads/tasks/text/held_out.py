@@ -155,4 +155,4 @@ def _reading(options: EvaluateOptions, name: str) -> Reading:
             values[name] = getattr(options, name)
     if options.same_length is not None:
         values["same_length"] = options.same_length == "yes"
-    return build(Reading, values, "the options")
+    return build(Reading, values, "the options", "reading")

@@ -34,7 +34,7 @@ from manyheads.tasks.held_out import chosen_split
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.text.vocabulary import IdVocabulary
 from manyheads.training.record.report import Sample, ValidationReport
-from manyheads.training.run.objective import OpenObjective, PlainObjective, Translate
+from manyheads.training.run.objective import PlainObjective, Translate
 from manyheads.training.run.signals import StopFlag
 
 __all__ = ["LanguageObjective", "TextJudge", "begin_hashing", "open_objective"]
@@ -162,8 +162,7 @@ class LanguageObjective(PlainObjective):
         )
 
 
-open_objective: OpenObjective = LanguageObjective
-"""See `tasks.runs.open_objective`."""
+open_objective = LanguageObjective
 
 
 def _token_tables(model: LanguageModel) -> list[Tensor]:

@@ -30,7 +30,7 @@ from manyheads.tasks.first_embeddings import begin_embeddings
 from manyheads.tasks.held_out import chosen_split
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.tasks.translation.validator import Validator, build_translate
-from manyheads.training.run.objective import OpenObjective, PlainObjective, Translate
+from manyheads.training.run.objective import PlainObjective, Translate
 from manyheads.training.run.signals import StopFlag
 
 __all__ = ["TranslationObjective", "open_objective"]
@@ -146,8 +146,7 @@ class TranslationObjective(PlainObjective):
         return fewer_tokens(self.config.data)
 
 
-open_objective: OpenObjective = TranslationObjective
-"""See `tasks.runs.open_objective`."""
+open_objective = TranslationObjective
 
 
 def _validator(data: PreparedData) -> type[Validator]:

@@ -4,7 +4,7 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,9 +12,6 @@ from torch import Tensor, nn
 
 from manyheads.distributed.shards import part_of
 from manyheads.errors import CheckpointError
-from manyheads.nn.attention.local import LocalSelfAttention
-from manyheads.nn.attention.relative_bias import RelativeBias
-from manyheads.nn.heads.adaptive import AdaptiveEmbedding
 from manyheads.training.optim.muon import MuonWithAdam
 from manyheads.training.settings import OptimiserSettings
 
@@ -34,10 +31,11 @@ def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parame
     """Return parameters with weight decay (matrices of linear layers) and without (embeddings, positions, norms,
     biases, numbers for distances). Frozen parameters are in neither list.
 
-    A matrix that is an embedding anywhere has no decay, even if it is also a tied output matrix.
+    A module names its parameters of two axes and more that are no matrices of a linear layer in the attribute
+    `without_decay`, or in `muon_without_decay` if they belong to Muon all the same. A matrix that is an embedding
+    anywhere has no decay, even if it is also a tied output matrix.
     """
-    kept_whole = {id(parameter) for module in model.modules() for parameter in _not_of_linear_layers(module)}
-    kept_whole |= {id(parameter) for parameter in _numbers_for_distances(model)}
+    kept_whole = _marked(model, "without_decay") | _marked(model, "muon_without_decay")
     decayed: list[nn.Parameter] = []
     spared: list[nn.Parameter] = []
     for parameter in model.parameters():
@@ -48,26 +46,15 @@ def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parame
     return decayed, spared
 
 
-def _not_of_linear_layers(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the embeddings, positions, biases and vectors of a module, some of which have two axes and more: u and v of
-    relative attention, and v of additive attention, have a row for each head.
-    """
-    if isinstance(module, nn.Embedding) or type(module).__name__.endswith("Positions"):
-        yield from module.parameters()
-    elif isinstance(module, AdaptiveEmbedding):
-        yield from module.tables
-    for name, parameter in module.named_parameters(recurse=False):
-        if name.endswith(("bias", "positions", "embedding", "score_weight")):
-            yield parameter
-
-
-def _numbers_for_distances(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the tables of relative biases, and trained penalties: a row for each head, a column for each distance."""
+def _marked(model: nn.Module, marker: str) -> set[int]:
+    """Return the ids of the parameters that the modules name in an attribute; torch's embeddings have none."""
+    found: set[int] = set()
     for module in model.modules():
-        if isinstance(module, RelativeBias):
-            yield module.table
-        elif isinstance(module, LocalSelfAttention) and module.distance_penalties is not None:
-            yield module.distance_penalties
+        usual = ("weight",) if isinstance(module, nn.Embedding) and marker == "without_decay" else ()
+        for name in getattr(module, marker, usual):
+            value = getattr(module, name)
+            found |= {id(one) for one in (value.parameters() if isinstance(value, nn.Module) else (value,))}
+    return found
 
 
 def build_optimiser(
@@ -83,8 +70,8 @@ def build_optimiser(
     if settings.name != "muon":
         return _build_adam(decayed, spared, settings)
     matrices = [parameter for parameter in decayed if parameter.ndim == 2]
-    of_distances = {id(parameter) for parameter in _numbers_for_distances(model)}
-    tables = [parameter for parameter in spared if id(parameter) in of_distances]
+    marked = _marked(model, "muon_without_decay")
+    tables = [parameter for parameter in spared if id(parameter) in marked]
     taken = {id(parameter) for parameter in matrices + tables}
     others = [parameter for parameter in decayed if id(parameter) not in taken]
     adam = _build_adam(others, [parameter for parameter in spared if id(parameter) not in taken], settings)

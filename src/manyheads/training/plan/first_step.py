@@ -15,10 +15,10 @@ from statistics import median
 from manyheads.decoding.device import choose_device
 from manyheads.training.plan import measuring
 from manyheads.training.plan.planner import MIB
-from manyheads.training.plan.trial import Trial
+from manyheads.training.plan.trial import Trial, trial_of
 from manyheads.training.run.assembly import Assembly, assemble
 from manyheads.training.run.device import computing, peak_memory_bytes
-from manyheads.training.run.objective import Batch, OpenObjective
+from manyheads.training.run.objective import Batch
 from manyheads.training.run.precision import Level, resolve_precision
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.state import named_parameters
@@ -149,9 +149,7 @@ def _folded(shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[str, str]]:
     ]
 
 
-def first_step(
-    trial: Trial, open_objective: OpenObjective, tell: Callable[[str, Level], None] = lambda text, level: None
-) -> FirstStep:
+def first_step(config: RunConfig, tell: Callable[[str, Level], None] = lambda text, level: None) -> FirstStep:
     """Open the data of a run, build its model and compute one step, without creating or changing a run folder.
 
     A step of the largest presets takes an hour on a CPU. So if short steps of random ids say that it takes more than
@@ -159,18 +157,17 @@ def first_step(
     long, none.
 
     Args:
-        trial: the run, and its short steps.
-        open_objective: opens the data.
+        config: of the run.
         tell: receives messages about the precision (see `precision.resolve_precision`).
 
     Raises: ManyHeadsError: the errors that `train` would raise before and in its first step.
     """
-    config = trial.config
+    trial = trial_of(config)
     device = choose_device(config.device)
     RunFolder(Path(config.run_dir)).check()
     with tempfile.TemporaryDirectory() as aside, computing(config, device):
         config = resolve_precision(config, device, tell=tell)
-        assembly = assemble(config, open_objective, device, Path(aside))
+        assembly = assemble(config, device, Path(aside))
         batches = assembly.stream.at(0, 0)
         expected = _expected_seconds(trial, assembly, batches)
         measured = _measurable(batches, expected[0])

@@ -15,9 +15,10 @@ import torch
 from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError
 from manyheads.training.plan import measuring
-from manyheads.training.plan.trial import Knob, Trial
+from manyheads.training.plan.trial import Knob, Trial, trial_of
 from manyheads.training.run.device import computing, free_memory_bytes
 from manyheads.training.run.precision import resolve_precision
+from manyheads.training.settings import RunConfig
 
 __all__ = ["Fit", "Footprint", "Planner"]
 
@@ -100,10 +101,15 @@ class Planner:
     """Predicts the memory of a run.
 
     Attributes:
-        trial: the run without its data.
+        config: of the run.
     """
 
-    trial: Trial
+    config: RunConfig
+
+    @property
+    def trial(self) -> Trial:
+        """The run without its data."""
+        return trial_of(self.config)
 
     def memory(self, length: int, rows: int | None = None, progress: Progress | None = None) -> Footprint:
         """Predict the peak memory of training on a CPU. Neither the run's data nor its folder is opened.

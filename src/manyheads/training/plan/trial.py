@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
+from manyheads.catalogue import TASKS
 from manyheads.training.run.objective import Batch
+from manyheads.training.settings import RunConfig
 
-__all__ = ["LARGEST", "Knob", "TokenTrial", "Trial"]
+__all__ = ["LARGEST", "Knob", "TokenTrial", "Trial", "trial_of"]
 
 LARGEST = 1 << 24
 _SHORT = 16
@@ -70,6 +72,12 @@ class Trial(Protocol):
 
     def knobs(self) -> list[Knob]:
         """Return the settings that determine the size of a step. Of two with the same name the smaller value counts."""
+
+
+def trial_of(config: RunConfig) -> Trial:
+    """Return the trial of a run's task."""
+    trial: Trial = TASKS[config.task].module("plan").Trial(config)
+    return trial
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ from manyheads.training.run.arithmetic import arithmetic_of_run
 from manyheads.training.run.capacity import check_capacity
 from manyheads.training.run.initial import begin_from, freeze
 from manyheads.training.run.memory import Memory
-from manyheads.training.run.objective import Data, Objective, OpenObjective, Stream
+from manyheads.training.run.objective import Data, Objective, Stream, open_objective
 from manyheads.training.run.parallel import Spread
 from manyheads.training.run.resume import differences
 from manyheads.training.run.state import Counters, named_parameters
@@ -90,13 +89,9 @@ class Assembly:
         return self.objective.stream
 
     @property
-    def identity(self) -> Mapping[str, Any]:
-        """The values that a checkpoint must match: the config as plain data and the digests of data and tokenizer."""
-        return {
-            "config": to_plain(self.config),
-            "data_digest": self.objective.digest,
-            "tokenizer_digest": self.data.tokenizer.digest,
-        }
+    def digests(self) -> Mapping[str, str]:
+        """Those that a checkpoint must match, of data and tokenizer."""
+        return {"data_digest": self.objective.digest, "tokenizer_digest": self.data.tokenizer.digest}
 
     @property
     def arithmetic(self) -> Mapping[str, str]:
@@ -111,7 +106,6 @@ class Assembly:
 
 def assemble(
     config: RunConfig,
-    open_objective: OpenObjective,
     device: torch.device,
     data_dir: Path,
     group: Group | None = None,
@@ -123,7 +117,6 @@ def assemble(
 
     Args:
         config: of the run, with its precision resolved (see `precision.resolve_precision`).
-        open_objective: opens the data of the run's task.
         device: device of the model.
         data_dir: folder for an embedded corpus after preparation, which a resumed run reads again.
         group: the ranks of the run, of which the main one prepares; None: a single process.

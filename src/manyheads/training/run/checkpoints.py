@@ -21,6 +21,7 @@ from manyheads.checkpoint.format import (
 )
 from manyheads.checkpoint.retain import apply_retention, list_checkpoints, read_pointer, set_aside_newer, write_pointer
 from manyheads.checkpoint.sharded import write_shards
+from manyheads.config.files import to_plain
 from manyheads.distributed.shards import local
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError, NonFiniteError, SaveError
 from manyheads.files.commit import remove_stale
@@ -90,7 +91,7 @@ class CheckpointManager:
         counters = self._assembly.counters
         if not own:
             counters.best_score, counters.best_step, counters.num_worse, counters.validated_step = None, None, 0, 0
-        elif counters.best_score is not None and not judges_alike(config, self._assembly.identity["config"]):
+        elif counters.best_score is not None and not judges_alike(config, self._assembly.config):
             counters.best_score, counters.num_worse = None, 0
             self._warn("The scores so far were computed in another way, so the next validation counts as the best one.")
 
@@ -143,7 +144,7 @@ class CheckpointManager:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         assembly = self._assembly
-        for change in check_same_run(checkpoint.scalars, **assembly.identity):
+        for change in check_same_run(checkpoint.scalars, config=assembly.config, **assembly.digests):
             self._warn(f"changed since the checkpoint: {change}")
         told = changed_arithmetic(
             checkpoint.scalars.get("arithmetic"),
@@ -234,7 +235,8 @@ class CheckpointManager:
                 f"After step {counters.step} there is NaN or infinity in {bad}, so no checkpoint is saved; the last one"
                 f" is {self.last or 'none'}. Try a lower learning rate, a longer warm-up or optimiser.clip_norm."
             )
-        scalars = {"counters": asdict(counters), "arithmetic": assembly.arithmetic, **assembly.identity}
+        scalars: dict[str, Any] = {"counters": asdict(counters), "arithmetic": assembly.arithmetic}
+        scalars |= {"config": to_plain(assembly.config), **assembly.digests}
         path = self._write_checkpoint(tensors, scalars)
         self._saved, self.last = self._done(), path
         self._on_main(lambda: self._tidy(path))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,7 +30,7 @@ from manyheads.training.run.clock import RunClock
 from manyheads.training.run.comparison import Comparison
 from manyheads.training.run.device import computing, settled
 from manyheads.training.run.nonfinite import Fault
-from manyheads.training.run.objective import Batch, Objective, OpenObjective, Translate
+from manyheads.training.run.objective import Batch, Objective, Translate
 from manyheads.training.run.precision import resolve_precision, stored_precision
 from manyheads.training.run.resume import find_checkpoint
 from manyheads.training.run.run_folder import RunFolder
@@ -40,9 +40,17 @@ from manyheads.training.settings import RunConfig
 __all__ = ["Trainer", "train"]
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What surrounds a run in this process; see `train`."""
+
+    reporter: Reporter
+    translate: Translate | None
+    group: Group
+
+
 def train(
     config: RunConfig,
-    open_objective: OpenObjective,
     *,
     resume: str = "auto",
     reporter: Reporter | None = None,
@@ -53,7 +61,6 @@ def train(
 
     Args:
         config: settings of the run.
-        open_objective: opens the data of the run's task.
         resume: `auto` resumes from the newest intact checkpoint of the folder if there is one; `none` starts again (an
             earlier run's files move to `previous-N/`); `latest`, `best` or a checkpoint's path resumes from that one.
         reporter: receives the reports; train.log is written in any case.
@@ -72,7 +79,7 @@ def train(
         if not group.is_main:
             group.meet()  # wait until the main rank has prepared the folder
             with computing(config, device):
-                return _run(config, open_objective, device, folder, Reporters([]), resume, translate, group)
+                return _run(config, device, folder, resume, Surroundings(Reporters([]), translate, group))
         folder.create()
         with folder.locked(), computing(config, device):
             moved = folder.finish_setting_aside()
@@ -83,22 +90,16 @@ def train(
             if moved is not None:
                 everyone.message(_moved(moved))
             try:
-                return _run(config, open_objective, device, folder, everyone, resume, translate, group)
+                return _run(config, device, folder, resume, Surroundings(everyone, translate, group))
             except ManyHeadsError as error:
                 plain.message(f"error: {error}")
                 raise
 
 
 def _run(
-    config: RunConfig,
-    open_objective: OpenObjective,
-    device: torch.device,
-    folder: RunFolder,
-    reporter: Reporter,
-    resume: str,
-    translate: Translate | None,
-    group: Group,
+    config: RunConfig, device: torch.device, folder: RunFolder, resume: str, surroundings: Surroundings
 ) -> TrainResult:
+    reporter, group = surroundings.reporter, surroundings.group
     stored = stored_precision(folder.checkpoints, resume) if group.is_main else None
     config = resolve_precision(config, device, stored=stored, tell=reporter.message, group=group)
     check_same_settings(config, group)
@@ -106,13 +107,13 @@ def _run(
     # Finding a checkpoint verifies it, so it is found twice only where the answer matters.
     needs_data = config.initial.needs_data
     begins = not needs_data or group.from_main(lambda: find_checkpoint(folder.checkpoints, resume)[0] is None)
-    assembly = assemble(config, open_objective, device, folder.data, group, reporter.doing, begins=begins)
+    assembly = assemble(config, device, folder.data, group, reporter.doing, begins=begins)
     stop = StopFlag() if group.is_alone else SharedStopFlag(group)
     group.is_told_to_end = lambda: stop.signal_number is not None
     # The guard is inside: a launcher ends all ranks when one is lost, and the message must be written before that.
     grace = 0.0 if group.is_alone else SAME_SIGNAL_SECONDS
     with catch_signals(stop, grace=grace, last_words=folder.last_words), group.guarding():
-        result = Trainer(assembly, folder, reporter, stop, translate).run(resume)
+        result = Trainer(assembly, folder, stop, surroundings).run(resume)
         group.meet()  # the main rank plots and reports, and keeps the lock until all have finished
         return result
 
@@ -123,19 +124,12 @@ class Trainer:
     Args:
         assembly: data, model, optimiser.
         folder: the run's folder.
-        reporter: receives the reports.
         stop: ends the run when set.
-        translate: None: the search of the config.
+        surroundings: of the run.
     """
 
-    def __init__(
-        self,
-        assembly: Assembly,
-        folder: RunFolder,
-        reporter: Reporter,
-        stop: StopFlag,
-        translate: Translate | None = None,
-    ) -> None:
+    def __init__(self, assembly: Assembly, folder: RunFolder, stop: StopFlag, surroundings: Surroundings) -> None:
+        reporter = surroundings.reporter
         self._assembly = assembly
         self._config = assembly.config
         self._group = assembly.group
@@ -147,7 +141,7 @@ class Trainer:
             assembly, folder, self._metrics, lambda text: reporter.message(text, "warning")
         )
         self._stepper = assembly.stepper()
-        self._judge = assembly.objective.judge(assembly.model, assembly.device, stop, translate)
+        self._judge = assembly.objective.judge(assembly.model, assembly.device, stop, surroundings.translate)
         self._last_validation: ValidationReport | None = None
         self._asked_to_stop = False
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
+from manyheads.catalogue import TASKS
 from manyheads.data.progress import Progress
 from manyheads.distributed.group import Group
 from manyheads.text.languages import LanguagePair
@@ -19,7 +20,7 @@ from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.signals import StopFlag
 from manyheads.training.settings import RunConfig
 
-__all__ = ["Batch", "Data", "Judge", "Objective", "OpenObjective", "PlainObjective", "Stream", "Translate"]
+__all__ = ["Batch", "Data", "Judge", "Objective", "PlainObjective", "Stream", "Translate", "open_objective"]
 
 Translate = Callable[[list[str], Callable[[], bool]], list[str]]
 """A function that maps texts to texts with the model.
@@ -156,7 +157,16 @@ class PlainObjective:
         return ()
 
 
-class OpenObjective(Protocol):
-    """Opens the data of a run: `tasks.runs.open_objective`."""
+def open_objective(config: RunConfig, data_dir: Path, progress: Progress | None = None) -> Objective:
+    """Open the data of a run, by the function of this name of its task.
 
-    def __call__(self, config: Any, data_dir: Path, progress: Progress | None = None, /) -> Objective: ...
+    Args:
+        config: of the run.
+        data_dir: the folder of an embedded corpus after its preparation; a resumed run finds it there again.
+        progress: called with the progress of the preparation.
+
+    Raises: DataError, ConfigError, SaveError: the data cannot be used.
+    """
+    objective = TASKS[config.task].module("objective").open_objective(config, data_dir, progress)
+    assert isinstance(objective, Objective), f"{type(objective).__name__} lacks a part of the interface"
+    return objective

@@ -56,7 +56,7 @@ def resolve_precision(
 
 
 def starting_precision(config: RunConfig, resume: str, group: Group | None = None) -> FixedPrecision:
-    """Return the precision in which a run began, or will begin. Args: as of `tasks.runs.train`."""
+    """Return the precision in which a run began, or will begin. Args: as of `training.run.loop.train`."""
 
     def decide() -> FixedPrecision:
         stored = stored_precision(RunFolder(Path(config.run_dir)).checkpoints, resume)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from manyheads.checkpoint.format import read_scalars, step_of, verify_checkpoint
 from manyheads.checkpoint.retain import find_latest, read_pointer
+from manyheads.config.build import REMOVED
+from manyheads.config.files import to_plain
 from manyheads.errors import CheckpointError, ConfigError
 from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.run.clock import RunClock
@@ -46,18 +48,6 @@ _MAY_CHANGE = (
 )
 """Settings that do not change what a run computes: its folder, its length and its records. (The data itself has a
 digest.)"""
-
-
-_FORMERLY = {
-    "data.bpe_dropout": 0.0,
-    "initial.embeddings": "random",
-    "model.relative_bias": 0,
-    "model.train_slopes": False,
-    "tokenizer.normalize_spaces": False,
-    "training.plain": False,
-}
-"""Settings that older versions did not record, with the value that those versions used."""
-_REMOVED = {f"training.{name}": value for name, value in TrainingSettings.removed.items()}
 
 
 def find_checkpoint(checkpoints_dir: Path, resume: str) -> tuple[Path | None, list[str]]:
@@ -107,14 +97,12 @@ def _best_step(checkpoint: Path) -> int | None:
     return counters.get("best_step") if isinstance(counters, dict) else None
 
 
-def check_same_run(
-    scalars: Mapping[str, Any], *, config: Mapping[str, Any], data_digest: str, tokenizer_digest: str
-) -> list[str]:
+def check_same_run(scalars: Mapping[str, Any], *, config: Any, data_digest: str, tokenizer_digest: str) -> list[str]:
     """Refuse to resume with other data or another model.
 
     Args:
         scalars: of the checkpoint.
-        config: the current resolved config, as plain data.
+        config: the current resolved config.
         data_digest: digest of the current data.
         tokenizer_digest: digest of the current tokenizer.
 
@@ -124,7 +112,7 @@ def check_same_run(
     changed = differences(scalars.get("config"), config)
     if "model.architecture" in dict(changed):  # then nearly all other settings differ too, so report only this one
         changed = [(name, text) for name, text in changed if name == "model.architecture" or name[:6] != "model."]
-    is_mix = bool(config.get("data", {}).get("mix"))  # then data.path determines the length of an epoch
+    is_mix = bool(to_plain(config).get("data", {}).get("mix"))  # then data.path determines the length of an epoch
     fatal = [text for name, text in changed if not _may_change(name) or (is_mix and name == "data.path")]
     for what, now in (("data", data_digest), ("tokenizer", tokenizer_digest)):
         before = scalars.get(f"{what}_digest")
@@ -142,21 +130,25 @@ def check_same_run(
 def differences(before: Any, now: Any, prefix: str = "") -> list[tuple[str, str]]:
     """Return the leaves that differ between two nested dicts, as (dotted name, "name was x, is y").
 
-    A setting that an older version did not record had its present default if that is empty, or in `_FORMERLY`.
+    Args: now: may be a dataclass; then a setting that an older version did not record had its default, and one that
+        this version has no longer may have had its value without effect.
     """
-    if before is None and isinstance(now, Mapping):
-        before = {}
-    if before is None and (now in ("", []) or (prefix in _FORMERLY and now == _FORMERLY[prefix])):
-        return []
-    if now is None and before is not None and before == _REMOVED.get(prefix):
-        return []
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        found = []
+    defaults: dict[str, Any] = {}
+    if is_dataclass(now) and not isinstance(now, type):
+        for item in fields(now):
+            default = item.default if item.default_factory is MISSING else item.default_factory()
+            defaults[item.name] = None if default is MISSING else to_plain(default)
+        now = {item.name: getattr(now, item.name) for item in fields(now)}
+    if isinstance(now, Mapping) and (before is None or isinstance(before, Mapping)):
+        before, found = before or {}, []
         for key in sorted({*before, *now}):
             name = f"{prefix}.{key}" if prefix else str(key)
-            found += differences(before.get(key), now.get(key), name)
+            found += differences(before.get(key, defaults.get(key)), now.get(key), name)
         return found
-    return [] if before == now else [(prefix, f"{prefix} was {before!r}, is {now!r}")]
+    now = to_plain(now)
+    if before == now or (now is None and prefix in REMOVED and before == REMOVED[prefix]):
+        return []
+    return [(prefix, f"{prefix} was {before!r}, is {now!r}")]
 
 
 def risen_rate(before: Any, config: Any, d_model: int, counters: Counters) -> str | None:
@@ -188,9 +180,9 @@ _CHANGE_SCORES = ("validation.bleu_sentences", "validation.bleu_tokenize", "deco
 """Settings on which BLEU and F1 depend, but not the loss. (A language model's loss depends on `reading`.)"""
 
 
-def judges_alike(before: Any, now: Mapping[str, Any]) -> bool:
-    """Return whether the best scores of two configs, as plain data, can be compared."""
-    best_by = now["validation"]["best_by"]
+def judges_alike(before: Any, now: Any) -> bool:
+    """Return whether the best scores of two configs, the first one as plain data, can be compared."""
+    best_by = now.validation.best_by
     count = ("validation.best_by", "reading", *(() if best_by == "loss" else _CHANGE_SCORES))
     return not any(name.startswith(count) for name, _ in differences(before, now))
 

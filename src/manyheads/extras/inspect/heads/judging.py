@@ -129,7 +129,7 @@ class Subject:
             generator, self.name, text=options.text, data=options.data, split=which
         )
         held = _either(read, options.split, None if options.text is not None else split)
-        reading = build(Reading, run_section(self.name, "reading"), "the run's reading")
+        reading = build(Reading, run_section(self.name, "reading"), "the run's reading", "reading")
         store, vocabulary = held.store.first(options.max_tokens), generator.vocabulary
         # The model keeps the end of a segment out of its memory if it was trained to read it again.
         ext_len = getattr(generator.model.config, "ext_len", 0) if reading.documents == "joined" else 0

@@ -18,7 +18,6 @@ from manyheads.extras.parsing.trees import Node, format_tree
 from manyheads.tasks.encoders import EncoderJudge, EncoderObjective, with_names
 from manyheads.text.words import words_of
 from manyheads.training.record.report import Sample, ValidationReport
-from manyheads.training.run.objective import OpenObjective
 
 __all__ = ["SpanJudge", "SpanObjective", "open_objective"]
 
@@ -83,8 +82,7 @@ class SpanObjective(EncoderObjective):
         self.stream = SpanStream(data.train, config.data, config.seed)
 
 
-open_objective: OpenObjective = SpanObjective
-"""See `tasks.runs.open_objective`."""
+open_objective = SpanObjective
 
 
 def _resolve(config: SpanConfig, data: SpanData) -> SpanConfig:

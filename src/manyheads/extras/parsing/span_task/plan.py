@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from manyheads.data.batch import SpanBatch
-from manyheads.extras.parsing.span_data import MOST_HASHES, MOST_PIECES
+from manyheads.extras.parsing.span_data import MOST_HASHES, MOST_PIECES, SpanBatch
 from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.training.plan.trial import TokenTrial

@@ -25,7 +25,7 @@ __all__ = ["DuplicationJudge", "DuplicationObjective", "open_objective"]
 
 
 def open_objective(config: TextConfig, data_dir: Path, progress: Progress | None = None) -> Objective:
-    """See `tasks.runs.open_objective`. The sequences are computed, so nothing is read or written."""
+    """See `training.run.objective.open_objective`. The sequences are computed, so nothing is read or written."""
     return DuplicationObjective(config)
 
 

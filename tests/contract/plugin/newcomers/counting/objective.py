@@ -17,5 +17,5 @@ class CountingObjective(LanguageObjective):
 
 
 def open_objective(config: CountingConfig, data_dir: Path, progress: object = None) -> CountingObjective:
-    """See `tasks.runs.open_objective`."""
+    """See `training.run.objective.open_objective`."""
     return CountingObjective(config, data_dir)

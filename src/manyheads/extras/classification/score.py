@@ -9,9 +9,9 @@ from manyheads.data.progress import Progress, telling
 from manyheads.decoding.truncation import naming_lines
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.extras.classification.classifier import Classifier
+from manyheads.extras.classification.evaluate import check_known, given_texts, numbered_unit
 from manyheads.extras.classification.labelled_files import LabelledReport
-from manyheads.extras.classification.task.held_out import check_known, given_texts, numbered_unit
-from manyheads.extras.classification.task.options import ScoreOptions
+from manyheads.extras.classification.options import ScoreOptions
 from manyheads.tasks.report import LineWork
 
 __all__ = ["score"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from manyheads.data.batch import LabelledBatch
-from manyheads.extras.classification.task.settings import ClassificationConfig
+from manyheads.extras.classification.labelled_store import LabelledBatch
+from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.training.plan.trial import TokenTrial
 

@@ -1,4 +1,5 @@
-"""Evaluation of a classifier: accuracy, macro F1, confusion matrix, likelihood, and what they depend on."""
+"""Evaluation of a classifier on labelled texts (files, prepared data, or the data of its run): accuracy, macro F1,
+confusion matrix, likelihood, and what they depend on."""
 
 from __future__ import annotations
 
@@ -9,15 +10,19 @@ from typing import Any
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.truncation import counted_truncations, naming_lines
 from manyheads.distributed.process import refuse_ranks
+from manyheads.errors import DataError
 from manyheads.extras.classification.classes import Confusion
 from manyheads.extras.classification.classifier import Classifier
-from manyheads.extras.classification.labelled_files import LabelledReport
-from manyheads.extras.classification.task.held_out import check_known, held_out_texts, numbered_unit
-from manyheads.extras.classification.task.options import EvaluateOptions
+from manyheads.extras.classification.labelled_files import Labelled, LabelledFiles, LabelledReport
+from manyheads.extras.classification.options import EvaluateOptions, LabelledOptions
+from manyheads.extras.classification.prepared import LabelledData, languages_of
+from manyheads.extras.classification.settings import TATOEBA_LANGUAGES
 from manyheads.extras.inspect.drawings.figure import check_plots, save_by_name
+from manyheads.tasks.held_out import chosen_split, own_data
+from manyheads.tasks.preparation import check_keys
 from manyheads.tasks.report import machine_lines, model_line, model_record
 
-__all__ = ["ClassificationReport", "evaluate"]
+__all__ = ["ClassificationReport", "check_known", "evaluate", "given_texts", "held_out_texts", "numbered_unit"]
 
 
 @dataclass(frozen=True)
@@ -95,3 +100,56 @@ def evaluate(options: EvaluateOptions, show: Progress) -> ClassificationReport:
     }
     predicted = [classifier.labels[number] for number in chosen]
     return ClassificationReport(confusion, nll / len(rows), protocol, predicted, read, options.picture)
+
+
+def given_texts(options: LabelledOptions, report: LabelledReport) -> tuple[list[Labelled], str]:
+    """Return the rows of the files that are named, and their name; see `LabelledFiles.read` for errors."""
+    names = ("tsv", "jsonl", "texts", "labels", "text_key", "label_key", "on_bad_utf8", "on_empty")
+    files = LabelledFiles(**{name: getattr(options, name) for name in names})
+    check_keys(options, ("text_key", "label_key"), files.has_keys)
+    return list(files.read(report)), files.describe()
+
+
+def held_out_texts(options: EvaluateOptions, report: LabelledReport) -> tuple[list[Labelled], str]:
+    """Return the rows to judge on, and their name.
+
+    Raises: DataError: the texts cannot be read, or the set is empty. ConfigError: no setting names the set.
+    """
+    if any(path is not None for path in options.inputs):
+        rows, name = given_texts(options, report)
+    else:
+        check_keys(options, ("text_key", "label_key"), has_keys=False)
+        data = options.data if options.data is not None else own_data(options.model, "--tsv FILE")[0]
+        if data == TATOEBA_LANGUAGES:
+            split = options.split or "test"
+            rows, name = languages_of(split), f"{data} {split}"
+        else:
+            texts = LabelledData.open(data).texts
+            chosen = chosen_split({split: texts.get(split) for split in ("test", "valid")}, options.split)
+            if chosen is None:
+                raise DataError(
+                    f"{data} has no {options.split or 'test or valid'} texts; give files instead: --tsv FILE."
+                )
+            rows, name = texts[chosen], f"{data} {chosen}"
+    if not rows:
+        raise DataError(f"{name} has no texts; there is nothing to evaluate.")
+    return rows, name
+
+
+def numbered_unit(report: LabelledReport) -> str:
+    """Return the unit of the numbers of texts in messages: lines, unless some were left out."""
+    return "text" if report.empty_dropped else "line"
+
+
+def check_known(rows: list[Labelled], classifier: Classifier, name: str) -> list[int]:
+    """Return the ids of the labels. Raises: DataError: the model does not know a label."""
+    numbers = {label: number for number, label in enumerate(classifier.labels)}
+    for row in rows:
+        if row.label not in numbers:
+            place = f"{name}: line {row.line}" if row.line else name
+            shown = ", ".join(classifier.labels[:10]) + (" ..." if len(numbers) > 10 else "")
+            raise DataError(
+                f"{place} has the label {row.label!r}, which the model does not know; its labels are {shown}. Correct"
+                " it, leave the line out, or train a model with it."
+            )
+    return [numbers[row.label] for row in rows]

@@ -13,10 +13,9 @@ from manyheads.extras.classification.classes import Confusion
 from manyheads.extras.classification.labelled_store import LabelledStream, eval_labelled
 from manyheads.extras.classification.model import SequenceClassifier
 from manyheads.extras.classification.prepared import LabelledData, open_labelled
-from manyheads.extras.classification.task.settings import ClassificationConfig
+from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.tasks.encoders import EncoderJudge, EncoderObjective, with_names
 from manyheads.training.record.report import Sample, ValidationReport
-from manyheads.training.run.objective import OpenObjective
 
 __all__ = ["ClassJudge", "ClassificationObjective", "open_objective"]
 
@@ -94,8 +93,7 @@ class ClassificationObjective(EncoderObjective):
         self.stream = LabelledStream(data.train, config.data, config.seed, **special)
 
 
-open_objective: OpenObjective = ClassificationObjective
-"""See `tasks.runs.open_objective`."""
+open_objective = ClassificationObjective
 
 
 def _resolve(config: ClassificationConfig, data: LabelledData) -> ClassificationConfig:

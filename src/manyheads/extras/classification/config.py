@@ -1,23 +1,48 @@
-"""Config and presets of the Transformer's encoder as a classifier."""
+"""Configs and presets of classifiers: the encoder of the Transformer, and that of the Reformer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Union
 
+from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.transformer.config import Activation, TransformerConfig
 from manyheads.catalogue import ATTENTIONS
-from manyheads.config.checks import MOST_LAYERS, MOST_UNITS, between, check, check_labels, set_tuples
+from manyheads.config.checks import MOST_LAYERS, MOST_UNITS, between, check, set_tuples
+from manyheads.errors import ConfigError
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 
 if TYPE_CHECKING:
-    from manyheads.extras.classification.pooling import Pooling
     from manyheads.nn.attention.kinds import AttentionConfig
 else:
     AttentionConfig = Union[tuple(ATTENTIONS.values())]  # noqa: UP007  (the classes are in the table)
-    Pooling = Literal["mean", "first"]
 
-__all__ = ["PRESETS", "TransformerClassifierConfig"]
+__all__ = [
+    "REFORMERS",
+    "TRANSFORMERS",
+    "Pooling",
+    "check_labels",
+    "ReformerClassifierConfig",
+    "TransformerClassifierConfig",
+]
+
+Pooling = Literal["mean", "first"]
+"""The vector of a text: the mean of the states of its real positions, or the state of its first position."""
+
+
+def check_labels(labels: Sequence[str]) -> None:
+    """Raises: ConfigError: a label is empty, contains a line break or a tab, or occurs twice."""
+    seen: set[str] = set()
+    for label in labels:
+        if not label.strip() or any(sign in label for sign in "\t\n\r"):
+            raise ConfigError(
+                f"model.labels contains {label!r}; a label is a text without tabs and line breaks, and not empty.",
+                fields=["labels"],
+            )
+        if label in seen:
+            raise ConfigError(f"model.labels contains {label!r} twice; name each label once.", fields=["labels"])
+        seen.add(label)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +125,73 @@ class TransformerClassifierConfig:
         )
 
 
-PRESETS: dict[str, TransformerClassifierConfig] = {
+TRANSFORMERS: dict[str, TransformerClassifierConfig] = {
     # A model that learns one batch in a second or two.
     "debug": TransformerClassifierConfig(labels=("no", "yes"), d_model=32, num_heads=4, d_ff=64, num_layers=2),
     # Three layers, for minutes of training on a CPU.
     "small": TransformerClassifierConfig(d_model=128, num_heads=4, d_ff=512, num_layers=3),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReformerClassifierConfig(ReformerConfig):
+    """The Reformer as an encoder in both directions, whose states are pooled into one vector for a linear layer.
+
+    Its other settings are those of the language model; `causal`, `visible` and the chunks after a query's own have
+    other defaults, so that every token attends to later ones, too.
+
+    Args:
+        architecture: identifies the architecture.
+        labels: the labels, in the order of the scores; empty: those of the data.
+        pooling: the vector of a text: `mean` of the states of its tokens, or the state of the `first` one.
+
+    Raises: ConfigError: as `ReformerConfig`, or a label is empty or occurs twice.
+    """
+
+    task: ClassVar[Literal["classification"]] = "classification"  # type: ignore[assignment]
+
+    architecture: Literal["reformer-classifier"] = "reformer-classifier"  # type: ignore[assignment]
+    labels: tuple[str, ...] = ()
+    pooling: Pooling = "mean"
+    causal: bool = False
+    visible: Literal["bucket", "chunk"] = "chunk"
+    chunks_after: int = 1
+    local_chunks_after: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_labels(self.labels)
+
+    def describe(self) -> str:
+        """Return the sizes in one line."""
+        return f"{super().describe()}, {len(self.labels)} labels"
+
+
+REFORMERS: dict[str, ReformerClassifierConfig] = {
+    # A model that learns one batch in a second or two, with local and hashed layers.
+    "debug": ReformerClassifierConfig(
+        labels=("no", "yes"),
+        d_model=32,
+        num_heads=2,
+        head_dim=12,
+        d_ff=64,
+        num_layers=2,
+        layers=("local", "lsh"),
+        max_len=64,
+        chunk_len=4,
+        local_chunk_len=4,
+        num_hashes=2,
+    ),
+    # Three layers for texts of up to 4,096 tokens, for minutes of training on a CPU.
+    "small": ReformerClassifierConfig(
+        d_model=128,
+        num_heads=4,
+        d_ff=512,
+        num_layers=3,
+        layers=("local", "lsh", "local"),
+        max_len=4096,
+        chunk_len=32,
+        local_chunk_len=32,
+        num_hashes=2,
+    ),
 }

@@ -10,9 +10,8 @@ from typing import Any
 from manyheads.data.preparing import SPLITS
 from manyheads.errors import ConfigError
 from manyheads.extras.classification.labelled_files import LabelledFiles
-from manyheads.extras.classification.prepared import LabelledData, describe_balance
-from manyheads.extras.classification.preparing import prepare_labelled
-from manyheads.extras.classification.task.options import PrepareOptions
+from manyheads.extras.classification.options import PrepareOptions
+from manyheads.extras.classification.prepared import LabelledData, describe_balance, prepare_labelled
 from manyheads.tasks.preparation import (
     check_holdout,
     check_keys,

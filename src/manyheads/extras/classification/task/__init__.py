@@ -1,1 +1,0 @@
-"""Classification: one label for a whole text."""
