@@ -33,7 +33,7 @@ from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.run.clock import RunClock
-from manyheads.training.run.memory import Memory
+from manyheads.training.run.state import Memory
 from manyheads.training.run.step import Stepper
 
 

@@ -11,8 +11,8 @@ from tiny_run import TINY, changed
 
 from manyheads.errors import ConfigError
 from manyheads.training.plan.planner import Planner
-from manyheads.training.run import capacity
-from manyheads.training.run.capacity import check_capacity
+from manyheads.training.run import device as capacity
+from manyheads.training.run.device import check_capacity
 
 SIZES = {"source_vocab_size": 50, "target_vocab_size": 50}
 

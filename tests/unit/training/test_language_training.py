@@ -24,7 +24,7 @@ from manyheads.tasks.text.settings import TextConfig
 from manyheads.text.settings import VocabularySettings
 from manyheads.training.run.assembly import assemble
 from manyheads.training.run.loop import train
-from manyheads.training.run.memory import Memory
+from manyheads.training.run.state import Memory
 from manyheads.training.run.step import Stepper
 
 CPU = torch.device("cpu")

@@ -35,7 +35,7 @@ from manyheads.files.verify import verify_folder
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.tasks.translation.validator import Validator
 from manyheads.text.settings import TokenizerSettings
-from manyheads.training.optim.muon import MuonWithAdam
+from manyheads.training.optim.optimiser import MuonWithAdam
 from manyheads.training.plan.first_step import first_step
 from manyheads.training.record.report import TrainResult, ValidationReport
 from manyheads.training.run.assembly import assemble

@@ -22,8 +22,8 @@ from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.attention.scores import AdditiveScore
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.optim.ema import MovingAverage
-from manyheads.training.optim.muon import MuonWithAdam
 from manyheads.training.optim.optimiser import (
+    MuonWithAdam,
     build_optimiser,
     load_optimiser_tensors,
     optimiser_tensors,

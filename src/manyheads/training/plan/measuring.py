@@ -25,8 +25,7 @@ from manyheads.data.progress import Progress
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.plan.trial import Trial
-from manyheads.training.run.capacity import check_capacity
-from manyheads.training.run.device import computing, peak_memory_bytes, status_bytes
+from manyheads.training.run.device import check_capacity, computing, peak_memory_bytes, status_bytes
 from manyheads.training.run.step import Stepper
 
 __all__ = [

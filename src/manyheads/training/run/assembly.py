@@ -21,13 +21,12 @@ from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.optim.schedule import highest_rate
 from manyheads.training.run.arithmetic import arithmetic_of_run
-from manyheads.training.run.capacity import check_capacity
+from manyheads.training.run.device import check_capacity
 from manyheads.training.run.initial import begin_from, freeze
-from manyheads.training.run.memory import Memory
 from manyheads.training.run.objective import Data, Objective, Stream, open_objective
 from manyheads.training.run.parallel import Spread
 from manyheads.training.run.resume import differences
-from manyheads.training.run.state import Counters, named_parameters
+from manyheads.training.run.state import Counters, Memory, named_parameters
 from manyheads.training.run.step import Stepper
 from manyheads.training.settings import RunConfig
 

@@ -23,10 +23,10 @@ from manyheads.architectures.protocols import Output
 from manyheads.distributed.shards import whole
 from manyheads.nn.kernels.dropout import numbered_rows
 from manyheads.seeding import derive_seed
-from manyheads.training.run.memory import Memory
 from manyheads.training.run.nonfinite import Fault, locate, locate_in_state, moments_of, total_of
 from manyheads.training.run.objective import Batch
 from manyheads.training.run.parallel import Portion, Spread, portion
+from manyheads.training.run.state import Memory
 from manyheads.training.settings import RunConfig
 
 __all__ = ["StepResult", "Stepper"]
