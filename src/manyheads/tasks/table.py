@@ -54,7 +54,7 @@ def task_of_folder(name: str) -> str | None:
         if entry is not None:
             if _is_duplication(folder.absolute().parent) or _is_duplication(path):
                 return "duplication"
-            named = json_or_empty(folder / "task.json").get("name")
+            named = str(json_or_empty(folder / "task.json").get("name"))
             return named if named in TASKS else MODEL_TASKS[entry.task].task
     return _task_of_data(path)
 

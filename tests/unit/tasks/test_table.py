@@ -66,7 +66,7 @@ def test_the_task_of_a_folder(tmp_path: Path, architecture: str, inner: str) -> 
 
 def test_a_parser_is_recognised_by_its_task_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "transformer"}))
-    (tmp_path / "task.json").write_text("{}")
+    (tmp_path / "task.json").write_text('{"name": "parsing"}')
     assert task_of_folder(str(tmp_path)) == "parsing"
 
 
