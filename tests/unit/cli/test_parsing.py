@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from manyheads.cli.command_line.parsing import parse, read
+from manyheads.cli.command_line.parsing import option_rows, parse, read
 from manyheads.config.options import CommandPage, argument, group, option
 from manyheads.errors import ConfigError
 
@@ -152,3 +152,20 @@ def test_help_is_printed_with_its_examples(capsys: pytest.CaptureFixture[str]) -
         assert f"{line}\n" in shown.out
     assert "exit codes: 0" in shown.out
     assert shown.err == ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoreOptions(Options):
+    others: tuple[str, ...] = argument("Other models.", (), metavar="MODEL ...", after="model")
+    pages: int = option("Pages.", 1)
+    depth: int = option("Depth.", 1, after="kind")
+    width: int = option("Width.", 1)
+
+
+def test_added_options_stand_where_they_say() -> None:
+    assert [name for name, _ in option_rows(MoreOptions)] == [
+        "--pages INT", "--output, -o FILE", "--rate FLOAT", "--kind plain|fancy", "--depth INT", "--width INT",
+        "--loud", "--the-ids ID ...",
+    ]  # fmt: skip
+    given = parse(CommandPage(MoreOptions, "Tries.", []), ["a", "b", "c", "-o", "f", "--depth", "2"], "try")
+    assert (given.model, given.input, given.others, given.depth) == ("a", "-", ("b", "c"), 2)

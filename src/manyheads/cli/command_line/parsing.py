@@ -116,8 +116,7 @@ def _ordered(cls: type) -> list[Field[Any]]:
     own = [item for item in fields(cls) if item.name in names]
     if not any(item.metadata.get("after") for item in own):
         return sorted(fields(cls), key=lambda item: (item.default is not REQUIRED, item.name not in names))
-    assert cls.__base__ is not None
-    found, place = _ordered(cls.__base__), 0
+    found, place = [item for item in _ordered(cls.__mro__[1]) if item.name not in names], 0
     for item in own:
         after = item.metadata.get("after")
         place = 1 + (next(n for n, one in enumerate(found) if one.name == after) if after else place)
