@@ -16,8 +16,7 @@ import pytest
 import manyheads
 from manyheads.config.build import build, convert
 from manyheads.config.merge import field_types
-from manyheads.decoding.generation_config import read_settings
-from manyheads.decoding.generation_settings import GenerationSettings
+from manyheads.decoding.settings import GenerationSettings, read_settings
 from manyheads.errors import ConfigError
 
 PACKAGES = ("architectures", "data", "decoding", "serving", "text", "training")

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from manyheads.config.options import CommandPage, argument, group, option, refuse_given
 from manyheads.data.lines import OnBadUtf8
-from manyheads.decoding.model_options import EnsembleOptions
-from manyheads.decoding.options import SearchDeviceOptions
-from manyheads.decoding.search_options import GenerationOptions
+from manyheads.decoding.options import EnsembleOptions, GenerationOptions, SearchDeviceOptions
 from manyheads.errors import ConfigError
 
 __all__ = ["PAGE", "GenerateOptions"]

@@ -11,11 +11,8 @@ from manyheads.config.checks import at_least, check
 from manyheads.config.options import CommandPage, argument, group, option, refuse_given
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.engines import EngineName
-from manyheads.decoding.generation_config import load_settings
-from manyheads.decoding.model_options import RerankingOptions
-from manyheads.decoding.options import TranslationDeviceOptions
-from manyheads.decoding.search_options import DecodingOptions
-from manyheads.decoding.settings import DecodingSettings, check_drawing
+from manyheads.decoding.options import DecodingOptions, RerankingOptions, TranslationDeviceOptions
+from manyheads.decoding.settings import DecodingSettings, check_drawing, load_settings
 from manyheads.errors import ConfigError
 from manyheads.extras.documents.files import DocumentOptions
 from manyheads.tasks.table import task_of_folder

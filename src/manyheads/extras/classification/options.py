@@ -8,8 +8,7 @@ from typing import Literal
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import argument, group, option
 from manyheads.data.lines import OnBadUtf8
-from manyheads.decoding.model_options import EnsembleOptions
-from manyheads.decoding.options import DeviceOptions
+from manyheads.decoding.options import DeviceOptions, EnsembleOptions
 
 __all__ = ["ClassifyOptions"]
 

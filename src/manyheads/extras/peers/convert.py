@@ -23,8 +23,7 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.catalogue import ARCHITECTURES
 from manyheads.checkpoint.format import write_tensors
 from manyheads.config.files import to_json
-from manyheads.decoding.generation_config import load_settings
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingSettings, load_settings
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.extras.peers import FORMATS, PEERS, marian_folder, peer_files
 from manyheads.extras.peers.kimiyoung_transformer_xl import options_of_module

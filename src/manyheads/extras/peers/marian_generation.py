@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.config.build import build
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingSettings, unsupported
 from manyheads.errors import ConfigError
 
 __all__ = ["MarianIds", "generation_to_peer", "never_produced", "settings_from_peer"]
@@ -158,7 +158,11 @@ def generation_to_peer(settings: DecodingSettings, ids: MarianIds, max_len: int)
     """Return a generation_config.json for our settings, and a list of differences that the peer cannot express.
 
     Args: max_len: positions of the model; used as the limit if ours is proportional to the source.
+
+    Raises: ConfigError: an option in use that the peer does not have.
     """
+    if reason := unsupported(settings, "transformers"):
+        raise ConfigError(f"the generation option {reason} is none of transformers; leave it out of the model's.")
     differs = []
     if settings.rules == "manyheads":
         differs.append("beams stop by the peer's heuristic, not by our bound")

@@ -9,8 +9,7 @@ from typing import ClassVar, Literal
 from manyheads.config.checks import ABOVE_ZERO, FRACTION, at_least, check
 from manyheads.config.options import CommandPage, argument, group, option, refuse_given
 from manyheads.data.lines import OnBadUtf8
-from manyheads.decoding.model_options import EnsembleOptions
-from manyheads.decoding.options import DeviceOptions
+from manyheads.decoding.options import DeviceOptions, EnsembleOptions
 from manyheads.errors import ConfigError
 from manyheads.extras.research.comparing import check_comparison
 from manyheads.tasks.text.prepare_options import PREPARE

@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 from manyheads.config.options import CommandPage, argument, given_options, group, option
-from manyheads.decoding.model_options import EnsembleOptions, RerankingOptions
-from manyheads.decoding.options import DeviceOptions, SearchDeviceOptions, TranslationDeviceOptions
-from manyheads.decoding.search_options import DecodingOptions
+from manyheads.decoding.options import (
+    DecodingOptions,
+    DeviceOptions,
+    EnsembleOptions,
+    RerankingOptions,
+    SearchDeviceOptions,
+    TranslationDeviceOptions,
+)
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import BleuTokenizer
 from manyheads.extras.research.comparing import check_comparison

@@ -7,8 +7,7 @@ from typing import Literal
 
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import CommandPage, argument, group, option
-from manyheads.decoding.model_options import EnsembleOptions
-from manyheads.decoding.options import DeviceOptions
+from manyheads.decoding.options import DeviceOptions, EnsembleOptions
 from manyheads.errors import ConfigError
 from manyheads.tasks import preparation
 from manyheads.tasks.translation.options import TokenizerOptions

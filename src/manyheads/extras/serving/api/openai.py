@@ -22,8 +22,9 @@ from pydantic import Field
 from manyheads import __version__
 from manyheads.decoding.continuation import NewToken
 from manyheads.decoding.generation import context_settings
+from manyheads.decoding.settings import GenerationSettings, facts_of
 from manyheads.extras.serving.api.answers import STREAMED, large_answer, server_event, whole_or_events
-from manyheads.extras.serving.api.fields import Ids, ListsOfIds, LooseBody, Number, Text, Texts, finite
+from manyheads.extras.serving.api.fields import Ids, ListsOfIds, LooseBody, Number, Text, Texts, body_of, finite, given
 from manyheads.extras.serving.batches import Written
 from manyheads.extras.serving.jobs import Done, Row
 from manyheads.extras.serving.refusals import Refusal, invalid, openai_error, refuse_unsupported, too_long
@@ -44,7 +45,7 @@ class StreamOptions(LooseBody):
     include_usage: bool = False
 
 
-class CompletionBody(LooseBody):
+class CompletionBody(body_of(GenerationSettings, "openai", LooseBody)):  # type: ignore[misc]
     """A request for completions. Unknown fields are ignored, as OpenAI's clients expect."""
 
     model: Text | None = None
@@ -57,9 +58,6 @@ class CompletionBody(LooseBody):
     stop: Text | Texts | None = None
     temperature: Annotated[Number, Field(ge=0)] | None = 1.0
     top_p: Number | None = 1.0
-    top_k: int | None = None
-    min_p: Number | None = None
-    repetition_penalty: Number | None = None
     seed: int | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -238,16 +236,17 @@ class _Completion:
             "stop": stops,
             "seed": secrets.randbits(31) if body.seed is None else body.seed,
         }
-        if self._is_sampled:
-            overrides |= {
-                "temperature": 1.0 if body.temperature is None else body.temperature,
-                "top_p": 1.0 if body.top_p is None else body.top_p,
-                "top_k": max(0, body.top_k or 0),  # vLLM's clients send -1 for "all"
-                "min_p": body.min_p or 0.0,
-            }
-        if body.repetition_penalty is not None:
-            overrides["repetition_penalty"] = body.repetition_penalty
-        return overrides
+        options = given(body, GenerationSettings, "openai")
+        if "top_k" in options:
+            options["top_k"] = max(0, options["top_k"])  # vLLM's clients send -1 for "all"
+        facts = facts_of(GenerationSettings)
+        drawing = {name: one.neutral for name, one in facts.items() if one.only == "sampling"}
+        if self._is_sampled:  # the protocol's own defaults, and not the model's
+            sent = {"temperature": body.temperature, "top_p": body.top_p}
+            overrides |= drawing | {name: value for name, value in sent.items() if value is not None}
+        else:
+            options = {name: value for name, value in options.items() if name not in drawing}
+        return overrides | options
 
     async def _encode(self) -> None:
         prompt: Any = self._body.prompt

@@ -10,10 +10,11 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from manyheads.decoding.continuation import NewToken
+from manyheads.decoding.settings import GenerationSettings
 from manyheads.extras.serving.api.answers import large_answer, server_event
 from manyheads.extras.serving.api.fields import finite, given
 from manyheads.extras.serving.api.native import records
-from manyheads.extras.serving.api.native.bodies import SAMPLING_OPTIONS, GenerateBody
+from manyheads.extras.serving.api.native.bodies import GenerateBody
 from manyheads.extras.serving.batches import Written
 from manyheads.extras.serving.jobs import Done, Row
 from manyheads.extras.serving.refusals import Refusal, invalid, openai_error
@@ -29,10 +30,7 @@ class GenerateJob:
     def __init__(self, service: Service, request: Request, body: GenerateBody, model: ServedGenerator) -> None:
         self._service, self._request, self._body, self._model = service, request, body, model
         self._prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        overrides = given(body, *SAMPLING_OPTIONS)
-        if body.stop is not None:
-            overrides["stop"] = tuple(body.stop)
-        self._settings = model.settings(overrides)
+        self._settings = model.settings(given(body, GenerationSettings, "native"))
         self._rows: list[Row] = []
         self._num_prompt_tokens = 0  # without the token that begins a document
 

@@ -20,7 +20,7 @@ from manyheads.extras.serving.api.answers import large_answer, server_event
 from manyheads.extras.serving.api.fields import finite, given
 from manyheads.extras.serving.api.languages import translator_for
 from manyheads.extras.serving.api.native import records
-from manyheads.extras.serving.api.native.bodies import SEARCH_OPTIONS, TranslateBody
+from manyheads.extras.serving.api.native.bodies import TranslateBody
 from manyheads.extras.serving.jobs import Done, Row
 from manyheads.extras.serving.kept import KeptRows
 from manyheads.extras.serving.refusals import Refusal, invalid, openai_error
@@ -59,7 +59,7 @@ class TranslateJob:
 
         found = await service.each(self._request, cut, self._texts, len)
         self._sentences = [(number, sentence) for number, each in enumerate(found) for sentence in each]
-        overrides = given(body, *SEARCH_OPTIONS)
+        overrides = given(body, DecodingSettings, "native")
         forced = body.forced_prefix_ids
         if body.forced_prefix is not None:
             if forced is not None:
