@@ -18,32 +18,33 @@ from typing import Any
 
 from manyheads.config.suggest import not_among
 from manyheads.errors import ConfigError, ManyHeadsError
+from manyheads.extras.peers import FORMATS
 
-__all__ = ["EXPORTS", "QUANTIZATIONS", "Check", "ExportOptions", "Format", "NotComparedError"]
+__all__ = ["EXPORTS", "QUANTIZATIONS", "Check", "ExportOptions", "Format", "NotComparedError", "check_architecture"]
 
 
 @dataclass(frozen=True)
 class Format:
     """An entry of `EXPORTS`.
 
-    summary: for the help. extra: of the package, needed to write or to check; "" if none. module: its code.
-    quantizations: the values of --quantization that it supports.
+    architectures: of the models that it holds. summary: for the help. extra: of the package, needed to write or to
+    check; "" if none. module: its code. quantizations: the values of --quantization that it supports.
     """
 
     name: str
+    architectures: tuple[str, ...]
     summary: str
     extra: str
     module: str
     quantizations: tuple[str, ...] = ()
 
 
-_PEERS = "manyheads.extras.exports.peers"
-
 EXPORTS: dict[str, Format] = {
     one.name: one
     for one in (
         Format(
             "ctranslate2",
+            ("transformer",),
             "Transformer for CTranslate2",
             "ct2",
             "manyheads.extras.exports.ctranslate2",
@@ -51,12 +52,14 @@ EXPORTS: dict[str, Format] = {
         ),
         Format(
             "transformers",
+            ("transformer", "reformer"),
             "Transformer as MarianMTModel or PegasusForConditionalGeneration, Reformer as ReformerModelWithLMHead",
             "hf",
             "manyheads.extras.exports.transformers",
         ),
         Format(
             "onnx",
+            ("transformer", "transformer-xl", "reformer"),
             "for onnxruntime, Optimum and transformers.js; Reformer with exact attention",
             "onnx",
             "manyheads.extras.exports.onnx",
@@ -64,20 +67,37 @@ EXPORTS: dict[str, Format] = {
         ),
         Format(
             "web",
+            ("transformer",),
             "a page that translates in the browser; --runtime",
             "onnx",
             "manyheads.extras.exports.web",
             ("int8",),
         ),
-        Format("annotated-transformer", "Transformer for the Annotated Transformer's code; weights only", "", _PEERS),
-        Format("torch/Transformer", "encoder and decoder for torch.nn.Transformer; weights only", "", _PEERS),
-        Format("transformers/TransfoXL", "Transformer-XL for transformers up to 4.35; weights only", "", _PEERS),
-        Format("kimiyoung/TransformerXL", "Transformer-XL for the original PyTorch code; weights only", "", _PEERS),
+        *(
+            Format(name, (FORMATS[name].architecture,), summary, "", "manyheads.extras.exports.peers")
+            for name, summary in (
+                ("annotated-transformer", "Transformer for the Annotated Transformer's code; weights only"),
+                ("torch/Transformer", "encoder and decoder for torch.nn.Transformer; weights only"),
+                ("transformers/TransfoXL", "Transformer-XL for transformers up to 4.35; weights only"),
+                ("kimiyoung/TransformerXL", "Transformer-XL for the original PyTorch code; weights only"),
+            )
+        ),
     )
 }
 
 QUANTIZATIONS = tuple(dict.fromkeys(kind for one in EXPORTS.values() for kind in one.quantizations))
 """The values of --quantization of all formats."""
+
+
+def check_architecture(to: str, architecture: str) -> None:
+    """Raises: ConfigError: the format holds no models of this architecture."""
+    if architecture not in EXPORTS[to].architectures:
+        others = [name for name, one in EXPORTS.items() if architecture in one.architectures]
+        remedy = f"use {' or '.join(others)}" if others else f"none of the formats does ({', '.join(EXPORTS)})"
+        raise ConfigError(
+            f"the format {to} cannot hold a {architecture} (model.architecture); it holds"
+            f" {', '.join(EXPORTS[to].architectures)}; {remedy}. Use the folder with manyheads itself."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,18 +11,29 @@ the names end in `_quantized`.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import load
-from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.errors import ConfigError
-from manyheads.extras.exports import Check, ExportOptions
+from manyheads.architectures.pretrained import load, read_config
+from manyheads.extras.exports import Check, ExportOptions, check_architecture
 from manyheads.extras.exports import onnx_files as files
 from manyheads.extras.exports.onnx_check import compare_language_model, compare_translation
 from manyheads.extras.exports.onnx_language import write_language_model
 from manyheads.extras.exports.onnx_translation import write_translation
+from manyheads.extras.peers.holding import REFORMER, TRANSFORMER, TRANSFORMER_XL, any_of, check_held
+from manyheads.nn.attention.kinds import AdditiveAttentionConfig, DotProductAttentionConfig
 
-__all__ = ["deviation", "suffix_of", "write"]
+__all__ = ["HOLDS", "deviation", "suffix_of", "write"]
+
+HOLDS = {
+    "transformer": {
+        **TRANSFORMER,
+        **any_of("activation norm relative_bias"),
+        "attention": (DotProductAttentionConfig, AdditiveAttentionConfig),
+    },
+    "transformer-xl": {**TRANSFORMER_XL, "ext_len": (0,), "relative_bias": ()},
+    "reformer": REFORMER,
+}
+"""See `peers.holding`, for each architecture."""
 
 
 def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
@@ -30,26 +41,22 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
     files.package("onnx")
     if options.quantization:
         files.package("onnxruntime.quantization")
-    module = load(model).eval()
+    config = read_config(model)
+    check_architecture("onnx", config.architecture)
+    check_held("the format onnx", config, HOLDS[config.architecture], "model.")
+    module: Any = load(model).eval()
     files.check_size(module)
-    if isinstance(module, Seq2Seq):
+    if config.architecture == "transformer":
         return write_translation(module, model, target, suffix_of(options))
-    if not isinstance(module, LanguageModel):
-        raise ConfigError(
-            f"the format onnx cannot hold a {module.config.architecture} (model.architecture); it holds transformer,"
-            " transformer-xl and reformer. Use the folder with manyheads itself."
-        )
     return write_language_model(module, model, target, suffix_of(options))
 
 
 def deviation(model: Path, target: Path, sentences: list[list[int]], options: ExportOptions) -> Check:
     """See `extras.exports`. The runtime is onnxruntime, on the CPU."""
     files.package("onnxruntime")
-    module = load(model).eval()
-    if isinstance(module, Seq2Seq):
-        return compare_translation(module, model, target, sentences, options)
-    assert isinstance(module, LanguageModel)  # no other is written
-    return compare_language_model(module, model, target, sentences, options)
+    module: Any = load(model).eval()
+    compare = compare_translation if module.config.architecture == "transformer" else compare_language_model
+    return compare(module, model, target, sentences, options)
 
 
 def suffix_of(options: ExportOptions) -> str:

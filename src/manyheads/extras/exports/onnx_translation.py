@@ -13,7 +13,6 @@ from manyheads.architectures.pretrained import GENERATION
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.config.build import build
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.errors import ConfigError
 from manyheads.extras.exports import onnx_files as files
 from manyheads.extras.exports.compare import demand_divided, tokenizer_of
 from manyheads.extras.exports.onnx_graphs import CrossProjections, DecoderStep, EncoderGraph, prepare
@@ -31,13 +30,8 @@ _MOST_TOKENS = 512
 def write_translation(module: Seq2Seq, model: Path, target: Path, suffix: str) -> list[str]:
     """Write all files. Returns: notes.
 
-    Raises: ConfigError: it is not a Transformer, there is no tokenizer, or the model is a parser.
+    Raises: ConfigError: there is no tokenizer, or the model is a parser.
     """
-    if module.config.architecture != "transformer":
-        raise ConfigError(
-            f"the format onnx cannot hold a {module.config.architecture} (model.architecture); it holds"
-            " transformer, transformer-xl and reformer. Use the folder with manyheads itself."
-        )
     demand_divided("onnx", module.config)  # transformers.js and Optimum compute a cache's shape from d_model
     tokenizer = tokenizer_of(model, "onnx")
     notes = _write_json(module, tokenizer, model, target)

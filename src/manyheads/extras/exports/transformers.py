@@ -15,8 +15,8 @@ import torch
 from safetensors import safe_open
 
 from manyheads.architectures.pretrained import load, read_config
-from manyheads.errors import ConfigError, needing_extra
-from manyheads.extras.exports import Check, ExportOptions
+from manyheads.errors import needing_extra
+from manyheads.extras.exports import Check, ExportOptions, check_architecture
 from manyheads.extras.exports.compare import LIMIT, MOST_TOKENS, never_produced, reference, tokenizer_of
 from manyheads.extras.peers.convert import write_peer
 
@@ -43,19 +43,11 @@ def _has_output_bias(target: Path) -> bool:
 def _peer_of(model: Path) -> str:
     """Return the name of the class in `interop.FORMATS`. Raises: ConfigError: transformers has none."""
     config = read_config(model)
-    if config.architecture == "transformer":
-        tokenizer_of(model, "transformers")
-        return "transformers/Pegasus" if config.norm_position == "pre" else "transformers/Marian"
+    check_architecture("transformers", config.architecture)
     if config.architecture == "reformer":
         return "transformers/Reformer"
-    others = {
-        "transformer-xl": "transformers has had no class for it since version 4.36; transformers/TransfoXL is for"
-        " earlier ones",
-    }
-    raise ConfigError(
-        f"the format transformers cannot hold a {config.architecture} (model.architecture):"
-        f" {others.get(config.architecture, 'it has no such class')}. Use the folder with manyheads itself."
-    )
+    tokenizer_of(model, "transformers")
+    return "transformers/Pegasus" if config.norm_position == "pre" else "transformers/Marian"
 
 
 def deviation(model: Path, target: Path, sentences: list[list[int]], options: ExportOptions) -> Check:

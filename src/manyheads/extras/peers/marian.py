@@ -22,6 +22,7 @@ from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import run_to_end, search_steps
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.extras.peers.holding import TRANSFORMER, Holds
 from manyheads.extras.peers.layout import Layout, Rule, export_weights
 from manyheads.extras.peers.marian_generation import MarianIds, settings_from_peer
 from manyheads.extras.peers.peer import Options, Peer, require
@@ -60,7 +61,6 @@ class Marian(Peer):
     origin = "transformers[ /]Marian"
     model_type: ClassVar[str] = "marian"
     model_class: ClassVar[str] = "MarianMTModel"
-    norm_position: ClassVar[str] = "post"
     # Options of earlier versions that change the computation.
     refused: ClassVar[tuple[str, ...]] = (
         "normalize_before",
@@ -103,6 +103,15 @@ class Marian(Peer):
         "attention_dropout": "attention_dropout",
         "activation_dropout": "feed_forward_dropout",
         "scale_embedding": "scale_embedding",
+    }
+    holds: ClassVar[Holds] = {
+        **TRANSFORMER,
+        "activation": tuple(ACTIVATIONS.values()),
+        "attention": (DotProductAttentionConfig(),),
+        "norm": ("layer",),
+        "norm_eps": (1e-5,),
+        "norm_position": ("post",),
+        "positions": ("sinusoidal", "sinusoidal_halves", "learned"),  # the first by `fitted`
     }
     head = r"model\.|lm_head\.|final_logits_bias"
     inputs = ("src", "src_mask", "decoder_input_ids", "decoder_mask", "labels")
@@ -191,16 +200,12 @@ class Marian(Peer):
     @classmethod
     def describe(cls, module: Seq2Seq) -> dict[str, Any]:
         config = module.config
-        cls.refuse({config.undivided: config.undivided, f"relative_bias {config.relative_bias}": config.relative_bias})
+        cls.check(config)
         cls.demand(
             config,
             {
-                "norm": "layer",
-                "norm_position": cls.norm_position,
-                "norm_eps": 1e-5,
-                "has_final_norm": cls.norm_position == "pre",
-                "bias": True,
-                "attention": DotProductAttentionConfig(),
+                "has_final_norm": cls.holds["norm_position"] == ("pre",),
+                "bias": True,  # as of `fitted`
                 "positions": "learned" if config.positions == "learned" else "sinusoidal_halves",
             },
         )

@@ -15,6 +15,7 @@ from torch import Tensor
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.errors import ConfigError
+from manyheads.extras.peers.holding import Holds
 from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.marian import Marian
 from manyheads.extras.peers.peer import Options
@@ -33,7 +34,7 @@ class Pegasus(Marian):
     origin = "transformers[ /]Pegasus"
     model_type = "pegasus"
     model_class = "PegasusForConditionalGeneration"
-    norm_position = "pre"
+    holds: ClassVar[Holds] = {**Marian.holds, "norm_position": ("pre",)}
     # The published models have normalize_before and add_final_layer_norm: what this class always does.
     refused = ("normalize_embedding", "tie_encoder_decoder")
     options: ClassVar[Options] = {
