@@ -66,7 +66,8 @@ novel = build_model(replace(ARCHITECTURES["transformer-xl"].presets["debug"], vo
 save_pretrained(novel, "novel", tokenizer=words)
 
 found["help"] = [shown(command, "--help") for command in ("translate", "generate", "evaluate", "train")]
-found["command"] = [shown("generate", "novel", "a", "--sparkle", "10"), shown("translate", "translator", "--shine", "x")]
+found["command"] = [shown("generate", "novel", "a", "--sparkle", "10"),
+                    shown("translate", "translator", "--shine", "x")]
 translator = Translator.from_pretrained("translator", "cpu")
 found["python"] = [translator.options(sparkle=3).sparkle, translator.translate("a", sparkle=3) is not None]
 found["refused"] = refused(lambda: translator.translate("a", sparkle=10))

@@ -89,66 +89,48 @@ def facts_of(settings: type) -> dict[str, SettingFacts]:
 class _CommonSettings:
     """Options of search and of generation."""
 
+    # fmt: off
     min_new_tokens: int = setting(
-        0,
-        "Minimum number of tokens before an output can end; of generate: also before a text of --stop counts.",
-        allowed=between(0, 10_000_000),
-        engines=_TRANSFORMERS,
-        http=("native",),
+        0, "Minimum number of tokens before an output can end; of generate: also before a text of --stop counts.",
+        allowed=between(0, 10_000_000), engines=_TRANSFORMERS, http=("native",)
     )
     temperature: float = setting(
-        1.0,
-        "Temperature of sampling; below 1 likely tokens become more likely, above 1 unlikely ones do.",
+        1.0, "Temperature of sampling; below 1 likely tokens become more likely, above 1 unlikely ones do.",
         allowed=Range(0, 1_000_000, "above 0 and at most 1,000,000 (for greedy search turn do_sample off)", excluded=0),
-        engines=_TRANSFORMERS,
-        only="sampling",
-        http=("native",),
+        engines=_TRANSFORMERS, only="sampling", http=("native",)
     )
     top_k: int = setting(
-        0,
-        "Sample only from the N most probable tokens; 0: all.",
-        allowed=at_least(0),
-        engines=_TRANSFORMERS,
-        only="sampling",
-        http=("native", "openai"),
+        0, "Sample only from the N most probable tokens; 0: all.", allowed=at_least(0), engines=_TRANSFORMERS,
+        only="sampling", http=("native", "openai")
     )
     top_p: float = setting(
-        1.0,
-        "Sample only from the most probable tokens that together have this probability.",
-        allowed=POSITIVE_FRACTION,
-        engines=_TRANSFORMERS,
-        only="sampling",
-        http=("native",),
+        1.0, "Sample only from the most probable tokens that together have this probability.",
+        allowed=POSITIVE_FRACTION, engines=_TRANSFORMERS, only="sampling", http=("native",)
     )
     # As in transformers and vLLM (Keskar et al. 2019); in a beam the same number has less effect.
     repetition_penalty: float = setting(
         1.0,
         "Above 1: tokens that occurred before, in the output or its prompt, become less likely: their positive logits"
         " are divided by it, negative ones multiplied (in a beam: log-probabilities, as in transformers).",
-        allowed=Range(0, 10**6, "above 0 and at most 1,000,000 (1 is off)", excluded=0),
-        engines=_TRANSFORMERS,
-        http=("native", "openai"),
+        allowed=Range(0, 10**6, "above 0 and at most 1,000,000 (1 is off)", excluded=0), engines=_TRANSFORMERS,
+        http=("native", "openai")
     )
     no_repeat_ngram_size: int = setting(
-        0,
-        "No n-gram of this size occurs twice; 0 is off.",
-        allowed=between(0, 100_000),
-        engines=_TRANSFORMERS,
-        http=("native",),
+        0, "No n-gram of this size occurs twice; 0 is off.", allowed=between(0, 100_000), engines=_TRANSFORMERS,
+        http=("native",)
     )
     num_return_sequences: int = setting(
         1,
         "Number of outputs for each input, best first; of generate: continuations, of which more than one need"
         " do_sample.",
-        allowed=between(1, 10_000),
-        engines=_EVERY,
-        http=("native",),
+        allowed=between(1, 10_000), engines=_EVERY, http=("native",),
         command=False,  # it decides the form of the output: each command declares it
     )
     banned_ids: tuple[int, ...] = setting(
         (), "Token ids that are never produced.", engines=_TRANSFORMERS, metavar="ID ..."
     )
     seed: int = setting(0, "Seed of sampling; the same seed gives the same output.", engines=_EVERY, http=("native",))
+    # fmt: on
 
     def _check(self) -> None:
         """Raises: ConfigError: an option is out of range, or two contradict each other."""
@@ -175,94 +157,64 @@ class DecodingSettings(_CommonSettings):
     Raises: ConfigError: an option is out of range, or two contradict each other.
     """
 
+    # fmt: off
     num_beams: int = setting(
-        4,
-        "Beam width; 1 is greedy search.",
-        allowed=between(1, 1_000),
-        engines=_EVERY,
-        http=("native",),
-        aliases=("--beam",),
+        4, "Beam width; 1 is greedy search.", allowed=between(1, 1_000), engines=_EVERY, http=("native",),
+        aliases=("--beam",)
     )
     length_penalty: float = setting(
-        0.6,
-        "Exponent of the length penalty; 0 turns it off.",
-        neutral=0.0,
-        engines=_EVERY,
-        only="beams",
-        http=("native",),
+        0.6, "Exponent of the length penalty; 0 turns it off.", neutral=0.0, engines=_EVERY, only="beams",
+        http=("native",)
     )
     # gnmt is eq. 14 of Wu et al. 2016, power fairseq's. The length counts the EOS token, not BOS.
     length_penalty_kind: Literal["gnmt", "power", "none"] = setting(
         "gnmt",
         "gnmt: ((5 + length) / 6) ** penalty; power: length ** penalty.",
-        neutral="none",
-        engines={"ctranslate2": ("power", "none"), "transformers": ()},
-        only="penalty",
-        http=("native",),
+        neutral="none", engines={"ctranslate2": ("power", "none"), "transformers": ()}, only="penalty",
+        http=("native",)
     )
     # False: until, by the rules' estimate, no running hypothesis can beat the worst kept one; `never`: until this is
     # certain (with our own rules it always is).
     early_stopping: bool | Literal["never"] = setting(
-        False,
-        "Stop a sentence as soon as num_beams hypotheses have ended.",
-        engines={"ctranslate2": (True, False), "transformers": ()},
-        only="beams",
-        http=("native",),
-        off=(
-            "no_early_stopping",
-            "Continue until no hypothesis can become better, even if the model's settings stop early.",
-        ),
+        False, "Stop a sentence as soon as num_beams hypotheses have ended.",
+        engines={"ctranslate2": (True, False), "transformers": ()}, only="beams", http=("native",),
+        off=("no_early_stopping",
+             "Continue until no hypothesis can become better, even if the model's settings stop early.")
     )
     max_new_tokens: int = setting(
-        0,
-        "Maximum number of tokens of a translation; 0: in proportion to the source.",
-        allowed=between(0, 100_000),
-        engines=_EVERY,
-        http=("native",),
+        0, "Maximum number of tokens of a translation; 0: in proportion to the source.", allowed=between(0, 100_000),
+        engines=_EVERY, http=("native",)
     )
     # The Transformer paper uses 1.0 and 50, sec. 6.1.
     max_len_ratio: float = setting(
-        1.0,
-        "With max_new_tokens 0, the maximum is this number times the length of the source, plus max_len_offset.",
-        allowed=between(0, 1_000),
-        engines=_EVERY,
-        command=False,
+        1.0, "With max_new_tokens 0, the maximum is this number times the length of the source, plus max_len_offset.",
+        allowed=between(0, 1_000), engines=_EVERY, command=False
     )
     max_len_offset: int = setting(50, "See max_len_ratio.", allowed=between(0, 100_000), engines=_EVERY, command=False)
     do_sample: bool = setting(
-        False,
-        "Sample tokens at random instead of searching.",
-        engines=_TRANSFORMERS,
-        http=("native",),
-        off=("no_do_sample", "Search, even if the model's settings sample."),
+        False, "Sample tokens at random instead of searching.", engines=_TRANSFORMERS, http=("native",),
+        off=("no_do_sample", "Search, even if the model's settings sample.")
     )
     forced_prefix_ids: tuple[int, ...] = setting(
         (), "Token ids at the start of every output, after BOS.", engines=_TRANSFORMERS, command=False
     )
     forced_eos: bool = setting(
-        False,
-        "The last token within the limit is EOS with log-probability 0; otherwise a hypothesis is cut there.",
-        engines=_TRANSFORMERS,
-        command=False,
+        False, "The last token within the limit is EOS with log-probability 0; otherwise a hypothesis is cut there.",
+        engines=_TRANSFORMERS, command=False
     )
     well_formed: bool = setting(
-        True,
-        "For parsers: produce only tokens that can still lead to a tree over exactly the words of the sentence.",
+        True, "For parsers: produce only tokens that can still lead to a tree over exactly the words of the sentence.",
         engines=_EVERY,
-        off=(
-            "no_well_formed",
-            "For parsers: allow output that is not a tree over the words; it is repaired afterwards.",
-        ),
+        off=("no_well_formed",
+             "For parsers: allow output that is not a tree over the words; it is repaired afterwards.")
     )
     keep_words: bool = setting(
         True,
         "Copy what is no word (addresses, numbers, code, emoji), and search lines in capitals in sentence case, too.",
         engines=_EVERY,
-        off=(
-            "no_keep_words",
-            "Translate everything, also addresses, numbers, code and emoji, which are otherwise copied; and lines in"
-            " capitals as they are.",
-        ),
+        off=("no_keep_words",
+             "Translate everything, also addresses, numbers, code and emoji, which are otherwise copied; and lines in"
+             " capitals as they are.")
     )
     renormalize_logits: bool = setting(
         False, "Renormalise the probabilities after bans and penalties.", engines=_EVERY, command=False
@@ -270,20 +222,18 @@ class DecodingSettings(_CommonSettings):
     rules: Literal["manyheads", "marian", "marian-5"] = setting(
         "manyheads",
         "Rules for scoring and stopping beams: those of manyheads, or those of Marian models in transformers 4 or 5.",
-        engines={"ctranslate2": ("manyheads",), "transformers": ()},
-        only="beams",
+        engines={"ctranslate2": ("manyheads",), "transformers": ()}, only="beams"
     )
     max_tokens: int = setting(
-        8192,
-        "Maximum size of a batch in tokens: rows x beams x longest source.",
-        allowed=between(1, 2**31),
-        engines=_EVERY,
+        8192, "Maximum size of a batch in tokens: rows x beams x longest source.", allowed=between(1, 2**31),
+        engines=_EVERY
     )
     too_long: Literal["fail", "truncate"] = setting(
         "fail",
         "If a source does not fit: stop and name its line, or truncate it and report how many were truncated.",
-        engines=_EVERY,
+        engines=_EVERY
     )
+    # fmt: on
 
     def __post_init__(self) -> None:
         self._check()
@@ -311,25 +261,18 @@ class GenerationSettings(_CommonSettings):
     Raises: ConfigError: an option is out of range, or two contradict each other.
     """
 
+    # fmt: off
     max_new_tokens: int = setting(
-        200,
-        "Maximum number of tokens of a continuation.",
-        allowed=between(1, 10_000_000),
-        http=("native",),
-        aliases=("-n",),
+        200, "Maximum number of tokens of a continuation.", allowed=between(1, 10_000_000), http=("native",),
+        aliases=("-n",)
     )
     do_sample: bool = setting(
-        True,
-        "Sample tokens; false takes the most probable token each time.",
-        http=("native",),
-        off=("greedy", "Take the most probable token each time instead of sampling."),
+        True, "Sample tokens; false takes the most probable token each time.", http=("native",),
+        off=("greedy", "Take the most probable token each time instead of sampling.")
     )
     min_p: float = setting(
-        0.0,
-        "Sample only from tokens with at least this fraction of the highest probability.",
-        allowed=BELOW_ONE,
-        only="sampling",
-        http=("native", "openai"),
+        0.0, "Sample only from tokens with at least this fraction of the highest probability.", allowed=BELOW_ONE,
+        only="sampling", http=("native", "openai")
     )
     stop: tuple[str, ...] = setting(
         (), "Texts that end a continuation; \\n is a line break.", http=("native",), metavar="TEXT ..."
@@ -337,12 +280,11 @@ class GenerationSettings(_CommonSettings):
     banned_ids: tuple[int, ...] = setting((), "Token ids that are never produced.", command=False)
     # A model with absolute positions processes its last memory_len tokens again for each new token.
     memory_len: int | None = setting(
-        None,
-        "Number of earlier positions that each layer keeps in memory.",
-        allowed=between(1, 10_000_000),
-        http=("native",),
+        None, "Number of earlier positions that each layer keeps in memory.", allowed=between(1, 10_000_000),
+        http=("native",)
     )
     max_rows: int = setting(64, "Number of continuations that are generated in parallel.", allowed=between(1, 100_000))
+    # fmt: on
 
     def __post_init__(self) -> None:
         self._check()
