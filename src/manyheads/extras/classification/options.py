@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from manyheads.config.checks import at_least, check
-from manyheads.config.options import argument, group, option
+from manyheads.config.options import Shared, argument, group, option
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.options import DeviceOptions, EnsembleOptions
 
@@ -17,9 +17,9 @@ __all__ = ["ClassifyOptions"]
 class ClassifyOptions:
     """Options of `manyheads classify`."""
 
-    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
+    model: str = Shared.model()
     input: str = argument("A text file, plain or gzip; - is standard input.", default="-", metavar="INPUT")
-    output: str = option("File for the labels; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    output: str = Shared.output("the labels")
     scores: bool = option("Write the probability of each label after a tab.", default=False)
     num_return_sequences: int | None = option(
         "The N most probable labels of each line: line number, probability, label.",
@@ -27,9 +27,8 @@ class ClassifyOptions:
         default_is="the best one alone",
         aliases=("--nbest",),
     )
-    json: bool = option(
-        "Write one JSON object per line, with the text and all labels with their probabilities, best first.",
-        default=False,
+    json: bool = Shared.json(
+        "Write one JSON object per line, with the text and all labels with their probabilities, best first."
     )
     max_tokens: int = option(
         "Maximum size of a batch in tokens: rows x longest text. A longer text does not fit.", 4096, metavar="N"
@@ -38,10 +37,7 @@ class ClassifyOptions:
         "If a text does not fit: stop and name its line, or truncate it and report how many were truncated.",
         default="fail",
     )
-    on_bad_utf8: OnBadUtf8 = option(
-        "If a line is not UTF-8: fail, replace its bad bytes, or skip it (the output has an empty line).",
-        default="fail",
-    )
+    on_bad_utf8: OnBadUtf8 = Shared.on_bad_utf8("the output has an empty line")
     lines_at_once: int = option("Number of lines that are classified together.", default=256, metavar="N")
     models: EnsembleOptions = group(EnsembleOptions)
     run_on: DeviceOptions = group(DeviceOptions)

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from manyheads.config.checks import at_least, check
-from manyheads.config.options import CommandPage, argument, group, option
+from manyheads.config.options import CommandPage, Shared, group, option
 from manyheads.decoding.options import DeviceOptions, EnsembleOptions
 from manyheads.errors import ConfigError
 from manyheads.tasks import preparation
 from manyheads.tasks.translation.options import TokenizerOptions
 
 __all__ = ["EVALUATE", "PREPARE", "SCORE", "EvaluateOptions", "LabelledOptions", "PrepareOptions", "ScoreOptions"]
-
-_MODEL = "A model folder, a run folder, or owner/name on the Hugging Face hub."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +73,7 @@ class LabelledOptions:
     on_empty: Literal["fail", "skip"] = option(
         "A line without text or without label: fail, or skip it.", default="fail"
     )
-    on_bad_utf8: Literal["fail", "replace"] = option(
-        "If a line is not UTF-8: fail, or replace its bad bytes.", default="fail"
-    )
+    on_bad_utf8: Literal["fail", "replace"] = Shared.on_bad_utf8()
     max_tokens: int = option("Maximum size of a batch in tokens: rows x longest text.", default=4096, metavar="N")
     too_long: Literal["fail", "truncate"] = option(
         "If a text does not fit: stop and name its line, or truncate it and report how many were truncated.",
@@ -99,7 +95,7 @@ class LabelledOptions:
 class EvaluateOptions(LabelledOptions):
     """Options of `manyheads evaluate` for a classifier."""
 
-    model: str = argument(_MODEL, metavar="MODEL")
+    model: str = Shared.model()
     data: str | None = option(
         "A folder written by prepare, or embedded:tatoeba-languages.", metavar="DATA", default_is="the run's"
     )
@@ -110,7 +106,7 @@ class EvaluateOptions(LabelledOptions):
     output: str | None = option(
         "Save the predicted labels, one per line.", default=None, metavar="FILE", aliases=("-o",)
     )
-    json: bool = option("Print one JSON object.", default=False)
+    json: bool = Shared.json()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,8 +121,8 @@ class EvaluateOptions(LabelledOptions):
 class ScoreOptions(LabelledOptions):
     """Options of `manyheads score` for a classifier."""
 
-    model: str = argument(_MODEL, metavar="MODEL")
-    output: str = option("File for the scores; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    model: str = Shared.model()
+    output: str = Shared.output("the scores")
 
 
 PREPARE = CommandPage(
