@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ __all__ = [
     "LIMIT",
     "MOST_TOKENS",
     "Reference",
-    "demand_divided",
     "never_produced",
     "reference",
     "tokenizer_of",
@@ -30,16 +28,6 @@ LIMIT = 1e-3
 """The deviation of a log-probability in float32 above which an export is wrong; rounding gives about 1e-5."""
 MOST_TOKENS = 32
 """The length of the greedy outputs that are compared."""
-
-
-def demand_divided(name: str, config: Any) -> None:
-    """Raises: ConfigError: head_dim or value_dim of a Transformer is not d_model / num_heads, or heads are pruned."""
-    if config.undivided:
-        raise ConfigError(
-            f"the format {name} cannot hold a model with model.{config.undivided}; in it each layer has num_heads heads"
-            " of width d_model / num_heads. Use the model before it was pruned, train without this setting, or use"
-            " manyheads itself."
-        )
 
 
 def tokenizer_of(model: Path, name: str) -> TranslationTokenizer:

@@ -24,7 +24,6 @@ from manyheads.extras.exports import Check, ExportOptions, check_architecture
 from manyheads.extras.exports.compare import (
     LIMIT,
     MOST_TOKENS,
-    demand_divided,
     never_produced,
     reference,
     tokenizer_of,
@@ -73,7 +72,6 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
     config = read_config(model)
     check_architecture("ctranslate2", config.architecture)
     check_held(_FORMAT, config, HOLDS["transformer"], "model.")
-    demand_divided("ctranslate2", config)
     module: Any = load(model)
     if config.num_encoder_layers == 0:
         raise ConfigError(

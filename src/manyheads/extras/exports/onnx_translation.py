@@ -14,7 +14,7 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.config.build import build
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.exports import onnx_files as files
-from manyheads.extras.exports.compare import demand_divided, tokenizer_of
+from manyheads.extras.exports.compare import tokenizer_of
 from manyheads.extras.exports.onnx_graphs import CrossProjections, DecoderStep, EncoderGraph, prepare
 from manyheads.extras.peers import hf_tokenizer
 from manyheads.extras.peers.marian_generation import MarianIds, generation_to_peer
@@ -32,7 +32,6 @@ def write_translation(module: Seq2Seq, model: Path, target: Path, suffix: str) -
 
     Raises: ConfigError: there is no tokenizer, or the model is a parser.
     """
-    demand_divided("onnx", module.config)  # transformers.js and Optimum compute a cache's shape from d_model
     tokenizer = tokenizer_of(model, "onnx")
     notes = _write_json(module, tokenizer, model, target)
     _write_graphs(module, target, suffix)

@@ -62,6 +62,11 @@ def check_held(name: str, config: Any, holds: Holds, section: str = "") -> None:
                 f"{name} cannot hold a model with {section}{item.name} {value!r}; take another format, or train"
                 " without this."
             )
+    if undivided := getattr(config, "undivided", ""):
+        raise ConfigError(
+            f"{name} cannot hold a model with {section}{undivided}; take another format, or train without this. In this"
+            " format each layer has num_heads heads of width d_model / num_heads. Of a pruned model, take the one before."
+        )
 
 
 def demand(name: str, setting: str, value: Any, values: tuple[Any, ...]) -> None:

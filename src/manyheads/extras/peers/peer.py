@@ -194,8 +194,6 @@ class Peer:
     def check(cls, config: Any) -> None:
         """Raises: ConfigError: the peer cannot hold a model of this config."""
         check_held(cls.name, config, cls.holds)
-        if undivided := getattr(config, "undivided", ""):
-            cls.refuse({undivided: True})
 
 
 def own_heads(module: Any) -> dict[str, bool]:
