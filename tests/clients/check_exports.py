@@ -22,7 +22,7 @@ from exports_to_check import copy_given, write_expected, write_exports, write_ti
 
 from manyheads.architectures.pretrained import load, portable_state
 from manyheads.extras.peers.convert import import_folder
-from manyheads.extras.peers.marian_fit import fitted
+from manyheads.extras.peers.marian import fitted
 
 _HERE = Path(__file__).resolve().parent
 _ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

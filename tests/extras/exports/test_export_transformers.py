@@ -16,7 +16,7 @@ from manyheads.extras.exports import ExportOptions
 from manyheads.extras.exports.engine import export_model
 from manyheads.extras.peers import hf_tokenizer
 from manyheads.extras.peers.convert import import_folder
-from manyheads.extras.peers.marian_fit import fitted, halves_order
+from manyheads.extras.peers.marian import fitted, halves_order
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

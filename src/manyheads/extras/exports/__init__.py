@@ -74,7 +74,7 @@ EXPORTS: dict[str, Format] = {
             ("int8",),
         ),
         *(
-            Format(name, (FORMATS[name].architecture,), summary, "", "manyheads.extras.exports.peers")
+            Format(name, (FORMATS[name].architecture,), summary, "", "manyheads.extras.exports.transformers")
             for name, summary in (
                 ("annotated-transformer", "Transformer for the Annotated Transformer's code; weights only"),
                 ("torch/Transformer", "encoder and decoder for torch.nn.Transformer; weights only"),

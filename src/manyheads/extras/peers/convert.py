@@ -28,8 +28,7 @@ from manyheads.errors import ConfigError, ModelFileError
 from manyheads.extras.peers import FORMATS, PEERS, marian_folder, peer_files
 from manyheads.extras.peers.kimiyoung_transformer_xl import options_of_module
 from manyheads.extras.peers.legacy_pickle import Saved, read_saved
-from manyheads.extras.peers.marian import Marian
-from manyheads.extras.peers.marian_fit import fitted
+from manyheads.extras.peers.marian import Marian, fitted
 from manyheads.extras.peers.pegasus import Pegasus
 from manyheads.extras.peers.reformer import HFReformer
 from manyheads.extras.peers.tensorflow import find_prefix, read_checkpoint, verifies_data

@@ -65,7 +65,7 @@ def check_held(name: str, config: Any, holds: Holds, section: str = "") -> None:
     if undivided := getattr(config, "undivided", ""):
         raise ConfigError(
             f"{name} cannot hold a model with {section}{undivided}; take another format, or train without this. In this"
-            " format each layer has num_heads heads of width d_model / num_heads. Of a pruned model, take the one before."
+            " format each layer has num_heads heads of width d_model / num_heads; take a model before it was pruned."
         )
 
 

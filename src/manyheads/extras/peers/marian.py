@@ -8,6 +8,7 @@ peer and none here. Rules of generation: `marian_generation`, `decoding.rules`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
@@ -16,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from manyheads.architectures.pretrained import load_portable_state, portable_state
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.catalogue import build_model
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import run_to_end, search_steps
 from manyheads.decoding.settings import DecodingSettings
@@ -30,7 +33,7 @@ from manyheads.extras.peers.scores import decode, encode
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 
-__all__ = ["ACTIVATIONS", "SPECIAL_IDS", "Marian"]
+__all__ = ["ACTIVATIONS", "SPECIAL_IDS", "Marian", "fitted", "halves_order"]
 
 SPECIAL_IDS = {
     "pad_token_id": 58100,
@@ -46,6 +49,9 @@ ACTIVATIONS = {
     "relu2": "squared_relu",
 }
 _ROUNDING = {torch.float16: 1e-3, torch.bfloat16: 8e-3}  # tolerance for a table saved in low precision; otherwise 1e-5
+
+_ROWS = re.compile(r"(.*\.)?(norm|out_proj)\.(weight|bias)")  # the first axis is the residual stream
+_APART = re.compile(r".*_proj\.bias|head\.bias")  # outside the residual stream
 
 _BIAS, _SHARED = "final_logits_bias", "model.shared.weight"
 
@@ -321,3 +327,38 @@ def _positions(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tables of positions that a file has, by side."""
     names = {side: f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
     return {side: weights[name] for side, name in names.items() if name in weights}
+
+
+def fitted(model: Seq2Seq) -> Seq2Seq:
+    """Return a model of the same outputs (up to rounding) with `sinusoidal_halves` positions and with biases.
+
+    Our default positions interleave sines and cosines, those of Marian and Pegasus have all sines first. Both have the
+    same frequencies, so one order of the d_model features turns into the other: everything that reads or writes the
+    residual stream is reordered, and no value changes. Biases that our model lacks become zeros.
+
+    A model that is in this form already is returned itself.
+    """
+    config = model.config
+    is_interleaved = config.positions == "sinusoidal"
+    if config.bias and not is_interleaved:
+        return model
+    with torch.random.fork_rng(devices=[]):
+        made: Seq2Seq = build_model(
+            replace(config, bias=True, positions="sinusoidal_halves" if is_interleaved else config.positions)
+        )
+    ours = portable_state(model)
+    state = {name: torch.zeros_like(tensor) for name, tensor in portable_state(made).items()}
+    order = halves_order(config.d_model) if is_interleaved else torch.arange(config.d_model)
+    load_portable_state(made, state | {name: _reordered(name, tensor, order) for name, tensor in ours.items()})
+    return made.eval()
+
+
+def halves_order(d_model: int) -> Tensor:
+    """Return the order of interleaved features in the other layout: the even ones (sines), then the odd ones."""
+    return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])
+
+
+def _reordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
+    if _ROWS.fullmatch(name):
+        return tensor.index_select(0, order)
+    return tensor if _APART.fullmatch(name) else tensor.index_select(1, order)
