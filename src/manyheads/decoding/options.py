@@ -12,7 +12,7 @@ from manyheads.config.checks import at_least, check
 from manyheads.config.merge import field_types
 from manyheads.config.options import option
 from manyheads.data.progress import Progress
-from manyheads.decoding.settings import DecodingSettings, GenerationSettings, facts_of
+from manyheads.decoding.settings import DecodingSettings, GenerationSettings, drawing_options
 from manyheads.distributed.process import local_device, this_process
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import ConfigError
@@ -263,7 +263,7 @@ class GenerationOptions(_options_of(GenerationSettings)):  # type: ignore[misc]
         Raises: ConfigError: options contradict each other.
         """
         values: dict[str, Any] = self.given()
-        drawing = [name for name, facts in facts_of(GenerationSettings).items() if facts.only and name in values]
+        drawing = [name for name in drawing_options(GenerationSettings) if name in values]
         if self.greedy and (idle := [*drawing, *(["seed"] if "seed" in values else [])]):
             name = idle[0].replace("_", "-")
             raise ConfigError(

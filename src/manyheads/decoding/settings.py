@@ -1,7 +1,7 @@
 """Options of search and of generation: for `generation_config.json`, commands, Python, HTTP and validation.
 
 An option is declared once, as a field here; see `setting`. All others are made from the fields: options of commands
-(`decoding.options`), bodies of requests (`extras.serving.api.fields.body_of`), help, the refusals of other engines and
+(`decoding.options`), bodies of requests, OpenAPI, help, the refusals of other engines and
 exports (`unsupported`), and the protocol. Named arguments in Python (`DecodingOverrides`) are written out, because
 editors and type checkers read them; a test compares them with the fields. Names follow `transformers`.
 """
@@ -27,6 +27,7 @@ __all__ = [
     "GenerationSettings",
     "SettingFacts",
     "check_drawing",
+    "drawing_options",
     "facts_of",
     "load_settings",
     "read_settings",
@@ -83,6 +84,11 @@ def setting(default: Any, text: str, **facts: Any) -> Any:
 def facts_of(settings: type) -> dict[str, SettingFacts]:
     """The options of a class of settings: name -> facts."""
     return {item.name: item.metadata["facts"] for item in fields(settings)}
+
+
+def drawing_options(settings: type) -> dict[str, Any]:
+    """The options that only sampling uses: name -> the value without effect."""
+    return {name: facts.neutral for name, facts in facts_of(settings).items() if facts.only == "sampling"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,8 +370,8 @@ def check_drawing(given: Mapping[str, Any], settings: Any) -> None:
 
     Raises: ConfigError: one is given, but the settings do not sample.
     """
-    neutral = {name: facts.neutral for name, facts in facts_of(type(settings)).items() if facts.only == "sampling"}
-    idle = [name for name, value in neutral.items() if given.get(name, value) != value]
+    drawing = drawing_options(type(settings))
+    idle = [name for name, neutral in drawing.items() if given.get(name, neutral) != neutral]
     if idle and not settings.do_sample:
         raise ConfigError(
             f"{idle[0]} is {given[idle[0]]}, but do_sample is false, so it has no effect; set do_sample, or leave"

@@ -11,7 +11,7 @@ import torch
 from manyheads import __version__
 from manyheads.data.line_source import Source
 from manyheads.data.lines import ReadReport
-from manyheads.decoding.settings import DecodingSettings, facts_of
+from manyheads.decoding.settings import DecodingSettings, drawing_options
 from manyheads.decoding.translation import Scored
 from manyheads.decoding.translator import Translator
 from manyheads.files.json_object import json_text
@@ -149,8 +149,7 @@ _BEAMS = ("num_beams", "length_penalty", "length_penalty_kind", "early_stopping"
 
 def search_line(protocol: Mapping[str, Any]) -> str:
     """The decoding settings in a protocol for people."""
-    decoding, facts = protocol["decoding"], facts_of(DecodingSettings)
-    drawing = [name for name in facts if facts[name].only == "sampling" or name == "seed"]
+    decoding, drawing = protocol["decoding"], (*drawing_options(DecodingSettings), "seed")
     if decoding["do_sample"]:
         parts = ["sampling", *(f"{name} {decoding[name]}" for name in drawing)]
     elif decoding["num_beams"] == 1:

@@ -22,7 +22,7 @@ from pydantic import Field
 from manyheads import __version__
 from manyheads.decoding.continuation import NewToken
 from manyheads.decoding.generation import context_settings
-from manyheads.decoding.settings import GenerationSettings, facts_of
+from manyheads.decoding.settings import GenerationSettings, drawing_options
 from manyheads.extras.serving.api.answers import STREAMED, large_answer, server_event, whole_or_events
 from manyheads.extras.serving.api.fields import Ids, ListsOfIds, LooseBody, Number, Text, Texts, body_of, finite, given
 from manyheads.extras.serving.batches import Written
@@ -239,8 +239,7 @@ class _Completion:
         options = given(body, GenerationSettings, "openai")
         if "top_k" in options:
             options["top_k"] = max(0, options["top_k"])  # vLLM's clients send -1 for "all"
-        facts = facts_of(GenerationSettings)
-        drawing = {name: one.neutral for name, one in facts.items() if one.only == "sampling"}
+        drawing = drawing_options(GenerationSettings)
         if self._is_sampled:  # the protocol's own defaults, and not the model's
             sent = {"temperature": body.temperature, "top_p": body.top_p}
             overrides |= drawing | {name: value for name, value in sent.items() if value is not None}
