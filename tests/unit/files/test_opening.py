@@ -45,7 +45,6 @@ EXCEPTIONS = {
     "interop/exports/web.py": "the package's own page",
     "serving/api/page.py": "the package's own page",
     "visualise/offline_page.py": "the package's own page",
-    "interop/exports/onnx_translation.py": "a folder that it wrote itself",
     "data/preparing_ids.py": "a temporary folder that it wrote itself",
     "data/preparing_text.py": "a temporary folder that it wrote itself",
     "data/preparing_tokens.py": "a temporary folder that it wrote itself",
