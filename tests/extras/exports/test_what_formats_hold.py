@@ -92,6 +92,8 @@ def test_all_listed_fields_exist() -> None:
     for architecture, holds in tables:
         assert holds
         assert set(holds) <= {item.name for item in fields(ARCHITECTURES[architecture].config)}
+    for name in EXPORTS.keys() & FORMATS.keys():
+        assert EXPORTS[name].architectures == (FORMATS[name].architecture,)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -289,7 +289,7 @@ def test_other_peers(manyheads: Callable[..., int], tmp_path: Path, capsys: pyte
     theirs = torch.nn.Transformer(**options)
     theirs.load_state_dict(load_file(tmp_path / "torch" / "model.safetensors"), strict=True)
     assert manyheads("convert", tmp_path / "model", "--to", MARIAN, "-o", tmp_path / "marian") == 2
-    assert "norm 'unbiased'" in capsys.readouterr().err
+    assert "norm_position 'pre'" in capsys.readouterr().err
 
 
 def test_a_reformer_both_ways(

@@ -18,7 +18,6 @@ from typing import Any
 
 from manyheads.config.suggest import not_among
 from manyheads.errors import ConfigError, ManyHeadsError
-from manyheads.extras.peers import FORMATS
 
 __all__ = ["EXPORTS", "QUANTIZATIONS", "Check", "ExportOptions", "Format", "NotComparedError", "check_architecture"]
 
@@ -34,11 +33,12 @@ class Format:
     name: str
     architectures: tuple[str, ...]
     summary: str
-    extra: str
-    module: str
+    extra: str = ""
+    module: str = "manyheads.extras.exports.transformers"
     quantizations: tuple[str, ...] = ()
 
 
+_XL = ("transformer-xl",)
 EXPORTS: dict[str, Format] = {
     one.name: one
     for one in (
@@ -55,7 +55,6 @@ EXPORTS: dict[str, Format] = {
             ("transformer", "reformer"),
             "Transformer as MarianMTModel or PegasusForConditionalGeneration, Reformer as ReformerModelWithLMHead",
             "hf",
-            "manyheads.extras.exports.transformers",
         ),
         Format(
             "onnx",
@@ -73,15 +72,12 @@ EXPORTS: dict[str, Format] = {
             "manyheads.extras.exports.web",
             ("int8",),
         ),
-        *(
-            Format(name, (FORMATS[name].architecture,), summary, "", "manyheads.extras.exports.transformers")
-            for name, summary in (
-                ("annotated-transformer", "Transformer for the Annotated Transformer's code; weights only"),
-                ("torch/Transformer", "encoder and decoder for torch.nn.Transformer; weights only"),
-                ("transformers/TransfoXL", "Transformer-XL for transformers up to 4.35; weights only"),
-                ("kimiyoung/TransformerXL", "Transformer-XL for the original PyTorch code; weights only"),
-            )
+        Format(
+            "annotated-transformer", ("transformer",), "Transformer for the Annotated Transformer's code; weights only"
         ),
+        Format("torch/Transformer", ("transformer",), "encoder and decoder for torch.nn.Transformer; weights only"),
+        Format("transformers/TransfoXL", _XL, "Transformer-XL for transformers up to 4.35; weights only"),
+        Format("kimiyoung/TransformerXL", _XL, "Transformer-XL for the original PyTorch code; weights only"),
     )
 }
 
