@@ -32,7 +32,7 @@ from manyheads import Translator
 from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.errors import ManyHeadsError
 from manyheads.evaluation.bleu import corpus_bleu
-from manyheads.extras.exports.onnx_check import Decoder
+from manyheads.extras.exports.onnx import Decoder
 from manyheads.text.of_folder import load_tokenizer
 
 ROWS, MOST_TOKENS = 32, 100

@@ -15,8 +15,7 @@ from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.transformer import presets
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
-from manyheads.decoding.generation_settings import GenerationSettings
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.extras.serving.server import Server
 from manyheads.extras.serving.settings import ServingSettings
 from manyheads.text.settings import TokenizerSettings

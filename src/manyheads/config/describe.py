@@ -1,4 +1,4 @@
-"""The settings of a class: every field with its type, default and text from the docstring."""
+"""The settings of a class: every field with its type, default and text, from the docstring or from the field."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ def describe(cls: type, values: Any = None, prefix: str = "") -> Iterator[Settin
         values: an instance, whose values stand in for the defaults.
         prefix: of the dotted names.
     """
-    docs = argument_docs(cls)
+    docs = dict(argument_docs(cls))
     for item in dataclasses.fields(cls):
+        docs.setdefault(item.name, item.metadata.get("text", ""))
         annotation = field_types(cls)[item.name]
         value = _default(item) if values is None else getattr(values, item.name)
         classes = variants(annotation)

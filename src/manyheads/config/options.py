@@ -8,7 +8,17 @@ from typing import Any, Generic, TypeVar
 
 from manyheads.errors import ConfigError
 
-__all__ = ["REQUIRED", "CommandPage", "argument", "given_options", "group", "names_of", "option", "refuse_given"]
+__all__ = [
+    "REQUIRED",
+    "CommandPage",
+    "Shared",
+    "argument",
+    "given_options",
+    "group",
+    "names_of",
+    "option",
+    "refuse_given",
+]
 
 REQUIRED = dataclasses.MISSING
 """The default of an option that must be given."""
@@ -74,6 +84,33 @@ def _field(default: Any, about: dict[str, Any]) -> Any:
     if default is REQUIRED and about["default_is"] is not None:
         default = None
     return dataclasses.field(default=default, metadata=about)
+
+
+class Shared:
+    """What several commands declare alike."""
+
+    @staticmethod
+    def model(default: Any = REQUIRED) -> Any:
+        """The model of a command."""
+        return argument(
+            "A model folder, a run folder, or owner/name on the Hugging Face hub.", default, metavar="MODEL"
+        )
+
+    @staticmethod
+    def output(what: str) -> Any:
+        """The file of a command that writes lines. what: they are."""
+        return option(f"File for {what}; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+
+    @staticmethod
+    def json(text: str = "Print one JSON object.") -> Any:
+        """A command's output in JSON."""
+        return option(text, default=False)
+
+    @staticmethod
+    def on_bad_utf8(skipped: str = "") -> Any:
+        """What happens to a line that is not UTF-8. skipped: what it means to skip one; empty: none is."""
+        ways = f"fail, replace its bad bytes, or skip it ({skipped})" if skipped else "fail, or replace its bad bytes"
+        return option(f"If a line is not UTF-8: {ways}.", default="fail")
 
 
 def group(cls: type) -> Any:

@@ -16,12 +16,12 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.decoding.batching import padded
 from manyheads.decoding.continuation import Continuation, NewToken, TextSteps
 from manyheads.decoding.ending import Ending
-from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.hypothesis import Stop, check_finite, check_stop
 from manyheads.decoding.model_runner import ModelRunner
 from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.repetition import Repetition
 from manyheads.decoding.sampling import draw
+from manyheads.decoding.settings import GenerationSettings
 from manyheads.errors import RequestError
 from manyheads.seeding import derive_seed
 from manyheads.text.vocabulary import Vocabulary

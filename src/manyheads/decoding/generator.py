@@ -16,12 +16,11 @@ from manyheads.decoding.batching import cut_batches, map_batches
 from manyheads.decoding.continuation import Continuation, TextSteps
 from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.generation import Generation, token_limit
-from manyheads.decoding.generation_settings import GenerationOverrides, GenerationSettings
 from manyheads.decoding.hypothesis import Stop
 from manyheads.decoding.language_folders import load_language_models
 from manyheads.decoding.model_runner import ModelRunner, RunsModel
 from manyheads.decoding.prefix_cache import PrefixCache
-from manyheads.decoding.settings import check_drawing
+from manyheads.decoding.settings import GenerationOverrides, GenerationSettings, check_drawing
 from manyheads.decoding.text_ids import check_texts
 from manyheads.errors import RequestError
 from manyheads.text.vocabulary import Vocabulary

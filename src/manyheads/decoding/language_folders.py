@@ -10,9 +10,8 @@ import torch
 from manyheads.architectures.language_ensemble import LanguageEnsemble
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import load
-from manyheads.decoding.generation_config import read_settings
-from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.model_runner import model_folder
+from manyheads.decoding.settings import GenerationSettings, read_settings
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.text.vocabularies import load_vocabulary
 from manyheads.text.vocabulary import Vocabulary

@@ -1,24 +1,34 @@
-"""Options of the commands that run a model: where it runs, and in which precision."""
+"""Options of the commands that run a model: where it runs, with which others, and how it searches or generates."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from dataclasses import dataclass, fields, make_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_origin
 
 from manyheads.config.checks import at_least, check
+from manyheads.config.merge import field_types
 from manyheads.config.options import option
 from manyheads.data.progress import Progress
+from manyheads.decoding.settings import DecodingSettings, GenerationSettings, drawing_options
 from manyheads.distributed.process import local_device, this_process
+from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
     from manyheads.decoding.device import InferencePrecision
+    from manyheads.decoding.translator import Translator
+    from manyheads.text.sides import TranslationTokenizer
 
 __all__ = [
+    "DecodingOptions",
     "DeviceOptions",
+    "EnsembleOptions",
+    "GenerationOptions",
     "InspectionDeviceOptions",
+    "RerankingOptions",
     "SearchDeviceOptions",
     "TranslationDeviceOptions",
 ]
@@ -123,3 +133,175 @@ class TranslationDeviceOptions(SearchDeviceOptions):
     def more(self) -> dict[str, Any]:
         """See `DeviceOptions.more`."""
         return {**super().more(), "shortlist": self.shortlist}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleOptions:
+    """Other models."""
+
+    ensemble: tuple[str, ...] = option(
+        "Other models of the same vocabulary and task; the probabilities of all models are averaged.",
+        default=(),
+        metavar="MODEL ...",
+    )
+
+    def all(self, model: str) -> str | list[str]:
+        """Return the argument of `from_pretrained`: the model, or all models of the ensemble."""
+        return [model, *self.ensemble] if self.ensemble else model
+
+    def record(self) -> dict[str, Any]:
+        """The entries about the other models in a protocol; empty without them."""
+        return {"ensemble": list(self.ensemble)} if self.ensemble else {}
+
+    def identity(self) -> dict[str, Any]:
+        """The same as `record`, with digests of the models instead of their names; see `model_identity`."""
+        return {"ensemble": [model_identity(name) for name in self.ensemble]} if self.ensemble else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankingOptions(EnsembleOptions):
+    """Other models."""
+
+    rerank: str | None = option(
+        "A model of the reverse direction. The translations of a beam are ranked also by the probability with which it "
+        "translates them back to the source.",
+        default=None,
+        metavar="MODEL",
+    )
+    rerank_weight: float = option("With --rerank: the weight of the reverse model's score.", default=1.0, metavar="X")
+
+    def __post_init__(self) -> None:
+        check(self, "--", at_least(0), "rerank_weight")
+        if self.rerank is None and self.rerank_weight != type(self).rerank_weight:
+            raise ConfigError("--rerank-weight is the weight of a reverse model; name one by --rerank MODEL.")
+
+    def reranked(self, translator: Translator) -> Translator:
+        """Return the translator, which ranks beams again if a reverse model is named.
+
+        Raises: ConfigError: see `TranslationModel.reranked_by`; and as `Translator.from_pretrained`.
+        """
+        if self.rerank is None:
+            return translator
+        from manyheads.decoding.translator import Translator
+
+        reverse = Translator.from_pretrained(self.rerank, translator.device, translator.precision)
+        return translator.reranked_by(reverse, self.rerank_weight)
+
+    def record(self) -> dict[str, Any]:
+        """See `EnsembleOptions.record`."""
+        reverse = {"rerank": self.rerank, "rerank_weight": self.rerank_weight}
+        return {**super().record(), **(reverse if self.rerank is not None else {})}
+
+    def identity(self) -> dict[str, Any]:
+        """See `EnsembleOptions.identity`."""
+        if self.rerank is None:
+            return super().identity()
+        reverse = {"rerank": model_identity(self.rerank), "rerank_weight": self.rerank_weight}
+        return {**super().identity(), **reverse}
+
+
+class _SearchOptions:
+    """Options made from the fields of `settings`; those that are not given keep the model's values."""
+
+    settings: ClassVar[type]
+
+    def given(self) -> dict[str, Any]:
+        """The fields of the settings that were given. Raises: ConfigError: a flag is turned on and off."""
+        values: dict[str, Any] = {}
+        for item in fields(self.settings):
+            value, off = getattr(self, item.name, None), item.metadata["facts"].off
+            if isinstance(item.default, bool):
+                is_off = off is not None and getattr(self, off[0])
+                if value and is_off:
+                    yes, no = (name.replace("_", "-") for name in (item.name, off[0]))
+                    raise ConfigError(f"--{yes} and --{no} contradict each other; give one of them.")
+                value = False if is_off else value or None
+            if value not in (None, ()):
+                values[item.name] = value
+        return values
+
+
+def _options_of(settings: type) -> type[_SearchOptions]:
+    """Return a dataclass with an option for each field of the settings that commands have; of a flag, those that turn
+    it on and off.
+    """
+    made: list[tuple[str, Any, Any]] = []
+    own = inspect.get_annotations(settings)
+    for item in sorted(fields(settings), key=lambda item: item.name not in own):  # those of both commands last
+        text, facts, kind = item.metadata["text"], item.metadata["facts"], field_types(settings)[item.name]
+        if not facts.command:
+            continue
+        shown: dict[str, Any] = {"metavar": facts.metavar, "aliases": facts.aliases}
+        if isinstance(item.default, bool):
+            if not item.default:
+                made.append((item.name, bool, option(text, default=False, **shown)))
+            if facts.off is not None:
+                made.append((facts.off[0], bool, option(facts.off[1], default=False)))
+        elif get_origin(kind) is tuple:
+            made.append((item.name, kind, option(text, default=(), **shown)))
+        else:
+            shown["metavar"] = facts.metavar or {"int": "N", "float": "X"}.get(str(item.type).partition(" ")[0], "")
+            made.append((item.name, kind | None, option(text, default_is="the model's", **shown)))
+    kinds = {"bases": (_SearchOptions,), "namespace": {"settings": settings}, "frozen": True, "kw_only": True}
+    return make_dataclass(settings.__name__, made, **kinds)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions(_options_of(GenerationSettings)):  # type: ignore[misc]
+    """Generation; the defaults come from the model's generation_config.json."""
+
+    num_return_sequences: int = option(
+        "Number of continuations of each prompt; a line of three dashes separates them.",
+        default=1,
+        metavar="N",
+        aliases=("--count",),
+    )
+
+    def overrides(self) -> dict[str, Any]:
+        """The fields of `GenerationSettings` that were given, for `Generator`.
+
+        Raises: ConfigError: options contradict each other.
+        """
+        values: dict[str, Any] = self.given()
+        drawing = [name for name in drawing_options(GenerationSettings) if name in values]
+        if self.greedy and (idle := [*drawing, *(["seed"] if "seed" in values else [])]):
+            name = idle[0].replace("_", "-")
+            raise ConfigError(
+                f"--greedy takes the most probable token, so --{name} has no effect; leave out one of them."
+            )
+        if drawing:
+            values["do_sample"] = True  # also where the model's settings take the likeliest token
+        if self.stop:
+            values["stop"] = tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in self.stop)
+        return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions(_options_of(DecodingSettings)):  # type: ignore[misc]
+    """Search; the defaults come from the model's generation_config.json."""
+
+    lenpen: float | None = option(
+        "fairseq's: --length-penalty X with --length-penalty-kind power.", default=None, metavar="X"
+    )
+    forced_prefix: str | None = option("Every translation begins with this text.", default=None, metavar="TEXT")
+
+    def overrides(self, tokenizer: TranslationTokenizer | None) -> dict[str, Any]:
+        """The fields of `DecodingSettings` that were given, for `Translator`.
+
+        Args: tokenizer: of the forced prefix, which must be None without it.
+
+        Raises: ConfigError: two options contradict each other.
+        """
+        values: dict[str, Any] = self.given()
+        if self.lenpen is not None:
+            if "length_penalty" in values or "length_penalty_kind" in values:
+                raise ConfigError(
+                    f"--lenpen {self.lenpen} means --length-penalty {self.lenpen} --length-penalty-kind power;"
+                    " give one or the other."
+                )
+            values |= {"length_penalty": self.lenpen, "length_penalty_kind": "power"}
+        if self.forced_prefix is not None and tokenizer is not None:
+            from manyheads.decoding.text_ids import prefix_ids
+
+            values["forced_prefix_ids"] = prefix_ids(self.forced_prefix, tokenizer.target)
+        return values

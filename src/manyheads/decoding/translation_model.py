@@ -19,10 +19,9 @@ from manyheads.config.build import build
 from manyheads.decoding.constraints import check_ids
 from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.engines import EngineName, open_engine
-from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.model_runner import ModelRunner, RunsModel, check_same_vocabulary, model_folder
 from manyheads.decoding.reranking import Reranker, check_reranking, check_reverse
-from manyheads.decoding.settings import DecodingOverrides, DecodingSettings, check_drawing
+from manyheads.decoding.settings import DecodingOverrides, DecodingSettings, check_drawing, load_settings
 from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.text_search import TextSearch
 from manyheads.decoding.truncation import check_target_limit

@@ -17,9 +17,7 @@ from manyheads.architectures.pretrained import (
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.checkpoint.average import average_tensors, has_tensors, select_checkpoints
 from manyheads.checkpoint.format import step_of
-from manyheads.decoding.generation_config import read_settings
-from manyheads.decoding.generation_settings import GenerationSettings
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingSettings, GenerationSettings, read_settings
 from manyheads.decoding.shortlist import shortlist_files
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError
 from manyheads.files.verify import verify_folder

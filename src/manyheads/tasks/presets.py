@@ -10,8 +10,7 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.presets import PRESETS as TRANSFORMERS
 from manyheads.architectures.transformer_xl.presets import PRESETS as XLS
 from manyheads.data.settings import DUPLICATION, DataSettings, SegmentSettings
-from manyheads.decoding.generation_settings import GenerationSettings
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.evaluation.reading import Reading
 from manyheads.tasks.text.settings import TextConfig, TextValidationSettings
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from manyheads import __version__
 from manyheads.data.line_source import Source
 from manyheads.data.lines import ReadReport
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingSettings, drawing_options
 from manyheads.decoding.translation import Scored
 from manyheads.decoding.translator import Translator
 from manyheads.files.json_object import json_text
@@ -142,12 +142,16 @@ def machine_lines(protocol: Mapping[str, Any]) -> list[str]:
     return [f"  precision  {protocol['precision']} on {protocol['device']}", f"  versions   {versions}"]
 
 
+# What `search_line` names in its own way.
+_LENGTHS = ("max_new_tokens", "max_len_ratio", "max_len_offset", "max_tokens")
+_BEAMS = ("num_beams", "length_penalty", "length_penalty_kind", "early_stopping")
+
+
 def search_line(protocol: Mapping[str, Any]) -> str:
     """The decoding settings in a protocol for people."""
-    decoding = protocol["decoding"]
+    decoding, drawing = protocol["decoding"], (*drawing_options(DecodingSettings), "seed")
     if decoding["do_sample"]:
-        names = ("temperature", "top_k", "top_p", "seed")
-        parts = ["sampling", *(f"{name} {decoding[name]}" for name in names)]
+        parts = ["sampling", *(f"{name} {decoding[name]}" for name in drawing)]
     elif decoding["num_beams"] == 1:
         parts = ["greedy"]
     else:
@@ -159,16 +163,10 @@ def search_line(protocol: Mapping[str, Any]) -> str:
     ratio, offset = decoding["max_len_ratio"], decoding["max_len_offset"]
     limit = decoding["max_new_tokens"] or f"{ratio:g} x source + {offset}"
     parts.append(f"at most {limit} tokens")
-    unusual = {
-        "min_new_tokens": 0,
-        "repetition_penalty": 1.0,
-        "no_repeat_ngram_size": 0,
-        "rules": "manyheads",
-        "well_formed": True,
-        "keep_words": True,
-    }
-    parts += [f"{name} {decoding[name]}" for name, usual in unusual.items() if decoding[name] != usual]
-    parts += [f"{name} {list(decoding[name])}" for name in ("banned_ids", "forced_prefix_ids") if decoding[name]]
+    for item in fields(DecodingSettings):
+        value = decoding[item.name]
+        if value != item.default and item.name not in ("do_sample", *drawing, *_LENGTHS, *_BEAMS):
+            parts.append(f"{item.name} {list(value) if isinstance(value, tuple) else value}")
     if "rerank" in protocol:
         parts.append(f"reranked by {protocol['rerank']} (weight {protocol['rerank_weight']:g})")
     shortlist = [f"shortlist {protocol['shortlist']}"] if "shortlist" in protocol else []

@@ -72,10 +72,10 @@ def test_a_missing_runtime_is_told_with_its_remedy(
 def test_an_export_that_deviates_is_not_written(
     value: float, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from manyheads.extras.exports import peers
+    from manyheads.extras.exports import transformers
 
     check = Check(what="log-probabilities", deviation=value, limit=1e-3, num_sentences=20, num_equal=1)
-    monkeypatch.setattr(peers, "deviation", lambda *_: check)
+    monkeypatch.setattr(transformers, "deviation", lambda *_: check)
     with pytest.raises(ModelFileError, match="--no-check"):
         export_model(model, tmp_path / "out", ExportOptions(to="torch/Transformer"))
     assert not list(tmp_path.iterdir())

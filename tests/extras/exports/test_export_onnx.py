@@ -101,7 +101,7 @@ def test_names_and_axes_are_those_of_the_clients(plain: Path) -> None:
 
 
 def test_rows_of_a_batch_do_not_see_padding(plain: Path) -> None:
-    from manyheads.extras.exports.onnx_check import Decoder
+    from manyheads.extras.exports.onnx import Decoder
 
     decoder = Decoder(plain / "out")
     sources = [[5, 6, 7, 8, 9, 2], [11, 2]]

@@ -16,7 +16,7 @@ from manyheads.architectures.pretrained import load, read_config, save_pretraine
 from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
-from manyheads.decoding.generation_config import load_settings
+from manyheads.decoding.settings import load_settings
 from manyheads.errors import ConfigError
 from manyheads.extras.inspect.heads.scores import masked_heads, masks_without
 from manyheads.extras.peers.convert import export_folder

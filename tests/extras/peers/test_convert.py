@@ -116,7 +116,7 @@ def test_back_again_is_the_same_folder(peer: Path, ours: Path, manyheads: Callab
 def test_changed_decoding_options_go_back_too(ours: Path, manyheads: Callable[..., int], tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from manyheads.decoding.generation_config import load_settings
+    from manyheads.decoding.settings import load_settings
 
     changed = replace(load_settings(ours), num_beams=2, max_new_tokens=9)
     tokenizer = load_tokenizer(ours)
@@ -289,7 +289,7 @@ def test_other_peers(manyheads: Callable[..., int], tmp_path: Path, capsys: pyte
     theirs = torch.nn.Transformer(**options)
     theirs.load_state_dict(load_file(tmp_path / "torch" / "model.safetensors"), strict=True)
     assert manyheads("convert", tmp_path / "model", "--to", MARIAN, "-o", tmp_path / "marian") == 2
-    assert "norm 'unbiased'" in capsys.readouterr().err
+    assert "norm_position 'pre'" in capsys.readouterr().err
 
 
 def test_a_reformer_both_ways(

@@ -14,7 +14,7 @@ from manyheads.architectures.pretrained import load, portable_state, save_pretra
 from manyheads.architectures.transformer_xl.presets import PRESETS
 from manyheads.catalogue import build_model
 from manyheads.checkpoint.format import save_checkpoint
-from manyheads.decoding.generation_config import load_settings
+from manyheads.decoding.settings import load_settings
 from manyheads.decoding.translator import Translator
 
 Cli = Callable[..., int]

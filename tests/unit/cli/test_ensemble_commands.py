@@ -14,7 +14,7 @@ import torch
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.transformer import presets
 from manyheads.catalogue import build_model
-from manyheads.decoding.model_options import EnsembleOptions, RerankingOptions
+from manyheads.decoding.options import EnsembleOptions, RerankingOptions
 from manyheads.decoding.translator import Translator
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

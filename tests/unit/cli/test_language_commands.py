@@ -19,7 +19,7 @@ from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
 from manyheads.catalogue import build_model
 from manyheads.cli.main import main
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.search_options import GenerationOptions
+from manyheads.decoding.options import GenerationOptions
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.errors import ConfigError
 from manyheads.text.vocabulary import ByteVocabulary

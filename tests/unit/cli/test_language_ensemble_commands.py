@@ -21,9 +21,9 @@ from manyheads.cli.command_line.generate_options import GenerateOptions
 from manyheads.cli.lines.continuations import ContinuationLines
 from manyheads.data.settings import DUPLICATION
 from manyheads.data.token_store import TokenStore
-from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.model_options import EnsembleOptions
+from manyheads.decoding.options import EnsembleOptions
+from manyheads.decoding.settings import GenerationSettings
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.evaluation.language_model import EnsembleReading, evaluate_text
 from manyheads.evaluation.reading import Reading

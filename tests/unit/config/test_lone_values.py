@@ -16,18 +16,17 @@ import pytest
 import manyheads
 from manyheads.config.build import build, convert
 from manyheads.config.merge import field_types
-from manyheads.decoding.generation_config import read_settings
-from manyheads.decoding.generation_settings import GenerationSettings
+from manyheads.decoding.settings import GenerationSettings, read_settings
 from manyheads.errors import ConfigError
 
-PACKAGES = ("architectures", "data", "decoding", "serving", "text", "training")
+PACKAGES = ("architectures", "data", "decoding", "extras.serving", "text", "training")
 
 
 def tuple_fields() -> list[tuple[type, str, Any]]:
     """All fields of settings and configs whose type is a tuple of any length."""
     found: dict[tuple[str, str], tuple[type, str, Any]] = {}
     for package in PACKAGES:
-        path = Path(manyheads.__file__).parent / package
+        path = Path(manyheads.__file__).parent.joinpath(*package.split("."))
         for module in pkgutil.walk_packages([str(path)], f"manyheads.{package}."):
             if not module.name.endswith(("settings", "config")):
                 continue

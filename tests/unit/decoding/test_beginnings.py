@@ -10,8 +10,8 @@ import torch
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
-from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
+from manyheads.decoding.settings import GenerationSettings
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.extras.serving.scoring import TextBatch
 from manyheads.text.vocabulary import ByteVocabulary, Vocabulary

@@ -21,11 +21,10 @@ from manyheads.catalogue import build_model
 from manyheads.decoding import compiled
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.device import inference, narrow, pack
-from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import search_all
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.errors import RequestError
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig
 from manyheads.text.vocabulary import ByteVocabulary

@@ -13,9 +13,8 @@ from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
-from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.decoding.translator import Translator
 from manyheads.text.settings import TokenizerSettings

@@ -13,11 +13,11 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.ending import Ending
-from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.repetition import Repetition
 from manyheads.decoding.sampling import draw
+from manyheads.decoding.settings import GenerationSettings
 from manyheads.errors import ConfigError, NonFiniteError, RequestError
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -24,9 +24,9 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.data.token_store import TokenStore
 from manyheads.decoding.device import inference
-from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.prefix_cache import PrefixCache
+from manyheads.decoding.settings import GenerationSettings
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.language_model import EnsembleReading, evaluate_text, token_losses

@@ -11,8 +11,8 @@ from torch import nn
 
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
-from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
+from manyheads.decoding.settings import GenerationSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError
 from manyheads.nn.kernels.policy import is_fast

@@ -16,11 +16,10 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.constraints import Constraints
-from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.repetition import Repetition
 from manyheads.decoding.search import search_all
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.text.vocabulary import ByteVocabulary
 
 IDS: Any = {"pad_id": 0, "bos_id": 1, "eos_id": 2}

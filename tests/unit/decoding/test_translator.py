@@ -13,9 +13,13 @@ import pytest
 import torch
 
 from manyheads.decoding.device import choose_device
-from manyheads.decoding.generation_config import load_settings
-from manyheads.decoding.generation_settings import GenerationOverrides, GenerationSettings
-from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
+from manyheads.decoding.settings import (
+    DecodingOverrides,
+    DecodingSettings,
+    GenerationOverrides,
+    GenerationSettings,
+    load_settings,
+)
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.text.settings import TokenizerSettings

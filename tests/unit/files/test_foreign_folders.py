@@ -25,8 +25,7 @@ from manyheads.cli.lines.record import lines_of
 from manyheads.cli.records import describe_folder
 from manyheads.config.files import MAX_BYTES
 from manyheads.data.manifest import read_manifest
-from manyheads.decoding.generation_config import load_settings
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingSettings, load_settings
 from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsError, ModelFileError
 from manyheads.extras.inspect.drawings.attention_page import save_page
 from manyheads.extras.inspect.drawings.curves import MOST_LINE_BYTES, Metrics

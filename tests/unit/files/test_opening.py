@@ -45,7 +45,6 @@ EXCEPTIONS = {
     "extras/exports/web.py": "the package's own page",
     "extras/serving/api/operations.py": "the package's own page",
     "extras/inspect/drawings/offline_page.py": "the package's own page",
-    "extras/exports/onnx_translation.py": "a folder that it wrote itself",
     "data/preparing_ids.py": "a temporary folder that it wrote itself",
     "data/preparing_text.py": "a temporary folder that it wrote itself",
     "data/preparing_tokens.py": "a temporary folder that it wrote itself",

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyheads.config.options import CommandPage, argument, group, option, refuse_given
+from manyheads.config.options import CommandPage, Shared, argument, group, option, refuse_given
 from manyheads.data.lines import OnBadUtf8
-from manyheads.decoding.model_options import EnsembleOptions
-from manyheads.decoding.options import SearchDeviceOptions
-from manyheads.decoding.search_options import GenerationOptions
+from manyheads.decoding.options import EnsembleOptions, GenerationOptions, SearchDeviceOptions
 from manyheads.errors import ConfigError
 
 __all__ = ["PAGE", "GenerateOptions"]
@@ -18,7 +16,7 @@ __all__ = ["PAGE", "GenerateOptions"]
 class GenerateOptions:
     """Options of `manyheads generate`."""
 
-    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
+    model: str = Shared.model()
     prompt: str | None = argument(
         "The text to continue; an empty one begins a new text.", default=None, metavar="PROMPT"
     )
@@ -27,18 +25,14 @@ class GenerateOptions:
         default="-",
         metavar="FILE",
     )
-    output: str = option("File for the texts; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    output: str = Shared.output("the texts")
     lines: bool = option("Every line of the input is a separate prompt.", default=False)
     echo: bool = option("Print the prompt before its continuation.", default=False)
-    json: bool = option(
+    json: bool = Shared.json(
         "Write one JSON object per prompt. For each continuation it has the text, tokens, "
-        "log-probabilities, and how it ended.",
-        default=False,
+        "log-probabilities, and how it ended."
     )
-    on_bad_utf8: OnBadUtf8 = option(
-        "If a line is not UTF-8: fail, replace its bad bytes, or skip it (an empty line takes its place).",
-        default="fail",
-    )
+    on_bad_utf8: OnBadUtf8 = Shared.on_bad_utf8("an empty line takes its place")
     verbose: bool = option("Print settings and speed on standard error.", default=False, aliases=("-v",))
     models: EnsembleOptions = group(EnsembleOptions)
     run_on: SearchDeviceOptions = group(SearchDeviceOptions)

@@ -9,14 +9,11 @@ from typing import Any
 from manyheads.catalogue import HOOKS, load
 from manyheads.config.build import build
 from manyheads.config.checks import at_least, check
-from manyheads.config.options import CommandPage, argument, group, option, refuse_given
+from manyheads.config.options import CommandPage, Shared, argument, group, option, refuse_given
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.engines import EngineName
-from manyheads.decoding.generation_config import load_settings
-from manyheads.decoding.model_options import RerankingOptions
-from manyheads.decoding.options import TranslationDeviceOptions
-from manyheads.decoding.search_options import DecodingOptions
-from manyheads.decoding.settings import DecodingSettings, check_drawing
+from manyheads.decoding.options import DecodingOptions, RerankingOptions, TranslationDeviceOptions
+from manyheads.decoding.settings import DecodingSettings, check_drawing, load_settings
 from manyheads.errors import ConfigError
 from manyheads.tasks.table import task_of_folder
 
@@ -27,20 +24,17 @@ __all__ = ["PAGE", "TranslateOptions"]
 class TranslateOptions:
     """Options of `manyheads translate`."""
 
-    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
+    model: str = Shared.model()
     input: str = argument("A text file, plain or gzip; - is standard input.", default="-", metavar="INPUT")
-    output: str = option(
-        "File for the translations; - is standard output.", default="-", metavar="FILE", aliases=("-o",)
-    )
+    output: str = Shared.output("the translations")
     num_return_sequences: int | None = option(
         "Write the N best translations of each line, as tab-separated values.",
         metavar="N",
         default_is="the best one, as plain text",
         aliases=("--nbest",),
     )
-    json: bool = option(
-        "Write one JSON object per line, with the source, and score, tokens and log-probabilities of each translation.",
-        default=False,
+    json: bool = Shared.json(
+        "Write one JSON object per line, with the source, and score, tokens and log-probabilities of each translation."
     )
     target_lang: str | None = option(
         "Target language, for a model that translates into several.", default=None, metavar="TAG"
@@ -48,10 +42,7 @@ class TranslateOptions:
     linearised: bool = option(
         "For parsers: write the text that the model generated, not the tree made from it.", default=False
     )
-    on_bad_utf8: OnBadUtf8 = option(
-        "If a line is not UTF-8: fail, replace its bad bytes, or skip it (the output has an empty line).",
-        default="fail",
-    )
+    on_bad_utf8: OnBadUtf8 = Shared.on_bad_utf8("the output has an empty line")
     engine: EngineName = option(
         "Search engine: torch; ctranslate2 (needs manyheads[ct2]; stores an export beside the model); or auto, which "
         "measures both and uses ctranslate2 if it is faster and supports all options.",

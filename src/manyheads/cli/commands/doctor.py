@@ -10,7 +10,7 @@ from manyheads.cli.lines.record import lines_of
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.machine_report import examine
 from manyheads.cli.printing import say_or_json
-from manyheads.config.options import CommandPage, option
+from manyheads.config.options import CommandPage, Shared
 
 __all__ = ["PAGE", "DoctorOptions", "run"]
 
@@ -19,7 +19,7 @@ __all__ = ["PAGE", "DoctorOptions", "run"]
 class DoctorOptions:
     """Options of `manyheads doctor`."""
 
-    json: bool = option("Print JSON.", default=False)
+    json: bool = Shared.json("Print JSON.")
 
 
 PAGE = CommandPage(

@@ -13,7 +13,7 @@ from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say, say_or_json
 from manyheads.cli.records import describe_folder
 from manyheads.cli.watching.phases import showing_if_long
-from manyheads.config.options import CommandPage, argument, option, refuse_given
+from manyheads.config.options import CommandPage, Shared, argument, option, refuse_given
 from manyheads.errors import ConfigError
 from manyheads.extras.inspect.options import check_kinds
 from manyheads.tasks.text.find_config import find_config
@@ -52,7 +52,7 @@ class InfoOptions:
         "Compare every file with its SHA-256 (in a run: checkpoints and model); exit code 2 if one is damaged.",
         default=False,
     )
-    json: bool = option("Print JSON.", default=False)
+    json: bool = Shared.json("Print JSON.")
 
     def __post_init__(self) -> None:
         table = {"--sort": self.sort, "--curves": self.curves}

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from manyheads.config.checks import at_least, check
-from manyheads.config.options import CommandPage, argument, group, option
+from manyheads.config.options import CommandPage, Shared, argument, group, option
 from manyheads.data.lines import OnBadUtf8
-from manyheads.decoding.model_options import EnsembleOptions
-from manyheads.decoding.options import DeviceOptions
+from manyheads.decoding.options import DeviceOptions, EnsembleOptions
 from manyheads.errors import ConfigError
 from manyheads.tasks import preparation
 from manyheads.tasks.translation.options import TokenizerOptions
@@ -30,9 +29,9 @@ __all__ = [
 class ClassifyOptions:
     """Options of `manyheads classify`."""
 
-    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
+    model: str = Shared.model()
     input: str = argument("A text file, plain or gzip; - is standard input.", default="-", metavar="INPUT")
-    output: str = option("File for the labels; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    output: str = Shared.output("the labels")
     scores: bool = option("Write the probability of each label after a tab.", default=False)
     num_return_sequences: int | None = option(
         "The N most probable labels of each line: line number, probability, label.",
@@ -40,9 +39,8 @@ class ClassifyOptions:
         default_is="the best one alone",
         aliases=("--nbest",),
     )
-    json: bool = option(
-        "Write one JSON object per line, with the text and all labels with their probabilities, best first.",
-        default=False,
+    json: bool = Shared.json(
+        "Write one JSON object per line, with the text and all labels with their probabilities, best first."
     )
     max_tokens: int = option(
         "Maximum size of a batch in tokens: rows x longest text. A longer text does not fit.", 4096, metavar="N"
@@ -51,10 +49,7 @@ class ClassifyOptions:
         "If a text does not fit: stop and name its line, or truncate it and report how many were truncated.",
         default="fail",
     )
-    on_bad_utf8: OnBadUtf8 = option(
-        "If a line is not UTF-8: fail, replace its bad bytes, or skip it (the output has an empty line).",
-        default="fail",
-    )
+    on_bad_utf8: OnBadUtf8 = Shared.on_bad_utf8("the output has an empty line")
     lines_at_once: int = option("Number of lines that are classified together.", default=256, metavar="N")
     models: EnsembleOptions = group(EnsembleOptions)
     run_on: DeviceOptions = group(DeviceOptions)
@@ -62,9 +57,6 @@ class ClassifyOptions:
     def __post_init__(self) -> None:
         check(self, "--", at_least(1), "num_return_sequences", "lines_at_once")
         check(self, "--", at_least(2), "max_tokens")
-
-
-_MODEL = "A model folder, a run folder, or owner/name on the Hugging Face hub."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +117,7 @@ class LabelledOptions:
     on_empty: Literal["fail", "skip"] = option(
         "A line without text or without label: fail, or skip it.", default="fail"
     )
-    on_bad_utf8: Literal["fail", "replace"] = option(
-        "If a line is not UTF-8: fail, or replace its bad bytes.", default="fail"
-    )
+    on_bad_utf8: Literal["fail", "replace"] = Shared.on_bad_utf8()
     max_tokens: int = option("Maximum size of a batch in tokens: rows x longest text.", default=4096, metavar="N")
     too_long: Literal["fail", "truncate"] = option(
         "If a text does not fit: stop and name its line, or truncate it and report how many were truncated.",
@@ -149,7 +139,7 @@ class LabelledOptions:
 class EvaluateOptions(LabelledOptions):
     """Options of `manyheads evaluate` for a classifier."""
 
-    model: str = argument(_MODEL, metavar="MODEL")
+    model: str = Shared.model()
     data: str | None = option(
         "A folder written by prepare, or embedded:tatoeba-languages.", metavar="DATA", default_is="the run's"
     )
@@ -160,7 +150,7 @@ class EvaluateOptions(LabelledOptions):
     output: str | None = option(
         "Save the predicted labels, one per line.", default=None, metavar="FILE", aliases=("-o",)
     )
-    json: bool = option("Print one JSON object.", default=False)
+    json: bool = Shared.json()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,8 +165,8 @@ class EvaluateOptions(LabelledOptions):
 class ScoreOptions(LabelledOptions):
     """Options of `manyheads score` for a classifier."""
 
-    model: str = argument(_MODEL, metavar="MODEL")
-    output: str = option("File for the scores; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    model: str = Shared.model()
+    output: str = Shared.output("the scores")
 
 
 PREPARE = CommandPage(

@@ -20,26 +20,26 @@ from manyheads.catalogue import Table
 from manyheads.config.suggest import not_among
 from manyheads.errors import ConfigError, ManyHeadsError
 
-__all__ = ["EXPORTS", "Check", "ExportOptions", "Format", "NotComparedError"]
+__all__ = ["EXPORTS", "Check", "ExportOptions", "Format", "NotComparedError", "check_architecture"]
 
 
 @dataclass(frozen=True)
 class Format:
     """An entry of `EXPORTS`.
 
-    summary: for the help. extra: of the package, needed to write or to check; "" if none. module: its code.
-    quantizations: the values of --quantization that it supports.
+    architectures: of the models that it holds. summary: for the help. extra: of the package, needed to write or to
+    check; "" if none. module: its code. quantizations: the values of --quantization that it supports.
     """
 
     name: str
+    architectures: tuple[str, ...]
     summary: str
-    extra: str
-    module: str
+    extra: str = ""
+    module: str = "manyheads.extras.exports.transformers"
     quantizations: tuple[str, ...] = ()
 
 
-_PEERS = "manyheads.extras.exports.peers"
-
+_XL = ("transformer-xl",)
 EXPORTS: Table[Format] = Table(
     "format",
     {
@@ -47,6 +47,7 @@ EXPORTS: Table[Format] = Table(
         for one in (
             Format(
                 "ctranslate2",
+                ("transformer",),
                 "Transformer for CTranslate2",
                 "ct2",
                 "manyheads.extras.exports.ctranslate2",
@@ -54,12 +55,13 @@ EXPORTS: Table[Format] = Table(
             ),
             Format(
                 "transformers",
+                ("transformer", "reformer"),
                 "Transformer as MarianMTModel or PegasusForConditionalGeneration, Reformer as ReformerModelWithLMHead",
                 "hf",
-                "manyheads.extras.exports.transformers",
             ),
             Format(
                 "onnx",
+                ("transformer", "transformer-xl", "reformer"),
                 "for onnxruntime, Optimum and transformers.js; Reformer with exact attention",
                 "onnx",
                 "manyheads.extras.exports.onnx",
@@ -67,20 +69,34 @@ EXPORTS: Table[Format] = Table(
             ),
             Format(
                 "web",
+                ("transformer",),
                 "a page that translates in the browser; --runtime",
                 "onnx",
                 "manyheads.extras.exports.web",
                 ("int8",),
             ),
             Format(
-                "annotated-transformer", "Transformer for the Annotated Transformer's code; weights only", "", _PEERS
+                "annotated-transformer",
+                ("transformer",),
+                "Transformer for the Annotated Transformer's code; weights only",
             ),
-            Format("torch/Transformer", "encoder and decoder for torch.nn.Transformer; weights only", "", _PEERS),
-            Format("transformers/TransfoXL", "Transformer-XL for transformers up to 4.35; weights only", "", _PEERS),
-            Format("kimiyoung/TransformerXL", "Transformer-XL for the original PyTorch code; weights only", "", _PEERS),
+            Format("torch/Transformer", ("transformer",), "encoder and decoder for torch.nn.Transformer; weights only"),
+            Format("transformers/TransfoXL", _XL, "Transformer-XL for transformers up to 4.35; weights only"),
+            Format("kimiyoung/TransformerXL", _XL, "Transformer-XL for the original PyTorch code; weights only"),
         )
     },
 )
+
+
+def check_architecture(to: str, architecture: str) -> None:
+    """Raises: ConfigError: the format holds no models of this architecture."""
+    if architecture not in EXPORTS[to].architectures:
+        others = [name for name, one in EXPORTS.items() if architecture in one.architectures]
+        remedy = f"use {' or '.join(others)}" if others else f"none of the formats does ({', '.join(EXPORTS)})"
+        raise ConfigError(
+            f"the format {to} cannot hold a {architecture} (model.architecture); it holds"
+            f" {', '.join(EXPORTS[to].architectures)}; {remedy}. Use the folder with manyheads itself."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from manyheads.cli.command_line.command import command
 from manyheads.cli.printing import say
-from manyheads.config.options import CommandPage, argument, option
+from manyheads.config.options import CommandPage, Shared, option
 from manyheads.extras.exports import EXPORTS, ExportOptions
 from manyheads.files.json_object import json_text
 
@@ -22,7 +22,7 @@ _QUANTIZATIONS = tuple(dict.fromkeys(kind for one in EXPORTS.values() for kind i
 class ExportCommandOptions:
     """Options of `manyheads export`."""
 
-    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
+    model: str = Shared.model()
     to: str = option("The format; see above.", metavar="FORMAT")
     output: str = option("The folder to write; it must not exist.", metavar="DIR", aliases=("-o",))
     quantization: str | None = option(
@@ -36,7 +36,7 @@ class ExportCommandOptions:
     no_check: bool = option(
         "Skip the check that compares the export in its runtime with the model on 20 random sentences.", default=False
     )
-    json: bool = option("Print the result as one JSON object.", default=False)
+    json: bool = Shared.json("Print the result as one JSON object.")
 
     def __post_init__(self) -> None:
         ExportOptions(to=self.to, quantization=self.quantization, runtime=self.runtime)

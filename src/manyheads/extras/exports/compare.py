@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from manyheads.architectures.pretrained import load
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
@@ -21,9 +19,6 @@ __all__ = [
     "LIMIT",
     "MOST_TOKENS",
     "Reference",
-    "demand",
-    "demand_divided",
-    "load_transformer",
     "never_produced",
     "reference",
     "tokenizer_of",
@@ -33,46 +28,6 @@ LIMIT = 1e-3
 """The deviation of a log-probability in float32 above which an export is wrong; rounding gives about 1e-5."""
 MOST_TOKENS = 32
 """The length of the greedy outputs that are compared."""
-
-
-def load_transformer(model: Path, name: str, wanted: dict[str, tuple[Any, ...]]) -> Seq2Seq:
-    """Load a Transformer whose config has one of the wanted values in each setting.
-
-    Raises: ConfigError: another architecture or value. ModelFileError: the model cannot be read.
-    """
-    module = load(model)
-    config = module.config
-    if config.architecture != "transformer":
-        raise ConfigError(
-            f"the format {name} cannot hold a {config.architecture} (model.architecture); it holds the encoder-decoder"
-            " transformer."
-        )
-    for setting, values in wanted.items():
-        demand(name, setting, getattr(config, setting), values)
-    demand_divided(name, config)
-    assert isinstance(module, Seq2Seq)
-    return module
-
-
-def demand(name: str, setting: str, value: Any, values: tuple[Any, ...]) -> None:
-    """Raises: ConfigError: the format has no such value of a setting of the model."""
-    if value not in values:
-        shown = getattr(value, "kind", value)
-        known = ", ".join(repr(getattr(one, "kind", one)) for one in values)
-        raise ConfigError(
-            f"the format {name} cannot hold a model with model.{setting} {shown!r}; it has {known}. Train with one of"
-            " these, or use another format or manyheads itself."
-        )
-
-
-def demand_divided(name: str, config: Any) -> None:
-    """Raises: ConfigError: head_dim or value_dim of a Transformer is not d_model / num_heads, or heads are pruned."""
-    if config.undivided:
-        raise ConfigError(
-            f"the format {name} cannot hold a model with model.{config.undivided}; in it each layer has num_heads heads"
-            " of width d_model / num_heads. Use the model before it was pruned, train without this setting, or use"
-            " manyheads itself."
-        )
 
 
 def tokenizer_of(model: Path, name: str) -> TranslationTokenizer:

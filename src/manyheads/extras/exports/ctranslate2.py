@@ -17,23 +17,23 @@ import numpy
 import torch
 from torch import Tensor
 
+from manyheads.architectures.pretrained import load, read_config
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.errors import ConfigError, ModelFileError, needing_extra
-from manyheads.extras.exports import Check, ExportOptions
+from manyheads.extras.exports import Check, ExportOptions, check_architecture
 from manyheads.extras.exports.compare import (
     LIMIT,
     MOST_TOKENS,
-    demand,
-    load_transformer,
     never_produced,
     reference,
     tokenizer_of,
 )
+from manyheads.extras.peers.holding import TRANSFORMER, check_held, demand
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.text.sides import Side
 
-__all__ = ["MIN_POSITIONS", "deviation", "most_positions", "pieces_of", "runtime", "write"]
+__all__ = ["HOLDS", "MIN_POSITIONS", "deviation", "most_positions", "pieces_of", "runtime", "write"]
 
 MIN_POSITIONS = 2048
 """Rows of a table of sinusoidal positions; longer texts fail in CTranslate2."""
@@ -47,6 +47,17 @@ _ACTIVATIONS = {
     "tanh": "Tanh",
     "sigmoid": "Sigmoid",
 }
+_FORMAT = "the format ctranslate2"
+HOLDS = {
+    "transformer": {
+        **TRANSFORMER,
+        "activation": tuple(_ACTIVATIONS),
+        "attention": (DotProductAttentionConfig(),),
+        "norm": ("layer",),
+        "relative_bias": (),
+    }
+}
+"""See `peers.holding`, for each architecture."""
 
 
 def runtime() -> Any:
@@ -58,23 +69,17 @@ def runtime() -> Any:
 def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
     """See `extras.exports`. Raises: MissingExtraError: CTranslate2 is not installed."""
     runtime()
-    module = load_transformer(
-        model,
-        "ctranslate2",
-        {
-            "attention": (DotProductAttentionConfig(),),
-            "norm": ("layer",),
-            "activation": tuple(_ACTIVATIONS),
-        },
-    )
-    config = module.config
+    config = read_config(model)
+    check_architecture("ctranslate2", config.architecture)
+    check_held(_FORMAT, config, HOLDS["transformer"], "model.")
+    module: Any = load(model)
     if config.num_encoder_layers == 0:
         raise ConfigError(
             "the format ctranslate2 cannot hold a model with model.num_encoder_layers 0; it needs at least 1. Use"
             " --to transformers, or manyheads itself."
         )
     if config.norm_position == "post" and config.has_final_norm:
-        demand("ctranslate2", "final_norm", True, (False,))
+        demand(_FORMAT, "model.final_norm", True, (False,))
     if config.relative_bias and config.positions != "none":
         raise ConfigError(
             "the format ctranslate2 cannot hold a model with both model.relative_bias and model.positions"
@@ -107,7 +112,7 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
 def deviation(model: Path, target: Path, sentences: list[list[int]], options: ExportOptions) -> Check:
     """See `extras.exports`. The log-probabilities of the model's greedy outputs are compared."""
     package = runtime()
-    module = load_transformer(model, "ctranslate2", {})
+    module: Any = load(model)
     tokenizer = tokenizer_of(model, "ctranslate2")
     writer = tokenizer.target
     ours = reference(module, tokenizer, sentences)

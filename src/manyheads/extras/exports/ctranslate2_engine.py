@@ -3,7 +3,8 @@
 The export is kept beside the model, in MODEL.ctranslate2/CHECKSUM, or in the user's cache if that folder cannot be
 written. Only the newest export of a model is kept. Greedy search gives the ids of our own search (up to ties in
 rounding). Beams differ: CTranslate2 stops when 2 x num_beams hypotheses have ended (num_beams with early_stopping), so
-a later and better one may be missed.
+a later and better one may be missed. It always computes as with `renormalize_logits`, since the export bans padding and
+the start token in the logits.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from manyheads.decoding.batching import cut_batches
 from manyheads.decoding.hypothesis import Hypothesis, check_stop
 from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.search_problem import length_limits
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingSettings, unsupported
 from manyheads.errors import ConfigError, MissingExtraError, RequestError, SaveError
 from manyheads.extras.exports import ExportOptions
 from manyheads.extras.exports.compare import tokenizer_of
@@ -34,7 +35,7 @@ from manyheads.extras.exports.engine import sample_sentences
 from manyheads.files.commit import remove_folder, write_folder
 from manyheads.files.verify import file_sha256, is_intact
 
-__all__ = ["CTranslate2Engine", "cached_export", "open_for", "unsupported"]
+__all__ = ["CTranslate2Engine", "cached_export", "open_for"]
 
 _NUM_TIMED = 16
 _NAME_LEN = 16  # hexadecimal digits of a checksum
@@ -42,16 +43,6 @@ _IS_EXPORT = re.compile(rf"[0-9a-f]{{{_NAME_LEN}}}")
 # A search stops when this many times num_beams hypotheses have ended; our own search without early_stopping is exact.
 _PATIENCE = 2
 _READ_FILES = ("config.json", "model.safetensors", "tokenizer.json", "source.spm", "target.spm", "vocab.json")
-# Options that CTranslate2 lacks or computes differently, and the value with which they have no effect.
-_NEUTRAL = {
-    "do_sample": False,
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "min_new_tokens": 0,
-    "banned_ids": (),
-    "forced_prefix_ids": (),
-    "forced_eos": False,
-}
 
 
 def open_for(name: str, folder: Path, runs_plainly: str) -> CTranslate2Engine | Declined:
@@ -106,7 +97,7 @@ class CTranslate2Engine:
 
     def takes(self, settings: DecodingSettings, own_search: Any) -> bool:
         """See `SearchEngine`. The first call with supported settings takes the measurement."""
-        reason = unsupported(settings)
+        reason = unsupported(settings, "ctranslate2")
         if reason and not self._is_automatic:
             raise RequestError(f"the engine ctranslate2 cannot search with {reason}; change it, or use engine torch.")
         if reason:
@@ -208,23 +199,6 @@ class CTranslate2Engine:
             seconds.append(time.perf_counter() - started)
         self._ratio = seconds[0] / seconds[1]
         self._is_faster = self._ratio < 1
-
-
-def unsupported(settings: DecodingSettings) -> str:
-    """Return the first option that CTranslate2 does not support, with its value; "" if it supports all.
-
-    It always computes as with `renormalize_logits`, since the export bans padding and the start token in the logits.
-    """
-    for name, neutral in _NEUTRAL.items():
-        if getattr(settings, name) != neutral:
-            return f"{name} {getattr(settings, name)!r}"
-    if settings.num_beams == 1:
-        return ""
-    if settings.length_penalty_kind == "gnmt" and settings.length_penalty:
-        return "length_penalty_kind 'gnmt' (it has 'power' and 'none')"
-    if settings.rules != "manyheads":
-        return f"rules {settings.rules!r}"
-    return "" if settings.early_stopping != "never" else "early_stopping 'never'"
 
 
 def cached_export(folder: Path) -> Path:

@@ -10,19 +10,45 @@ the names end in `_quantized`.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import load
+from manyheads.architectures.pretrained import load, read_config
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.errors import ConfigError
-from manyheads.extras.exports import Check, ExportOptions
+from manyheads.decoding.settings import load_settings
+from manyheads.extras.exports import Check, ExportOptions, check_architecture
 from manyheads.extras.exports import onnx_files as files
-from manyheads.extras.exports.onnx_check import compare_language_model, compare_translation
+from manyheads.extras.exports.compare import LIMIT, MOST_TOKENS, never_produced, reference, tokenizer_of
+from manyheads.extras.exports.onnx_graphs import CrossProjections, DecoderStep, EncoderGraph, prepare
 from manyheads.extras.exports.onnx_language import write_language_model
-from manyheads.extras.exports.onnx_translation import write_translation
+from manyheads.extras.peers import hf_tokenizer
+from manyheads.extras.peers.holding import REFORMER, TRANSFORMER, TRANSFORMER_XL, any_of, check_held
+from manyheads.extras.peers.marian_generation import MarianIds, generation_to_peer
+from manyheads.nn.attention.kinds import AdditiveAttentionConfig, DotProductAttentionConfig
+from manyheads.text.sides import TranslationTokenizer
+from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["deviation", "suffix_of", "write"]
+__all__ = ["HOLDS", "Decoder", "deviation", "suffix_of", "write"]
+
+_LONGEST = 512
+"""The limit of tokens that is written for a translation model with positions of any length."""
+HOLDS = {
+    "transformer": {
+        **TRANSFORMER,
+        **any_of("activation norm relative_bias"),
+        "attention": (DotProductAttentionConfig, AdditiveAttentionConfig),
+    },
+    "transformer-xl": {**TRANSFORMER_XL, "ext_len": (0,), "relative_bias": ()},
+    "reformer": REFORMER,
+}
+"""See `peers.holding`, for each architecture."""
 
 
 def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
@@ -30,28 +56,256 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
     files.package("onnx")
     if options.quantization:
         files.package("onnxruntime.quantization")
-    module = load(model).eval()
+    config = read_config(model)
+    check_architecture("onnx", config.architecture)
+    check_held("the format onnx", config, HOLDS[config.architecture], "model.")
+    module: Any = load(model).eval()
     files.check_size(module)
-    if isinstance(module, Seq2Seq):
+    if config.architecture == "transformer":
         return write_translation(module, model, target, suffix_of(options))
-    if not isinstance(module, LanguageModel):
-        raise ConfigError(
-            f"the format onnx cannot hold a {module.config.architecture} (model.architecture); it holds transformer,"
-            " transformer-xl and reformer. Use the folder with manyheads itself."
-        )
     return write_language_model(module, model, target, suffix_of(options))
 
 
 def deviation(model: Path, target: Path, sentences: list[list[int]], options: ExportOptions) -> Check:
     """See `extras.exports`. The runtime is onnxruntime, on the CPU."""
     files.package("onnxruntime")
-    module = load(model).eval()
-    if isinstance(module, Seq2Seq):
-        return compare_translation(module, model, target, sentences, options)
-    assert isinstance(module, LanguageModel)  # no other is written
-    return compare_language_model(module, model, target, sentences, options)
+    module: Any = load(model).eval()
+    compare = compare_translation if module.config.architecture == "transformer" else compare_language_model
+    return compare(module, model, target, sentences, options)
 
 
 def suffix_of(options: ExportOptions) -> str:
     """Return the suffix of the files' names."""
     return "_quantized" if options.quantization else ""
+
+
+def write_translation(module: Seq2Seq, model: Path, target: Path, suffix: str) -> list[str]:
+    """Write all files. Returns: notes.
+
+    Raises: ConfigError: there is no tokenizer, or the model is a parser.
+    """
+    tokenizer = tokenizer_of(model, "onnx")
+    notes = _write_json(module, tokenizer, model, target)
+    _write_graphs(module, target, suffix)
+    return notes
+
+
+def _write_graphs(module: Seq2Seq, target: Path, suffix: str) -> None:
+    """Write the encoder and the decoder."""
+    prepare(module)
+    config = module.config
+    heads = config.heads_of("decoder")
+    head_dim = config.d_model // heads
+    num_layers = config.num_decoder_layers
+
+    # The second row is empty, so that the graph has the zeros of a query that may attend to nothing.
+    ids, mask = torch.zeros(2, 5, dtype=torch.int64), torch.tensor([[1, 1, 1, 1, 0], [0] * 5])
+    encoder = files.traced(
+        EncoderGraph(module),
+        {
+            "input_ids": (ids, ("batch_size", "encoder_sequence_length")),
+            "attention_mask": (mask, ("batch_size", "encoder_sequence_length")),
+        },
+        {"last_hidden_state": ("batch_size", "encoder_sequence_length", "")},
+    )
+    hidden = torch.zeros(2, 5, config.d_model)
+    of_source = ("batch_size", "", "encoder_sequence_length", "")
+    projected = {f"present.{i}.encoder.{kind}": of_source for i in range(num_layers) for kind in ("key", "value")}
+    project = files.traced(
+        CrossProjections(module),
+        {"encoder_hidden_states": (hidden, ("batch_size", "encoder_sequence_length", ""))},
+        projected,
+    )
+    inputs: dict[str, tuple[Tensor, tuple[str, ...]]] = {
+        "encoder_attention_mask": (mask, ("batch_size", "encoder_sequence_length")),
+        "input_ids": (ids[:, :4], ("batch_size", "decoder_sequence_length")),
+    }
+    outputs: dict[str, tuple[str, ...]] = {"logits": ("batch_size", "decoder_sequence_length", "")}
+    past, source = torch.zeros(2, heads, 3, head_dim), torch.zeros(2, heads, 5, head_dim)
+    for i in range(num_layers):
+        for kind in ("key", "value"):
+            inputs[f"past_key_values.{i}.decoder.{kind}"] = (past, ("batch_size", "", "past_sequence_length", ""))
+            outputs[f"present.{i}.decoder.{kind}"] = ("batch_size", "", "total_sequence_length", "")
+        for kind in ("key", "value"):
+            inputs[f"present.{i}.encoder.{kind}"] = (source, of_source)
+    step = files.traced(DecoderStep(module), inputs, outputs)
+    if suffix:
+        encoder, project, step = map(files.quantized, (encoder, project, step))
+    files.save(encoder, target / "onnx" / f"encoder_model{suffix}.onnx")
+    files.save(files.with_source_branch(step, project), target / "onnx" / f"decoder_model_merged{suffix}.onnx")
+
+
+def _write_json(module: Seq2Seq, tokenizer: TranslationTokenizer, model: Path, target: Path) -> list[str]:
+    writer = tokenizer.target
+    ids = MarianIds(pad=writer.pad_id, eos=writer.eos_id, start=writer.bos_id)
+    longest = module.max_len or _LONGEST
+    generation, differs = generation_to_peer(load_settings(model), ids, longest)
+    written = {"config.json": _config(module, ids, longest), "generation_config.json": generation}
+    for name, content in written.items():
+        (target / name).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    notes = [f"Generation differs: {what}." for what in differs]
+    if isinstance(tokenizer, Tokenizer):
+        for name, data in hf_tokenizer.to_files(tokenizer, longest).items():
+            (target / name).write_bytes(data)
+        return notes + hf_tokenizer.notes_of(tokenizer)
+    return [*notes, f"A tokenizer of the kind {tokenizer.kind} is not written; the folder takes ids, not text."]
+
+
+def _config(module: Seq2Seq, ids: MarianIds, longest: int) -> dict[str, Any]:
+    """Return MarianConfig's options: the loaders read sizes and special ids from it, and the graphs are ours."""
+    config = module.config
+    heads = config.heads_of("decoder")
+    return {
+        "model_type": "marian",
+        "architectures": ["MarianMTModel"],
+        "is_encoder_decoder": True,
+        "vocab_size": config.source_vocab_size,
+        "decoder_vocab_size": config.target_vocab_size,
+        "share_encoder_decoder_embeddings": config.source_vocab_size == config.target_vocab_size,
+        "d_model": config.d_model,
+        "encoder_layers": config.num_encoder_layers,
+        "decoder_layers": config.num_decoder_layers,
+        "num_hidden_layers": config.num_encoder_layers,
+        # Loaders size the caches of both attentions by these two.
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "encoder_ffn_dim": config.d_ff,
+        "decoder_ffn_dim": config.d_ff_of("decoder"),
+        "max_position_embeddings": longest,
+        "pad_token_id": ids.pad,
+        "eos_token_id": ids.eos,
+        "decoder_start_token_id": ids.start,
+        "forced_eos_token_id": None,
+        "use_cache": True,
+    }
+
+
+def open_file(path: Path, threads: int = 0) -> Any:
+    """Return an `onnxruntime.InferenceSession` on the CPU. threads: 0: as many as it finds cores.
+
+    Raises: MissingExtraError: onnxruntime is not installed.
+    """
+    runtime = files.package("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    return runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+class Decoder:
+    """Encoder and merged decoder of a folder, as the clients run them.
+
+    Args: folder: of the export. suffix: `_quantized` or nothing. threads: see `open_file`.
+    """
+
+    def __init__(self, folder: Path, suffix: str = "", threads: int = 0) -> None:
+        self._encoder = open_file(folder / "onnx" / f"encoder_model{suffix}.onnx", threads)
+        self._decoder = open_file(folder / "onnx" / f"decoder_model_merged{suffix}.onnx", threads)
+        self._outputs = [one.name for one in self._decoder.get_outputs()]
+        self._pasts = {one.name: one for one in self._decoder.get_inputs() if one.name.startswith("past_")}
+
+    def start(self, sources: Sequence[Sequence[int]], pad_id: int) -> dict[str, Any]:
+        """Return the inputs of the first step, without input_ids."""
+        longest = max(map(len, sources))
+        ids = np.array([[*one, *[pad_id] * (longest - len(one))] for one in sources], dtype=np.int64)
+        mask = np.array([[1] * len(one) + [0] * (longest - len(one)) for one in sources], dtype=np.int64)
+        (hidden,) = self._encoder.run(None, {"input_ids": ids, "attention_mask": mask})
+        empty = {
+            name: np.zeros((len(ids), one.shape[1], 0, one.shape[3]), np.float32) for name, one in self._pasts.items()
+        }
+        return {
+            "encoder_hidden_states": hidden,
+            "encoder_attention_mask": mask,
+            "use_cache_branch": np.array([False]),
+            **empty,
+        }
+
+    def step(self, ids: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return logits (rows, new_len, vocab_size), and the inputs of the next step."""
+        found = dict(zip(self._outputs, self._decoder.run(None, {**inputs, "input_ids": ids}), strict=True))
+        pasts = {name: found[name.replace("past_key_values", "present")] for name in self._pasts}
+        return found["logits"], {**inputs, **pasts, "use_cache_branch": np.array([True])}
+
+    def greedy(
+        self, source: Sequence[int], *, bos_id: int, eos_id: int, banned: Sequence[int], limit: int
+    ) -> list[int]:
+        """Return the ids of one translation, with EOS."""
+        inputs, ids = self.start([source], banned[0]), [bos_id]
+        while len(ids) <= limit and (ids[-1] != eos_id or len(ids) == 1):
+            logits, inputs = self.step(np.array([ids[-1:]], dtype=np.int64), inputs)
+            row = logits[0, -1]
+            row[list(banned)] = -np.inf
+            ids.append(int(row.argmax()))
+        return ids[1:]
+
+
+@torch.inference_mode()
+def compare_translation(
+    module: Seq2Seq, model: Path, target: Path, sentences: list[list[int]], options: ExportOptions
+) -> Check:
+    """Compare the log-probabilities of the model's greedy outputs, and the greedy outputs."""
+    writer = tokenizer_of(model, options.to).target
+    ours = reference(module, tokenizer_of(model, options.to), sentences)
+    decoder = Decoder(target, "_quantized" if options.quantization else "")
+    largest, num_equal = 0.0, 0
+    ids = {"bos_id": writer.bos_id, "eos_id": writer.eos_id, "banned": never_produced(writer)}
+    limit = min(MOST_TOKENS, (module.max_len or MOST_TOKENS + 1) - 1)
+    for source, output, rows in zip(ours.sources, ours.outputs, ours.log_probs, strict=True):
+        start = np.array([[writer.bos_id, *output[:-1]]], dtype=np.int64)
+        logits, _ = decoder.step(start, decoder.start([source], writer.pad_id))
+        found = torch.from_numpy(logits[0]).log_softmax(dim=-1)
+        largest = max(largest, float((found - rows).abs().max()))
+        num_equal += decoder.greedy(source, **ids, limit=limit) == output  # type: ignore[arg-type]
+    return Check(
+        what="log-probabilities",
+        deviation=largest,
+        limit=None if options.quantization else LIMIT,
+        num_sentences=len(sentences),
+        num_equal=num_equal,
+    )
+
+
+@torch.inference_mode()
+def compare_language_model(
+    module: LanguageModel, model: Path, target: Path, sentences: list[list[int]], options: ExportOptions
+) -> Check:
+    """Compare the log-probabilities; of a Transformer-XL those of two segments, the second with memories."""
+    session = open_file(target / "onnx" / ("model_quantized.onnx" if options.quantization else "model.onnx"))
+    memories = [one for one in session.get_inputs() if one.name.startswith("mems.")]
+    attending = module.config.attending if memories else None
+    columns = attending.memory_len if attending and attending.initial_memory == "zeros" else 0
+    largest = 0.0
+    for ids in sentences:
+        whole = torch.tensor([ids])
+        parts = [whole]
+        given = {one.name: np.zeros((1, columns, one.shape[2]), np.float32) for one in memories}
+        if memories:
+            parts = [whole[:, : len(ids) // 2 + 1], whole[:, len(ids) // 2 + 1 :]]
+        state = exact_start(module, len(whole))
+        for part in filter(torch.numel, parts):
+            hidden, state = exact_forward(module, part, state)
+            rows = module.head.log_probs(hidden)
+            mask = {} if memories else _mask_for(session, part)
+            logits, *after = session.run(None, {"input_ids": part.numpy(), **given, **mask})
+            given = {one.name: new for one, new in zip(memories, after, strict=True)}
+            found = torch.from_numpy(logits).log_softmax(dim=-1)
+            largest = max(largest, float((found - rows).abs().max()))
+    limit = None if options.quantization else LIMIT
+    return Check(what="log-probabilities", deviation=largest, limit=limit, num_sentences=0, num_equal=0)
+
+
+def exact_start(module: LanguageModel, lanes: int) -> Any:
+    """Return the state before the first segment; a Transformer-XL's is without memory or full of zeros."""
+    return module.body.start(lanes, projected=False)
+
+
+def exact_forward(module: LanguageModel, ids: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+    """Return the hidden states of a segment, by exact attention, and the next state."""
+    exact = {"num_hashes": 0} if module.config.architecture == "reformer" else {}
+    hidden, after = module.body(ids, None, state, **exact)
+    return hidden, after
+
+
+def _mask_for(session: Any, ids: torch.Tensor) -> dict[str, Any]:
+    names = [one.name for one in session.get_inputs()]
+    return {"attention_mask": np.ones(ids.shape, np.int64)} if "attention_mask" in names else {}

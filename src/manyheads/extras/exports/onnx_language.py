@@ -43,8 +43,7 @@ _MOST_TOKENS = 1024
 def write_language_model(module: LanguageModel, model: Path, target: Path, suffix: str) -> list[str]:
     """Write all files. Returns: notes. Raises: ConfigError: a setting that the graph cannot hold."""
     prepare(module)
-    write = _write_memory if module.config.architecture == "transformer-xl" else _write_reformer
-    graph, notes, options = write(module)
+    graph, notes, options = _WRITERS[module.config.architecture](module)
     config = {
         "model_type": f"manyheads-{module.config.architecture}",
         "vocab_size": module.config.vocab_size,
@@ -117,11 +116,6 @@ def _embedded(embedding: Any, ids: Tensor) -> Tensor:
 def _write_memory(module: LanguageModel) -> tuple[Any, list[str], dict[str, Any]]:
     config = module.config
     attending = config.attending
-    if attending.ext_len:
-        raise ConfigError(
-            f"the format onnx cannot hold a model with model.ext_len {attending.ext_len}; it has 0. Use manyheads"
-            " itself."
-        )
     num_memories = config.num_layers if attending.memory_len else 0
     memory = torch.zeros(2, 3, config.d_model)
     axes = ("batch_size", "sequence_length")
@@ -214,3 +208,6 @@ def _write_reformer(module: LanguageModel) -> tuple[Any, list[str], dict[str, An
         )
     longest = module.body.max_len
     return graph, notes, {"max_position_embeddings": longest} if longest else {}
+
+
+_WRITERS = {"transformer-xl": _write_memory, "reformer": _write_reformer}

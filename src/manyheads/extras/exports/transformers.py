@@ -2,7 +2,8 @@
 
 A post-norm Transformer becomes a MarianMTModel, a pre-norm one with a joint vocabulary a
 PegasusForConditionalGeneration, a Reformer a ReformerModelWithLMHead (or ReformerForMaskedLM). The command `convert`
-reads the folder again, with equal weights.
+reads the folder again, with equal weights. Other formats whose layout is that of a peer, of `extras.peers.FORMATS`, are
+written as `manyheads convert --to` writes them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import torch
 from safetensors import safe_open
 
 from manyheads.architectures.pretrained import load, read_config
-from manyheads.errors import ConfigError, needing_extra
-from manyheads.extras.exports import Check, ExportOptions
+from manyheads.errors import needing_extra
+from manyheads.extras.exports import Check, ExportOptions, NotComparedError, check_architecture
 from manyheads.extras.exports.compare import LIMIT, MOST_TOKENS, never_produced, reference, tokenizer_of
 from manyheads.extras.peers.convert import write_peer
 
@@ -24,8 +25,9 @@ __all__ = ["deviation", "write"]
 
 
 def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
-    """See `extras.exports`."""
-    peer = _peer_of(model)
+    """See `extras.exports`. A format other than `transformers` is the peer of this name."""
+    check_architecture(options.to, read_config(model).architecture)
+    peer = _peer_of(model) if options.to == "transformers" else options.to
     notes = write_peer(model, target, peer).notes
     if peer == "transformers/Reformer" and _has_output_bias(target):
         notes.append(
@@ -43,23 +45,19 @@ def _has_output_bias(target: Path) -> bool:
 def _peer_of(model: Path) -> str:
     """Return the name of the class in `peers.FORMATS`. Raises: ConfigError: transformers has none."""
     config = read_config(model)
-    if config.architecture == "transformer":
-        tokenizer_of(model, "transformers")
-        return "transformers/Pegasus" if config.norm_position == "pre" else "transformers/Marian"
     if config.architecture == "reformer":
         return "transformers/Reformer"
-    others = {
-        "transformer-xl": "transformers has had no class for it since version 4.36; transformers/TransfoXL is for"
-        " earlier ones",
-    }
-    raise ConfigError(
-        f"the format transformers cannot hold a {config.architecture} (model.architecture):"
-        f" {others.get(config.architecture, 'it has no such class')}. Use the folder with manyheads itself."
-    )
+    tokenizer_of(model, "transformers")
+    return "transformers/Pegasus" if config.norm_position == "pre" else "transformers/Marian"
 
 
 def deviation(model: Path, target: Path, sentences: list[list[int]], options: ExportOptions) -> Check:
-    """See `extras.exports`. The log-probabilities of the model's greedy outputs are compared."""
+    """See `extras.exports`. The log-probabilities of the model's greedy outputs are compared.
+
+    Raises: NotComparedError: of another format; the parity tests compare the peers' numbers.
+    """
+    if options.to != "transformers":
+        raise NotComparedError(f"the code of {options.to} is not a runtime that manyheads can call")
     package = _runtime()
     compared = _compare_reformers if read_config(model).architecture == "reformer" else _compare
     logs = package.utils.logging

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from manyheads.architectures.pretrained import read_config
 from manyheads.errors import ConfigError
-from manyheads.extras.exports import Check, ExportOptions, onnx
+from manyheads.extras.exports import Check, ExportOptions, check_architecture, onnx
 from manyheads.extras.exports.compare import tokenizer_of
 from manyheads.text.tokenizer import Tokenizer
 
@@ -34,12 +34,7 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
     Raises: ConfigError: --runtime is missing or incomplete, or the model does not translate.
     """
     config = read_config(model)
-    if config.task in ("classification", "spans"):
-        raise ConfigError(
-            f"the format web translates, which a {config.architecture} cannot. Use the folder with manyheads itself."
-        )
-    if not hasattr(config, "source_vocab_size"):
-        raise ConfigError(f"the format web translates, which a {config.architecture} cannot; use the format onnx.")
+    check_architecture("web", config.architecture)
     tokenizer = tokenizer_of(model, "web")
     if not isinstance(tokenizer, Tokenizer):
         raise ConfigError(

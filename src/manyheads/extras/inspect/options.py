@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from manyheads.cli.printing import say
 from manyheads.config.checks import between, check
-from manyheads.config.options import CommandPage, argument, group, option
+from manyheads.config.options import CommandPage, Shared, argument, group, option
 from manyheads.decoding.options import InspectionDeviceOptions
 from manyheads.errors import ConfigError
 from manyheads.nn.smoothing import SmoothingKind
@@ -44,7 +44,7 @@ PICTURES = ("png", "svg", "pdf")
 class ModelOptions:
     """A model, and the text that it reads."""
 
-    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
+    model: str = Shared.model()
     text: str = option("What the model reads.", metavar="TEXT")
     run_on: InspectionDeviceOptions = group(InspectionDeviceOptions)
 
@@ -198,7 +198,7 @@ class MasksOptions:
         metavar="N",
         default_is="0",
     )
-    json: bool = option("Print the masks as JSON.", default=False)
+    json: bool = Shared.json("Print the masks as JSON.")
     output: tuple[str, ...] = picture_option("masks.png")
 
 
@@ -218,9 +218,7 @@ layers of the models compute them.""",
 class PositionsOptions:
     """Options of `manyheads inspect positions`."""
 
-    model: str | None = argument(
-        "A model folder, a run folder, or owner/name on the Hugging Face hub.", default=None, metavar="MODEL"
-    )
+    model: str | None = Shared.model(None)
     d_model: int | None = option("Width, if no model is given.", metavar="N", default_is="64")
     layout: Literal["interleaved", "halves"] | None = option(
         "Order of sines and cosines if no model is given: interleaved as in the paper, or all sines first.",

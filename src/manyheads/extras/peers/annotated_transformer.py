@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.extras.peers.holding import TRANSFORMER, Holds
 from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, decode, encode, require, uniform_when_empty
 from manyheads.nn.attention.decoder_state import DecoderState
@@ -139,6 +140,17 @@ class AnnotatedTransformer(Peer):
         "decoder.layers.*.sublayer.2.norm.{a_2,b_2}": "body.decoder.layers.*.feed_forward_residual.norm.{weight,bias}",
         "*.norm.{a_2,b_2}": "body.*.norm.{weight,bias}",
     }
+    holds: ClassVar[Holds] = {
+        **TRANSFORMER,
+        "activation": ("relu",),
+        "attention": (DotProductAttentionConfig(),),
+        "bias": (True,),
+        "head_bias": (True,),
+        "norm": ("unbiased",),
+        "norm_position": ("pre",),
+        "positions": ("sinusoidal",),
+        "scale_embedding": (True,),
+    }
     # `pe[:64]` contains the first rows of a table of positions; a complete checkpoint has one table per side.
     unused = r"(.*\.)?pe(\[.*)?"
 
@@ -169,19 +181,11 @@ class AnnotatedTransformer(Peer):
     @classmethod
     def describe(cls, module: Seq2Seq) -> dict[str, Any]:
         config = module.config
-        cls.refuse({config.undivided: config.undivided, f"relative_bias {config.relative_bias}": config.relative_bias})
+        cls.check(config)
         cls.demand(
             config,
             {
-                "norm": "unbiased",
-                "norm_position": "pre",
                 "has_final_norm": True,
-                "activation": "relu",
-                "positions": "sinusoidal",
-                "scale_embedding": True,
-                "bias": True,
-                "head_bias": True,
-                "attention": DotProductAttentionConfig(),
                 "num_decoder_layers": config.num_encoder_layers,
                 "decoder_d_ff": config.decoder_d_ff and config.d_ff,
                 "num_decoder_heads": config.num_decoder_heads and config.num_heads,

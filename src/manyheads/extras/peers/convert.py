@@ -30,8 +30,7 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.catalogue import ARCHITECTURES
 from manyheads.checkpoint.format import write_tensors
 from manyheads.config.files import to_json
-from manyheads.decoding.generation_config import load_settings
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingSettings, load_settings
 from manyheads.errors import ConfigError, DataError, ModelFileError
 from manyheads.extras.peers import FORMATS, PEERS, marian_folder
 from manyheads.extras.peers.kimiyoung_transformer_xl import options_of_module
@@ -316,6 +315,10 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
     """
     if not FORMATS[peer].is_written:
         raise ConfigError(f"models of {peer} can be read, but not written; give another PEER for --to.")
+    held, config_of_model = FORMATS[peer].architecture, read_config(source)
+    if config_of_model.architecture != held:
+        raise ConfigError(f"{peer} cannot hold a {config_of_model.architecture}; it holds {held}.")
+    PEERS[peer].check(config_of_model)
     model = load(source)
     kept = _read_object(source / PEER_FILE) if (source / PEER_FILE).is_file() else {}
     kept = kept if kept.get("peer") == peer else {}
@@ -324,8 +327,6 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
     notes: list[str] = []
     if not translates and has_tokenizer(source):
         notes.append(f"The vocabulary was left out; {peer} has no file for it.")
-    if model.config.architecture != FORMATS[peer].architecture:
-        raise ConfigError(f"{peer} cannot hold a {model.config.architecture}.")
     if peer in SEQUENCE_MODELS and isinstance(model, Seq2Seq):
         model = fitted(model)
     config, weights = PEERS[peer].to_peer(model.body if peer == TORCH else model)

@@ -24,6 +24,7 @@ from manyheads.architectures.transformer_xl.layers import AbsoluteLayer
 from manyheads.architectures.transformer_xl.model import TransformerXL, distances_back
 from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
 from manyheads.errors import ConfigError, ModelFileError
+from manyheads.extras.peers.holding import TRANSFORMER_XL, Holds
 from manyheads.extras.peers.layout import Layout, Rule, flipped, stacked
 from manyheads.extras.peers.peer import Options, Peer, require
 from manyheads.extras.peers.xl_weights import (
@@ -77,6 +78,7 @@ class OfficialTransformerXL(Peer):
         "clamp_len": -1,
         "sample_softmax": -1,
     }
+    holds: ClassVar[Holds] = {**TRANSFORMER_XL, "norm_eps": (1e-5,)}
     unused = r".*pos_emb\.inv_freq"
 
     @classmethod
@@ -129,7 +131,7 @@ class OfficialTransformerXL(Peer):
         peer's tables.
         """
         config = module.config
-        cls.demand(config, {"norm_eps": 1e-5})
+        cls.check(config)
         learned, width = config.attention.endswith("learned"), config.num_heads * config.width_of_heads
         tgt_len = config.max_len - config.memory_len - config.ext_len if learned else 0
         clamp_len = -1 if config.clamp_len is None else config.clamp_len + (config.attention == "relative_learned")
@@ -140,7 +142,6 @@ class OfficialTransformerXL(Peer):
         cls.refuse(
             {
                 config.uneven_heads: config.uneven_heads,
-                f"relative_bias {config.relative_bias}": config.relative_bias,
                 in_heads: config.attention == "absolute_learned" and width != config.d_model,
                 "share_biases false and relative attention": unshared,
                 tables: tgt_len < 0,

@@ -25,6 +25,7 @@ from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import run_to_end, search_steps
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.extras.peers.holding import TRANSFORMER, Holds
 from manyheads.extras.peers.layout import Layout, Rule, export_weights
 from manyheads.extras.peers.marian_generation import MarianIds, settings_from_peer
 from manyheads.extras.peers.peer import Options, Peer, decode, encode, require
@@ -65,7 +66,6 @@ class Marian(Peer):
     origin = "transformers[ /]Marian"
     model_type: ClassVar[str] = "marian"
     model_class: ClassVar[str] = "MarianMTModel"
-    norm_position: ClassVar[str] = "post"
     # Options of earlier versions that change the computation.
     refused: ClassVar[tuple[str, ...]] = (
         "normalize_before",
@@ -108,6 +108,15 @@ class Marian(Peer):
         "attention_dropout": "attention_dropout",
         "activation_dropout": "feed_forward_dropout",
         "scale_embedding": "scale_embedding",
+    }
+    holds: ClassVar[Holds] = {
+        **TRANSFORMER,
+        "activation": tuple(ACTIVATIONS.values()),
+        "attention": (DotProductAttentionConfig(),),
+        "norm": ("layer",),
+        "norm_eps": (1e-5,),
+        "norm_position": ("post",),
+        "positions": ("sinusoidal", "sinusoidal_halves", "learned"),  # the first by `fitted`
     }
     head = r"model\.|lm_head\.|final_logits_bias"
     inputs = ("src", "src_mask", "decoder_input_ids", "decoder_mask", "labels")
@@ -196,16 +205,12 @@ class Marian(Peer):
     @classmethod
     def describe(cls, module: Seq2Seq) -> dict[str, Any]:
         config = module.config
-        cls.refuse({config.undivided: config.undivided, f"relative_bias {config.relative_bias}": config.relative_bias})
+        cls.check(config)
         cls.demand(
             config,
             {
-                "norm": "layer",
-                "norm_position": cls.norm_position,
-                "norm_eps": 1e-5,
-                "has_final_norm": cls.norm_position == "pre",
-                "bias": True,
-                "attention": DotProductAttentionConfig(),
+                "has_final_norm": cls.holds["norm_position"] == ("pre",),
+                "bias": True,  # as of `fitted`
                 "positions": "learned" if config.positions == "learned" else "sinusoidal_halves",
             },
         )
@@ -372,7 +377,7 @@ class Pegasus(Marian):
     origin = "transformers[ /]Pegasus"
     model_type = "pegasus"
     model_class = "PegasusForConditionalGeneration"
-    norm_position = "pre"
+    holds: ClassVar[Holds] = {**Marian.holds, "norm_position": ("pre",)}
     # The published models have normalize_before and add_final_layer_norm: what this class always does.
     refused = ("normalize_embedding", "tie_encoder_decoder")
     options: ClassVar[Options] = {

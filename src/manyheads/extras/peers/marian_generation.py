@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.config.build import build
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingSettings, drawing_options, facts_of, unsupported
 from manyheads.errors import ConfigError
 
 __all__ = ["MarianIds", "generation_to_peer", "never_produced", "settings_from_peer"]
@@ -39,6 +39,21 @@ _NEUTRAL: dict[str, Any] = {
     "max_time": None,
     "stop_strings": None,
 }
+
+
+# Options with another name or form there, and those that are no property of a model.
+_OTHERWISE = {
+    *("length_penalty", "length_penalty_kind", "max_new_tokens", "max_len_ratio", "max_len_offset", "min_new_tokens"),
+    *("banned_ids", "forced_prefix_ids", "forced_eos", "rules"),
+    *("well_formed", "keep_words", "max_tokens", "too_long", "seed"),
+}
+
+
+def _same_names(does_sample: bool) -> list[str]:
+    """The options that have the same name and value there."""
+    sampling = () if does_sample else ("do_sample", *drawing_options(DecodingSettings))
+    facts = facts_of(DecodingSettings)
+    return [name for name in facts if "transformers" in facts[name].engines and name not in {*_OTHERWISE, *sampling}]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,27 +95,18 @@ def settings_from_peer(generation: Mapping[str, Any], ids: MarianIds) -> Decodin
             raise ConfigError(f"{name} is {given[name]!r} in the generation options; our search has no such option.")
     options: dict[str, Any] = {
         "rules": "marian",
-        "num_beams": given.get("num_beams", 1),
-        "num_return_sequences": given.get("num_return_sequences", 1),
+        "num_beams": 1,
         "length_penalty": given.get("length_penalty", 1.0),
         "length_penalty_kind": "power",
-        "early_stopping": given.get("early_stopping", False),
         "max_new_tokens": _max_new_tokens(given),
         "min_new_tokens": given.get("min_new_tokens", max(0, _count(given, "min_length", 0) - 1)),
-        "no_repeat_ngram_size": given.get("no_repeat_ngram_size", 0),
-        "repetition_penalty": given.get("repetition_penalty", 1.0),
-        "renormalize_logits": given.get("renormalize_logits", False),
         "forced_eos": _forced_eos(given, ids),
         "banned_ids": _banned(given, ids),
         "forced_prefix_ids": (_count(given, "forced_bos_token_id", 0),) if "forced_bos_token_id" in given else (),
     }
-    if given.get("do_sample"):
-        options |= {
-            "do_sample": True,
-            "temperature": given.get("temperature", 1.0),
-            "top_k": given.get("top_k", 50),
-            "top_p": given.get("top_p", 1.0),
-        }
+    does_sample = bool(given.get("do_sample"))
+    options |= {"top_k": 50} if does_sample else {}
+    options |= {name: given[name] for name in _same_names(does_sample) if name in given}
     return build(DecodingSettings, options, "the generation options")
 
 
@@ -158,7 +164,11 @@ def generation_to_peer(settings: DecodingSettings, ids: MarianIds, max_len: int)
     """Return a generation_config.json for our settings, and a list of differences that the peer cannot express.
 
     Args: max_len: positions of the model; used as the limit if ours is proportional to the source.
+
+    Raises: ConfigError: an option in use that the peer does not have.
     """
+    if reason := unsupported(settings, "transformers"):
+        raise ConfigError(f"the generation option {reason} is none of transformers; leave it out of the model's.")
     differs = []
     if settings.rules == "manyheads":
         differs.append("beams stop by the peer's heuristic, not by our bound")
@@ -175,19 +185,11 @@ def generation_to_peer(settings: DecodingSettings, ids: MarianIds, max_len: int)
         "decoder_start_token_id": ids.start,
         "forced_eos_token_id": ids.eos if settings.forced_eos else None,
         "bad_words_ids": [[index] for index in sorted({ids.pad, ids.start, *settings.banned_ids} - {ids.eos})],
-        "num_beams": settings.num_beams,
-        "num_return_sequences": settings.num_return_sequences,
         "length_penalty": 0.0 if kind == "none" else penalty,
-        "early_stopping": settings.early_stopping,
         "max_length": settings.max_new_tokens + 1 if settings.max_new_tokens else max_len,
         "min_length": settings.min_new_tokens + 1 if settings.min_new_tokens else 0,
-        "no_repeat_ngram_size": settings.no_repeat_ngram_size,
-        "repetition_penalty": settings.repetition_penalty,
-        "renormalize_logits": settings.renormalize_logits,
+        **{name: getattr(settings, name) for name in _same_names(settings.do_sample)},
     }
-    if settings.do_sample:
-        names = ("do_sample", "temperature", "top_k", "top_p")
-        options |= {name: getattr(settings, name) for name in names}
     if len(settings.forced_prefix_ids) > 1:
         raise ConfigError(f"forced_prefix_ids has {len(settings.forced_prefix_ids)} ids; the peer can force one.")
     if settings.forced_prefix_ids:

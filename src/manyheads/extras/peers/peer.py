@@ -18,6 +18,7 @@ from manyheads.architectures.protocols import ModelConfig
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.extras.peers.holding import Holds, check_held, demand
 from manyheads.extras.peers.layout import Layout, export_gradients, export_weights, import_weights
 from manyheads.nn.attention.masks import Dense, Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
@@ -52,7 +53,8 @@ class Peer:
             ignores_others: whether other options are ignored; otherwise they are errors.
         inputs: shell patterns of its inputs, without `in.`; None: others are ignored.
         same: an option -> the field of our config that has the same value, where both directions are supported.
-        layout: the names of its weights and of ours. unused: a regular expression of names in its state dict that are
+        layout: the names of its weights and of ours. holds: of a whole model that is written, the fields of our config
+            that it has. unused: a regular expression of names in its state dict that are
             not parameters.
         module: our module, in evaluation mode. config: as given to `from_peer`. chosen: the options, with defaults.
     """
@@ -66,6 +68,7 @@ class Peer:
     inputs: ClassVar[tuple[str, ...] | None] = None
     same: ClassVar[Mapping[str, str]] = {}
     layout: ClassVar[Layout] = {}
+    holds: ClassVar[Holds] = {}
     unused: ClassVar[str] = ""
     head: ClassVar[str] = ""
 
@@ -202,10 +205,12 @@ class Peer:
     def demand(cls, config: object, wanted: Mapping[str, Any]) -> None:
         """Raises: ConfigError: our config has another value than the only one that the peer supports."""
         for name, value in wanted.items():
-            if getattr(config, name) != value:
-                raise ConfigError(
-                    f"{cls.name} cannot hold a model with {name} {getattr(config, name)!r}; it has {value!r}."
-                )
+            demand(cls.name, name, getattr(config, name), (value,))
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Raises: ConfigError: the peer cannot hold a model of this config."""
+        check_held(cls.name, config, cls.holds)
 
 
 def own_heads(module: Any) -> dict[str, bool]:

@@ -22,6 +22,7 @@ from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.reformer.layers import Call, ReformerLayer
 from manyheads.architectures.reformer.model import Reformer
 from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.extras.peers.holding import REFORMER, Holds
 from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, require
 from manyheads.nn.attention.observing import observe
@@ -92,6 +93,11 @@ class HFReformer(Peer):
         "num_attention_heads": "num_heads",
         "num_hashes": "num_hashes",
         "vocab_size": "vocab_size",
+    }
+    holds: ClassVar[Holds] = {
+        **REFORMER,
+        "activation": tuple(_ACTIVATIONS.values()),
+        "positions": ("axial", "learned"),
     }
     head = r"lm_head\."
     layout: ClassVar[Layout] = {
@@ -164,6 +170,7 @@ class HFReformer(Peer):
     @classmethod
     def describe(cls, module: LanguageModel) -> dict[str, Any]:
         config = module.config
+        cls.check(config)
         fixed = {
             **{"visible": "chunk", "within_bucket": False, "correct_duplicates": False},
             **{"look_across_rounds": True, "wrap": True, "exact_len": config.chunk_len},
@@ -173,12 +180,10 @@ class HFReformer(Peer):
             fixed["local_wrap"] = True
         cls.demand(config, fixed)
         exact = "full" in config.kinds or config.num_hashes < 1
-        other_positions = config.positions not in ("axial", "learned")
         cls.refuse(
             {
                 "local layers with slopes": config.local_slopes and "local" in config.kinds,
                 "layers that attend exactly; it has 'lsh' and 'local'": exact,
-                f"positions of the kind {config.positions!r}; it has 'axial' and 'learned'": other_positions,
             }
         )
         factors = list(config.lsh.factors(config.max_len))

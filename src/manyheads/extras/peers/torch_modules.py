@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.model import Decoder, Encoder
 from manyheads.errors import ConfigError, RequestError
+from manyheads.extras.peers.holding import TRANSFORMER, Holds
 from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, own_heads, require
+from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
 from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention, mask_of_torch
@@ -175,6 +177,13 @@ class TorchTransformer(Peer):
         "layer_norm_eps": "norm_eps",
         "bias": "bias",
     }
+    # Embeddings and the output are left out.
+    holds: ClassVar[Holds] = {
+        **TRANSFORMER,
+        "activation": ("relu", "gelu"),
+        "attention": (DotProductAttentionConfig(),),
+        "norm": ("layer",),
+    }
     inputs = ("src", "tgt", "src_mask", "tgt_mask", "memory_mask", "*_key_padding")
     layout: ClassVar[Layout] = {
         "*.layers.*.self_attn.in_proj_*": "*.layers.*.self_attn.{q,k,v}_proj.*",
@@ -208,12 +217,10 @@ class TorchTransformer(Peer):
         peer does not have.
         """
         config = module.config
-        cls.refuse({config.undivided: config.undivided, f"relative_bias {config.relative_bias}": config.relative_bias})
-        cls.demand(config, {"norm": "layer", "has_final_norm": True})
+        cls.check(config)
+        cls.demand(config, {"has_final_norm": True})
         cls.refuse(
             {
-                f"activation {config.activation!r}": config.activation not in ("relu", "gelu"),
-                f"attention {config.attention!r}": config.attention.kind != "dot_product",
                 f"decoder_d_ff {config.decoder_d_ff}": config.d_ff_of("decoder") != config.d_ff,
                 f"num_decoder_heads {config.num_decoder_heads}": config.heads_of("decoder") != config.num_heads,
             }

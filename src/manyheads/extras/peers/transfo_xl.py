@@ -16,6 +16,7 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
 from manyheads.errors import ConfigError
+from manyheads.extras.peers.holding import TRANSFORMER_XL, Holds
 from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer
 from manyheads.extras.peers.xl_weights import (
@@ -65,6 +66,7 @@ class TransfoXL(Peer):
         "attn_type": 0,
     }
     ignores_others = True
+    holds: ClassVar[Holds] = {**TRANSFORMER_XL, "attention": ("relative",), "ext_len": (0,)}
     head = r"crit\."
     unused = r".*pos_emb\.inv_freq"
 
@@ -101,12 +103,9 @@ class TransfoXL(Peer):
     @classmethod
     def describe(cls, module: LanguageModel) -> dict[str, Any]:
         config = module.config
-        cls.demand(config, {"attention": "relative", "ext_len": 0})
+        cls.check(config)
         no_limit = "clamp_len 0, which it treats as no limit"
-        biased = f"relative_bias {config.relative_bias}"
-        cls.refuse(
-            {config.uneven_heads: config.uneven_heads, biased: config.relative_bias, no_limit: config.clamp_len == 0}
-        )
+        cls.refuse({config.uneven_heads: config.uneven_heads, no_limit: config.clamp_len == 0})
         tied = list(config.tie_projections) or [False] * (len(config.cutoffs) + 1)
         return {
             "vocab_size": config.vocab_size,

@@ -15,11 +15,10 @@ import torch
 
 from manyheads.architectures.hub import resolve_model_path
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
-from manyheads.decoding.generation_settings import GenerationSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.search_problem import length_limits
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit

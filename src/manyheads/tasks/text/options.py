@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from manyheads.config.checks import at_least, check
-from manyheads.config.options import CommandPage, argument, group, option
+from manyheads.config.options import CommandPage, Shared, group, option
 from manyheads.data.lines import OnBadUtf8
-from manyheads.decoding.model_options import EnsembleOptions
-from manyheads.decoding.options import DeviceOptions
+from manyheads.decoding.options import DeviceOptions, EnsembleOptions
 from manyheads.errors import ConfigError
 from manyheads.tasks.text.prepare_options import PREPARE
 
@@ -26,7 +25,7 @@ __all__ = [
 class EvaluateOptions:
     """Options of `manyheads evaluate` for a language model."""
 
-    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
+    model: str = Shared.model()
     data: str | None = option(
         "A folder written by prepare --task lm with the model's vocabulary, or embedded:crime-and-punishment.",
         metavar="DATA",
@@ -71,7 +70,7 @@ class EvaluateOptions:
     dry_run: bool = option(
         "Read only the first segments, and print how much time and memory the whole text would take.", default=False
     )
-    json: bool = option("Print one JSON object.", default=False)
+    json: bool = Shared.json()
     models: EnsembleOptions = group(EnsembleOptions)
     run_on: DeviceOptions = group(DeviceOptions)
 
@@ -89,14 +88,11 @@ class EvaluateOptions:
 class ScoreOptions:
     """Options of `manyheads score` for a language model."""
 
-    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
+    model: str = Shared.model()
     text: str = option("Texts, one per line, plain or gzip; - is standard input.", default="-", metavar="FILE")
-    output: str = option("File for the scores; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    output: str = Shared.output("the scores")
     tokens: bool = option("JSON lines with the log-probability of every token.", default=False)
-    on_bad_utf8: OnBadUtf8 = option(
-        "If a line is not UTF-8: fail, replace its bad bytes, or skip it (it is scored as an empty line).",
-        default="fail",
-    )
+    on_bad_utf8: OnBadUtf8 = Shared.on_bad_utf8("it is scored as an empty line")
     max_rows: int = option("Number of lines that are read in parallel.", default=64, metavar="N")
     models: EnsembleOptions = group(EnsembleOptions)
     run_on: DeviceOptions = group(DeviceOptions)

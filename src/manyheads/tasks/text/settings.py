@@ -9,7 +9,7 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import configs_of
 from manyheads.config.checks import at_least, check
 from manyheads.data.settings import DUPLICATION, SegmentSettings
-from manyheads.decoding.generation_settings import GenerationSettings
+from manyheads.decoding.settings import GenerationSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading
 from manyheads.text.settings import VocabularySettings

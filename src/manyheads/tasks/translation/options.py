@@ -7,10 +7,15 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
-from manyheads.config.options import CommandPage, argument, given_options, group, option
-from manyheads.decoding.model_options import EnsembleOptions, RerankingOptions
-from manyheads.decoding.options import DeviceOptions, SearchDeviceOptions, TranslationDeviceOptions
-from manyheads.decoding.search_options import DecodingOptions
+from manyheads.config.options import CommandPage, Shared, given_options, group, option
+from manyheads.decoding.options import (
+    DecodingOptions,
+    DeviceOptions,
+    EnsembleOptions,
+    RerankingOptions,
+    SearchDeviceOptions,
+    TranslationDeviceOptions,
+)
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import BleuTokenizer
 from manyheads.tasks import preparation
@@ -118,17 +123,13 @@ class PrepareOptions(PairOptions):
 class SearchEvaluateOptions:
     """Options of `manyheads evaluate` for translation and for parsing."""
 
-    model: str = argument(
-        "A model folder, a run folder, or owner/name on the Hugging Face hub.", default="", metavar="MODEL"
-    )
+    model: str = Shared.model("")
     split: Literal["test", "valid"] | None = option("Which part of the data.", default_is="test if there is one")
     output: str | None = option(
         "Save the translations or trees, one per line.", default=None, metavar="FILE", aliases=("-o",)
     )
-    json: bool = option("Print one JSON object.", default=False)
-    on_bad_utf8: Literal["fail", "replace"] = option(
-        "A line that is not UTF-8: fail, or replace its bad bytes.", default="fail"
-    )
+    json: bool = Shared.json()
+    on_bad_utf8: Literal["fail", "replace"] = Shared.on_bad_utf8()
     models: EnsembleOptions = group(EnsembleOptions)
     run_on: SearchDeviceOptions = group(SearchDeviceOptions)
     decoding: DecodingOptions = group(DecodingOptions)
@@ -138,9 +139,7 @@ class SearchEvaluateOptions:
 class EvaluateOptions(SearchEvaluateOptions):
     """Options of `manyheads evaluate` for a translator."""
 
-    model: str = argument(  # declared again, so that it stands before the others
-        "A model folder, a run folder, or owner/name on the Hugging Face hub.", default="", metavar="MODEL"
-    )
+    model: str = Shared.model("")  # declared again, so that it stands before the others
     source: str | None = option("Source sentences, one per line, plain or gzip.", default=None, metavar="FILE")
     reference: tuple[str, ...] = option(
         "Reference translations, line by line; several files are several references for each sentence.",
@@ -208,17 +207,15 @@ class EvaluateOptions(SearchEvaluateOptions):
 class ScoreOptions:
     """Options of `manyheads score` for a translator or a parser."""
 
-    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
+    model: str = Shared.model()
     source: str = option("Source sentences, one per line, plain or gzip; - is standard input.", metavar="FILE")
     target: str = option("Their translations, line by line.", metavar="FILE")
-    output: str = option("File for the scores; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    output: str = Shared.output("the scores")
     target_lang: str | None = option(
         "Target language, for a model that translates into several.", default=None, metavar="TAG"
     )
     tokens: bool = option("JSON lines with the log-probability of every token.", default=False)
-    on_bad_utf8: Literal["fail", "replace"] = option(
-        "A line that is not UTF-8: fail, or replace its bad bytes.", default="fail"
-    )
+    on_bad_utf8: Literal["fail", "replace"] = Shared.on_bad_utf8()
     max_tokens: int | None = option(
         "Maximum size of a batch in tokens: rows x longest side. A longer side does not fit.",
         metavar="N",

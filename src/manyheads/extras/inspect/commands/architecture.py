@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from manyheads.cli.command_line.command import command
 from manyheads.cli.machine import set_up_machine
-from manyheads.config.options import CommandPage, argument, option
+from manyheads.config.options import CommandPage, Shared, option
 from manyheads.extras.inspect.options import PICTURES, check_kinds, picture_option, write_figure
 from manyheads.files.json_object import json_text
 
@@ -17,8 +17,8 @@ __all__ = ["PAGE", "ArchitectureOptions", "run"]
 class ArchitectureOptions:
     """Options of `manyheads inspect architecture`."""
 
-    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
-    json: bool = option("Print a JSON object with blocks and operations.", default=False)
+    model: str = Shared.model()
+    json: bool = Shared.json("Print a JSON object with blocks and operations.")
     output: tuple[str, ...] = picture_option("architecture.png")
     operations: tuple[str, ...] = option(
         f"Files for the operations of attention: .{', .'.join(PICTURES)}.",

@@ -10,7 +10,7 @@ from manyheads.cli.command_line.command import command
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say
 from manyheads.config.checks import between, check
-from manyheads.config.options import CommandPage, argument, option
+from manyheads.config.options import CommandPage, Shared, option
 from manyheads.errors import ConfigError
 from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
 from manyheads.files.json_object import json_text
@@ -30,7 +30,7 @@ _MOST_TOKENS = 500
 class EmbeddingsOptions:
     """Options of `manyheads inspect embeddings`."""
 
-    model: str = argument("A model folder, a run folder, or owner/name on the Hugging Face hub.", metavar="MODEL")
+    model: str = Shared.model()
     words: tuple[str, ...] = option(
         "Words whose neighbours are printed and drawn. A word of several tokens is the mean of their vectors.",
         default=(),
@@ -47,7 +47,7 @@ class EmbeddingsOptions:
     side: Literal["source", "target"] | None = option(
         "For a translator: the side whose embeddings are used.", default=None, default_is="source"
     )
-    json: bool = option("Print a JSON object with the neighbours and the points of the map.", default=False)
+    json: bool = Shared.json("Print a JSON object with the neighbours and the points of the map.")
     output: tuple[str, ...] = picture_option("embeddings.png")
 
     def __post_init__(self) -> None:

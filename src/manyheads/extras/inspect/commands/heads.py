@@ -8,7 +8,7 @@ from manyheads.cli.command_line.command import command
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say_or_json
 from manyheads.cli.watching.phases import showing_if_long
-from manyheads.config.options import CommandPage, argument, given_options, group, option, refuse_given
+from manyheads.config.options import CommandPage, Shared, argument, given_options, group, refuse_given
 from manyheads.decoding.options import InspectionDeviceOptions
 from manyheads.extras.inspect.heads.options import HeadTextOptions
 from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
@@ -21,7 +21,7 @@ class HeadsOptions:
     """Options of `manyheads inspect heads`."""
 
     model: str = argument("A model folder or a run folder: a transformer or a transformer-xl.", metavar="MODEL")
-    json: bool = option("Print a JSON object with the figures of every head.", default=False)
+    json: bool = Shared.json("Print a JSON object with the figures of every head.")
     output: tuple[str, ...] = picture_option("heads.png")
     text: HeadTextOptions = group(HeadTextOptions)
     run_on: InspectionDeviceOptions = group(InspectionDeviceOptions)

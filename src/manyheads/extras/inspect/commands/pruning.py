@@ -9,7 +9,7 @@ from manyheads.cli.command_line.command import command
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say_or_json
 from manyheads.cli.watching.phases import showing_if_long
-from manyheads.config.options import CommandPage, group, option
+from manyheads.config.options import CommandPage, Shared, group
 from manyheads.decoding.options import InspectionDeviceOptions
 from manyheads.extras.inspect.heads.options import CurveOptions
 from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
@@ -21,7 +21,7 @@ __all__ = ["PAGE", "PruningOptions", "run"]
 class PruningOptions(CurveOptions):
     """Options of `manyheads inspect pruning`."""
 
-    json: bool = option("Print a JSON array of the points.", default=False)
+    json: bool = Shared.json("Print a JSON array of the points.")
     output: tuple[str, ...] = picture_option("pruning.png")
     run_on: InspectionDeviceOptions = group(InspectionDeviceOptions)
 

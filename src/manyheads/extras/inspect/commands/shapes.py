@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from manyheads.cli.command_line.command import command
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say_or_json
-from manyheads.config.options import CommandPage, option
+from manyheads.config.options import CommandPage, Shared, option
 from manyheads.extras.inspect.options import ModelOptions
 
 __all__ = ["PAGE", "ShapesOptions", "run"]
@@ -21,7 +21,7 @@ class ShapesOptions(ModelOptions):
         "The translation; without it, the model's own.", default=None, metavar="TEXT", default_is="the model's own"
     )
     every_layer: bool = option("Print all layers, also those that repeat an earlier layer.", default=False)
-    json: bool = option("Print a JSON array of objects with module, name, shape and equation.", default=False)
+    json: bool = Shared.json("Print a JSON array of objects with module, name, shape and equation.")
 
 
 PAGE = CommandPage(

@@ -27,9 +27,7 @@ from manyheads.architectures.pretrained import load, read_config, read_languages
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.data.progress import Progress
-from manyheads.decoding.generation_config import read_settings
-from manyheads.decoding.generation_settings import GenerationSettings
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingSettings, GenerationSettings, read_settings
 from manyheads.decoding.shortlist import shortlist_files
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, DataError, RequestError

@@ -6,16 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from manyheads.config.checks import at_least, check
-from manyheads.config.options import CommandPage, argument, group, option
-from manyheads.decoding.model_options import EnsembleOptions
-from manyheads.decoding.options import DeviceOptions
+from manyheads.config.options import CommandPage, Shared, group, option
+from manyheads.decoding.options import DeviceOptions, EnsembleOptions
 from manyheads.errors import ConfigError
 from manyheads.tasks import preparation
 from manyheads.tasks.translation.options import TokenizerOptions
 
 __all__ = ["EVALUATE", "PREPARE", "SCORE", "EvaluateOptions", "PrepareOptions", "ScoreOptions", "TreeOptions"]
-
-_MODEL = "A model folder, a run folder, or owner/name on the Hugging Face hub."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +36,7 @@ class PrepareOptions(preparation.PrepareOptions):
 class TreeOptions:
     """Options that name trees and say how a model reads them."""
 
-    on_bad_utf8: Literal["fail", "replace"] = option(
-        "If a line is not UTF-8: fail, or replace its bad bytes.", default="fail"
-    )
+    on_bad_utf8: Literal["fail", "replace"] = Shared.on_bad_utf8()
     max_tokens: int = option("Maximum size of a batch in words: rows x longest sentence.", default=1024, metavar="N")
     models: EnsembleOptions = group(EnsembleOptions)
     run_on: DeviceOptions = group(DeviceOptions)
@@ -54,14 +49,14 @@ class TreeOptions:
 class EvaluateOptions(TreeOptions):
     """Options of `manyheads evaluate` for a chart parser."""
 
-    model: str = argument(_MODEL, metavar="MODEL")
+    model: str = Shared.model()
     trees: str | None = option(
         "The right trees, in brackets; the sentences are their words.", default=None, metavar="FILE"
     )
     data: str | None = option("A folder written by prepare --task spans.", metavar="DATA", default_is="the run's")
     split: Literal["test", "valid"] | None = option("Which part of the data.", default_is="test if there is one")
     output: str | None = option("Save the trees, one per line.", default=None, metavar="FILE", aliases=("-o",))
-    json: bool = option("Print one JSON object.", default=False)
+    json: bool = Shared.json()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,9 +73,9 @@ class EvaluateOptions(TreeOptions):
 class ScoreOptions(TreeOptions):
     """Options of `manyheads score` for a chart parser."""
 
-    model: str = argument(_MODEL, metavar="MODEL")
+    model: str = Shared.model()
     trees: str = option("Trees in brackets; - is standard input.", metavar="FILE")
-    output: str = option("File for the scores; - is standard output.", default="-", metavar="FILE", aliases=("-o",))
+    output: str = Shared.output("the scores")
 
     @property
     def inputs(self) -> tuple[str, ...]:

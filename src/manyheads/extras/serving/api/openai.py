@@ -22,6 +22,7 @@ from pydantic import Field
 from manyheads import __version__
 from manyheads.decoding.continuation import NewToken
 from manyheads.decoding.generation import context_settings
+from manyheads.decoding.settings import GenerationSettings, drawing_options
 from manyheads.extras.serving.api.shared import (
     STREAMED,
     Ids,
@@ -30,7 +31,9 @@ from manyheads.extras.serving.api.shared import (
     Number,
     Text,
     Texts,
+    body_of,
     finite,
+    given,
     large_answer,
     server_event,
     whole_or_events,
@@ -54,7 +57,7 @@ class StreamOptions(LooseBody):
     include_usage: bool = False
 
 
-class CompletionBody(LooseBody):
+class CompletionBody(body_of(GenerationSettings, "openai", LooseBody)):  # type: ignore[misc]
     """A request for completions. Unknown fields are ignored, as OpenAI's clients expect."""
 
     model: Text | None = None
@@ -67,9 +70,6 @@ class CompletionBody(LooseBody):
     stop: Text | Texts | None = None
     temperature: Annotated[Number, Field(ge=0)] | None = 1.0
     top_p: Number | None = 1.0
-    top_k: int | None = None
-    min_p: Number | None = None
-    repetition_penalty: Number | None = None
     seed: int | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -248,16 +248,16 @@ class _Completion:
             "stop": stops,
             "seed": secrets.randbits(31) if body.seed is None else body.seed,
         }
-        if self._is_sampled:
-            overrides |= {
-                "temperature": 1.0 if body.temperature is None else body.temperature,
-                "top_p": 1.0 if body.top_p is None else body.top_p,
-                "top_k": max(0, body.top_k or 0),  # vLLM's clients send -1 for "all"
-                "min_p": body.min_p or 0.0,
-            }
-        if body.repetition_penalty is not None:
-            overrides["repetition_penalty"] = body.repetition_penalty
-        return overrides
+        options = given(body, GenerationSettings, "openai")
+        if "top_k" in options:
+            options["top_k"] = max(0, options["top_k"])  # vLLM's clients send -1 for "all"
+        drawing = drawing_options(GenerationSettings)
+        if self._is_sampled:  # the protocol's own defaults, and not the model's
+            sent = {"temperature": body.temperature, "top_p": body.top_p}
+            overrides |= drawing | {name: value for name, value in sent.items() if value is not None}
+        else:
+            options = {name: value for name, value in options.items() if name not in drawing}
+        return overrides | options
 
     async def _encode(self) -> None:
         prompt: Any = self._body.prompt

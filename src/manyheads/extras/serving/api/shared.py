@@ -16,8 +16,10 @@ from urllib.parse import parse_qsl
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
+from manyheads.config.merge import field_types
+from manyheads.decoding.settings import facts_of
 from manyheads.extras.serving.refusals import Refusal
 from manyheads.extras.serving.served import ServedTranslator, find_model
 from manyheads.extras.serving.service import Service, is_few
@@ -32,6 +34,7 @@ __all__ = [
     "STREAMED",
     "Text",
     "Texts",
+    "body_of",
     "dump",
     "finite",
     "form_schema",
@@ -89,9 +92,25 @@ class LooseBody(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
-def given(body: BaseModel, *names: str) -> dict[str, Any]:
-    """Return those of the named fields that the client sent with a value other than null."""
-    return {name: getattr(body, name) for name in names if getattr(body, name) is not None}
+def body_of(settings: type, protocol: str, base: type[BaseModel]) -> type[BaseModel]:
+    """Return a body with the options of a protocol: of those that are not given, the model's hold."""
+    kinds = {float: Number, tuple[int, ...]: Ids, tuple[str, ...]: Texts}
+    types, names = field_types(settings), option_names(settings, protocol)
+    made: dict[str, Any] = {name: (kinds.get(types[name], types[name]) | None, None) for name in names}
+    return create_model(settings.__name__, __base__=base, **made)
+
+
+def option_names(settings: type, protocol: str) -> list[str]:
+    """The options that a protocol has."""
+    return [name for name, facts in facts_of(settings).items() if protocol in facts.http]
+
+
+def given(body: BaseModel, settings: type, protocol: str) -> dict[str, Any]:
+    """Return the options of a protocol that the client sent with a value other than null."""
+    sent = {name: getattr(body, name) for name in option_names(settings, protocol)}
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in sent.items() if value is not None
+    }
 
 
 def finite(value: float) -> float | None:

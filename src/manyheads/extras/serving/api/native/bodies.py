@@ -8,40 +8,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import Tensor
 
-from manyheads.extras.serving.api.shared import Body, Ids, Number, Text, Texts, finite
+from manyheads.decoding.settings import DecodingSettings, GenerationSettings
+from manyheads.extras.serving.api.shared import Body, Ids, Text, Texts, body_of, finite
 
-__all__ = [
-    "AttentionBody",
-    "GenerateBody",
-    "SAMPLING_OPTIONS",
-    "SEARCH_OPTIONS",
-    "ScoreBody",
-    "TranslateBody",
-    "of_alternatives",
-    "of_tokens",
-    "rounded",
-]
+__all__ = ["AttentionBody", "GenerateBody", "ScoreBody", "TranslateBody", "of_alternatives", "of_tokens", "rounded"]
 
 _MOST_NGRAM = 100
 """Every n-gram of a prompt is kept, so their memory is n times that of the prompt."""
 
 
-class SearchBody(Body):
-    """Options of a search and of sampling; those that are not given are the model's."""
-
-    max_new_tokens: int | None = None
-    min_new_tokens: int | None = None
-    do_sample: bool | None = None
-    temperature: Number | None = None
-    top_k: int | None = None
-    top_p: Number | None = None
-    repetition_penalty: Number | None = None
-    no_repeat_ngram_size: Annotated[int, Field(le=_MOST_NGRAM)] | None = None
-    num_return_sequences: int | None = None
-    seed: int | None = None
-
-
-class TranslateBody(SearchBody):
+class TranslateBody(body_of(DecodingSettings, "native", Body)):  # type: ignore[misc]
     """A request for translations. Options that are not given are the model's."""
 
     model: Text | None = Field(None, description="Name of the model; default: the first that translates.")
@@ -59,13 +35,10 @@ class TranslateBody(SearchBody):
     top_log_probs: int = Field(0, ge=0, le=20, description="Alternatives of each token of the best translation.")
     forced_prefix: Text | None = Field(None, description="How the translation begins; for one sentence.")
     forced_prefix_ids: Ids | None = Field(None, description="The same as token ids.")
-    num_beams: int | None = None
-    length_penalty: Number | None = None
-    length_penalty_kind: Literal["gnmt", "power", "none"] | None = None
-    early_stopping: bool | Literal["never"] | None = None
+    no_repeat_ngram_size: Annotated[int, Field(le=_MOST_NGRAM)] | None = None
 
 
-class GenerateBody(SearchBody):
+class GenerateBody(body_of(GenerationSettings, "native", Body)):  # type: ignore[misc]
     """A request for continuations. Options that are not given are the model's."""
 
     model: Text | None = Field(None, description="Name of the model; default: the first language model.")
@@ -74,8 +47,7 @@ class GenerateBody(SearchBody):
     stream: bool = Field(False, description="Send the text as server-sent events while it is generated.")
     top_log_probs: int = Field(0, ge=0, le=20, description="Alternatives of each token, best first.")
     stop: Texts | None = Field(None, description="Texts that end a continuation.", max_length=16)
-    min_p: Number | None = None
-    memory_len: int | None = None
+    no_repeat_ngram_size: Annotated[int, Field(le=_MOST_NGRAM)] | None = None
 
 
 class ScoreBody(Body):
@@ -104,10 +76,6 @@ class AttentionBody(Body):
     kind: Literal["cross", "encoder", "decoder"] = "cross"
     layer: Annotated[int, Field(ge=0)] | None = None
     head: Annotated[int, Field(ge=0)] | None = None
-
-
-SEARCH_OPTIONS = (*SearchBody.model_fields, "num_beams", "length_penalty", "length_penalty_kind", "early_stopping")
-SAMPLING_OPTIONS = (*SearchBody.model_fields, "min_p", "memory_len")
 
 
 def of_tokens(

@@ -11,10 +11,10 @@ from fastapi.responses import Response
 from torch import Tensor
 
 from manyheads.decoding.continuation import NewToken
+from manyheads.decoding.settings import GenerationSettings
 from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.truncation import scored_limit
 from manyheads.extras.serving.api.native.bodies import (
-    SAMPLING_OPTIONS,
     AttentionBody,
     GenerateBody,
     ScoreBody,
@@ -48,10 +48,7 @@ class GenerateJob:
     def __init__(self, service: Service, request: Request, body: GenerateBody, model: ServedGenerator) -> None:
         self._service, self._request, self._body, self._model = service, request, body, model
         self._prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        overrides = given(body, *SAMPLING_OPTIONS)
-        if body.stop is not None:
-            overrides["stop"] = tuple(body.stop)
-        self._settings = model.settings(overrides)
+        self._settings = model.settings(given(body, GenerationSettings, "native"))
         self._rows: list[Row] = []
         self._num_prompt_tokens = 0  # without the token that begins a document
 

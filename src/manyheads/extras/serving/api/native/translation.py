@@ -16,13 +16,7 @@ from manyheads.decoding.kept_texts import Candidate
 from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import prefix_ids
-from manyheads.extras.serving.api.native.bodies import (
-    SEARCH_OPTIONS,
-    TranslateBody,
-    of_alternatives,
-    of_tokens,
-    rounded,
-)
+from manyheads.extras.serving.api.native.bodies import TranslateBody, of_alternatives, of_tokens, rounded
 from manyheads.extras.serving.api.shared import finite, given, large_answer, server_event, translator_for
 from manyheads.extras.serving.jobs import Done, Row
 from manyheads.extras.serving.refusals import Refusal, invalid, openai_error
@@ -61,7 +55,7 @@ class TranslateJob:
 
         found = await service.each(self._request, cut, self._texts, len)
         self._sentences = [(number, sentence) for number, each in enumerate(found) for sentence in each]
-        overrides = given(body, *SEARCH_OPTIONS)
+        overrides = given(body, DecodingSettings, "native")
         forced = body.forced_prefix_ids
         if body.forced_prefix is not None:
             if forced is not None:
