@@ -72,8 +72,8 @@ def export(model: Path, target: Path, options: list[str]) -> dict[str, Any]:
     }
 
 
-def ours(model: Path, precision: Any) -> Translate:
-    translator = Translator.from_pretrained(model, device="cpu", precision=precision)
+def ours(model: Path) -> Translate:
+    translator = Translator.from_pretrained(model, device="cpu")
 
     def translate(texts: Texts) -> list[str]:
         found = translator.translate(
@@ -157,8 +157,7 @@ def whole(translate: Translate, texts: Texts) -> list[str]:
 
 def open_sides(model: Path, work: Path, threads: int) -> dict[str, Callable[[], Translate]]:
     return {
-        "manyheads": lambda: ours(model, "fp32"),
-        "manyheads int8": lambda: ours(model, "int8"),
+        "manyheads": lambda: ours(model),
         "transformers": lambda: with_transformers(work / "transformers"),
         "ctranslate2": lambda: with_ctranslate2(work / "ctranslate2", model, threads),
         "ctranslate2 int8": lambda: with_ctranslate2(work / "ctranslate2 int8", model, threads),
@@ -169,9 +168,7 @@ def open_sides(model: Path, work: Path, threads: int) -> dict[str, Callable[[], 
 
 def measure(model: Path, work: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Return name -> figures of every format; `refused` holds the reason where there are none."""
-    sides: dict[str, dict[str, Any]] = {"manyheads": {}, "manyheads int8": {}}
-    weights = model / "model.safetensors"
-    sides["manyheads"]["num_bytes"] = sides["manyheads int8"]["num_bytes"] = weights.stat().st_size
+    sides: dict[str, dict[str, Any]] = {"manyheads": {"num_bytes": (model / "model.safetensors").stat().st_size}}
     for name, asked in EXPORTS.items():
         if name.startswith("web"):
             asked = [*asked, "--runtime", options.runtime] if options.runtime else asked

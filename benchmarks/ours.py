@@ -51,7 +51,6 @@ from manyheads.training.run.step import Stepper  # noqa: E402
 from manyheads.training.settings import OptimiserSettings, RunConfig, TrainingSettings  # noqa: E402
 
 Precision = Literal["fp32", "bf16"]
-DecodingPrecision = Literal["fp32", "bf16", "int8"]
 
 CPU = torch.device("cpu")
 RATE = 1e-4
@@ -137,7 +136,7 @@ def reformer(precision: Precision, length: int) -> Step:
     return Step(step, length, 1, precision, parameters, work)
 
 
-def decode(folder: str, precision: DecodingPrecision = "fp32", compiles: bool = False) -> Step:
+def decode(folder: str, precision: Precision = "fp32", compiles: bool = False) -> Step:
     """Decoding with a peer's weights, the source and the beams that it left in a folder.
 
     Args: compiles: with the steps of the search compiled, before anything is timed.
@@ -152,7 +151,7 @@ def decode(folder: str, precision: DecodingPrecision = "fp32", compiles: bool = 
     model = marian.module.eval()
     parameters = _count(model)
     narrow(model, precision)
-    pack(model, precision)
+    pack(model)
     searched = CompiledSteps(model) if compiles else model
     source, length = torch.tensor(told["source"]), len(told["found"][0])
     lengths = torch.full((len(source),), source.shape[1])
@@ -173,7 +172,7 @@ def decode(folder: str, precision: DecodingPrecision = "fp32", compiles: bool = 
     return Step(step, len(source) * length, 1, precision, parameters, work)
 
 
-def shortlisted(vocab_size: int, count: int = 0, precision: DecodingPrecision = "fp32") -> Step:
+def shortlisted(vocab_size: int, count: int = 0) -> Step:
     """Greedy search with random weights and words that are as frequent as in text (Zipf's law), also as candidates.
 
     Args: count: of the shortlist, as `--shortlist` takes it; 0: the whole vocabulary.
@@ -181,7 +180,7 @@ def shortlisted(vocab_size: int, count: int = 0, precision: DecodingPrecision = 
     torch.manual_seed(0)
     config = TransformerConfig(**PAIRS | {"source_vocab_size": vocab_size, "target_vocab_size": vocab_size})
     model = build_model(config).eval()
-    pack(model, precision)
+    pack(model)
     sentences, length, special = 32, 32, 3
     frequencies = 1 / torch.arange(1, vocab_size - special + 1)
 
@@ -203,11 +202,11 @@ def shortlisted(vocab_size: int, count: int = 0, precision: DecodingPrecision = 
     settings = DecodingSettings(num_beams=1, max_new_tokens=2 * length, min_new_tokens=2 * length)
 
     def step() -> None:
-        with inference(CPU, precision):
+        with inference(CPU, "fp32"):
             steps = search_steps(model, source, lengths, settings, pad_id=0, bos_id=1, eos_id=2, shortlist=shortlist)
             run_to_end(steps)
 
-    return Step(step, sentences * 2 * length, 1, precision, _count(model))
+    return Step(step, sentences * 2 * length, 1, "fp32", _count(model))
 
 
 def attention(kind: str, precision: Precision, batch: int, length: int) -> Step:

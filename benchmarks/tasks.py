@@ -144,47 +144,31 @@ def _decoding(task: str, how: str) -> Comparison:
         for compiles in (False, True)
         for precision in ("fp32", "bf16")
     ]
-    int8 = [
-        Entry(
-            f"manyheads, int8{', compiled' * compiles}",
-            "ours:decode",
-            {"precision": "int8", "compiles": compiles},
-            shares=True,
-        )
-        for compiles in (False, True)
-    ]
     others = [_peer(task, f"CTranslate2 {kind}", named=f"CTranslate2, {kind}") for kind in ("float32", "int8")]
     return Comparison(
         title=f"Decoding {how}, MarianMT's weights, in fp32 the same ids: 32 sentences of 32 tokens, 64 tokens forced",
         unit="tokens/s",
-        entries=(marian, *ours, *int8, *others),
-        pairs=(
-            *((side.name, peer.name) for side in (*ours, *int8) for peer in (marian, *others)),
-            *((one.name, side.name) for one in int8 for side in ours),
-        ),
+        entries=(marian, *ours, *others),
+        pairs=tuple((side.name, peer.name) for side in ours for peer in (marian, *others)),
     )
 
 
 def _shortlist(vocab_size: int) -> Comparison:
-    """Without peers: what a shortlist gains, alone and with int8."""
-    counts, precisions = (0, 50, 100), ("fp32", "int8")
-    sides = {
-        (precision, count): Entry(
-            f"{f'shortlist {count}' if count else 'the whole vocabulary'}, {precision}",
+    """Without peers: what a shortlist gains."""
+    whole, *sides = (
+        Entry(
+            f"{f'shortlist {count}' if count else 'the whole vocabulary'}, fp32",
             "ours:shortlisted",
-            {"vocab_size": vocab_size, "count": count, "precision": precision},
+            {"vocab_size": vocab_size, "count": count},
         )
-        for precision in precisions
-        for count in counts
-    }
+        for count in (0, 50, 100)
+    )
     return Comparison(
         title=f"Decoding greedily with a shortlist, vocabulary {vocab_size:,}: 3 + 3 layers, 256/1024, 4 heads,"
         " 32 sentences of 32 tokens, 64 tokens forced",
         unit="tokens/s",
-        entries=tuple(sides.values()),
-        pairs=tuple(
-            (sides[precision, count].name, sides[precision, 0].name) for precision in precisions for count in counts[1:]
-        ),
+        entries=(whole, *sides),
+        pairs=tuple((side.name, whole.name) for side in sides),
         has_products=False,
     )
 

@@ -15,7 +15,6 @@ from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels import policy
-from manyheads.nn.kernels.int8 import PackedInt8, measure_int8
 from manyheads.nn.kernels.linear import Packed
 from manyheads.nn.kernels.precision import measure_precision
 from manyheads.nn.layers import Linear
@@ -32,8 +31,8 @@ __all__ = [
     "warn_of_slow_bf16",
 ]
 
-InferencePrecision = Literal["fp32", "bf16", "int8"]
-Precision = Literal["auto", "fp32", "bf16", "int8"]
+InferencePrecision = Literal["fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16"]
 
 
 def choose_device(name: str | torch.device = "auto") -> torch.device:
@@ -60,18 +59,17 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
 def choose_precision(name: str, device: torch.device) -> InferencePrecision:
     """Return the precision itself, or for `auto` the faster one of fp32 and bf16 (see `kernels.precision`).
 
-    Raises: RequestError: the precision is unknown, the device has no bf16 products, or int8 is not faster on it.
+    Raises: RequestError: the precision is unknown or another engine's, or the device has no bf16 products.
     """
     if name == "fp32":
         return "fp32"
+    if name == "int8":
+        raise RequestError(
+            "precision is int8, in which only the engine ctranslate2 computes: for translators that are loaded from a"
+            " folder; use fp32, bf16 or auto."
+        )
     if name not in get_args(Precision):
         raise RequestError(f"precision is {name!r}; use {', '.join(get_args(Precision))}.")
-    if name == "int8":
-        if device.type != "cpu":
-            raise RequestError(f"precision is int8, which runs on a CPU, but the device is {device}; use fp32 or auto.")
-        if reason := measure_int8().reason:
-            raise RequestError(f"precision is int8, but {reason}; use fp32, bf16 or auto.")
-        return "int8"
     measured = measure_precision(device)
     if name == "auto":
         return measured.choice
@@ -106,16 +104,12 @@ def narrow(model: nn.Module, precision: InferencePrecision) -> None:
                     setattr(module, name, nn.Parameter(wide.detach().to(torch.bfloat16), requires_grad=False))
 
 
-def pack(model: nn.Module, precision: InferencePrecision = "fp32") -> None:
+def pack(model: nn.Module) -> None:
     """Keep a second copy of the weights of linear layers where products with it are faster: see `kernels.linear`.
 
-    For `int8` the copy has 8 bits and is used for all large products (see `kernels.int8`); otherwise it is in oneDNN's
-    layout. Use this only for inference, after `narrow`. If weights change later, the new values are used; but a change
-    through `weight.data` is not detected: call this function again.
-
-    Raises: RequestError: precision is int8, and no linear layer of the model is large enough for it.
+    Use this only for inference, after `narrow`. If weights change later, the new values are used; but a change through
+    `weight.data` is not detected: call this function again.
     """
-    kind, num_packed = PackedInt8 if precision == "int8" else Packed, 0
     for module in model.modules():
         if isinstance(module, MultiHeadAttention | RelativeAttention):
             maps: tuple[nn.Module, ...] = (module.q_proj, module.k_proj, module.v_proj)
@@ -123,13 +117,7 @@ def pack(model: nn.Module, precision: InferencePrecision = "fp32") -> None:
             maps = (module,)
         else:
             continue
-        module.packed = kind(*maps) if kind.is_worthwhile(*maps) else None
-        num_packed += module.packed is not None
-    if precision == "int8" and not num_packed:
-        raise RequestError(
-            f"precision is int8, but the model has no linear layer of {policy.LEAST_INT8_WEIGHT:,} weights or more; in"
-            " smaller ones int8 is not faster. Use fp32 or auto."
-        )
+        module.packed = Packed(*maps) if Packed.is_worthwhile(*maps) else None
 
 
 def on_cpu_by_default() -> AbstractContextManager[Any]:

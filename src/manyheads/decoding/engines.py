@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Search: TypeAlias = Callable[[Sequence[list[int]], DecodingSettings], list[list[Hypothesis]]]
 
-__all__ = ["EngineName", "SearchEngine", "open_engine"]
+__all__ = ["EngineName", "SearchEngine", "engine_named", "open_engine"]
 
 EngineName = Literal["torch", "ctranslate2", "auto"]
 
@@ -29,10 +29,12 @@ class SearchEngine(Protocol):
 
     choice: a sentence that says which engine was taken and why; "" before the first call of `takes`.
     longest_source: tokens of the longest source that it takes, EOS included.
+    is_int8: it computes in 8 bits.
     """
 
     choice: str
     longest_source: int
+    is_int8: bool
 
     def takes(self, settings: DecodingSettings, own_search: Search) -> bool:
         """Return whether this engine does searches with these settings; otherwise `own_search` does.
@@ -54,11 +56,26 @@ class SearchEngine(Protocol):
 _OTHERS = ("ctranslate2", "auto")
 
 
-def open_engine(name: EngineName, folder: Path, *, runs_plainly: str) -> SearchEngine | None:
+def engine_named(name: EngineName | None, precision: str) -> EngineName:
+    """Return the engine that searches; if none is named, ctranslate2 for precision int8, otherwise torch.
+
+    Raises: RequestError: another engine than ctranslate2 is named for int8.
+    """
+    if precision == "int8" and name not in (None, "ctranslate2"):
+        raise RequestError(
+            f"precision is int8, in which only the engine ctranslate2 computes, but the engine is {name}; name"
+            " ctranslate2 or none, or use precision fp32 or bf16."
+        )
+    return name or ("ctranslate2" if precision == "int8" else "torch")
+
+
+def open_engine(name: EngineName, folder: Path, *, runs_plainly: str, is_int8: bool = False) -> SearchEngine | None:
     """Return an engine for a model folder; None for `torch`.
 
-    Args: runs_plainly: "" if the translator computes in float32 on the CPU, uncompiled; otherwise a description of how
-        it runs.
+    Args:
+        runs_plainly: "" if the translator computes in float32 on the CPU, uncompiled; otherwise a description of how
+            it runs.
+        is_int8: the engine computes in 8 bits.
 
     Raises: RequestError: there is no engine of this name; or ctranslate2 cannot run the model in this way.
         ConfigError: CTranslate2 cannot hold the model. MissingExtraError: it is not installed.
@@ -67,5 +84,5 @@ def open_engine(name: EngineName, folder: Path, *, runs_plainly: str) -> SearchE
         return None
     if name not in _OTHERS:
         raise RequestError(f"engine is {name!r}; it must be one of {', '.join(('torch', *_OTHERS))}.")
-    engine: SearchEngine = load(HOOKS["ctranslate2"])(name, folder, runs_plainly)
+    engine: SearchEngine = load(HOOKS["ctranslate2"])(name, folder, runs_plainly, is_int8)
     return engine

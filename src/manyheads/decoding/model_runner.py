@@ -16,7 +16,6 @@ from manyheads.architectures.pretrained import load, read_config, save_pretraine
 from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, ModelTask
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.device import (
-    InferencePrecision,
     Precision,
     choose_device,
     choose_precision,
@@ -61,15 +60,13 @@ class ModelRunner(Generic[M]):
         self.device = choose_device(device)
         self.precision = choose_precision(precision, self.device)
         self.plain = plain
-        if plain and (compile_steps or self.precision == "int8"):
-            option = "compile_steps" if compile_steps else "precision int8"
-            raise RequestError(f"plain computes with torch's own operations alone, not with {option}; leave one out.")
+        if plain and compile_steps:
+            raise RequestError(
+                "plain computes with torch's own operations alone, not with compile_steps; leave one out."
+            )
         self.model = model
         if isinstance(model, nn.Module):
             model.to(self.device).eval()
-            if self.precision == "int8":
-                with on_cpu_by_default():
-                    pack(model, "int8")
         self.steps: Any = CompiledSteps(model) if compile_steps else model  # type: ignore[arg-type]
 
     def prepare_weights(self) -> None:
@@ -80,7 +77,7 @@ class ModelRunner(Generic[M]):
         assert isinstance(self.model, nn.Module)
         with on_cpu_by_default():
             narrow(self.model, self.precision)
-            if self.precision != "int8" and not self.plain:  # int8 is packed already
+            if not self.plain:
                 pack(self.model)
 
     @property
@@ -95,7 +92,7 @@ class ModelRunner(Generic[M]):
             self.model.to(chosen)
             if not self.plain:
                 with on_cpu_by_default():
-                    pack(self.model, self.precision)  # the copies of weights in a faster layout belong to a device
+                    pack(self.model)  # the copies of weights in a faster layout belong to a device
         self.device = chosen
         if self.is_compiled:
             self.steps = CompiledSteps(self.model)  # type: ignore[arg-type]
@@ -119,7 +116,7 @@ class RunsModel(Generic[M]):
         return self.runner.device
 
     @property
-    def precision(self) -> InferencePrecision:
+    def precision(self) -> str:
         return self.runner.precision
 
     def to(self, device: str | torch.device) -> Self:
@@ -135,7 +132,7 @@ class RunsEncoder(RunsModel[M]):
         model: a composite; it is put into evaluation mode.
         tokenizer: of texts.
         device: the device of the model; `auto` chooses one.
-        precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device; `int8`: see `Translator`.
+        precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device.
 
     Attributes: task: of the model, as in `ARCHITECTURES`. ensemble: the class that makes one model of several.
 

@@ -27,7 +27,6 @@ __all__ = [
     "DeviceOptions",
     "EnsembleOptions",
     "GenerationOptions",
-    "InspectionDeviceOptions",
     "RerankingOptions",
     "SearchDeviceOptions",
     "TranslationDeviceOptions",
@@ -41,10 +40,8 @@ class DeviceOptions:
     """Where the model runs."""
 
     device: str = option("auto, cpu, cuda, cuda:0 ... or mps.", default="auto", metavar="NAME")
-    precision: Literal["auto", "fp32", "bf16", "int8"] = option(
-        "bf16 computes in mixed precision; auto chooses it if it is faster on this device. int8 rounds weights and "
-        "inputs of large linear layers to 8 bits; for CPUs.",
-        default="fp32",
+    precision: Literal["auto", "fp32", "bf16"] = option(
+        "bf16 computes in mixed precision; auto chooses it if it is faster on this device.", default="fp32"
     )
 
     def announce(self) -> None:
@@ -63,8 +60,7 @@ class DeviceOptions:
     def fixed_precision(self) -> InferencePrecision:
         """The precision, which for `auto` is fp32 or bf16. Warns if bf16 is asked for where it is slower.
 
-        Raises: RequestError: the device has no bf16 products, or int8 is not faster on it. ConfigError: `auto` with
-            several processes.
+        Raises: RequestError: the device has no bf16 products. ConfigError: `auto` with several processes.
         """
         if self.precision == "fp32":
             return "fp32"
@@ -80,15 +76,6 @@ class DeviceOptions:
         if chosen == "bf16" and process.is_main:
             warn_of_slow_bf16(device)
         return chosen
-
-
-@dataclass(frozen=True, kw_only=True)
-class InspectionDeviceOptions(DeviceOptions):
-    """Device and precision of a model that is inspected: without int8, which only approximates the model."""
-
-    precision: Literal["auto", "fp32", "bf16"] = option(
-        "bf16 computes in mixed precision; auto chooses it if it is faster on this device.", default="fp32"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +102,21 @@ class SearchDeviceOptions(DeviceOptions):
 class TranslationDeviceOptions(SearchDeviceOptions):
     """Device, precision and shortlist."""
 
+    precision: Literal["auto", "fp32", "bf16", "int8"] = option(  # type: ignore[assignment]
+        "bf16 computes in mixed precision; auto chooses it if it is faster on this device. int8 searches with "
+        "CTranslate2, with weights and their inputs in 8 bits; for CPUs (needs manyheads[ct2]).",
+        default="fp32",
+    )
     shortlist: int | None = option(
         "Search only among likely words: the N most frequent ones, and N translations of each word in a batch. "
         "`manyheads shortlist` learns them.",
         metavar="N",
         default_is="the whole vocabulary",
     )
+
+    def fixed_precision(self) -> Any:
+        """See `DeviceOptions.fixed_precision`; int8 is the engine's."""
+        return "int8" if self.precision == "int8" else super().fixed_precision()
 
     def __post_init__(self) -> None:
         check(self, "--", at_least(1), "shortlist", hint=". To search the whole vocabulary, leave it out")
@@ -184,7 +180,7 @@ class RerankingOptions(EnsembleOptions):
             return translator
         from manyheads.decoding.translator import Translator
 
-        reverse = Translator.from_pretrained(self.rerank, translator.device, translator.precision)
+        reverse = Translator.from_pretrained(self.rerank, translator.device, translator.runner.precision)
         return translator.reranked_by(reverse, self.rerank_weight)
 
     def record(self) -> dict[str, Any]:

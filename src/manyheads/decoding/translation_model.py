@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Literal, Self, Unpack
 
 import torch
 
@@ -18,7 +18,7 @@ from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.config.build import build
 from manyheads.decoding.constraints import check_ids
 from manyheads.decoding.device import Precision, choose_device, choose_precision
-from manyheads.decoding.engines import EngineName, open_engine
+from manyheads.decoding.engines import EngineName, engine_named, open_engine
 from manyheads.decoding.model_runner import ModelRunner, RunsModel, check_same_vocabulary, model_folder
 from manyheads.decoding.reranking import Reranker, check_reranking, check_reverse
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings, check_drawing, load_settings
@@ -75,12 +75,12 @@ class TranslationModel(RunsModel[Searchable]):
         cls,
         path: str | Path | Sequence[str | Path],
         device: str | torch.device = "auto",
-        precision: Precision = "fp32",
+        precision: Precision | Literal["int8"] = "fp32",
         *,
         compile_steps: bool = False,
         revision: str | None = None,
         shortlist: int | None = None,
-        engine: EngineName = "torch",
+        engine: EngineName | None = None,
         plain: bool = False,
     ) -> Self:
         """Load a translator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
@@ -90,13 +90,16 @@ class TranslationModel(RunsModel[Searchable]):
 
         `revision` is a branch, tag or commit of a model on the hub.
         With `bf16` its linear layers are cast permanently (see `device.narrow`): the model cannot be trained or saved.
-        On a CPU a second copy of their weights may be kept in a faster layout (see `device.pack`).
+        With `int8` the engine ctranslate2 searches, with weights and their inputs rounded to 8 bits; all else, such as
+        scores and attention, is computed in fp32.
+        On a CPU a second copy of the linear layers' weights may be kept in a faster layout (see `device.pack`).
 
         Args:
             shortlist: use the folder's shortlist, with so many frequent words and translations of each source word.
-            engine: what searches: `torch`; `ctranslate2`, on the CPU in fp32 and without token log-probabilities, with
-                an export that is kept beside the model; `auto`: ctranslate2 if it has all options of a call and is
-                faster in a measurement, else torch (see `TextSearch.choose_engine`).
+            engine: what searches: `torch`; `ctranslate2`, on the CPU in fp32 or int8 and without token
+                log-probabilities, with an export that is kept beside the model; `auto`: ctranslate2 in fp32 if it has
+                all options of a call and is faster in a measurement, else torch (see `TextSearch.choose_engine`). None:
+                ctranslate2 for int8, otherwise torch.
 
         Raises: ModelFileError: a file is missing, damaged or refused. ConfigError, DataError: the content of a file is
             invalid, CTranslate2 cannot hold the model, or the models cannot be averaged. RequestError: the engine has
@@ -105,15 +108,18 @@ class TranslationModel(RunsModel[Searchable]):
         paths = [path] if isinstance(path, str | Path) else list(path)
         if not paths:
             raise ConfigError("an ensemble needs at least one model, but the list of paths is empty.")
+        engine = engine_named(engine, precision)
         if len(paths) > 1 and engine != "torch":
-            raise RequestError(f"engine {engine} searches one model, but {len(paths)} are given; use engine torch.")
+            otherwise = "precision fp32 or bf16" if precision == "int8" else "engine torch"
+            raise RequestError(f"engine {engine} searches one model, but {len(paths)} are given; use {otherwise}.")
         folders = [model_folder(one, "translation", revision) for one in paths]
         folder = folders[0]
         tokenizer = load_tokenizer(folder)
         for other in folders[1:]:
             _check_alike(folder, tokenizer, other)
         chosen = choose_device(device)
-        choose_precision(precision, chosen)  # its errors come before weights are read
+        of_torch: Precision = "fp32" if precision == "int8" else precision
+        choose_precision(of_torch, chosen)  # its errors come before weights are read
         models = [_load_model(one, tokenizer, chosen) for one in folders]
         model = models[0] if len(models) == 1 else Ensemble(models)
         words: Shortlist | None = None
@@ -122,11 +128,18 @@ class TranslationModel(RunsModel[Searchable]):
             words = Shortlist.load(folder, shortlist, vocabulary=tokenizer.digest, sizes=sizes)
         settings = load_settings(folder)
         options: dict[str, Any] = {"compile_steps": compile_steps, "shortlist": words, "plain": plain}
-        made = cls(model, tokenizer, settings, device, precision, **options)
+        made = cls(model, tokenizer, settings, device, of_torch, **options)
         made.runner.prepare_weights()
         made.languages = read_languages(folder)
-        made.search = replace(made.search, engine=open_engine(engine, folder, runs_plainly=made.search.runs_as()))
+        opened = open_engine(engine, folder, runs_plainly=made.search.runs_as(), is_int8=precision == "int8")
+        made.search = replace(made.search, engine=opened)
         return made
+
+    @property
+    def precision(self) -> str:
+        """Of the search: `int8` if another engine computes in it, otherwise the model's."""
+        engine = self.search.engine
+        return "int8" if engine is not None and engine.is_int8 else self.runner.precision
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write a model folder that `from_pretrained` reads: weights, tokenizer, settings and languages.

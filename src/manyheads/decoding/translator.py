@@ -36,8 +36,8 @@ class Translator(TranslationModel):
         tokenizer: of both sides: a `Tokenizer` for both languages, or another toolkit's.
         settings: default decoding options of all calls; default `DecodingSettings()`.
         device: the device of the model; `auto` chooses one.
-        precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device; `int8`: large products
-            with weights and rows quantised to 8 bits, on a CPU where that is faster.
+        precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device. (`from_pretrained` also
+            takes `int8`.)
         compile_steps: compile a step of the search (see `compiled.CompiledSteps`); the first batch is slow.
         shortlist: search only candidates for each batch and not the whole vocabulary; not with compile_steps.
         plain: compute with torch's own operations alone, for example to compare; see `kernels.policy.fast`.

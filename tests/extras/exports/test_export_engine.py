@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from export_models import LINES, write_transformer
@@ -65,6 +65,8 @@ def test_a_missing_runtime_is_told_with_its_remedy(
         return
     with pytest.raises(MissingExtraError, match=r"pip install 'manyheads\[ct2\]'"):
         export_model(model, tmp_path / "out", ExportOptions(to=name))
+    with pytest.raises(MissingExtraError, match=r"pip install 'manyheads\[ct2\]'"):
+        Translator.from_pretrained(model, device="cpu", precision="int8")
     assert not list(tmp_path.iterdir())
 
 
@@ -100,13 +102,14 @@ def test_every_format_has_its_module_and_a_line_in_the_help(capsys: pytest.Captu
 
 
 @pytest.fixture(scope="module")
-def translators(tmp_path_factory: pytest.TempPathFactory) -> tuple[Translator, Translator]:
-    """The same model with our own search and with CTranslate2's."""
+def translators(tmp_path_factory: pytest.TempPathFactory) -> tuple[Translator, ...]:
+    """The same model with our own search, with CTranslate2's, and with that in int8."""
     pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
     folder = write_transformer(tmp_path_factory.mktemp("engine") / "model", norm_position="pre")
     return (
         Translator.from_pretrained(folder, device="cpu"),
         Translator.from_pretrained(folder, device="cpu", engine="ctranslate2"),
+        Translator.from_pretrained(folder, device="cpu", precision="int8"),
     )
 
 
@@ -117,7 +120,7 @@ class TestEngine:
     def _needs_the_runtime(self) -> None:
         pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 
-    def test_greedy_outputs_are_equal_at_every_limit(self, translators: tuple[Translator, Translator]) -> None:
+    def test_greedy_outputs_are_equal_at_every_limit(self, translators: tuple[Translator, ...]) -> None:
         texts = [*LINES, "", "a cat and a dog " * 5]
         for limits in ({"max_len_ratio": 1.0, "max_len_offset": 2}, {"max_new_tokens": 7}):
             options: Any = {"num_beams": 1, "length_penalty_kind": "power", "length_penalty": 0.6, **limits}
@@ -126,9 +129,9 @@ class TestEngine:
             assert [one[0].text for one in ours] == [one[0].text for one in theirs]
             assert [one[0].score for one in theirs] == pytest.approx([one[0].score for one in ours], abs=1e-3)
 
-    def test_beams_have_our_scores(self, translators: tuple[Translator, Translator]) -> None:
+    def test_beams_have_our_scores(self, translators: tuple[Translator, ...]) -> None:
         options: Any = {"num_beams": 3, "num_return_sequences": 3, "length_penalty_kind": "power", "max_new_tokens": 9}
-        ours, theirs = (one.translate_nbest(LINES, **options, renormalize_logits=True) for one in translators)
+        ours, theirs = (one.translate_nbest(LINES, **options, renormalize_logits=True) for one in translators[:2])
         best = {(number, *found.tokens): found.score for number, rows in enumerate(ours) for found in rows}
         found = [((number, *one.tokens), one.score) for number, rows in enumerate(theirs) for one in rows]
         common = [(score, best[key]) for key, score in found if key in best]
@@ -145,12 +148,12 @@ class TestEngine:
         ],
     )
     def test_what_it_cannot_search_is_refused(
-        self, options: dict[str, Any], said: str, translators: tuple[Translator, Translator]
+        self, options: dict[str, Any], said: str, translators: tuple[Translator, ...]
     ) -> None:
         with pytest.raises(RequestError, match=said):
             translators[1].translate("the cat", **options)
 
-    def test_a_long_source_is_refused(self, translators: tuple[Translator, Translator]) -> None:
+    def test_a_long_source_is_refused(self, translators: tuple[Translator, ...]) -> None:
         with pytest.raises(RequestError, match="at most 2048"):
             translators[1].translate("a " * 3000, num_beams=1)
 
@@ -226,6 +229,35 @@ class TestEngine:
         with pytest.raises(RequestError, match="one of torch, ctranslate2, auto"):
             Translator.from_pretrained(model, device="cpu", engine=wrong)
 
+    def test_int8_rounds_the_search_and_nothing_else(self, translators: tuple[Translator, ...]) -> None:
+        ours, theirs, narrow = translators
+        assert (narrow.precision, narrow.runner.precision, theirs.precision) == ("int8", "fp32", "fp32")
+        options: Any = {"num_beams": 1, "max_new_tokens": 5}
+        assert narrow.search.choose_engine(narrow.options(**options)) == "engine ctranslate2 in int8"
+        wide, rounded = (one.translate_nbest(LINES, **options) for one in (theirs, narrow))
+        off = [abs(a[0].score - b[0].score) for a, b in zip(wide, rounded, strict=True)]
+        assert max(off) > 1e-5  # float32 deviates by a tenth of that
+        assert min(off) < 0.2
+        assert narrow.score(LINES, LINES) == ours.score(LINES, LINES)
+        with pytest.raises(RequestError, match=r"'gnmt' .* use precision fp32 or bf16"):
+            narrow.translate("the cat", num_beams=4)
+
+    def test_where_int8_is_refused(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refused(match: str, path: Any = model, **options: Any) -> None:
+            with pytest.raises(RequestError, match=match):
+                Translator.from_pretrained(path, **{"device": "cpu", "precision": "int8", **options})
+
+        for engine in ("torch", "auto"):
+            refused(f"the engine is {engine}; name ctranslate2 or none, or use precision fp32 or bf16", engine=engine)
+        refused("searches one model, but 2 are given; use precision fp32", path=[model, model])
+        whole = Translator.from_pretrained(model, device="cpu")
+        with pytest.raises(RequestError, match=r"precision is int8, in which only .* use fp32, bf16 or auto"):
+            Translator(whole.model, whole.tokenizer, precision=cast(Any, "int8"))
+        import ctranslate2
+
+        monkeypatch.setattr(ctranslate2, "get_supported_compute_types", lambda device: {"float32"})
+        refused("has no int8 products on this processor; use fp32")
+
     def test_the_command_line(
         self, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -241,6 +273,15 @@ class TestEngine:
         assert "manyheads: engine ctranslate2" in capfd.readouterr().err
         assert main([*command, "--engine", "ctranslate2", "--json"]) == 2
         assert "use --engine torch" in capfd.readouterr().err
+        assert len(run("--precision", "int8").splitlines()) == 2
+        assert "manyheads: engine ctranslate2 in int8" in capfd.readouterr().err
+        for more, said in (
+            (("--json",), "--json gives token log-probabilities, which --precision int8 may not have"),
+            (("--engine", "torch"), "only the engine ctranslate2 computes, but the engine is torch"),
+            (("--ensemble", str(folder)), "--precision int8 searches one model, but 2 are named"),
+        ):
+            assert main([*command, "--precision", "int8", *more]) == 2
+            assert said in capfd.readouterr().err
 
 
 def test_a_parser_is_sent_to_the_command_that_writes_trees(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from starlette.testclient import TestClient
 
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.jobs import Done, RuntimeBatch
 from manyheads.extras.serving.settings import ServingSettings
@@ -25,6 +25,7 @@ class Counted:
 
     def __init__(self, runtime: Any) -> None:
         self.runtime, self.choice, self.longest_source, self.searched = runtime, "", runtime.longest_source, 0
+        self.is_int8 = runtime.is_int8
 
     def takes(self, *given: Any) -> bool:
         return bool(self.runtime.takes(*given))
@@ -106,4 +107,7 @@ def test_a_row_that_is_dropped_is_not_searched() -> None:
 
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(ConfigError, match="torch, ctranslate2"):
-        ServingSettings(engine="marian")
+        ServingSettings(engine=cast(Any, "marian"))
+    with pytest.raises(RequestError, match=r"precision is int8, .* but the engine is torch"):
+        ServingSettings(engine="torch", precision="int8")
+    assert ServingSettings(precision="int8").engine is None

@@ -176,7 +176,7 @@ def test_what_resumed_work_depends_on(folders: Folders) -> None:
         ("generate A It --ensemble B nowhere", "there is no folder nowhere"),
         ("generate A It --ensemble R --compile", "steps of this ensemble cannot be compiled"),
         ("generate A It --ensemble R --memory-len 9", "memory_len is 9, but a reformer sees all that it has read"),
-        ("generate A It --ensemble B --precision int8", "precision is int8, but "),
+        ("generate A It --ensemble B --precision int8", "precision is 'int8'; choose one of: auto, fp32, bf16"),
         ("evaluate A --text TEXT --ensemble R --memory-len 9", "memory_len is 9, but a reformer has no memory"),
         ("evaluate A --text TEXT --ensemble R --ext-len 4", "ext_len is 4, but a reformer has no memory"),
         (

@@ -1,4 +1,4 @@
-"""`manyheads shortlist`, `--shortlist N` and `--precision int8`, as a user gives them."""
+"""`manyheads shortlist` and `--shortlist N`, as a user gives them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from manyheads.distributed.sharded_lines import run_lines
 from manyheads.extras.documents import files as documents
 from manyheads.extras.documents.translating import Unit, UnitTranslator
 from manyheads.files.verify import make_manifest, verify_folder
-from manyheads.nn.kernels import policy
-from manyheads.nn.kernels.int8 import OVERRIDE, has_int8
 from manyheads.tasks.translation import evaluate
 from manyheads.text.tokenizer import Tokenizer
 
@@ -172,36 +170,3 @@ def test_a_shortlist_of_another_model(
     other = content.replace(digest, b"0" * len(digest))
     assert "was learned with another vocabulary (000000000000) than the model's" in told_with(other, listed=True)
     assert f"contents of {SHORTLIST} differ from their SHA-256" in told_with(content[:-1] + b"\1", listed=False)
-
-
-@pytest.mark.skipif(not has_int8(), reason="this processor or build of torch has no FBGEMM")
-def test_precision_int8(
-    manyheads: Cli,
-    folder: Path,
-    files: tuple[Path, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv(OVERRIDE, "on")
-    source, target = files
-    assert manyheads("translate", folder, source, "--precision", "int8") == 2
-    assert "no linear layer of 131,072 weights or more" in capsys.readouterr().err
-    monkeypatch.setattr(policy, "LEAST_INT8_WEIGHT", 1)
-    evaluated = ("evaluate", folder, "--source", source, "--reference", target, "--json")
-    nats = []
-    for precision in ("fp32", "int8"):
-        assert manyheads(*evaluated, "--precision", precision) == 0
-        record = json.loads(capsys.readouterr().out)
-        assert record["protocol"]["precision"] == precision
-        nats.append(record["likelihood"]["nats_per_token"])
-    assert nats[0] != nats[1]
-    assert nats[1] == pytest.approx(nats[0], rel=0.02)
-    for command in (("translate", folder, source), ("score", folder, "--source", source, "--target", target)):
-        assert manyheads(*command, "--precision", "int8") == 0
-        assert capsys.readouterr().out.count("\n") >= 8
-    assert manyheads("inspect", "shapes", folder, "--precision", "int8") == 2
-    assert manyheads("train", "--preset", "debug", "--precision", "int8") == 2
-    assert "precision is 'int8'; choose one of: auto, fp32, bf16" in capsys.readouterr().err
-    monkeypatch.setenv(OVERRIDE, "off")
-    assert manyheads("translate", folder, source, "--precision", "int8") == 2
-    assert "precision is int8, but the environment variable MANYHEADS_INT8 is off" in capsys.readouterr().err

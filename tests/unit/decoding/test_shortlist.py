@@ -23,7 +23,6 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.shortlist import SHORTLIST, Shortlist
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.nn.kernels import policy
-from manyheads.nn.kernels.int8 import has_int8
 
 VOCAB = 40
 SPECIAL: dict[str, Any] = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
@@ -269,44 +268,3 @@ def test_ids_out_of_range_are_refused(tmp_path: Path, changes: dict[str, Tensor]
     (tmp_path / SHORTLIST).write_bytes(shortlist_of(1, **changes).to_bytes())
     with pytest.raises(ModelFileError, match="do not fit"):
         Shortlist.load(tmp_path, 5, **SIZES)
-
-
-@pytest.mark.skipif(not has_int8(), reason="this processor or build of torch has no FBGEMM")
-def test_a_trained_model_finds_the_same_in_8_bits(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "LEAST_INT8_WEIGHT", 1)
-    wide, wide_listed = found_by(trained, None), found_by(trained, shortlist_of(5))
-    pack(trained, "int8")
-    try:
-        narrow, narrow_listed = found_by(trained, None), found_by(trained, shortlist_of(5))
-    finally:
-        pack(trained)
-    assert ids_of(wide) == ids_of(narrow)
-    assert ids_of(wide_listed) == ids_of(narrow_listed)
-    off = [abs(a[0].sum_log_prob - b[0].sum_log_prob) for a, b in zip(wide, narrow, strict=True)]
-    assert max(off) > 0
-    assert max(off) < 0.2
-
-
-@pytest.mark.skipif(not has_int8(), reason="this processor or build of torch has no FBGEMM")
-@pytest.mark.parametrize("architecture", ["transformer-xl", "reformer", "reformer-seq2seq"])
-def test_other_architectures_in_8_bits(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log-probabilities of a whole text: near those in fp32, and those of cached steps."""
-    monkeypatch.setattr(policy, "LEAST_INT8_WEIGHT", 1)
-    config = ARCHITECTURES[architecture].presets["debug"]
-    sizes = ("vocab_size",) if hasattr(config, "vocab_size") else ("source_vocab_size", "target_vocab_size")
-    torch.manual_seed(0)
-    made = ARCHITECTURES[architecture].build(replace(config, **dict.fromkeys(sizes, VOCAB))).eval()
-    ids = torch.randint(3, VOCAB, (2, 16), generator=torch.Generator().manual_seed(1))
-
-    def log_probs() -> Tensor:
-        with inference(CPU, "fp32"):
-            if len(sizes) == 2:
-                return torch.as_tensor(made.log_probs(ids, torch.tensor([16, 16]), ids))
-            hidden, _ = made.body(ids, state=made.body.start(2))
-            return torch.as_tensor(made.head.log_probs(hidden))
-
-    wide = log_probs()
-    pack(made, "int8")
-    narrow = log_probs()
-    assert (wide - narrow).abs().max() > 0
-    assert (wide - narrow).abs().mean() < 0.1  # a few vectors of a Reformer get another hash, and differ by more

@@ -11,7 +11,7 @@ from manyheads.config.build import build
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import CommandPage, Shared, argument, group, option, refuse_given
 from manyheads.data.lines import OnBadUtf8
-from manyheads.decoding.engines import EngineName
+from manyheads.decoding.engines import EngineName, engine_named
 from manyheads.decoding.options import DecodingOptions, RerankingOptions, TranslationDeviceOptions
 from manyheads.decoding.settings import DecodingSettings, check_drawing, load_settings
 from manyheads.errors import ConfigError
@@ -43,10 +43,10 @@ class TranslateOptions:
         "For parsers: write the text that the model generated, not the tree made from it.", default=False
     )
     on_bad_utf8: OnBadUtf8 = Shared.on_bad_utf8("the output has an empty line")
-    engine: EngineName = option(
+    engine: EngineName | None = option(
         "Search engine: torch; ctranslate2 (needs manyheads[ct2]; stores an export beside the model); or auto, which "
         "measures both and uses ctranslate2 if it is faster and supports all options.",
-        default="torch",
+        default_is="torch; for --precision int8 ctranslate2",
     )
     lines_at_once: int = option(
         "Maximum number of lines that are translated together; fewer if a pipe contains fewer at the moment.",
@@ -69,15 +69,18 @@ class TranslateOptions:
                 "--rerank": self.models.rerank,
             }
             refuse_given(given, "--terms gives one translation a line by beam search; leave out {}.")
-        if self.models.ensemble and self.engine != "torch":
+        engine = engine_named(self.engine, self.run_on.precision)
+        if engine == "torch":
+            return
+        by = "--precision int8" if self.run_on.precision == "int8" else f"--engine {engine}"
+        if self.models.ensemble:
             raise ConfigError(
-                f"--engine {self.engine} searches one model, but {1 + len(self.models.ensemble)} are named; leave out"
-                " --engine or --ensemble."
+                f"{by} searches one model, but {1 + len(self.models.ensemble)} are named; leave out"
+                f" {by.partition(' ')[0]} or --ensemble."
             )
-        if self.json and self.engine != "torch":
-            raise ConfigError(
-                f"--json gives token log-probabilities, which --engine {self.engine} may not have; use --engine torch."
-            )
+        if self.json:
+            other = "--precision fp32" if self.run_on.precision == "int8" else "--engine torch"
+            raise ConfigError(f"--json gives token log-probabilities, which {by} may not have; use {other}.")
 
     def check_target(self) -> None:
         """Compare --target-lang with the tags of a local model, before it is loaded.
@@ -124,7 +127,7 @@ class TranslateOptions:
             **self.models.identity(),
             "compiled": self.run_on.compile,
             "shortlist": self.run_on.shortlist,
-            "engine": self.engine,
+            "engine": self.engine or "torch",
         }
 
     def check_for_document(self) -> None:

@@ -46,7 +46,7 @@ class TranslationLines:
         self.overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": nbest}
         self._settings = translator.options(**self.overrides)
         self._last = ""
-        if options.engine != "torch":
+        if translator.search.engine is not None:
             say(f"manyheads: {translator.search.choose_engine(self._settings)}", file=sys.stderr)
         self._check = OutputCheck(
             "translations",

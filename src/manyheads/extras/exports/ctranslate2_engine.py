@@ -45,12 +45,16 @@ _PATIENCE = 2
 _READ_FILES = ("config.json", "model.safetensors", "tokenizer.json", "source.spm", "target.spm", "vocab.json")
 
 
-def open_for(name: str, folder: Path, runs_plainly: str) -> CTranslate2Engine | Declined:
+def open_for(name: str, folder: Path, runs_plainly: str, is_int8: bool) -> CTranslate2Engine | Declined:
     """See `decoding.engines.open_engine`."""
     try:
         if runs_plainly:
-            raise RequestError(f"the engine ctranslate2 runs on the CPU in float32; this translator {runs_plainly}.")
-        return CTranslate2Engine(folder, is_automatic=name == "auto")
+            kind = "int8" if is_int8 else "float32"
+            raise RequestError(
+                f"the engine ctranslate2 runs on the CPU in {kind}; this translator {runs_plainly}. Change it, or use"
+                f" {_instead(is_int8)}."
+            )
+        return CTranslate2Engine(folder, is_automatic=name == "auto", is_int8=is_int8)
     except (ConfigError, MissingExtraError, RequestError) as error:
         if name == "auto":
             return Declined(str(error))
@@ -62,7 +66,7 @@ class Declined:
 
     def __init__(self, reason: str) -> None:
         self.choice = f"engine torch: {reason}"
-        self.longest_source = 0
+        self.longest_source, self.is_int8 = 0, False
 
     def takes(self, settings: DecodingSettings, own_search: Any) -> bool:
         """Return False."""
@@ -76,14 +80,26 @@ class Declined:
 class CTranslate2Engine:
     """A search engine; see `decoding.engines.SearchEngine`.
 
-    Args: is_automatic: take a search only if all options are supported and a measurement shows that it is faster.
+    Args:
+        is_automatic: take a search only if all options are supported and a measurement shows that it is faster.
+        is_int8: round the weights to 8 bits as they are loaded, and rows of their inputs in each product.
     """
 
-    def __init__(self, folder: Path, *, is_automatic: bool) -> None:
+    def __init__(self, folder: Path, *, is_automatic: bool, is_int8: bool = False) -> None:
         package = runtime()
+        if is_int8 and "int8" not in package.get_supported_compute_types("cpu"):
+            raise RequestError(
+                "precision is int8, but CTranslate2 has no int8 products on this processor; use fp32, bf16 or auto."
+            )
         tokenizer, config = tokenizer_of(folder, "ctranslate2"), read_config(folder)
         export = cached_export(folder)
-        self._runtime = package.Translator(str(export), device="cpu", intra_threads=torch.get_num_threads())
+        self._runtime = package.Translator(
+            str(export),
+            device="cpu",
+            compute_type="int8" if is_int8 else "default",
+            intra_threads=torch.get_num_threads(),
+        )
+        self.is_int8 = is_int8
         self._is_automatic, self._config = is_automatic, config
         self._source_pieces = pieces_of(tokenizer.source, config.source_vocab_size)
         self._target_ids = {
@@ -99,12 +115,13 @@ class CTranslate2Engine:
         """See `SearchEngine`. The first call with supported settings takes the measurement."""
         reason = unsupported(settings, "ctranslate2")
         if reason and not self._is_automatic:
-            raise RequestError(f"the engine ctranslate2 cannot search with {reason}; change it, or use engine torch.")
+            instead = _instead(self.is_int8)
+            raise RequestError(f"the engine ctranslate2 cannot search with {reason}; change it, or use {instead}.")
         if reason:
             self.choice = f"engine torch: ctranslate2 cannot search with {reason}"
             return False
         if not self._is_automatic:
-            self.choice = "engine ctranslate2"
+            self.choice = f"engine ctranslate2{' in int8' * self.is_int8}"
             return True
         if self._is_faster is None:
             self._measure(settings, own_search)
@@ -128,7 +145,7 @@ class CTranslate2Engine:
         if longest > self._most:
             raise RequestError(
                 f"a source has {longest} tokens, EOS included; the engine ctranslate2 takes at most {self._most}."
-                " Split the text, or use engine torch."
+                f" Split the text, or use {_instead(self.is_int8)}."
             )
         limits = length_limits(torch.tensor([len(ids) for ids in sources]), settings, self._most).tolist()
         results: list[list[Hypothesis]] = [[] for _ in sources]
@@ -199,6 +216,10 @@ class CTranslate2Engine:
             seconds.append(time.perf_counter() - started)
         self._ratio = seconds[0] / seconds[1]
         self._is_faster = self._ratio < 1
+
+
+def _instead(is_int8: bool) -> str:
+    return "precision fp32 or bf16" if is_int8 else "engine torch"
 
 
 def cached_export(folder: Path) -> Path:

@@ -14,7 +14,6 @@ from manyheads.architectures.hub import resolve_model_path
 from manyheads.architectures.language_ensemble import LanguageEnsemble
 from manyheads.architectures.pretrained import read_config
 from manyheads.catalogue import ARCHITECTURES
-from manyheads.decoding.device import Precision
 from manyheads.decoding.engines import EngineName
 from manyheads.decoding.generation import READ_AT_ONCE
 from manyheads.decoding.generator import Generator
@@ -29,11 +28,11 @@ __all__ = ["open_model", "shapes_of", "text_buckets", "text_views", "translation
 
 
 def open_model(
-    path: str | Path, device: str = "auto", precision: Precision = "fp32", engine: EngineName = "torch"
+    path: str | Path, device: str = "auto", precision: Any = "fp32", engine: EngineName | None = None
 ) -> Translator | Generator:
     """Load the model folder as a translator or a generator, depending on its kind.
 
-    Args: engine: of a translator; generators have none but torch.
+    Args: precision: as in `from_pretrained`. engine: of a translator; generators have none but torch.
 
     Raises: as `Translator.from_pretrained`.
     """

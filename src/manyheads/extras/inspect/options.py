@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from manyheads.cli.printing import say
 from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, Shared, argument, group, option
-from manyheads.decoding.options import InspectionDeviceOptions
+from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import ConfigError
 from manyheads.nn.smoothing import SmoothingKind
 
@@ -46,7 +46,7 @@ class ModelOptions:
 
     model: str = Shared.model()
     text: str = option("What the model reads.", metavar="TEXT")
-    run_on: InspectionDeviceOptions = group(InspectionDeviceOptions)
+    run_on: DeviceOptions = group(DeviceOptions)
 
     def open(self) -> Translator | Generator:
         """Load the model. Raises: see `extras.inspect.attending.open_model`."""

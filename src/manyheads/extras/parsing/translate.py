@@ -94,7 +94,7 @@ def _check_for_chart(options: TranslateOptions) -> None:
         "--nbest": options.num_return_sequences,
         "--target-lang": options.target_lang,
         "--linearised": options.linearised,
-        "--engine": options.engine != "torch",
+        "--engine": options.engine not in (None, "torch"),
         "--compile": options.run_on.compile,
         "--shortlist": options.run_on.shortlist,
         "--rerank": options.models.rerank,

@@ -48,12 +48,14 @@ class ServeOptions:
     )
     device: str = option("auto, cpu, cuda, cuda:0 ... or mps.", default="auto", metavar="NAME")
     precision: Literal["auto", "fp32", "bf16", "int8"] = option(
-        "auto chooses the faster one of fp32 and bf16 on this device; int8 is for CPUs.", default="fp32"
+        "auto chooses the faster one of fp32 and bf16 on this device; int8 searches translations with CTranslate2 in "
+        "8 bits, on CPUs.",
+        default="fp32",
     )
-    engine: Literal["torch", "ctranslate2"] = option(
-        "Search engine for translations; ctranslate2 runs on the CPU in fp32, and torch handles "
-        "options that it does not support.",
-        default="torch",
+    engine: Literal["torch", "ctranslate2"] | None = option(
+        "Search engine for translations; ctranslate2 runs on the CPU in fp32 or int8, and torch handles "
+        "options that it does not support, in fp32.",
+        default_is="torch; for --precision int8 ctranslate2",
     )
     deadline_seconds: float = option(
         "Time limit of a request in seconds; after it the answer is 504.", default=60.0, metavar="S", name="deadline"

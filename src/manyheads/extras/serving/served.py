@@ -259,7 +259,7 @@ def load_models(settings: ServingSettings, stop: Callable[[], bool] = lambda: Fa
     for name, path in names_of_models(settings.models).items():
         if stop():
             break
-        reader = open_model(path, settings.device, settings.precision, settings.engine)  # type: ignore[arg-type]
+        reader = open_model(path, settings.device, settings.precision, settings.engine)
         if isinstance(reader, Translator):
             pairs = _pairs(resolve_model_path(path), reader, settings)
             models[name] = ServedTranslator(name=name, limits=settings, reader=reader, pairs=pairs)

@@ -8,10 +8,11 @@ import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, Literal, get_origin, get_type_hints
 
 from manyheads.config.build import build, convert
 from manyheads.config.checks import Range, at_least, between, check, set_tuples
+from manyheads.decoding.engines import engine_named
 from manyheads.errors import ConfigError
 from manyheads.files.guarded import read_stream
 
@@ -49,9 +50,10 @@ class ServingSettings:
         source_lang: language code of the sources of translation models that record none.
         target_lang: the same for the targets.
         device: `auto`, `cpu`, `cuda`, ...
-        precision: `fp32`, `bf16`, `auto` or `int8`.
-        engine: what searches translations: `torch`, or `ctranslate2` on the CPU in fp32. Scores, attention, and options
-            that ctranslate2 does not support stay with torch.
+        precision: `fp32`, `bf16`, `auto`, or for translators `int8`.
+        engine: what searches translations: `torch`, or `ctranslate2` on the CPU in fp32 or int8; None: ctranslate2 for
+            int8, otherwise torch. Scores, attention, and options that ctranslate2 does not support stay with torch, in
+            fp32.
         api_key_file: a file with one key per line; a request must then present one of them. Empty: no keys.
         allowed_hosts: permitted values of the Host header, without port; `*` permits all.
         allowed_origins: permitted values of the Origin header besides the server's own address, such as
@@ -84,7 +86,7 @@ class ServingSettings:
     target_lang: str = ""
     device: str = "auto"
     precision: str = "fp32"
-    engine: str = "torch"
+    engine: Literal["torch", "ctranslate2"] | None = None
     api_key_file: str = ""
     allowed_hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]")
     allowed_origins: tuple[str, ...] = ()
@@ -122,8 +124,9 @@ class ServingSettings:
                     " without a path, such as https://example.org.",
                     fields=("allowed_origins",),
                 )
-        if self.engine not in ENGINES:
+        if self.engine not in (None, *ENGINES):
             raise ConfigError(f"engine is {self.engine!r}; it must be one of {', '.join(ENGINES)}.", fields=("engine",))
+        engine_named(self.engine, self.precision)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> ServingSettings:

@@ -88,7 +88,7 @@ class LinearHead(nn.Module):
             if self.bias is not None:
                 head.bias = nn.Parameter(self.bias.index_select(0, ids), requires_grad=False)
         if self.packed is not None:
-            head.packed = type(self.packed)(head)
+            head.packed = Packed(head)
         return head
 
     def loss(

@@ -175,18 +175,12 @@ class Packed:
     @staticmethod
     def is_worthwhile(*maps: nn.Module) -> bool:
         """Return whether these maps can be one product, and are faster when packed."""
-        weights = Packed.joinable(*maps)
-        return weights is not None and policy.packs(*weights)
-
-    @staticmethod
-    def joinable(*maps: nn.Module) -> list[Tensor] | None:
-        """Return the weights of these maps if they can be one product, otherwise None."""
         if not all(one._parameters.get("weight") is not None for one in maps):  # adapters, parametrised weights
-            return None
+            return False
         weights = [cast(Tensor, one.weight) for one in maps]
         biased = [one.bias is not None for one in maps]
         differ = len({(w.shape[1:], w.dtype, w.device) for w in weights}) != 1 or any(biased) != all(biased)
-        return None if differ else weights
+        return not differ and policy.packs(*weights)
 
     def serves(self, x: Tensor, *maps: nn.Module) -> bool:
         """Return whether to multiply x by this copy: it was made of these maps, and they are unchanged.
@@ -195,16 +189,14 @@ class Packed:
         """
         if policy.is_compiled():  # first, because a compiler would also trace the following lines
             return policy.compiles_a_step()
-        if maps != self._maps or not self.takes(x) or (len(maps) > 1 and not all(is_readable(one) for one in maps)):
+        if maps != self._maps or not policy.uses_packed(x, self._dtype, self._out_features):
+            return False
+        if len(maps) > 1 and not all(is_readable(one) for one in maps):
             return False
         for owner, name, parameter, version in self._made_of:
             if owner.get(name) is not parameter or parameter._version != version:
                 return False
         return True
-
-    def takes(self, x: Tensor) -> bool:
-        """Return whether this product is faster for x, and allowed: in the right dtype and without gradients."""
-        return policy.uses_packed(x, self._dtype, self._out_features)
 
     def linear(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch all_out_features"]:
         """Return the outputs of the maps, concatenated."""
@@ -216,18 +208,11 @@ class Packed:
 
     def multiply(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch all_out_features"]:
         """Return the product of x in the weights' type."""
-        return onednn_linear(x, *self.made())
-
-    def made(self) -> tuple[Any, Tensor | None]:
-        """Return weight and bias in the library's form, which the first call makes."""
         if self._packed is None:
             with torch.no_grad():
-                self._packed = self.make(torch.cat(self._weights), torch.cat(self._biases) if self._biases else None)
-        return self._packed
-
-    def make(self, weight: Tensor, bias: Tensor | None) -> tuple[Any, Tensor | None]:
-        """Convert the joined weight and bias for the library."""
-        return torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS), bias
+                weight = torch.ops.mkldnn._reorder_linear_weight(torch.cat(self._weights), _PACKED_ROWS)
+                self._packed = weight, torch.cat(self._biases) if self._biases else None
+        return onednn_linear(x, *self._packed)
 
 
 _BY_NUMBER: WeakValueDictionary[int, Packed] = WeakValueDictionary()

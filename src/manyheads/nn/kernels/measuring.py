@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["least_seconds", "mean_gain"]
+__all__ = ["least_seconds"]
 
 ROUNDS = 7
 """Calls of each implementation that are timed; one more comes first, in which libraries prepare their kernels."""
@@ -34,12 +34,3 @@ def least_seconds(*calls: Callable[[], object], rounds: int = ROUNDS, num_thread
         return [max(seconds, 1e-9) for seconds in least]
     finally:
         torch.set_num_threads(threads)
-
-
-def mean_gain(*pairs: tuple[Callable[[], object], Callable[[], object]]) -> float:
-    """Return the speed of the second function of a pair relative to the first: the geometric mean over the pairs."""
-    gains = []
-    for plain, fast in pairs:
-        slow_seconds, fast_seconds = least_seconds(plain, fast)
-        gains.append(slow_seconds / fast_seconds)
-    return math.prod(gains) ** (1 / len(gains))

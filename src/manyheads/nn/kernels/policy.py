@@ -5,7 +5,7 @@ kernel asks one question and uses the fastest implementation, which the answer n
 reversible layers) and the random numbers are the same in both modes. The rules of training are fixed and cite
 their measurements, because a resumed run must compute as before; so must its validations (`by_fixed_rules`).
 `kernels.precision` measures at run time, and the run stores the result. In inference, measurements also choose packed
-weights, int8 and the attention of beams.
+weights and the attention of beams.
 """
 
 from __future__ import annotations
@@ -52,12 +52,10 @@ __all__ = [
     "pads_rows_to",
     "packs",
     "products_gain",
-    "quantises",
     "relative_path",
     "sdpa_zeroes_empty_rows",
     "searches_blocks",
     "shares_draws",
-    "uses_int8",
     "uses_onednn",
     "uses_packed",
     "uses_torch_dropout",
@@ -177,9 +175,6 @@ _MEASURED_ROWS, _MEASURED_WEIGHTS, _MEASURED_SHAPE = 32, 12, (1024, 256)
 # With more rows, torch chooses the library: 128 rows were 1.12 to 1.18 times as fast from packed weights, 2,048 rows
 # were slower.
 _MOST_PACKED_ROWS = 128
-# With at least this many numbers in a weight, products of 32 rows were faster in int8 than in fp32. Below, quantising
-# the rows takes too long.
-LEAST_INT8_WEIGHT = 1 << 17
 
 
 @cache
@@ -263,13 +258,6 @@ def packing_gain() -> float:
     return plain_seconds / packed_seconds
 
 
-def quantises(*weights: Tensor) -> bool:
-    """Return whether products with these weights, one below the other, are large enough for int8 to be faster."""
-    numbers = sum(weight.numel() for weight in weights)
-    is_plain = all(weight.dtype is torch.float32 and weight.device.type == "cpu" for weight in weights)
-    return is_plain and numbers >= LEAST_INT8_WEIGHT and not any(weight.is_inference() for weight in weights)
-
-
 def uses_packed(x: Tensor, dtype: torch.dtype, out_features: int) -> bool:
     """Return whether to multiply x by a packed weight of this dtype with `out_features` rows."""
     if not is_fast():
@@ -280,17 +268,6 @@ def uses_packed(x: Tensor, dtype: torch.dtype, out_features: int) -> bool:
     if dtype is torch.float32 and not onednn_is_faster() and x.numel() > _MOST_PACKED_ROWS * x.shape[-1]:
         return False
     return compute is dtype and not torch.is_grad_enabled() and is_large and _is_plain(x)
-
-
-def uses_int8(x: Tensor) -> bool:
-    """Return whether x is multiplied by a weight of 8 bits: not for gradients, and not under autocast."""
-    return (
-        is_fast()
-        and x.dtype is torch.float32
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.is_grad_enabled()
-        and _is_plain(x)
-    )
 
 
 def joins_weights(rows: int, out_features: int) -> bool:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.linear import Packed
-from manyheads.nn.kernels.measuring import ROUNDS, least_seconds, mean_gain
+from manyheads.nn.kernels.measuring import ROUNDS, least_seconds
 from manyheads.nn.layers import Linear
 from manyheads.tasks.presets import copy
 from manyheads.training.run.device import computing
@@ -94,12 +94,6 @@ def test_a_measurement_times_both_in_turn_with_one_thread() -> None:
     assert order == [("plain", 1), ("fast", 1)] * (1 + ROUNDS)
     assert len(found) == 2
     assert min(found) > 0
-
-
-def test_the_gain_is_a_geometric_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([[8.0, 1.0], [1.0, 2.0]])
-    monkeypatch.setattr("manyheads.nn.kernels.measuring.least_seconds", lambda *calls: next(times))
-    assert mean_gain((int, int), (int, int)) == 2.0
 
 
 def test_real_measurements() -> None:

@@ -9,7 +9,7 @@ from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say_or_json
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage, Shared, argument, given_options, group, refuse_given
-from manyheads.decoding.options import InspectionDeviceOptions
+from manyheads.decoding.options import DeviceOptions
 from manyheads.extras.inspect.heads.options import HeadTextOptions
 from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
 
@@ -24,7 +24,7 @@ class HeadsOptions:
     json: bool = Shared.json("Print a JSON object with the figures of every head.")
     output: tuple[str, ...] = picture_option("heads.png")
     text: HeadTextOptions = group(HeadTextOptions)
-    run_on: InspectionDeviceOptions = group(InspectionDeviceOptions)
+    run_on: DeviceOptions = group(DeviceOptions)
 
     def __post_init__(self) -> None:
         refuse_given({"--seed": "--seed" in given_options(self.text)}, "{} orders heads at random; leave it out.")

@@ -10,7 +10,7 @@ from manyheads.cli.machine import set_up_machine
 from manyheads.cli.printing import say_or_json
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage, Shared, group
-from manyheads.decoding.options import InspectionDeviceOptions
+from manyheads.decoding.options import DeviceOptions
 from manyheads.extras.inspect.heads.options import CurveOptions
 from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
 
@@ -23,7 +23,7 @@ class PruningOptions(CurveOptions):
 
     json: bool = Shared.json("Print a JSON array of the points.")
     output: tuple[str, ...] = picture_option("pruning.png")
-    run_on: InspectionDeviceOptions = group(InspectionDeviceOptions)
+    run_on: DeviceOptions = group(DeviceOptions)
 
 
 PAGE = CommandPage(
