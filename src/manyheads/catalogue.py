@@ -523,6 +523,9 @@ PUBLIC: dict[str, str] = {
 """The names of the package itself."""
 
 HOOKS: dict[str, str] = {
+    "check pictures": "manyheads.extras.inspect.options:check_kinds",
     "ctranslate2": "manyheads.extras.exports.ctranslate2_engine:open_for",
+    "learning curve": "manyheads.extras.inspect.drawings.curves:CurvePainter",
+    "picture": "manyheads.extras.inspect.pictures:picture_of",
 }
 """What the core asks of an extra, by a name of its own; `load(HOOKS[name])` returns it."""

@@ -33,6 +33,11 @@ class TokenEmbedding(nn.Embedding):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.embedding_dim**-0.5)
 
+    @property
+    def token_table(self) -> Tensor:
+        """The weights, (ids, width): by this name the input and the output of every model are found."""
+        return self.weight
+
     def forward(self, ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length d_model"]:
         return super().forward(ids) * self.scale
 

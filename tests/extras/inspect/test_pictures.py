@@ -18,13 +18,7 @@ from manyheads.errors import DataError, MissingExtraError, RequestError, SaveErr
 from manyheads.extras.inspect.drawings.attention import MAX_LABELS, attention_figure
 from manyheads.extras.inspect.drawings.buckets import buckets_figure
 from manyheads.extras.inspect.drawings.confusion import confusion_figure
-from manyheads.extras.inspect.drawings.curves import (
-    MOST_POINTS,
-    Metrics,
-    compared_curves_figure,
-    learning_curve_figure,
-    series,
-)
+from manyheads.extras.inspect.drawings.curves import compared_curves_figure, learning_curve_figure, series
 from manyheads.extras.inspect.drawings.figure import as_array, new_figure, save_figure
 from manyheads.extras.inspect.drawings.memory import memory_figure
 from manyheads.extras.inspect.drawings.positions import first_table, positions_figure
@@ -32,6 +26,7 @@ from manyheads.extras.inspect.drawings.schedules import schedule_figure
 from manyheads.extras.inspect.drawings.smoothing import label_smoothing_figure
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
+from manyheads.training.record.log import MOST_POINTS, Metrics
 
 pytest.importorskip("matplotlib")
 

@@ -29,7 +29,6 @@ from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsError, ModelFileError
 from manyheads.extras.inspect.drawings.attention_page import save_page
-from manyheads.extras.inspect.drawings.curves import MOST_LINE_BYTES, Metrics
 from manyheads.extras.parsing.parsing_text import load_task
 from manyheads.extras.peers.convert import _read_object
 from manyheads.files.commit import temporary_name
@@ -39,6 +38,7 @@ from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.text.held_out import held_text
 from manyheads.text.marian_files import read_bytes
 from manyheads.text.tokenizer_file import read_tokenizer_file
+from manyheads.training.record.log import MOST_LINE_BYTES, Metrics
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 needs_zero = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no /dev/zero")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from manyheads.extras.classification.pooling import TextPooling
 from manyheads.extras.inspect.tracing import TracedTensor
@@ -19,7 +19,6 @@ from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAtt
 from manyheads.nn.embedding import FeatureEmbedding, TokenEmbedding
 from manyheads.nn.feed_forward import FeedForward
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
-from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.norm import UnbiasedLayerNorm
 from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
 
@@ -64,16 +63,10 @@ def matrices_of(model: nn.Module) -> dict[int, str]:
     """Return the matrices that embeddings and output share: id of the parameter -> a letter."""
     uses: dict[int, int] = {}
     for module in model.modules():
-        if (matrix := _matrix(module)) is not None:
+        if (matrix := getattr(module, "token_table", None)) is not None:
             uses[id(matrix)] = uses.get(id(matrix), 0) + 1
     shared = [one for one, count in uses.items() if count > 1]
     return dict(zip(shared, "EFG", strict=False))
-
-
-def _matrix(module: nn.Module) -> Tensor | None:
-    if isinstance(module, AdaptiveEmbedding | AdaptiveHead):
-        return module.tables[0]  # type: ignore[no-any-return]
-    return module.weight if isinstance(module, TokenEmbedding | LinearHead) else None
 
 
 def block_facts(
@@ -109,8 +102,8 @@ def block_facts(
         facts = _facts("norm", "Norm", tensors[-1].equation.replace("LN(x)", ""))
     else:
         facts = _positions(module)
-    if (matrix := _matrix(module)) is not None and id(matrix) in matrices:
-        facts = replace(facts, template=f"{facts.template}\nmatrix {matrices[id(matrix)]}, shared")
+    if letter := matrices.get(id(getattr(module, "token_table", None))):
+        facts = replace(facts, template=f"{facts.template}\nmatrix {letter}, shared")
     shape = f"n x {width:,}" if len(made) > 2 else f"{width:,}"
     return replace(facts, place=name, shape=shape)
 

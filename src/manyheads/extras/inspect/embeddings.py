@@ -69,7 +69,7 @@ def embedding_tables(model: nn.Module) -> list[EmbeddingTable]:
         if not isinstance(module, TokenEmbedding | AdaptiveEmbedding):
             continue
         side = path.rpartition(".")[2].removesuffix("embedding").rstrip("_") or "tokens"
-        first = module.weight if isinstance(module, TokenEmbedding) else module.tables[0]
+        first = module.token_table
         if id(first) in seen:
             old = found[seen[id(first)]]
             found[seen[id(first)]] = EmbeddingTable((*old.sides, side), old.module, old.num_rows, old.width)

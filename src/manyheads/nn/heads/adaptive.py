@@ -91,6 +91,11 @@ class AdaptiveEmbedding(nn.Module):
         self.scale = math.sqrt(d_model)
         self.reset_parameters()
 
+    @property
+    def token_table(self) -> Tensor:
+        """The table of the first cluster, which may be the whole vocabulary; see `TokenEmbedding.token_table`."""
+        return self.tables[0]
+
     def reset_parameters(self) -> None:
         """Initialise tables with N(0, 0.02), projections with N(0, 0.01), as in the official Transformer-XL."""
         for table in self.tables:
@@ -154,6 +159,11 @@ class AdaptiveHead(nn.Module):
         self.cluster_weight = nn.Parameter(torch.empty(num_tails, d_embed)) if num_tails else None
         self.cluster_bias = nn.Parameter(torch.empty(num_tails)) if num_tails else None
         self.reset_parameters()
+
+    @property
+    def token_table(self) -> Tensor:
+        """The table of the first cluster, which may be the whole vocabulary; see `TokenEmbedding.token_table`."""
+        return self.tables[0]
 
     def reset_parameters(self) -> None:
         """Initialise tables with N(0, 0.02), projections with N(0, 0.01), biases with zero."""

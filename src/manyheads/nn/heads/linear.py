@@ -47,6 +47,11 @@ class LinearHead(nn.Module):
         self._candidates: LogUniformCandidates | None = None
         self.reset_parameters()
 
+    @property
+    def token_table(self) -> Tensor:
+        """The weights, (ids, width): by this name the input and the output of every model are found."""
+        return self.weight
+
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
         if self.bias is not None:

@@ -26,7 +26,6 @@ from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.language_model import bits_per, evaluate_text, segments_of
 from manyheads.evaluation.likelihood import Likelihood
-from manyheads.extras.inspect.embeddings import embedding_tables
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import known_sets, open_sets
 from manyheads.tasks.first_embeddings import begin_embeddings
@@ -168,8 +167,7 @@ open_objective: OpenObjective = LanguageObjective
 
 def _token_tables(model: LanguageModel) -> list[Tensor]:
     """The embeddings, and the weights of the output if they are as wide."""
-    modules: list[Any] = [*(table.module for table in embedding_tables(model)), model.head]
-    tables = [one.tables[0] if hasattr(one, "tables") else one.weight for one in modules]
+    tables = [module.token_table for module in model.modules() if hasattr(module, "token_table")]
     return [one for one in tables if one.shape[1] == tables[0].shape[1]]
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from manyheads.catalogue import HOOKS, load
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.truncation import counted_truncations, naming_lines
 from manyheads.distributed.process import refuse_ranks
@@ -14,7 +15,6 @@ from manyheads.extras.classification.classifier import Classifier
 from manyheads.extras.classification.labelled_files import LabelledReport
 from manyheads.extras.classification.task.held_out import check_known, held_out_texts, numbered_unit
 from manyheads.extras.classification.task.options import EvaluateOptions
-from manyheads.extras.inspect.drawings.figure import check_plots, save_by_name
 from manyheads.tasks.report import machine_lines, model_line, model_record
 
 __all__ = ["ClassificationReport", "evaluate"]
@@ -38,10 +38,9 @@ class ClassificationReport:
         """See `Report.save`."""
         if self.picture is None:
             return
-        from manyheads.extras.inspect.drawings.confusion import confusion_figure
-
         title = f"{self.protocol['model']} on {self.protocol['data']}"
-        save_by_name(confusion_figure(self.confusion.counts, self.confusion.labels, title=title), self.picture)
+        shown = (self.picture, self.confusion.counts, self.confusion.labels)
+        load(HOOKS["picture"])("confusion", *shown, title=title).save()
 
     def to_json(self) -> dict[str, Any]:
         """See `Report.to_json`."""
@@ -67,7 +66,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> ClassificationReport:
     """
     refuse_ranks("evaluate of a classifier")
     if options.picture is not None:
-        check_plots()
+        load(HOOKS["check pictures"])([options.picture], given_by="--picture")
     read = LabelledReport()
     rows, name = held_out_texts(options, read)
     classifier = options.run_on.load(Classifier.from_pretrained, options.models.all(options.model), show)
