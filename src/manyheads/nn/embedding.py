@@ -38,6 +38,15 @@ class TokenEmbedding(nn.Embedding):
         """The weights, (ids, width): by this name the input and the output of every model are found."""
         return self.weight
 
+    def facts(self) -> tuple[str, ...]:
+        """Return what drawings show of the module: its name, and lines with its sizes."""
+        scale = f", times √{self.embedding_dim:,}" if self.scale != 1.0 else ""
+        return "Embedding", f"{self.num_embeddings:,} tokens x {self.embedding_dim:,}{scale}"
+
+    def equation(self) -> tuple[str, str]:
+        """Return the name and the equation of the output, for tables of a model's tensors."""
+        return "embedded", "√d_model · E[ids]" if self.scale != 1.0 else "E[ids]"
+
     def forward(self, ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length d_model"]:
         return super().forward(ids) * self.scale
 
@@ -62,6 +71,14 @@ class FeatureEmbedding(nn.Embedding):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=0.05)
+
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        return "Sum of features", f"{self.num_embeddings:,} features x {self.embedding_dim:,}"
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        return "sum of features", "Σ E[f], f the features of a position"
 
     def forward(self, ids: Int[Tensor, "batch length features"]) -> Float[Tensor, "batch length d_model"]:
         if self.training and self.dropout:

@@ -77,6 +77,19 @@ class FeedForward(nn.Module):
         """Initialise weights with Xavier-uniform, biases with zero."""
         initialise(self.in_proj, self.out_proj)
 
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        name = {"relu": "ReLU", "gelu": "GELU"}.get(self.activation, self.activation.replace("_", " "))
+        outer, inner = self.in_proj.in_features, self.in_proj.out_features
+        chunks = [f"{self.chunk_len:,} positions at once"] if self.chunk_len else []
+        return "Feed-forward", f"{outer:,} → {inner:,} → {outer:,}, {name}", *chunks
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        b1, b2 = ("", "") if self.in_proj.bias is None else (" + b₁", " + b₂")
+        inner = f"max(0, x W₁{b1})" if self.activation == "relu" else f"{self.activation}(x W₁{b1})"
+        return "feed-forward", f"{inner} W₂{b2}"
+
     def forward(self, x: Float[Tensor, "batch length d_model"]) -> Float[Tensor, "batch length d_model"]:
         activate = ACTIVATIONS[self.activation]
         return in_chunks(lambda part: self.out_proj(self.dropout(activate(self.in_proj(part)))), x, self.chunk_len)

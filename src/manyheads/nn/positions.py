@@ -119,6 +119,16 @@ class SinusoidalPositions(ExactTable):
     def __init__(self, d_model: int, *, layout: Literal["interleaved", "halves"] = "interleaved") -> None:
         super().__init__(d_model, layout)
 
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        return "Sinusoidal positions", *([] if self.layout == "interleaved" else ["all sines first"])
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        order = "interleaved" if self.layout == "interleaved" else "sines first"
+        formula = "PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos"
+        return "with positions", f"x + PE; {formula}, {order}"
+
     def forward(
         self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
     ) -> Float[Tensor, "batch length d_model"]:
@@ -149,6 +159,14 @@ class LearnedPositions(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=0.02)
+
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        return "Trained positions", f"{self.max_len:,} positions"
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        return "with positions", "x + P[pos]"
 
     def forward(
         self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
@@ -204,6 +222,20 @@ class AxialPositions(nn.Module):
         """Initialise every axis with N(0, 0.02), so that all have the same scale."""
         for weight in self.weights:
             nn.init.normal_(weight, std=0.02)
+
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        return "Axial positions", f"grid {' x '.join(map(str, self.shape))}, widths {' + '.join(map(str, self.dims))}"
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        # Position p of a grid (a, b) is in row p // b and column p % b.
+        parts, below = [], 1
+        for number, size in reversed(list(enumerate(self.shape, start=1))):
+            place = "pos" if below == 1 else f"⌊pos / {below}⌋"
+            parts.append(f"P{'₀₁₂₃₄₅₆₇₈₉'[number % 10]}[{place}{f' mod {size}' if number > 1 else ''}]")
+            below *= size
+        return "with positions", f"x + [{', '.join(reversed(parts))}], side by side"
 
     def forward(
         self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0

@@ -33,6 +33,15 @@ class Residual(nn.Module):
         self.position = position
         self.dropout = Dropout(dropout)
 
+    @property
+    def wiring(self) -> str:
+        """How the sublayer is connected, for drawings: `post` or `pre`; of a reversible layer `reversible`."""
+        return self.position
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        return "sublayer's output", "x + f(LN(x))" if self.position == "pre" else "LN(x + f(x))"
+
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.position == "pre":
             out: Tensor = x + self.dropout(sublayer(self.norm(x)))

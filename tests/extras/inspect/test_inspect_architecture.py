@@ -15,8 +15,7 @@ import torch
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.extras.inspect.blocks import blocks_of
-from manyheads.extras.inspect.drawings.architecture import architecture_figure
-from manyheads.extras.inspect.drawings.operations import operations_figure
+from manyheads.extras.inspect.drawings.architecture import architecture_figure, operations_figure
 
 pytest.importorskip("matplotlib")
 

@@ -55,6 +55,16 @@ class SpanHead(nn.Module):
         self.tag_proj = nn.Linear(span_dim, num_tags)
         self.dropout = Dropout(dropout)
 
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        (rows, inner), columns = self.label_proj.weight.shape, self.fence_proj.in_features
+        return "Spans, softmax", "differences of fenceposts", f"{columns:,} → {inner:,} → {rows:,}, ReLU"
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        inner = "max(0, LN(W₁ (x_j - x_i) + b₁)) W₂ + b₂"
+        return "log-probabilities", f"log softmax([0; {inner}]), x_i the fencepost before word i + 1"
+
     def span_logits(self, states: Float[Tensor, "batch len d_model"]) -> Float[Tensor, "batch spans num_labels"]:
         """Return the scores of all spans, in the order of `span_places`. states: begin, words, end."""
         before, after = states.chunk(2, dim=-1)

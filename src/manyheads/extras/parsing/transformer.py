@@ -5,6 +5,8 @@ Paper: Kitaev and Klein 2018, arXiv:1805.01052. Differs: see `TransformerSpanPar
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -33,6 +35,11 @@ class WordEncoder(nn.Module):
 
     Args: config: sizes and choices; the vocabulary size must be set.
     """
+
+    traced_parts: ClassVar = {
+        "word_norm": ("normalised words", "LN(x)"),
+        "window_proj": ("windows", "[.., x_(i-1), x_i, x_(i+1), ..] W + b; max(0, windows) is added to x"),
+    }
 
     def __init__(self, config: TransformerSpanParserConfig) -> None:
         super().__init__()

@@ -33,6 +33,8 @@ class AdditiveScore(nn.Module):
     Cost: O(q_len x k_len x hidden_dim) memory.
     """
 
+    formula = "wᵀ tanh(Wq q + Wk k)"
+
     def __init__(self, num_heads: int, head_dim: int, hidden_dim: int = 0) -> None:
         super().__init__()
         hidden_dim = hidden_dim or head_dim

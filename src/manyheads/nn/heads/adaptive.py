@@ -103,6 +103,20 @@ class AdaptiveEmbedding(nn.Module):
         for projection in self.projections or ():
             nn.init.normal_(projection, std=0.01)
 
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        width = self.tables[0].shape[1] if self.projections is None else self.projections[0].shape[0]
+        projected = "" if self.projections is None else f" → {width:,}"
+        tables = [f"{table.shape[0]:,} tokens x {table.shape[1]:,}{projected}" for table in self.tables]
+        if len(tables) == 1:
+            return "Embedding", f"{tables[0]}, times √{width:,}"
+        return "Adaptive embedding", *tables, f"times √{width:,}"
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        one = "√d_model · E[ids]"
+        return "embedded", one if self.projections is None else "√d_model · E_c[ids] P_cᵀ, c the cluster of an id"
+
     def forward(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d_model"]:
         if len(self.tables) == 1:
             return self._project(0, F.embedding(ids, self.tables[0])) * self.scale
@@ -173,6 +187,15 @@ class AdaptiveHead(nn.Module):
             nn.init.normal_(projection, std=0.01)
         for bias in (*self.biases, *([] if self.cluster_bias is None else [self.cluster_bias])):
             nn.init.zeros_(bias)
+
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        sizes = [f"{high - low:,}" for low, high in self.clusters.ranges]
+        return "Adaptive softmax", *([f"clusters of {', '.join(sizes)}"] if len(sizes) > 1 else [])
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        return "log-probabilities", "log P(cluster of w | x) + log P(w | cluster, x)"
 
     @torch.no_grad()
     def begin_at(self, counts: Float[Tensor, " vocab_size"]) -> None:

@@ -57,6 +57,15 @@ class LinearHead(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        rows, columns = self.weight.shape
+        return "Linear, softmax", f"{columns:,} → {rows:,}{'' if self.bias is None else ' + bias'}"
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        return "log-probabilities", f"log softmax(x Wᵀ{'' if self.bias is None else ' + b'})"
+
     @torch.no_grad()
     def begin_at(self, counts: Float[Tensor, " vocab_size"]) -> None:
         """Set b so that a hidden state of zeros gives each token its share of the counts; a count of 0 is taken as 1/2.
