@@ -64,9 +64,9 @@ class _StackDrawing:
         sheet.text(self.centre, 0.0, stack.reads, size=9)
         for block in stack.before:
             self.plain(block)
-        self._join(self.y, self.y + 1.2 * _GAP)
+        self._join(self.y, self.y + 1.6 * _GAP)
         for number, kind in enumerate(stack.kinds):
-            self.y += 0.8 * _GAP if not number or not streams else 0.4 * _GAP
+            self.y += _GAP * (0.8 if not streams else 0.4 if number else 1.2)
             self._layers(kind)
         self._join(self.y + _GAP, self.y)
         self.y += _GAP if streams else 0
