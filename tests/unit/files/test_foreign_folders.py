@@ -28,7 +28,7 @@ from manyheads.data.manifest import read_manifest
 from manyheads.decoding.generation_config import load_settings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsError, ModelFileError
-from manyheads.extras.inspect.drawings.attention_page import save_page
+from manyheads.extras.inspect.drawings.pages import save_page
 from manyheads.extras.parsing.parsing_text import load_task
 from manyheads.extras.peers.convert import _read_object
 from manyheads.files.commit import temporary_name

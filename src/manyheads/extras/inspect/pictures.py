@@ -10,11 +10,9 @@ from typing import Any
 from manyheads.decoding.translator import Translator
 from manyheads.extras.inspect.attending import translation_views
 from manyheads.extras.inspect.drawings.attention import attention_figure
-from manyheads.extras.inspect.drawings.attention_page import attention_page, save_page
-from manyheads.extras.inspect.drawings.confusion import confusion_figure
-from manyheads.extras.inspect.drawings.curves import compared_curves_figure
+from manyheads.extras.inspect.drawings.curves import compared_curves_figure, confusion_figure, memory_figure
 from manyheads.extras.inspect.drawings.figure import picture_paths, save_figure
-from manyheads.extras.inspect.drawings.memory import memory_figure
+from manyheads.extras.inspect.drawings.pages import attention_page, save_page
 
 __all__ = ["Picture", "picture_of"]
 

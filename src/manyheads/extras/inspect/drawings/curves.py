@@ -1,4 +1,4 @@
-"""Learning curves from the records in `metrics.jsonl`: of one run, and of several in one picture."""
+"""What was measured: learning curves of one run and of several, the loss by memory, and the confusion of labels."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manyheads.errors import ConfigError, DataError, MissingExtraError, SaveError
+from manyheads.errors import ConfigError, DataError, MissingExtraError, SaveError, ShapeError
 from manyheads.extras.inspect.drawings.figure import (
     COLOURS,
     INK,
     MUTED,
     Array,
+    add_colour_bar,
+    as_array,
+    legible_texts,
     new_figure,
     plain_text,
     save_figure,
+    slant_long,
     style_axes,
 )
 from manyheads.training.record.log import Metrics
@@ -26,7 +30,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["CurvePainter", "compared_curves_figure", "learning_curve_figure", "series"]
+__all__ = [
+    "CurvePainter",
+    "compared_curves_figure",
+    "confusion_figure",
+    "learning_curve_figure",
+    "memory_figure",
+    "series",
+]
 
 _SCORES = (("bleu", "BLEU"), ("f1", "F1"))
 _STYLES = ("-", "--", ":", "-.")
@@ -229,3 +240,65 @@ class CurvePainter:
             self._off = True
             self._warn(f"No learning curve: {error}")
             return ()
+
+
+def memory_figure(memory_lens: Sequence[int], losses: Sequence[float], *, unit: str, title: str) -> Figure:
+    """Draw one point per memory length.
+
+    Args:
+        memory_lens: memory lengths, in tokens per layer.
+        losses: loss at each, in nats or bits.
+        unit: unit of the losses.
+        title: the text that was read.
+
+    Raises: MissingExtraError: no matplotlib.
+    """
+    figure = new_figure(7.0, 4.0)
+    axes = figure.subplots()
+    points = sorted(zip(memory_lens, losses, strict=True))
+    lens, values = [length for length, _ in points], [loss for _, loss in points]
+    axes.plot(lens, values, color=COLOURS[0], linewidth=2.0, marker="o", markersize=5)
+    for length, value in points:
+        axes.annotate(
+            f"{value:.3f}", (length, value), (6, 6), textcoords="offset points", fontsize=8, color=INK, ha="left"
+        )
+    style_axes(axes, title=title, x_label="memory, tokens per layer", y_label=unit)
+    axes.margins(y=0.18)
+    return figure
+
+
+_MOST_NUMBERED = 30
+"""Labels up to which each cell shows its count."""
+
+
+def confusion_figure(counts: Any, labels: Sequence[str], *, title: str = "Confusion matrix") -> Figure:
+    """Draw a cell for each pair of a right and a predicted label; its colour is the share of the row.
+
+    Args: counts: (labels, labels), rows are right labels; labels: their names.
+
+    Raises: ShapeError: the counts have another shape. MissingExtraError: no matplotlib.
+    """
+    array = as_array(counts)
+    if array.shape != (len(labels), len(labels)) or not len(labels):
+        raise ShapeError(
+            f"counts of shape {array.shape}; expected a row and a column for each of {len(labels)} labels."
+        )
+    shares = array / np.maximum(array.sum(axis=1, keepdims=True), 1)
+    side = float(np.clip(0.62 * len(labels) + 2.6, 5.0, 22.0))
+    figure = new_figure(side + 0.8, side, title)
+    axes = figure.subplots()
+    image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    names, families = legible_texts(labels)
+    axes.set_xticks(range(len(labels)), names)
+    axes.set_yticks(range(len(labels)), names)
+    style_axes(axes, x_label="predicted label", y_label="right label", grid=False)
+    slant_long(axes.get_xticklabels())
+    for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        text.set_fontfamily(families)
+    plain_text([*axes.get_xticklabels(), *axes.get_yticklabels()])
+    if len(labels) <= _MOST_NUMBERED:
+        for (row, column), count in np.ndenumerate(array):
+            colour = "white" if shares[row, column] > 0.55 else INK
+            axes.text(column, row, f"{int(count):,}", ha="center", va="center", fontsize=8.5, color=colour)
+    add_colour_bar(figure, image, axes, shrink=0.75).set_label("share of the right label", fontsize=9, color=INK)
+    return figure
