@@ -80,9 +80,8 @@ def draw_curves(paths: Sequence[Path], picture: Path) -> Path:
             show("reading curves", number, len(paths))
             file = path / "metrics.jsonl"
             records[str(path)] = Metrics(file).read() if file.is_file() else []
-    path: Path
-    [path] = load(HOOKS["picture"])("curves of runs", picture, records).save()
-    return path
+    written: tuple[Path, ...] = load(HOOKS["picture"])("curves of runs", picture, records).save()
+    return written[0]
 
 
 def _row(path: Path, record: dict[str, Any]) -> dict[str, Any]:

@@ -95,6 +95,9 @@ class ModelBlocks:
     operations: tuple[AttentionOperations, ...] = ()
 
 
+_NO_HEADS = Block("No heads are left", ("the layer is its residual",))
+
+
 @dataclass
 class _Column:
     """A stack while it is found. layers: number from 1 -> sublayers. pending: what runs inside the next sublayer."""
@@ -103,7 +106,7 @@ class _Column:
     layers: dict[int, list[Block]] = field(default_factory=dict)
     after: list[Block] = field(default_factory=list)
     sides: list[Block] = field(default_factory=list)
-    pending: Block = field(default_factory=lambda: _NO_HEADS)
+    pending: Block = field(default=_NO_HEADS)
 
     def stack(self, name: str) -> Stack:
         alike: dict[tuple[Block, ...], list[int]] = {}
@@ -114,7 +117,6 @@ class _Column:
         return Stack(name, reads, tuple(self.before), kinds, tuple(self.after), tuple(self.sides))
 
 
-_NO_HEADS = Block("No heads are left", ("the layer is its residual",))
 _RESULTS = {"classification": "probabilities of the labels", "spans": "probabilities of the labels of each span"}
 
 

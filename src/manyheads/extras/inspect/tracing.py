@@ -144,7 +144,7 @@ def _watching(model: nn.Module, lines: list[TracedTensor]) -> Iterator[None]:
 def _told_of(name: str, module: nn.Module) -> Iterator[tuple[str, str, str]]:
     """Yield the modules whose outputs get a line because of this module: full name, tensor name, equation."""
     if hasattr(module, "equation") and name != "head":
-        yield name, *module.equation()
+        yield name, *module.equation()  # type: ignore[operator]
     for part, (label, text) in getattr(module, "traced_parts", {}).items():
         if getattr(module, part) is not None:
             yield f"{name}.{part}", label, text

@@ -94,7 +94,8 @@ class AdaptiveEmbedding(nn.Module):
     @property
     def token_table(self) -> Tensor:
         """The table of the first cluster, which may be the whole vocabulary; see `TokenEmbedding.token_table`."""
-        return self.tables[0]
+        first: Tensor = self.tables[0]
+        return first
 
     def reset_parameters(self) -> None:
         """Initialise tables with N(0, 0.02), projections with N(0, 0.01), as in the official Transformer-XL."""
@@ -177,7 +178,8 @@ class AdaptiveHead(nn.Module):
     @property
     def token_table(self) -> Tensor:
         """The table of the first cluster, which may be the whole vocabulary; see `TokenEmbedding.token_table`."""
-        return self.tables[0]
+        first: Tensor = self.tables[0]
+        return first
 
     def reset_parameters(self) -> None:
         """Initialise tables with N(0, 0.02), projections with N(0, 0.01), biases with zero."""

@@ -3,7 +3,7 @@ samples."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -167,7 +167,8 @@ open_objective: OpenObjective = LanguageObjective
 
 def _token_tables(model: LanguageModel) -> list[Tensor]:
     """The embeddings, and the weights of the output if they are as wide."""
-    tables = [module.token_table for module in model.modules() if hasattr(module, "token_table")]
+    modules: Iterable[Any] = model.modules()
+    tables = [module.token_table for module in modules if hasattr(module, "token_table")]
     return [one for one in tables if one.shape[1] == tables[0].shape[1]]
 
 
