@@ -1,4 +1,4 @@
-"""The data in pages that work offline: `manyheads.extras.inspect.drawings.offline_page`."""
+"""The data in pages that work offline: `manyheads.extras.inspect.drawings.pages`."""
 
 from __future__ import annotations
 

@@ -589,8 +589,11 @@ PUBLIC: dict[str, str] = {
 """The names of the package itself."""
 
 HOOKS: dict[str, str] = {
+    "check pictures": "manyheads.extras.inspect.options:check_kinds",
     "ctranslate2": "manyheads.extras.exports.ctranslate2_engine:open_for",
     "documents": "manyheads.extras.documents.files:DocumentOptions",
+    "learning curve": "manyheads.extras.inspect.drawings.curves:CurvePainter",
+    "picture": "manyheads.extras.inspect.pictures:picture_of",
     "translate.parsing": f"{_PARSING}.translate:translate_by_text",
     "translate.spans": f"{_PARSING}.translate:translate_by_chart",
 }

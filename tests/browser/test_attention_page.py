@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from slices import sliced
 
-from manyheads.extras.inspect.drawings.attention_page import attention_page, save_page
-from manyheads.extras.inspect.drawings.attention_views import AttentionView, attention_view
+from manyheads.extras.inspect.drawings.attention import AttentionView, attention_view
+from manyheads.extras.inspect.drawings.pages import attention_page, save_page
 
 WORDS = [
     "The",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from manyheads.catalogue import HOOKS, load
 from manyheads.cli.records import describe_folder
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.suggest import did_you_mean
@@ -71,8 +72,7 @@ def table_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def draw_curves(paths: Sequence[Path], picture: Path) -> Path:
     """Draw the learning curves of all runs in one picture, whose ending selects its format. Returns: its path."""
-    from manyheads.extras.inspect.drawings.curves import Metrics, compared_curves_figure
-    from manyheads.extras.inspect.drawings.figure import save_by_name
+    from manyheads.training.record.log import Metrics
 
     records = {}
     with showing_if_long() as show:
@@ -80,7 +80,8 @@ def draw_curves(paths: Sequence[Path], picture: Path) -> Path:
             show("reading curves", number, len(paths))
             file = path / "metrics.jsonl"
             records[str(path)] = Metrics(file).read() if file.is_file() else []
-    return save_by_name(compared_curves_figure(records), picture)
+    written: tuple[Path, ...] = load(HOOKS["picture"])("curves of runs", picture, records).save()
+    return written[0]
 
 
 def _row(path: Path, record: dict[str, Any]) -> dict[str, Any]:

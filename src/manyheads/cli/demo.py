@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from manyheads.catalogue import HOOKS, load
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.lines.output_checks import OutputCheck
 from manyheads.cli.machine import set_up_machine
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from manyheads.data.prepared import PreparedData
     from manyheads.decoding.translator import Translator
 
-__all__ = ["choose_sentence", "draw_attention", "draw_pictures", "held_out_data", "judge", "main", "run", "run_config"]
+__all__ = ["choose_sentence", "draw_pictures", "held_out_data", "judge", "main", "run", "run_config"]
 
 NUM_SHOWN = 10
 NUM_BEAMS = 4
@@ -196,7 +197,8 @@ def draw_pictures(
         say(f"  how it learned     {curve}")
     place = choose_sentence(sources, references, translations)
     try:
-        picture = draw_attention(translator, sources[place], translations[place], run_dir / "plots" / "attention")
+        shown = (run_dir / "plots" / "attention", translator, sources[place], translations[place])
+        [picture, _] = load(HOOKS["picture"])("attention", *shown, kinds=("png", "svg")).save()
     except MissingExtraError as error:
         say(f"  none: {error}")
     else:
@@ -212,30 +214,6 @@ def choose_sentence(sources: list[str], references: list[str], translations: lis
         return fits, corpus_chrf([translations[place]], [references[place]]).value if fits else 0.0
 
     return max(range(len(sources)), key=merit)
-
-
-def draw_attention(translator: Translator, source: str, translation: str, path: Path) -> Path:
-    """Draw the last decoder layer's attention to the source: the mean of its heads, and each of them.
-
-    Args: path: of the picture; .png and .svg are written.
-
-    Returns: the PNG's path.
-    Raises: MissingExtraError: no matplotlib. SaveError: it cannot be written.
-    """
-    from manyheads.extras.inspect.attending import translation_views
-    from manyheads.extras.inspect.drawings.attention import attention_figure
-    from manyheads.extras.inspect.drawings.figure import save_figure
-
-    [cross] = [view for view in translation_views(translator, source, translation) if view.name == "cross"]
-    figure = attention_figure(
-        cross.layers[-1],
-        query_tokens=cross.query_tokens,
-        key_tokens=cross.key_tokens,
-        title="Attention to the source at each generated word",
-        query_name="next generated word",
-        key_name="source",
-    )
-    return save_figure(figure, path)[0]
 
 
 if __name__ == "__main__":

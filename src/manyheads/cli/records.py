@@ -93,7 +93,7 @@ def _run(path: Path, verify: bool, is_brief: bool) -> dict[str, Any]:
     from manyheads.checkpoint.format import SCALARS, step_of
     from manyheads.checkpoint.retain import read_pointer
     from manyheads.config.files import load_yaml
-    from manyheads.extras.inspect.drawings.curves import each_metrics
+    from manyheads.training.record.log import each_metrics
 
     checkpoints, newest = _checkpoints(path / "checkpoints")
     last_step, best, last_validation = 0, None, None

@@ -55,3 +55,13 @@ def in_chunks(
         out[:, part] = piece
     assert out is not None
     return out
+
+
+def neighbours(chunk_len: int, before: int, after: int) -> str:
+    """Return in words which chunks a query sees."""
+    near = [
+        f"the {'one' if count == 1 else count} {side}"
+        for count, side in ((before, "before"), (after, "after"))
+        if count
+    ]
+    return f"chunks of {chunk_len}: {' and '.join(['its own', *near])}"

@@ -119,6 +119,15 @@ class Residual(nn.Module):
         self.position = position
         self.dropout = Dropout(dropout)
 
+    @property
+    def wiring(self) -> str:
+        """How the sublayer is connected, for drawings: `post` or `pre`; of a reversible layer `reversible`."""
+        return self.position
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        return "sublayer's output", "x + f(LN(x))" if self.position == "pre" else "LN(x + f(x))"
+
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.position == "pre":
             out: Tensor = x + self.dropout(sublayer(self.norm(x)))
@@ -186,6 +195,19 @@ class FeedForward(nn.Module):
     def reset_parameters(self) -> None:
         """Initialise weights with Xavier-uniform, biases with zero."""
         initialise(self.in_proj, self.out_proj)
+
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        name = {"relu": "ReLU", "gelu": "GELU"}.get(self.activation, self.activation.replace("_", " "))
+        outer, inner = self.in_proj.in_features, self.in_proj.out_features
+        chunks = [f"{self.chunk_len:,} positions at once"] if self.chunk_len else []
+        return "Feed-forward", f"{outer:,} → {inner:,} → {outer:,}, {name}", *chunks
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        b1, b2 = ("", "") if self.in_proj.bias is None else (" + b₁", " + b₂")
+        inner = f"max(0, x W₁{b1})" if self.activation == "relu" else f"{self.activation}(x W₁{b1})"
+        return "feed-forward", f"{inner} W₂{b2}"
 
     def forward(self, x: Float[Tensor, "batch length d_model"]) -> Float[Tensor, "batch length d_model"]:
         activate = ACTIVATIONS[self.activation]

@@ -46,6 +46,20 @@ class TokenEmbedding(nn.Embedding):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.embedding_dim**-0.5)
 
+    @property
+    def token_table(self) -> Tensor:
+        """The weights, (ids, width): by this name the input and the output of every model are found."""
+        return self.weight
+
+    def facts(self) -> tuple[str, ...]:
+        """Return what drawings show of the module: its name, and lines with its sizes."""
+        scale = f", times √{self.embedding_dim:,}" if self.scale != 1.0 else ""
+        return "Embedding", f"{self.num_embeddings:,} tokens x {self.embedding_dim:,}{scale}"
+
+    def equation(self) -> tuple[str, str]:
+        """Return the name and the equation of the output, for tables of a model's tensors."""
+        return "embedded", "√d_model · E[ids]" if self.scale != 1.0 else "E[ids]"
+
     def forward(self, ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length d_model"]:
         return super().forward(ids) * self.scale
 
@@ -70,6 +84,14 @@ class FeatureEmbedding(nn.Embedding):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=0.05)
+
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        return "Sum of features", f"{self.num_embeddings:,} features x {self.embedding_dim:,}"
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        return "sum of features", "Σ E[f], f the features of a position"
 
     def forward(self, ids: Int[Tensor, "batch length features"]) -> Float[Tensor, "batch length d_model"]:
         if self.training and self.dropout:
@@ -174,6 +196,16 @@ class SinusoidalPositions(ExactTable):
     def __init__(self, d_model: int, *, layout: Literal["interleaved", "halves"] = "interleaved") -> None:
         super().__init__(d_model, layout)
 
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        return "Sinusoidal positions", *([] if self.layout == "interleaved" else ["all sines first"])
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        order = "interleaved" if self.layout == "interleaved" else "sines first"
+        formula = "PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos"
+        return "with positions", f"x + PE; {formula}, {order}"
+
     def forward(
         self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
     ) -> Float[Tensor, "batch length d_model"]:
@@ -206,6 +238,14 @@ class LearnedPositions(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=0.02)
+
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        return "Trained positions", f"{self.max_len:,} positions"
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        return "with positions", "x + P[pos]"
 
     def forward(
         self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
@@ -263,6 +303,20 @@ class AxialPositions(nn.Module):
         """Initialise every axis with N(0, 0.02), so that all have the same scale."""
         for weight in self.weights:
             nn.init.normal_(weight, std=0.02)
+
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        return "Axial positions", f"grid {' x '.join(map(str, self.shape))}, widths {' + '.join(map(str, self.dims))}"
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        # Position p of a grid (a, b) is in row p // b and column p % b.
+        parts, below = [], 1
+        for number, size in reversed(list(enumerate(self.shape, start=1))):
+            place = "pos" if below == 1 else f"⌊pos / {below}⌋"
+            parts.append(f"P{'₀₁₂₃₄₅₆₇₈₉'[number % 10]}[{place}{f' mod {size}' if number > 1 else ''}]")
+            below *= size
+        return "with positions", f"x + [{', '.join(reversed(parts))}], side by side"
 
     def forward(
         self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0

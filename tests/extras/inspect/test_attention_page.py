@@ -16,8 +16,8 @@ import torch
 from offline_pages import record_of
 
 from manyheads.errors import SaveError, ShapeError
-from manyheads.extras.inspect.drawings.attention_page import attention_page, save_page
-from manyheads.extras.inspect.drawings.attention_views import attention_view, head_figures, shown_token, thinned
+from manyheads.extras.inspect.drawings.attention import attention_view, head_figures, shown_token, thinned
+from manyheads.extras.inspect.drawings.pages import attention_page, save_page
 
 HOSTILE = ["</script><script>alert(1)</script>", "<!--", "{{script}}", "\u202eabc", "a\x00b", "", "\u2028"]
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from manyheads.extras.inspect.drawings.fonts import legible_texts
+from manyheads.extras.inspect.drawings.figure import legible_texts
 
 
 def test_a_sign_that_no_font_has_shows_its_code_point() -> None:

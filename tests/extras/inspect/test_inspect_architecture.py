@@ -13,8 +13,7 @@ import pytest
 
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.extras.inspect.blocks import blocks_of
-from manyheads.extras.inspect.drawings.architecture import architecture_figure
-from manyheads.extras.inspect.drawings.operations import operations_figure
+from manyheads.extras.inspect.drawings.architecture import architecture_figure, operations_figure
 
 pytest.importorskip("matplotlib")
 

@@ -14,7 +14,6 @@ from manyheads.architectures.attentions import attentions_of
 from manyheads.architectures.transformer import presets
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import ARCHITECTURES, build_model
-from manyheads.extras.inspect.equations import EQUATIONS
 from manyheads.extras.inspect.tracing import TracedTensor, folded, trace
 from manyheads.nn.attention.observing import observe
 
@@ -109,17 +108,16 @@ def inputs_of(name: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_every_part_of_every_architecture_has_its_equation(name: str) -> None:
-    """A module of ours that makes tensors is in the table, or is told by what holds it."""
+    """A module of ours that makes tensors has `equation` or `tensors`, or is told by what holds it."""
     model, inputs = small(name), inputs_of(name)
     lines = trace(model, inputs)
     told = {line.module for line in lines}
     for module_name, module in model.named_modules():
         shown = module_name.removeprefix("body.")
         if type(module).__name__ not in TOLD_BY_OTHERS:
-            assert shown in told, f"{shown} ({type(module).__name__}) has no line; add it to EQUATIONS"
+            assert shown in told, f"{shown} ({type(module).__name__}) has no line; give it a method `equation`"
     assert all(line.equation for line in lines)
     assert len({(line.module, line.name) for line in lines}) == len(lines)
-    assert all(callable(equation) for _, equation in EQUATIONS.values())
 
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))

@@ -15,23 +15,24 @@ import torch
 
 import manyheads.extras.inspect.drawings
 from manyheads.errors import DataError, MissingExtraError, RequestError, SaveError, ShapeError
-from manyheads.extras.inspect.drawings.attention import MAX_LABELS, attention_figure
-from manyheads.extras.inspect.drawings.buckets import buckets_figure
-from manyheads.extras.inspect.drawings.confusion import confusion_figure
+from manyheads.extras.inspect.drawings.attention import MAX_LABELS, attention_figure, buckets_figure
 from manyheads.extras.inspect.drawings.curves import (
-    MOST_POINTS,
-    Metrics,
     compared_curves_figure,
+    confusion_figure,
     learning_curve_figure,
+    memory_figure,
     series,
 )
 from manyheads.extras.inspect.drawings.figure import as_array, new_figure, save_figure
-from manyheads.extras.inspect.drawings.memory import memory_figure
-from manyheads.extras.inspect.drawings.positions import first_table, positions_figure
-from manyheads.extras.inspect.drawings.schedules import schedule_figure
-from manyheads.extras.inspect.drawings.smoothing import label_smoothing_figure
+from manyheads.extras.inspect.drawings.formulas import (
+    first_table,
+    label_smoothing_figure,
+    positions_figure,
+    schedule_figure,
+)
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
+from manyheads.training.record.log import MOST_POINTS, Metrics
 
 pytest.importorskip("matplotlib")
 
@@ -276,7 +277,7 @@ def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_neither_torch_nor_pyplot_is_imported() -> None:
     script = (
         "import sys, json\n"
-        "from manyheads.extras.inspect.drawings import attention, curves, figure, positions, schedules\n"
+        "from manyheads.extras.inspect.drawings import attention, curves, figure\n"
         "before = sorted(m for m in ('torch', 'matplotlib') if m in sys.modules)\n"
         "attention.attention_figure([[1.0]])\n"
         "print(json.dumps([before, 'torch' in sys.modules, 'matplotlib.pyplot' in sys.modules]))\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from manyheads.extras.inspect.token_labels import legible
+from manyheads.extras.inspect.attending import legible
 from manyheads.text.vocabulary import ByteVocabulary
 
 

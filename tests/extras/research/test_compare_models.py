@@ -23,7 +23,7 @@ from manyheads.errors import NonFiniteError
 from manyheads.evaluation.bleu import corpus_bleu
 from manyheads.evaluation.language_model import evaluate_text, token_losses
 from manyheads.evaluation.reading import Reading
-from manyheads.extras.inspect.drawings.attention_views import shown_token
+from manyheads.extras.inspect.drawings.attention import shown_token
 from manyheads.text.vocabulary import ByteVocabulary
 
 Cli = Callable[..., int]

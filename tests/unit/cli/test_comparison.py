@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.extras.inspect.drawings.curves import Metrics, compared_curves_figure
+from manyheads.extras.inspect.drawings.curves import compared_curves_figure
+from manyheads.training.record.log import Metrics
 
 Cli = Callable[..., int]
 

@@ -27,8 +27,7 @@ from manyheads.config.files import MAX_BYTES
 from manyheads.data.manifest import read_manifest
 from manyheads.decoding.settings import DecodingSettings, load_settings
 from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsError, ModelFileError
-from manyheads.extras.inspect.drawings.attention_page import save_page
-from manyheads.extras.inspect.drawings.curves import MOST_LINE_BYTES, Metrics
+from manyheads.extras.inspect.drawings.pages import save_page
 from manyheads.extras.peers.convert import _read_object
 from manyheads.files.commit import temporary_name
 from manyheads.files.guarded import RefusedFileError
@@ -41,6 +40,7 @@ from manyheads.text.settings import TokenizerSettings
 from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.tokenizer_file import read_tokenizer_file
+from manyheads.training.record.log import MOST_LINE_BYTES, Metrics
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 needs_zero = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no /dev/zero")

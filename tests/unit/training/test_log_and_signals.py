@@ -19,8 +19,7 @@ import pytest
 from manyheads.catalogue import PRESETS
 from manyheads.config.files import to_plain
 from manyheads.errors import CheckpointError, ConfigError
-from manyheads.extras.inspect.run_pictures import Board
-from manyheads.training.record.log import MetricsLog, PlainReporter, format_seconds
+from manyheads.training.record.log import Board, MetricsLog, PlainReporter, format_seconds
 from manyheads.training.record.report import Sample, TrainResult, ValidationReport
 from manyheads.training.run.resume import check_same_run, differences
 from manyheads.training.run.run_folder import RunFolder

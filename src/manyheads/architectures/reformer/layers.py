@@ -54,6 +54,13 @@ class AttentionSublayer(nn.Module):
 
     chunk_len = 0
 
+    wiring = "reversible"
+
+    @staticmethod
+    def equation() -> tuple[str, str]:
+        """Return the name and the equation of the changed stream; the module returns its addend, of the same shape."""
+        return "changed stream", "x + attention(LN(x')), x' the other stream"
+
     def __init__(self, config: ReformerConfig, index: int) -> None:
         super().__init__()
         self.index = index
@@ -110,6 +117,13 @@ class AttentionSublayer(nn.Module):
 
 class FeedForwardSublayer(nn.Module):
     """G: dropout(feed-forward(LN(x))), `ff_chunk_len` positions at a time; see `nn.reversible.Sublayer`."""
+
+    wiring = "reversible"
+
+    @staticmethod
+    def equation() -> tuple[str, str]:
+        """See `AttentionSublayer.equation`."""
+        return "changed stream", "x + feed-forward(LN(x')), x' the other stream"
 
     def __init__(self, config: ReformerConfig | ReformerSeq2SeqConfig) -> None:
         super().__init__()

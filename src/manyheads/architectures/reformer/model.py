@@ -6,7 +6,7 @@ Paper: Kitaev et al. 2020, "Reformer: The Efficient Transformer", arXiv:2001.044
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,8 @@ class Reformer(nn.Module):
     Args: config: sizes and choices; the vocabulary size must be set.
     Raises: ConfigError: the vocabulary size is missing.
     """
+
+    traced_parts: ClassVar = {"norm": ("hidden states", "LN([x₁, x₂]), the two streams side by side")}
 
     def __init__(self, config: ReformerConfig) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ the two streams is that of trax.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,13 @@ class SelfSublayer(nn.Module):
     """dropout(self-attention(LN(x))), exact or hashed; see `nn.reversible.Sublayer`."""
 
     chunk_len = 0
+
+    wiring = "reversible"
+
+    @staticmethod
+    def equation() -> tuple[str, str]:
+        """See `AttentionSublayer.equation`."""
+        return "changed stream", "x + attention(LN(x')), x' the other stream"
 
     def __init__(self, config: ReformerSeq2SeqConfig, name: str, index: int, *, causal: bool) -> None:
         super().__init__()
@@ -105,6 +112,13 @@ class CrossSublayer(nn.Module):
 
     chunk_len = 0
 
+    wiring = "reversible"
+
+    @staticmethod
+    def equation() -> tuple[str, str]:
+        """See `AttentionSublayer.equation`."""
+        return "changed stream", "x + attention(LN(x'), memory), x' the other stream"
+
     def __init__(self, config: ReformerSeq2SeqConfig) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
@@ -154,6 +168,11 @@ class ReformerTranslator(nn.Module):
     Args: config: sizes and options; both vocabulary sizes must be set.
     Raises: ConfigError: a vocabulary size is missing.
     """
+
+    traced_parts: ClassVar = {
+        "encoder_norm": ("memory", "LN((x₁ + x₂) / 2), of the two streams"),
+        "decoder_norm": ("hidden states", "LN((x₁ + x₂) / 2), of the two streams"),
+    }
 
     def __init__(self, config: ReformerSeq2SeqConfig) -> None:
         super().__init__()

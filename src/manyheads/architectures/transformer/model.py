@@ -5,7 +5,7 @@ Paper: Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ __all__ = ["Decoder", "Encoder", "Transformer"]
 class Encoder(nn.Module):
     """A stack of `EncoderLayer`s. Shape: (batch, source_len, d_model) in and out."""
 
+    traced_parts: ClassVar = {"norm": ("memory", "LN(x)")}
+    """Parts, which it may lack, whose output tables of tensors show: the tensor's name and equation."""
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
@@ -45,6 +48,8 @@ class Encoder(nn.Module):
 
 class Decoder(nn.Module):
     """A stack of `DecoderLayer`s. Shape: (batch, target_len, d_model) in and out."""
+
+    traced_parts: ClassVar = {"norm": ("hidden states", "LN(x)")}
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

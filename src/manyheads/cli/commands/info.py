@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from manyheads.catalogue import HOOKS, load
 from manyheads.cli.command_line.command import command
 from manyheads.cli.comparison import compare_runs, draw_curves, sorted_rows, table_lines
 from manyheads.cli.lines.record import lines_of
@@ -15,7 +16,6 @@ from manyheads.cli.records import describe_folder
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage, Shared, argument, option, refuse_given
 from manyheads.errors import ConfigError
-from manyheads.extras.inspect.options import check_kinds
 from manyheads.tasks.text.find_config import find_config
 
 __all__ = ["PAGE", "run"]
@@ -104,7 +104,8 @@ def run(options: InfoOptions) -> int:
 
 def _compare(options: InfoOptions) -> None:
     """Print the table of several runs, and draw their curves."""
-    check_kinds([] if options.curves is None else [options.curves], given_by="--curves")
+    if options.curves is not None:
+        load(HOOKS["check pictures"])([options.curves], given_by="--curves")
     rows = compare_runs(options.paths)
     if options.sort is not None:
         rows = sorted_rows(rows, options.sort)

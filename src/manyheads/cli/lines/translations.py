@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from manyheads.catalogue import HOOKS, load
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.command_line.translate_options import TranslateOptions
 from manyheads.cli.lines.conversation import Command, converse, whole_number
@@ -110,17 +111,14 @@ class TranslationLines:
 
         Returns: what to print. Raises: RequestError: there is no sentence, or another kind of file is named.
         """
-        from manyheads.extras.inspect.attending import translation_views
-        from manyheads.extras.inspect.drawings.attention_page import attention_page, save_page
-
         if not self._last.strip():
             raise RequestError(":attention draws the last sentence, but there is none yet; type one first.")
         path = Path(file or "attention.html")
         if path.suffix.lower() != ".html":
             raise RequestError(f":attention writes an HTML page, but the name is {path}; let it end in .html.")
-        page = attention_page(translation_views(self.translator, self._last), title=self._last)
+        page = load(HOOKS["picture"])("attention page", path, self.translator, self._last)
         done = "replaced" if os.path.exists(path) else "written"  # noqa: PTH110  (never an error; writing reports it)
-        return f"{done}: {save_page(page, path)}"
+        return f"{done}: {page.save()[0]}"
 
     def job(self, show: Progress) -> LineWork[str]:
         """The translation of the whole input."""

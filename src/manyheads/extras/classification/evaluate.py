@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from manyheads.catalogue import HOOKS, load
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.truncation import counted_truncations, naming_lines
 from manyheads.distributed.process import refuse_ranks
@@ -17,7 +18,6 @@ from manyheads.extras.classification.labelled_files import Labelled, LabelledFil
 from manyheads.extras.classification.options import EvaluateOptions, LabelledOptions
 from manyheads.extras.classification.prepared import LabelledData, languages_of
 from manyheads.extras.classification.settings import TATOEBA_LANGUAGES
-from manyheads.extras.inspect.drawings.figure import check_plots, save_by_name
 from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.preparation import check_keys
 from manyheads.tasks.report import machine_lines, model_line, model_record
@@ -43,10 +43,9 @@ class ClassificationReport:
         """See `Report.save`."""
         if self.picture is None:
             return
-        from manyheads.extras.inspect.drawings.confusion import confusion_figure
-
         title = f"{self.protocol['model']} on {self.protocol['data']}"
-        save_by_name(confusion_figure(self.confusion.counts, self.confusion.labels, title=title), self.picture)
+        shown = (self.picture, self.confusion.counts, self.confusion.labels)
+        load(HOOKS["picture"])("confusion", *shown, title=title).save()
 
     def to_json(self) -> dict[str, Any]:
         """See `Report.to_json`."""
@@ -72,7 +71,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> ClassificationReport:
     """
     refuse_ranks("evaluate of a classifier")
     if options.picture is not None:
-        check_plots()
+        load(HOOKS["check pictures"])([options.picture], given_by="--picture")
     read = LabelledReport()
     rows, name = held_out_texts(options, read)
     classifier = options.run_on.load(Classifier.from_pretrained, options.models.all(options.model), show)

@@ -60,6 +60,14 @@ class TextPooling(nn.Module):
         self.kind = kind
         self.dropout = Dropout(dropout)
 
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        return "Pooling", self.equation()[1]
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        return "text vector", "h₁" if self.kind == "first" else "mean of the real positions' h"
+
     def forward(
         self, hidden: Float[Tensor, "batch len width"], lengths: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch width"]:

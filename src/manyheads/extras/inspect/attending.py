@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +23,35 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ModelFileError, RequestError
-from manyheads.extras.inspect.drawings.attention_views import AttentionView, attention_view
-from manyheads.extras.inspect.token_labels import legible
+from manyheads.extras.inspect.drawings.attention import AttentionView, attention_view
 from manyheads.extras.inspect.tracing import TracedTensor, trace
 
-__all__ = ["open_model", "shapes_of", "text_buckets", "text_views", "translation_views"]
+__all__ = ["legible", "open_model", "shapes_of", "text_buckets", "text_views", "translation_views"]
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_DIGITS = "₀₁₂₃₄₅₆₇₈₉"
+
+
+def legible(tokens: Sequence[str]) -> list[str]:
+    """Replace bytes that form a character by this character, numbered: `<0xE4> <0xBD> <0xA0>` becomes `你₁ 你₂ 你₃`.
+
+    A visible ASCII character stands for its byte. Bytes that form no visible character stay unchanged.
+    """
+    labels = list(tokens)
+    values = [int(found[1], 16) if (found := _BYTE.fullmatch(token)) else -1 for token in tokens]  # -1: not a byte
+    for place, first in enumerate(values):
+        if 0x20 < first < 0x7F:
+            labels[place] = chr(first)
+        run = values[place : place + _length(first)]
+        with suppress(ValueError):  # the bytes form no character
+            char = bytes(run).decode("utf-8")
+            labels[place : place + len(run)] = [char + _DIGITS[number] for number in range(1, len(run) + 1)]
+    return labels
+
+
+def _length(first: int) -> int:
+    """Return the number of bytes of a UTF-8 character that begins with this byte; 0 if no multi-byte character does."""
+    return 2 if 0xC2 <= first < 0xE0 else 3 if 0xE0 <= first < 0xF0 else 4 if 0xF0 <= first < 0xF5 else 0
 
 
 def open_model(

@@ -1,50 +1,43 @@
-"""The blocks of a model, as figure 1 of a paper draws them, found by running the model once.
+"""The blocks of a model and the operations of its attention, as figures 1 and 2 of a paper draw them.
 
-The order of the blocks is the order in which they ran. Their sizes are read from their outputs and parameters.
-Attention is called masked if no position attended to a later one. Nothing is taken from a fixed picture.
+The model is run once. The order of the blocks is the order in which they ran; names and sizes are what the modules say
+of themselves (`facts`, `operations`). Attention is called masked if no position attended to a later one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.reformer.layers import AttentionSublayer, FeedForwardSublayer
-from manyheads.architectures.reformer.translator import CrossSublayer, SelfSublayer
-from manyheads.extras.inspect.block_facts import Facts, block_facts, matrices_of
-from manyheads.extras.inspect.equations import ATTENTION
-from manyheads.extras.inspect.operations import AttentionOperations, operations_of
 from manyheads.extras.inspect.tracing import LAYER, TracedTensor, trace
-from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.observing import observe
-from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
-from manyheads.nn.layers import Residual
 
-__all__ = ["Block", "LayerKind", "ModelBlocks", "Stack", "Wiring", "blocks_of"]
+__all__ = ["AttentionOperations", "Block", "LayerKind", "ModelBlocks", "Stack", "blocks_of"]
 
-Wiring = Literal["post", "pre", "reversible"]
-"""Of a sublayer f: LN(x + f(x)); x + f(LN(x)); or one of two streams gets f(LN(the other))."""
-
-_REVERSIBLE = AttentionSublayer | SelfSublayer | CrossSublayer | FeedForwardSublayer
 _MOST_EXAMPLE_TOKENS = 2048
 
 
 @dataclass(frozen=True)
 class Block:
-    """A box. kind: `embedding positions attention feed-forward norm pooling head memory none`. lines: what is known of
-    it. wiring: of a sublayer in a layer. is_cross: it also reads the encoder's output. shape: of its output, without
-    the batch; n is the number of tokens.
+    """A box. lines: what is known of it. shape: of its output, without the batch; n is the number of tokens. wiring: of
+    a sublayer f: `post`: LN(x + f(x)); `pre`: x + f(LN(x)); `reversible`: one of two streams gets f(LN(the other)).
+    is_cross: it also reads the encoder's output.
     """
 
-    kind: str
     name: str
     lines: tuple[str, ...] = ()
-    wiring: Wiring | None = None
-    is_cross: bool = False
     shape: str = ""
+    wiring: str | None = None
+    is_cross: bool = False
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether it has queries, keys and values."""
+        return "attention" in self.name.lower()
 
 
 @dataclass(frozen=True)
@@ -75,31 +68,53 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class ModelBlocks:
-    """A model. title: its sizes in words. output: what follows the last stack. result: what the output is. operations:
-    of each kind of attention.
+class AttentionOperations:
+    """A kind of attention. places: its layers; the sizes are those of the first one. inputs: letter, what it is made of
+    and shape, the values last. steps: what a head does, and the formulas; the last `MatMul` reads the values. Shapes
+    are heads x length x width; n: positions of the queries, m: of the keys.
     """
+
+    kind: str
+    places: tuple[str, ...]
+    num_heads: int
+    d_model: int
+    inputs: tuple[tuple[str, str, str], ...]
+    steps: tuple[tuple[str, str], ...]
+    has_other_sizes: bool
+
+
+@dataclass(frozen=True)
+class ModelBlocks:
+    """A model. title: its sizes in words. output: what follows the last stack. result: what the output is."""
 
     architecture: str
     title: str
     stacks: tuple[Stack, ...]
     output: tuple[Block, ...]
     result: str
-    operations: tuple[AttentionOperations, ...] = field(default=())
+    operations: tuple[AttentionOperations, ...] = ()
+
+
+_NO_HEADS = Block("No heads are left", ("the layer is its residual",))
 
 
 @dataclass
 class _Column:
-    """A stack while it is found. layers: number from 0 -> wiring, facts and whether it is cross, of each sublayer."""
+    """A stack while it is found. layers: number from 1 -> sublayers. pending: what runs inside the next sublayer."""
 
     before: list[Block] = field(default_factory=list)
-    layers: dict[int, list[tuple[Wiring, bool, Facts]]] = field(default_factory=dict)
+    layers: dict[int, list[Block]] = field(default_factory=dict)
     after: list[Block] = field(default_factory=list)
     sides: list[Block] = field(default_factory=list)
-    pending: Facts | None = None
+    pending: Block = field(default=_NO_HEADS)
 
-    def add(self, block: Block) -> None:
-        (self.after if self.layers else self.before).append(block)
+    def stack(self, name: str) -> Stack:
+        alike: dict[tuple[Block, ...], list[int]] = {}
+        for number, blocks in self.layers.items():
+            alike.setdefault(tuple(blocks), []).append(number)
+        kinds = tuple(LayerKind(tuple(numbers), blocks) for blocks, numbers in alike.items())
+        reads = {"encoder": "source tokens", "decoder": "target tokens, shifted right"}.get(name, "tokens")
+        return Stack(name, reads, tuple(self.before), kinds, tuple(self.after), tuple(self.sides))
 
 
 _RESULTS = {"classification": "probabilities of the labels", "spans": "probabilities of the labels of each span"}
@@ -113,130 +128,135 @@ def blocks_of(model: Any) -> ModelBlocks:
     Raises: as the model's forward.
     """
     inputs = _example(model)
-    lines = trace(model, inputs)
+    traced: dict[str, list[TracedTensor]] = {}
+    for line in trace(model, inputs):
+        traced.setdefault(line.module, []).append(line)
+    traced.pop("", None)
     masked = _masked_layers(model, inputs)
-    by_module: dict[str, list[TracedTensor]] = {}
-    for line in lines:
-        by_module.setdefault(line.module, []).append(line)
-    two = "target_embedding" in by_module
-    columns: dict[str, _Column] = {name: _Column() for name in (("encoder", "decoder") if two else ("",))}
-    matrices = matrices_of(model)
+    modules = {name.removeprefix("body."): module for name, module in model.named_modules()}
+    letters = _shared_matrices(model)
+    is_relative = any("r" in getattr(module, "inputs", ()) for module in modules.values())
+    two = "target_embedding" in traced
+    columns = {name: _Column() for name in (("encoder", "decoder") if two else ("",))}
+    *_, last = columns.values()
+    last.sides += _memory(model)
     output: list[Block] = []
-    for name, tensors in by_module.items():
-        module = _module(model, name)
-        if name == "" or module is None:
+    for name, tensors in traced.items():
+        module, layer = modules[name], LAYER.match(name)
+        column = columns["encoder"] if two and name.startswith(("source", "encoder")) else last
+        if wiring := getattr(module, "wiring", None):
+            assert layer is not None
+            column.layers.setdefault(int(layer[2]) + 1, []).append(replace(column.pending, wiring=wiring))
+            column.pending = _NO_HEADS
             continue
-        side = "" if not two else "encoder" if name.startswith(("source", "encoder")) else "decoder"
+        block = _block(name, module, tensors, letters, is_masked=name in masked)
         if name in ("head", "pooling"):
-            output.append(_block(block_facts(model, name, module, tensors, matrices)))
-            continue
-        _place(columns[side], model, name, module, tensors, masked, matrices)
-    stacks = tuple(_stack(name, column, model) for name, column in columns.items())
-    config = model.config
+            output.append(block)
+        elif block.name == "Distances" and is_relative:
+            column.sides.append(block)
+        elif layer is None:
+            (column.after if column.layers else column.before).append(block)
+        else:
+            column.pending = block
     return ModelBlocks(
-        architecture=config.architecture,
-        title=config.describe(),
-        stacks=stacks,
+        architecture=model.config.architecture,
+        title=model.config.describe(),
+        stacks=tuple(column.stack(name) for name, column in columns.items()),
         output=tuple(output),
-        result=_RESULTS.get(config.task, "probabilities of the next token"),
-        operations=_operations(model, by_module, masked),
+        result=_RESULTS.get(model.config.task, "probabilities of the next token"),
+        operations=_operations(modules, traced, masked, has_memory=_memory_len(model) > 0),
     )
 
 
-def _place(
-    column: _Column,
-    model: Any,
-    name: str,
-    module: nn.Module,
-    tensors: list[TracedTensor],
-    masked: set[str],
-    matrices: dict[int, str],
-) -> None:
-    """Add the output of a module to its column."""
-    found = LAYER.match(name)
-    if isinstance(module, DistanceEncoding) and _is_relative(model):
-        column.sides.append(_block(block_facts(model, name, module, tensors, matrices)))
-    elif found is None:
-        column.add(_block(block_facts(model, name, module, tensors, matrices)))
-    elif isinstance(module, Residual | _REVERSIBLE):
-        wiring: Wiring = module.position if isinstance(module, Residual) else "reversible"
-        facts = column.pending
-        assert facts is not None  # of the sublayer, which comes before its residual
-        column.layers.setdefault(int(found[2]), []).append((wiring, "cross" in facts.place, facts))
-        column.pending = None
+def _block(
+    name: str, module: Any, tensors: Sequence[TracedTensor], letters: Mapping[int, str], *, is_masked: bool
+) -> Block:
+    *_, made = tensors
+    if hasattr(module, "facts"):
+        title, *lines = module.facts()
+    elif made.equation.startswith("LN("):
+        title, lines = "Norm", [made.equation.removeprefix("LN(x)")]
     else:
-        column.pending = block_facts(model, name, module, tensors, matrices, is_masked=name in masked)
-
-
-def _stack(name: str, column: _Column, model: Any) -> Stack:
-    alike: dict[tuple[Any, ...], list[int]] = {}
-    for index, sublayers in column.layers.items():
-        key = tuple((wiring, is_cross, facts.name, facts.template) for wiring, is_cross, facts in sublayers)
-        alike.setdefault(key, []).append(index)
-    kinds = []
-    for indices in alike.values():
-        rows = [column.layers[index] for index in indices]
-        blocks = [
-            replace(_block(Facts.merged([facts for _, _, facts in same])), wiring=same[0][0], is_cross=same[0][1])
-            for same in zip(*rows, strict=True)
-        ]
-        kinds.append(LayerKind(tuple(index + 1 for index in indices), tuple(blocks)))
-    reads = {"encoder": "source tokens", "decoder": "target tokens, shifted right"}.get(name, "tokens")
-    return Stack(
-        name,
-        reads,
-        tuple(column.before),
-        tuple(kinds),
-        tuple(column.after),
-        (*_memory(model), *column.sides) if name != "encoder" else (),
+        title, lines = made.name, [made.equation]
+    if letter := letters.get(id(getattr(module, "token_table", None))):
+        lines.append(f"matrix {letter}, shared")
+    title = f"masked {title}" if is_masked else title
+    width = f"{made.shape[-1]:,}"
+    return Block(
+        title[0].upper() + title[1:],
+        tuple(filter(None, lines)),
+        f"n x {width}" if len(made.shape) > 2 else width,
+        is_cross="cross" in name,
     )
+
+
+def _shared_matrices(model: nn.Module) -> dict[int, str]:
+    """Return the matrices that embeddings and output share: id of the parameter -> a letter."""
+    tables = [id(module.token_table) for module in model.modules() if hasattr(module, "token_table")]
+    return dict(zip((one for one in dict.fromkeys(tables) if tables.count(one) > 1), "EFG", strict=False))
+
+
+def _memory_len(model: Any) -> int:
+    return int(getattr(model.config, "context_settings", {}).get("memory_len", 0))
 
 
 def _memory(model: Any) -> list[Block]:
     """Return what the layers of a language model read besides their input."""
     found = []
-    if memory_len := getattr(model.config, "context_settings", {}).get("memory_len", 0):
-        lines = (f"the layer's inputs at {memory_len:,}", "earlier positions, no gradient")
-        found.append(Block("memory", "Memory", lines))
-    tables = [one for name, one in model.named_parameters() if name.endswith("layers.0.positions")]
-    if tables:
-        found.append(
-            Block(
-                "positions", "Trained positions", (f"{tables[0].shape[0]:,} distances,", "added to each layer's input")
-            )
-        )
+    if memory_len := _memory_len(model):
+        found.append(Block("Memory", (f"the layer's inputs at {memory_len:,}", "earlier positions, no gradient")))
+    for name, table in model.named_parameters():
+        if name.endswith("layers.0.positions"):
+            lines = (f"{table.shape[0]:,} distances,", "added to each layer's input")
+            found.append(Block("Trained positions", lines))
     return found
 
 
-def _block(facts: Facts) -> Block:
-    return Block(facts.kind, facts.name, facts.lines, shape=facts.shape)
-
-
 def _operations(
-    model: Any, by_module: dict[str, list[TracedTensor]], masked: set[str]
+    modules: Mapping[str, Any], traced: Mapping[str, Sequence[TracedTensor]], masked: set[str], *, has_memory: bool
 ) -> tuple[AttentionOperations, ...]:
-    """Return the operations of the first layer of each kind of attention."""
-    found: dict[str, AttentionOperations] = {}
-    has_memory = bool(getattr(model.config, "context_settings", {}).get("memory_len", 0))
-    for name, tensors in by_module.items():
-        module = _module(model, name)
-        if isinstance(module, ATTENTION):
-            one = operations_of(name, module, tensors, is_masked=name in masked, has_memory=has_memory)
-            if one.kind in found:
-                found[one.kind] = found[one.kind].with_place(one)
-            else:
-                found[one.kind] = one
-    return tuple(found.values())
+    """Return the operations of each kind of attention."""
+    kinds: dict[str, list[str]] = {}
+    for name in traced:
+        if hasattr(modules[name], "operations"):
+            kinds.setdefault(modules[name].kind, []).append(name)
+    found = []
+    for kind, places in kinds.items():
+        layer, some_masked = modules[places[0]], len(masked & {*places})
+        inputs = [_inputs(name, modules[name], traced[name], has_memory) for name in places]
+        hidden = {0: "", len(places): "no later positions"}.get(
+            some_masked, "no padding; in masked layers no later positions"
+        )
+        found.append(
+            AttentionOperations(
+                kind=kind[0].upper() + kind[1:],
+                places=tuple(places),
+                num_heads=layer.num_heads,
+                d_model=layer.out_proj.out_features,
+                inputs=inputs[0],
+                steps=tuple(
+                    (step, "; ".join(filter(None, (hidden, formula))) or "no padding" if step == "Mask" else formula)
+                    for step, formula in layer.operations()
+                ),
+                has_other_sizes=len({tuple(shape for *_, shape in some) for some in inputs}) > 1,
+            )
+        )
+    return tuple(found)
 
 
-def _is_relative(model: nn.Module) -> bool:
-    return any(isinstance(module, RelativeAttention) for module in model.modules())
-
-
-def _module(model: nn.Module, name: str) -> nn.Module | None:
-    """Return the module of a traced name, which leaves the composite's `body.` out."""
-    modules = dict(model.named_modules())
-    return modules.get(f"body.{name}", modules.get(name))
+def _inputs(
+    name: str, layer: Any, tensors: Sequence[TracedTensor], has_memory: bool
+) -> tuple[tuple[str, str, str], ...]:
+    """Return letter, source and shape of what a head reads."""
+    widths = {line.name[0]: line.shape[-1] for line in tensors if line.name != "distances"}
+    found = []
+    for letter in layer.inputs:
+        rows = "n" if letter in ("Q", "QK") or not layer.sees_whole else "m"
+        source = "the encoder's output" if "cross" in name else "memory and x" if has_memory else "x"
+        source = {"Q": "x", "QK": "x", "r": "distances R"}.get(letter, source)
+        width = widths[letter[0].lower()] if letter != "r" else layer.head_dim
+        found.append((letter, source, f"{layer.num_heads} x {rows} x {width}"))
+    return tuple(found)
 
 
 def _masked_layers(model: Any, inputs: dict[str, Any]) -> set[str]:
@@ -253,16 +273,13 @@ def _masked_layers(model: Any, inputs: dict[str, Any]) -> set[str]:
 def _example(model: Any) -> dict[str, Tensor]:
     """Return arguments of `log_probs`: few tokens, but more than hashed layers attend to exactly."""
     device = next(model.parameters()).device
-    exact = [module.settings.exact_len for module in model.modules() if isinstance(module, LSHSelfAttention)]
-    length = min([8 + max(exact, default=0), _MOST_EXAMPLE_TOKENS, model.config.longest_input or _MOST_EXAMPLE_TOKENS])
+    exact = [getattr(getattr(module, "settings", None), "exact_len", 0) for module in model.modules()]
+    length = min(8 + max(exact), _MOST_EXAMPLE_TOKENS, model.config.longest_input or _MOST_EXAMPLE_TOKENS)
     tokens = torch.zeros(1, length, dtype=torch.int64, device=device)
     if model.config.task == "translation":
         lengths = torch.tensor([length], device=device)
         return {"source": tokens, "source_lengths": lengths, "target": tokens[:, : max(1, length - 1)]}
     if model.config.task == "spans":
-        return {
-            "pieces": tokens[:, :, None],
-            "affixes": tokens[:, :, None],
-            "lengths": torch.tensor([length], device=device),
-        }
+        features = tokens[:, :, None]
+        return {"pieces": features, "affixes": features, "lengths": torch.tensor([length], device=device)}
     return {"tokens": tokens}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,12 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.extras.inspect.equations import ATTENTION, EQUATIONS, PARTS, attention_tensors, head_equation
-from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.observing import observe
-from manyheads.nn.attention.relative import RelativeAttention
 
-__all__ = ["LAYER", "TracedTensor", "folded", "table", "trace"]
+__all__ = ["LAYER", "TracedTensor", "folded", "runs", "table", "trace"]
 
 LAYER = re.compile(r"^(.*?layers)\.(\d+)(.*)$")
 
@@ -49,7 +46,8 @@ def trace(model: nn.Module, inputs: dict[str, Any], **options: Any) -> list[Trac
     ]
     with torch.no_grad(), _watching(model, lines):
         log_probs = model.log_probs(*inputs.values(), **options)  # type: ignore[operator]
-    lines.append(TracedTensor("head", "log-probabilities", tuple(log_probs.shape), head_equation(model)))
+    name, equation = model.head.equation()  # type: ignore[union-attr,operator]
+    lines.append(TracedTensor("head", name, tuple(log_probs.shape), equation))
     return _chunks_joined(lines)
 
 
@@ -98,12 +96,12 @@ def folded(lines: list[TracedTensor]) -> list[TracedTensor]:
         after = order[place + 1] if place + 1 < len(order) else None
         if isinstance(after, TracedTensor | None) or after[0] != stack:
             for first, indices in alike.items():
-                kept.append(TracedTensor(f"{stack}.{_runs(indices)}", f"as in {stack}.{first}", (), ""))
+                kept.append(TracedTensor(f"{stack}.{runs(indices)}", f"as in {stack}.{first}", (), ""))
             alike = {}
     return kept
 
 
-def _runs(numbers: list[int]) -> str:
+def runs(numbers: Sequence[int]) -> str:
     """Return increasing numbers as text: [1, 2, 3, 5, 7, 8] as `1 to 3, 5, 7 to 8`."""
     runs: list[list[int]] = []
     for number in numbers:
@@ -116,7 +114,7 @@ def _runs(numbers: list[int]) -> str:
 
 @contextlib.contextmanager
 def _watching(model: nn.Module, lines: list[TracedTensor]) -> Iterator[None]:
-    """Write a line for every tensor that a module in the tables computes inside the block."""
+    """Write a line for every tensor that a module with equations computes inside the block."""
     with contextlib.ExitStack() as stack:
 
         def on_output(name: str, write: Callable[[Tensor], None]) -> None:
@@ -128,16 +126,14 @@ def _watching(model: nn.Module, lines: list[TracedTensor]) -> Iterator[None]:
         def write(module: str, name: str, equation: str, output: Tensor) -> None:
             lines.append(TracedTensor(module.removeprefix("body."), name, tuple(output.shape), equation))
 
-        def write_attention(name: str, layer: nn.Module, seen: list[Tensor], output: Tensor) -> None:
+        def write_attention(name: str, layer: Any, seen: list[Tensor], output: Tensor) -> None:
             shown = name.removeprefix("body.")
-            found = attention_tensors(layer, "cross" in name, output, seen.pop() if seen else None)
+            found = layer.tensors(output, seen.pop() if seen else None, is_cross="cross" in name)
             lines.extend(TracedTensor(shown, *tensor) for tensor in found)
 
         for name, module in model.named_modules():
-            if isinstance(module, ATTENTION):
-                # Of the weights of hashed and local attention only chunks exist.
-                is_whole = isinstance(module, MultiHeadAttention | RelativeAttention)
-                record = stack.enter_context(observe(module, "weights" if is_whole else "buckets"))
+            if hasattr(module, "tensors"):
+                record = stack.enter_context(observe(module, "weights" if module.sees_whole else "buckets"))
                 # The output projection, because some models call other methods of the layer than `forward`.
                 on_output(f"{name}.out_proj", partial(write_attention, name, module, record.setdefault("", [])))
             for inner, label, equation in _told_of(name, module):
@@ -147,10 +143,9 @@ def _watching(model: nn.Module, lines: list[TracedTensor]) -> Iterator[None]:
 
 def _told_of(name: str, module: nn.Module) -> Iterator[tuple[str, str, str]]:
     """Yield the modules whose outputs get a line because of this module: full name, tensor name, equation."""
-    for kind, (label, equation) in EQUATIONS.items():
-        if isinstance(module, kind):
-            yield name, label, equation(module)
-    for part, (label, text) in PARTS.get(type(module), {}).items():
+    if hasattr(module, "equation") and name != "head":
+        yield name, *module.equation()  # type: ignore[operator]
+    for part, (label, text) in getattr(module, "traced_parts", {}).items():
         if getattr(module, part) is not None:
             yield f"{name}.{part}", label, text
 

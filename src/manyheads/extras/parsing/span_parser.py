@@ -6,7 +6,7 @@ Paper: Kitaev and Klein 2018, arXiv:1805.01052. Differs: see `TransformerSpanPar
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -81,6 +81,16 @@ class SpanHead(nn.Module):
         self.tag_norm = nn.LayerNorm(span_dim)
         self.tag_proj = nn.Linear(span_dim, num_tags)
         self.dropout = Dropout(dropout)
+
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        (rows, inner), columns = self.label_proj.weight.shape, self.fence_proj.in_features
+        return "Spans, softmax", "differences of fenceposts", f"{columns:,} → {inner:,} → {rows:,}, ReLU"
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        inner = "max(0, LN(W₁ (x_j - x_i) + b₁)) W₂ + b₂"
+        return "log-probabilities", f"log softmax([0; {inner}]), x_i the fencepost before word i + 1"
 
     def span_logits(self, states: Float[Tensor, "batch len d_model"]) -> Float[Tensor, "batch spans num_labels"]:
         """Return the scores of all spans, in the order of `span_places`. states: begin, words, end."""
@@ -327,6 +337,11 @@ class WordEncoder(nn.Module):
 
     Args: config: sizes and choices; the vocabulary size must be set.
     """
+
+    traced_parts: ClassVar = {
+        "word_norm": ("normalised words", "LN(x)"),
+        "window_proj": ("windows", "[.., x_(i-1), x_i, x_(i+1), ..] W + b; max(0, windows) is added to x"),
+    }
 
     def __init__(self, config: TransformerSpanParserConfig) -> None:
         super().__init__()

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from manyheads.data.readers import ReadReport
-from manyheads.extras.inspect.drawings.attention_views import shown_token
-from manyheads.extras.inspect.drawings.offline_page import offline_page, save_page
+from manyheads.extras.inspect.drawings.attention import shown_token
+from manyheads.extras.inspect.drawings.pages import offline_page, save_page
 from manyheads.extras.research.paired import Paired
 
 __all__ = ["PAGE_EXAMPLES", "Comparison", "Example", "letters"]

@@ -6,7 +6,7 @@ Paper: none of its own; the local layers of trax' and `transformers`' Reformer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,10 +15,18 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.masks import zero_padding
-from manyheads.nn.attention.multi_head import merge_heads, split_heads, width_of_heads
+from manyheads.nn.attention.multi_head import (
+    WEIGHING,
+    TensorLine,
+    heads_fact,
+    merge_heads,
+    output_tensor,
+    split_heads,
+    width_of_heads,
+)
 from manyheads.nn.attention.relative_bias import PENALTY_UNIT, local_slopes
 from manyheads.nn.attention.state import State, register_state
-from manyheads.nn.chunking import real_chunks
+from manyheads.nn.chunking import neighbours, real_chunks
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.softmax import masked_softmax
 from manyheads.nn.layers import Linear, initialise
@@ -198,6 +206,9 @@ class LocalSelfAttention(nn.Module):
     """
 
     muon_without_decay: tuple[str, ...] = ("distance_penalties",)
+    kind = "local attention"
+    inputs = ("Q", "K", "V")
+    sees_whole = False
 
     def __init__(
         self,
@@ -240,6 +251,36 @@ class LocalSelfAttention(nn.Module):
         self.distance_penalties = nn.Parameter(torch.empty(num_heads, self.reach)) if train_slopes else None
         self.weights_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()
+
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        chunks = f"chunks of {self.chunk_len:,}: its own, {self.chunks_before} before, {self.chunks_after} after"
+        trained = self.distance_penalties is not None
+        slopes = "trained penalties for distances" if trained else "scores fall with the distance"
+        return self.kind, heads_fact(self), chunks, *([slopes] if self.sloped else [])
+
+    def tensors(self, output: Tensor, seen: Tensor | None, is_cross: bool = False) -> Iterator[TensorLine]:
+        """See `MultiHeadAttention.tensors`. No matrix of all weights exists."""
+        batch, length, _ = output.shape
+        for name in ("queries", "keys", "values"):
+            letter = name[0].upper()
+            yield name, (batch, self.num_heads, length, self.head_dim), f"{letter} = x W_{letter}, in heads"
+        chunks = neighbours(self.chunk_len, self.chunks_before, self.chunks_after)
+        slopes = (" - slope |i - j|" if self.distance_penalties is None else " - p(|i - j|)") if self.sloped else ""
+        later = ", nothing later" if self.causal else ""
+        yield output_tensor(self, output, f"A = softmax(Q Kᵀ / √d_k{slopes}) over {chunks}{later}")
+
+    def operations(self) -> Iterator[tuple[str, str]]:
+        """See `MultiHeadAttention.operations`."""
+        yield "Cut", neighbours(self.chunk_len, self.chunks_before, self.chunks_after)
+        yield "MatMul", "Q Kᵀ"
+        yield "Scale", f"1 / √{self.head_dim}"
+        if self.sloped:
+            what = "slope |i - j|, a slope" if self.distance_penalties is None else "a trained number"
+            each = "for each head" if self.distance_penalties is None else "for each head and |i - j|"
+            yield "Add distances", f"- {what} {each}"
+        yield from WEIGHING
+        yield "Join the chunks", ""
 
     def reset_parameters(self) -> None:
         """Xavier-uniform weights, zero biases; trained penalties begin as slope x distance."""

@@ -6,7 +6,7 @@ Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import torch
@@ -23,7 +23,15 @@ from manyheads.nn.attention.lsh_hash import (
     visible_pairs,
 )
 from manyheads.nn.attention.lsh_settings import LSHSettings
-from manyheads.nn.attention.multi_head import merge_heads, split_heads, width_of_heads
+from manyheads.nn.attention.multi_head import (
+    TensorLine,
+    heads_fact,
+    merge_heads,
+    output_tensor,
+    split_heads,
+    width_of_heads,
+)
+from manyheads.nn.chunking import neighbours
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.lsh import bucket_ranks, chunked_attention, sorting_order
 from manyheads.nn.layers import Linear, initialise
@@ -123,6 +131,9 @@ class LSHSelfAttention(nn.Module):
     Raises: ConfigError: num_heads is below 1, or head_dim is 0 and num_heads does not divide d_model.
     """
 
+    inputs = ("QK", "V")
+    sees_whole = False
+
     def __init__(
         self,
         d_model: int,
@@ -145,6 +156,76 @@ class LSHSelfAttention(nn.Module):
         self.weights_hook: Callable[[Tensor], None] | None = None
         self.buckets_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()
+
+    @property
+    def kind(self) -> str:
+        """Its name in drawings."""
+        return "LSH attention" if self.settings.num_hashes else "full attention, shared Q and K"
+
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        settings = self.settings
+        if not settings.num_hashes:
+            return self.kind, heads_fact(self)
+        length = f"{settings.chunk_len:,}"
+        seen = f"chunks of {length}" if settings.visible == "chunk" else f"{length} keys each"
+        return self.kind, heads_fact(self), f"{settings.num_hashes:,} rounds, {self.num_buckets:,} buckets, {seen}"
+
+    def tensors(self, output: Tensor, seen: Tensor | None, is_cross: bool = False) -> Iterator[TensorLine]:
+        """See `MultiHeadAttention.tensors`. No matrix of all weights exists."""
+        batch, length, _ = output.shape
+        settings, heads = self.settings, (batch, self.num_heads)
+        queries = (*heads, length, self.head_dim)
+        yield "queries, shared", queries, "Q = x W_QK, in heads"
+        yield "keys", queries, f"K = {'' if settings.scale == 1 else f'{settings.scale:g} '}Q / |Q|"
+        yield "values", queries, "V = x W_V, in heads"
+        if seen is not None:
+            rounds, places = seen.shape[2], -(-length // settings.chunk_len) * settings.chunk_len
+            drawn = (self.num_heads, self.head_dim, rounds, sum(self.factors) // 2)
+            yield "rotations", drawn, "R ~ N(0, 1), from the hash seed"
+            yield "buckets", tuple(seen.shape), f"{self._hash_formula()}, in each round"
+            yield "order", (*heads, rounds, places), "positions sorted by (bucket, position), each round's"
+        yield output_tensor(self, output, f"A = softmax(Q Kᵀ) over {self._keys_seen(seen is not None)}")
+
+    def _hash_formula(self) -> str:
+        if len(self.factors) == 1:
+            return "h = argmax [Q R; -Q R]"
+        terms, below = ["h₁"], self.factors[0]
+        for number, factor in enumerate(self.factors[1:], start=2):
+            terms.append(f"{below} h{'₀₁₂₃₄₅₆₇₈₉'[number]}")
+            below *= factor
+        return f"h = {' + '.join(terms)}, each argmax [Q Rᵢ; -Q Rᵢ]"
+
+    def _keys_seen(self, is_hashed: bool) -> str:
+        settings = self.settings
+        if not is_hashed:
+            return "all earlier positions, oneself if there are none" if settings.causal else "all other positions"
+        exact = f"; below position {settings.exact_len}, over all earlier ones" if settings.exact_len else ""
+        if settings.visible == "bucket":
+            return f"the last {settings.chunk_len} earlier positions of Q's bucket, in all rounds{exact}"
+        chunks = neighbours(settings.chunk_len, settings.chunks_before, settings.chunks_after)
+        bucket = " in Q's bucket" if settings.within_bucket else ""
+        later = ", nothing later" if settings.causal else ""
+        return f"sorted {chunks}{bucket}, in all rounds{later}{exact}"
+
+    def operations(self) -> Iterator[tuple[str, str]]:
+        """See `MultiHeadAttention.operations`."""
+        settings, itself = self.settings, "itself only if there is nothing else"
+        yield "Normalise", "K = Q / |Q|"
+        if settings.num_hashes:
+            yield "Hash", self._hash_formula()
+            yield "Sort", "by bucket, then position"
+            chunks = neighbours(settings.chunk_len, settings.chunks_before, settings.chunks_after)
+            yield "Cut", chunks if settings.visible == "chunk" else f"the last {settings.chunk_len} of Q's bucket"
+        yield "MatMul", "Q Kᵀ"
+        if settings.scale != 1:
+            yield "Scale", f"· {settings.scale:g}"
+        only = "its own bucket; " if settings.num_hashes and settings.within_bucket else ""
+        yield "Mask", f"{only}{itself}"
+        yield "Softmax", "over the keys" + (", in each round" if settings.num_hashes else "")
+        yield "MatMul", "A V"
+        if settings.num_hashes:
+            yield "Undo the sort, add rounds", "weighted by each round's sum"
 
     def reset_parameters(self) -> None:
         """Xavier-uniform weights, zero biases."""

@@ -5,8 +5,8 @@ Paper: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import ClassVar
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +80,39 @@ def biased_projections(bias: bool | Collection[str]) -> frozenset[str]:
     return names
 
 
+TensorLine = tuple[str, tuple[int, ...], str]
+"""A tensor of a module: name, shape, equation."""
+WEIGHING = (("Mask", ""), ("Softmax", "over the keys"), ("MatMul", "A V"))
+"""The last operations of a head: see `MultiHeadAttention.operations`."""
+
+
+def heads_fact(layer: Any) -> str:
+    """Return the number and the widths of the heads of an attention layer in words."""
+    value_dim = layer.v_proj.out_features // layer.num_heads
+    values = "" if value_dim == layer.head_dim else f", values {value_dim:,}"
+    return f"{layer.num_heads:,} heads of {layer.head_dim:,}{values}"
+
+
+def projected_tensors(layer: Any, output: Tensor, seen: Tensor, *, is_cross: bool = False) -> Iterator[TensorLine]:
+    """Yield queries, keys and values: see `MultiHeadAttention.tensors`."""
+    batch, q_len, k_len, heads = *output.shape[:2], seen.shape[3], layer.num_heads
+    source = "memory" if is_cross else "[memory; x]" if k_len > q_len else "x"
+    for name, projection, x, length in (
+        ("queries", layer.q_proj, "x", q_len),
+        ("keys", layer.k_proj, source, k_len),
+        ("values", layer.v_proj, source, k_len),
+    ):
+        letter, bias = name[0].upper(), "" if projection.bias is None else " + b"
+        shape = (batch, heads, length, projection.out_features // heads)
+        yield name, shape, f"{letter} = {x} W_{letter}{bias}, in heads"
+
+
+def output_tensor(layer: Any, output: Tensor, weights: str = "") -> TensorLine:
+    """Return the output: see `MultiHeadAttention.tensors`. weights: their equation, if they are no tensor."""
+    bias = "" if layer.out_proj.bias is None else " + b"
+    return "output", tuple(output.shape), f"concat(A V) W_O{bias}{weights and f'; {weights}'}"
+
+
 class MultiHeadAttention(nn.Module):
     """Attention of queries to keys and values in several heads at once.
 
@@ -131,6 +164,11 @@ class MultiHeadAttention(nn.Module):
         super().__init_subclass__()
         cls._own_scores = cls.get_scores is not MultiHeadAttention.get_scores
 
+    kind = "multi-head attention"
+    inputs = ("Q", "K", "V")
+    sees_whole = True
+    """Whether the matrix of all weights exists; hashed and local attention compute parts of it."""
+
     def __init__(
         self,
         d_model: int,
@@ -164,6 +202,44 @@ class MultiHeadAttention(nn.Module):
         self.relative_bias = relative_bias
         self.weights_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()
+
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        score = [] if self.score is None else [type(self.score).__name__.replace("Score", " score").lower()]
+        bias = [] if self.relative_bias is None else ["a trained number for each distance"]
+        return self.kind, heads_fact(self), *score, *bias
+
+    def tensors(self, output: Tensor, seen: Tensor | None, is_cross: bool = False) -> Iterator[TensorLine]:
+        """Yield name, shape and equation of the tensors of one call, for tables of a model's tensors.
+
+        Args:
+            output: (batch, q_len, d_model).
+            seen: the weights, or the buckets of hashed attention; None: none were computed.
+            is_cross: the keys and values are those of the encoder's output.
+        """
+        assert seen is not None
+        yield from projected_tensors(self, output, seen, is_cross=is_cross)
+        formula = getattr(self.score, "formula", "")
+        if formula:
+            yield "scores", tuple(seen.shape), formula
+        bias = "" if self.relative_bias is None else " + b(j - i)"
+        yield "weights", tuple(seen.shape), f"A = softmax({'Q Kᵀ / √d_k' if self.score is None else 'scores'}{bias})"
+        yield output_tensor(self, output)
+
+    def operations(self) -> Iterator[tuple[str, str]]:
+        """Yield what a head does with its inputs, as figure 2 of the paper draws it: the operation and its formula.
+
+        The formula of a mask is what it hides beside padding and later positions.
+        """
+        if self.score is not None:
+            name = type(self.score).__name__.replace("Score", " score")
+            yield name, getattr(self.score, "formula", "score(Q, K)")
+        else:
+            yield "MatMul", "Q Kᵀ"
+            yield "Scale", f"1 / √{self.head_dim}"
+        if self.relative_bias is not None:
+            yield "Add distances", "+ a trained number for each head and j - i"
+        yield from WEIGHING
 
     def reset_parameters(self) -> None:
         """Xavier-uniform weights, zero biases. A relative bias stays as it is, because other layers may share it."""

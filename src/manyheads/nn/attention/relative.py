@@ -7,7 +7,7 @@ Paper: Dai et al. 2019, arXiv:1901.02860, sec. 3.3. `nn/kernels/relative.py` com
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,17 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.masks import Mask, refuse_tensor
-from manyheads.nn.attention.multi_head import biased_projections, merge_heads, split_heads, width_of_heads
+from manyheads.nn.attention.multi_head import (
+    WEIGHING,
+    TensorLine,
+    biased_projections,
+    heads_fact,
+    merge_heads,
+    output_tensor,
+    projected_tensors,
+    split_heads,
+    width_of_heads,
+)
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
@@ -38,6 +48,14 @@ class DistanceEncoding(ExactTable):
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model, "halves")
+
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        return "Distances", "sinusoids of i - j"
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        return "encoded distances R", "sin, then cos of (i - j) / 10000^(2k/d)"
 
     def forward(self, distances: Int[Tensor, "*shape"], longest: int) -> Float[Tensor, "*shape d_model"]:
         """Return the encoding of each distance.
@@ -80,6 +98,9 @@ class RelativeAttention(nn.Module):
     packed: Packed | None = None
 
     without_decay: tuple[str, ...] = ("content_bias", "position_bias")
+    kind = "relative attention"
+    inputs: tuple[str, ...] = ("Q", "K", "r", "V")
+    sees_whole = True
 
     def __init__(
         self,
@@ -115,6 +136,36 @@ class RelativeAttention(nn.Module):
     def _make_position_parameters(self, d_model: int) -> None:
         self.position_proj = Linear(d_model, self.num_heads * self.head_dim, bias=False)
         self.position_bias: nn.Parameter | None = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
+
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        bias = [] if self.relative_bias is None else ["a trained number for each distance"]
+        return self.kind, heads_fact(self), self._distances_fact(), *bias
+
+    def _distances_fact(self) -> str:
+        return "distances: sinusoids"
+
+    _distances_equation = "r = R W_R, in heads"
+    _scores_equation = "((q + u)·k + (q + v)·r) / √d_k"
+
+    def tensors(self, output: Tensor, seen: Tensor | None, is_cross: bool = False) -> Iterator[TensorLine]:
+        """See `MultiHeadAttention.tensors`."""
+        assert seen is not None
+        lines = list(projected_tensors(self, output, seen, is_cross=is_cross))
+        yield from lines
+        yield "distances", lines[1][1][1:], self._distances_equation
+        bias = "" if self.relative_bias is None else " + b(j - i)"
+        yield "weights", tuple(seen.shape), f"A = softmax({self._scores_equation}{bias})"
+        yield output_tensor(self, output)
+
+    def operations(self) -> Iterator[tuple[str, str]]:
+        """See `MultiHeadAttention.operations`."""
+        yield "MatMul", "(Q + u) Kᵀ, by content"
+        yield "MatMul, shift, add", "(Q + v) rᵀ, by distance i - j"
+        yield "Scale", f"1 / √{self.head_dim}"
+        if self.relative_bias is not None:
+            yield "Add distances", "+ a trained number for each head and j - i"
+        yield from WEIGHING
 
     def reset_parameters(self) -> None:
         """Initialise weights with N(0, 0.02), as in the official code, which has no biases, and biases with zero; for
@@ -293,6 +344,20 @@ class LearnedRelativeAttention(RelativeAttention):
         distances = self.num_future + self.max_len
         self.distance_embedding = nn.Parameter(torch.empty(distances, self.num_heads, self.head_dim))
         self.distance_bias = nn.Parameter(torch.empty(distances, self.num_heads))
+
+    inputs = ("Q", "K", "V")
+    _distances_equation = "a trained row per distance i - j"
+    _scores_equation = "((q + u)·k + q·r + b) / √d_k"
+
+    def _distances_fact(self) -> str:
+        return f"a trained vector for each of {self.max_len:,} distances"
+
+    def operations(self) -> Iterator[tuple[str, str]]:
+        """See `MultiHeadAttention.operations`."""
+        yield "MatMul", "(Q + u) Kᵀ"
+        yield "Add distances", "Q r + b, trained for each i - j"
+        yield "Scale", f"1 / √{self.head_dim}"
+        yield from WEIGHING
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

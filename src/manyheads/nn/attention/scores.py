@@ -96,6 +96,7 @@ class AdditiveScore(nn.Module):
     """
 
     without_decay: tuple[str, ...] = ("score_weight",)
+    formula = "wᵀ tanh(Wq q + Wk k)"
 
     def __init__(self, num_heads: int, head_dim: int, hidden_dim: int = 0) -> None:
         super().__init__()

@@ -93,12 +93,32 @@ class AdaptiveEmbedding(nn.Module):
         self.scale = math.sqrt(d_model)
         self.reset_parameters()
 
+    @property
+    def token_table(self) -> Tensor:
+        """The table of the first cluster, which may be the whole vocabulary; see `TokenEmbedding.token_table`."""
+        first: Tensor = self.tables[0]
+        return first
+
     def reset_parameters(self) -> None:
         """Initialise tables with N(0, 0.02), projections with N(0, 0.01), as in the official Transformer-XL."""
         for table in self.tables:
             nn.init.normal_(table, std=0.02)
         for projection in self.projections or ():
             nn.init.normal_(projection, std=0.01)
+
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        width = self.tables[0].shape[1] if self.projections is None else self.projections[0].shape[0]
+        projected = "" if self.projections is None else f" → {width:,}"
+        tables = [f"{table.shape[0]:,} tokens x {table.shape[1]:,}{projected}" for table in self.tables]
+        if len(tables) == 1:
+            return "Embedding", f"{tables[0]}, times √{width:,}"
+        return "Adaptive embedding", *tables, f"times √{width:,}"
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        one = "√d_model · E[ids]"
+        return "embedded", one if self.projections is None else "√d_model · E_c[ids] P_cᵀ, c the cluster of an id"
 
     def forward(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d_model"]:
         if len(self.tables) == 1:
@@ -162,6 +182,12 @@ class AdaptiveHead(nn.Module):
         for index, table in enumerate(tables):
             self.tables[index] = table
 
+    @property
+    def token_table(self) -> Tensor:
+        """The table of the first cluster, which may be the whole vocabulary; see `TokenEmbedding.token_table`."""
+        first: Tensor = self.tables[0]
+        return first
+
     def reset_parameters(self) -> None:
         """Initialise tables with N(0, 0.02), projections with N(0, 0.01), biases with zero."""
         for table in (*self.tables, *([] if self.cluster_weight is None else [self.cluster_weight])):
@@ -170,6 +196,15 @@ class AdaptiveHead(nn.Module):
             nn.init.normal_(projection, std=0.01)
         for bias in (*self.biases, *([] if self.cluster_bias is None else [self.cluster_bias])):
             nn.init.zeros_(bias)
+
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        sizes = [f"{high - low:,}" for low, high in self.clusters.ranges]
+        return "Adaptive softmax", *([f"clusters of {', '.join(sizes)}"] if len(sizes) > 1 else [])
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        return "log-probabilities", "log P(cluster of w | x) + log P(w | cluster, x)"
 
     @torch.no_grad()
     def begin_at(self, counts: Float[Tensor, " vocab_size"]) -> None:

@@ -47,6 +47,11 @@ class LinearHead(nn.Module):
         self._candidates: LogUniformCandidates | None = None
         self.reset_parameters()
 
+    @property
+    def token_table(self) -> Tensor:
+        """The weights, (ids, width): by this name the input and the output of every model are found."""
+        return self.weight
+
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
         if self.bias is not None:
@@ -55,6 +60,15 @@ class LinearHead(nn.Module):
     def tie_tables(self, tables: nn.ParameterList) -> None:
         """Share the matrix with the only table of an embedding."""
         self.weight = tables[0]
+
+    def facts(self) -> tuple[str, ...]:
+        """See `TokenEmbedding.facts`."""
+        rows, columns = self.weight.shape
+        return "Linear, softmax", f"{columns:,} → {rows:,}{'' if self.bias is None else ' + bias'}"
+
+    def equation(self) -> tuple[str, str]:
+        """See `TokenEmbedding.equation`."""
+        return "log-probabilities", f"log softmax(x Wᵀ{'' if self.bias is None else ' + b'})"
 
     @torch.no_grad()
     def begin_at(self, counts: Float[Tensor, " vocab_size"]) -> None:

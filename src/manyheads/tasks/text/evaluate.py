@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from manyheads.catalogue import HOOKS, load
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.group import Group
@@ -19,7 +20,6 @@ from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.evaluation.reading import Reading
-from manyheads.extras.inspect.drawings.figure import check_plots, picture_paths, save_figure
 from manyheads.files.guarded import check_no_link
 from manyheads.tasks.report import Report, TextReport, machine_lines, model_line, model_record
 from manyheads.tasks.text.held_out import HeldText, held_text, readings_of
@@ -63,23 +63,24 @@ class Scoring:
 
 @dataclass(frozen=True)
 class LikelihoodReport(TextReport):
-    """See `tasks.report.Report`. results: a record for each reading. figure: to be drawn into the files `pictures`."""
+    """See `tasks.report.Report`. results: a record for each reading. picture: of them."""
 
     results: list[dict[str, Any]]
     protocol: dict[str, Any]
     scoring: Scoring
-    pictures: tuple[Path, ...] = ()
-    figure: Any = None
+    picture: Any = None
 
     def save(self) -> None:
         """See `Report.save`."""
-        if self.pictures:
-            save_figure(self.figure, self.pictures[0])
+        if self.picture is not None:
+            self.picture.save()
 
     def to_json(self) -> dict[str, Any]:
         """See `Report.to_json`."""
-        pictures = [str(path) for path in self.pictures]
-        return {"results": self.results, "protocol": self.protocol, "pictures": pictures}
+        return {"results": self.results, "protocol": self.protocol, "pictures": self._pictures()}
+
+    def _pictures(self) -> list[str]:
+        return [] if self.picture is None else [str(path) for path in self.picture.paths]
 
     def to_lines(self) -> list[str]:
         """See `Report.to_lines`."""
@@ -102,7 +103,7 @@ class LikelihoodReport(TextReport):
             *self.scoring.lines,
             *machine_lines(protocol),
         ]
-        return [*lines, *(f"picture      {path}" for path in self.pictures)]
+        return [*lines, *(f"picture      {path}" for path in self._pictures())]
 
 
 def _table(records: list[dict[str, Any]]) -> list[str]:
@@ -144,7 +145,7 @@ def evaluate(
     if options.plot is None:
         check_no_link(Path(options.model) / "plots")  # where a picture goes by default
     else:
-        check_plots()
+        load(HOOKS["check pictures"])([f"{options.plot}.png"], given_by="--plot")
     group = start(this_process())
     generator = options.run_on.load(Generator.from_pretrained, options.models.all(options.model), show)
     show("reading the text", 0, 0)
@@ -173,12 +174,12 @@ def evaluate(
         **options.models.record(),
         "vocabulary": generator.vocabulary.digest,
     }
-    pictures, figure = _draw(scored, held, options) if len(scored) > 1 else ((), None)
+    picture = _draw(scored, held, options) if len(scored) > 1 else None
     records = [
         {**_record(reading, found, held, generator), **more}
         for (reading, found), more in zip(scored, further, strict=True)
     ]
-    return LikelihoodReport(records, protocol, scoring, pictures, figure)
+    return LikelihoodReport(records, protocol, scoring, picture)
 
 
 def _memory(reading: dict[str, Any], many: bool) -> str:
@@ -230,20 +231,17 @@ def _record(reading: Reading, found: Likelihood, held: HeldText, generator: Gene
     return record
 
 
-def _draw(
-    scored: list[tuple[Reading, Likelihood]], held: HeldText, options: EvaluateOptions
-) -> tuple[tuple[Path, ...], Any]:
+def _draw(scored: list[tuple[Reading, Likelihood]], held: HeldText, options: EvaluateOptions) -> Any:
+    """Return the picture of the losses; None if nobody asked for it, or it cannot be drawn."""
     folder = Path(options.model)
     if options.plot is None and not (folder / "config.yaml").is_file():
-        return (), None
-    from manyheads.extras.inspect.drawings.memory import memory_figure
-
+        return None
     lens = [reading.memory_len or 0 for reading, _ in scored]
     nats = [found.nats_per_token for _, found in scored]
+    path = options.plot or folder / "plots" / f"loss-by-memory{'-ensemble' if options.models.ensemble else ''}"
     try:
-        figure = memory_figure(lens, nats, unit="nats a token", title=f"Loss on {held.name}")
+        how = {"unit": "nats a token", "title": f"Loss on {held.name}", "kinds": ("png", "svg")}
+        return load(HOOKS["picture"])("loss by memory", path, lens, nats, **how)
     except MissingExtraError as error:  # the picture is optional, so its failure is no error
         sys.stderr.write(f"manyheads: no picture: {error}\n")
-        return (), None
-    name = "loss-by-memory-ensemble" if options.models.ensemble else "loss-by-memory"
-    return picture_paths(options.plot or folder / "plots" / name), figure
+        return None

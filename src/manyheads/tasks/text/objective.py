@@ -3,7 +3,7 @@ samples."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,6 @@ from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.language_model import bits_per, evaluate_text, segments_of
 from manyheads.evaluation.likelihood import Likelihood
-from manyheads.extras.inspect.embeddings import embedding_tables
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import known_sets, open_sets
 from manyheads.tasks.first_embeddings import begin_embeddings
@@ -167,8 +166,8 @@ open_objective = LanguageObjective
 
 def _token_tables(model: LanguageModel) -> list[Tensor]:
     """The embeddings, and the weights of the output if they are as wide."""
-    modules: list[Any] = [*(table.module for table in embedding_tables(model)), model.head]
-    tables = [one.tables[0] if hasattr(one, "tables") else one.weight for one in modules]
+    modules: Iterable[Any] = model.modules()
+    tables = [module.token_table for module in modules if hasattr(module, "token_table")]
     return [one for one in tables if one.shape[1] == tables[0].shape[1]]
 
 

@@ -1,4 +1,4 @@
-"""metrics.jsonl, whose bytes do not depend on interruptions, and the plain text log."""
+"""metrics.jsonl, whose bytes do not depend on interruptions, its TensorBoard files, and the plain text log."""
 
 from __future__ import annotations
 
@@ -6,21 +6,41 @@ import errno
 import json
 import math
 import os
+import threading
 import time
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from manyheads.errors import DataError
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.files.faults import saving
-from manyheads.files.guarded import open_to_append
+from manyheads.files.guarded import open_regular, open_to_append
 from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
 
-__all__ = ["LogFile", "MetricsLog", "PlainReporter", "Reporters", "Stream", "format_seconds"]
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+__all__ = [
+    "Board",
+    "LogFile",
+    "Metrics",
+    "MetricsLog",
+    "PlainReporter",
+    "Reporters",
+    "Stream",
+    "each_metrics",
+    "format_seconds",
+]
 
 SILENT_SECONDS = 8.0
 """After this many seconds without a line, a step gets one even if `log_every` does not require it."""
+MOST_LINE_BYTES = 1 << 20
+"""Of metrics.jsonl: a line has about 200."""
+MOST_POINTS = 8192
+"""Of a curve in a picture; longer runs are thinned."""
 
 
 class MetricsLog:
@@ -91,6 +111,122 @@ class MetricsLog:
 
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Metrics:
+    """The records of a metrics.jsonl that may still grow: each `read` goes on where the last one ended.
+
+    Every validation is kept. Of other records every 2^n-th is kept, so that there are at most `MOST_POINTS`; which ones
+    depends on their number only, not on when they were read.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = path
+        self._begin = self._count = 0
+        self._every = 1
+        self._kept: list[tuple[int, dict[str, Any]]] = []  # with their numbers
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the records so far, in their order.
+
+        Raises: DataError: see `each_metrics`.
+        """
+        for record, end in each_metrics(self._path, self._begin):
+            self._begin = end
+            self._kept += [(self._count, record)] if self._stays(self._count, record) else []
+            self._count += 1
+            if self._count >= self._every * MOST_POINTS:
+                self._every *= 2
+                self._kept = [(number, one) for number, one in self._kept if self._stays(number, one)]
+        return [record for _, record in self._kept]
+
+    def _stays(self, number: int, record: Mapping[str, Any]) -> bool:
+        return number % self._every == 0 or "valid_nll" in record
+
+
+def each_metrics(path: Path | str, begin: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield each record of a run's metrics.jsonl and the offset of its end; an incomplete last line is left out.
+
+    Args: begin: the offset in bytes of the first line to read.
+
+    Raises: DataError: the file cannot be read, is not a regular file, or a line before the last is not a JSON object.
+    """
+    try:
+        with open_regular(Path(path)) as file:
+            place, number = file.seek(begin), 0
+            while line := file.readline(MOST_LINE_BYTES):
+                place, number = place + len(line), number + 1
+                where = f"{path}, line {number}" + f" after byte {begin:,}" * bool(begin)
+                if not line.strip():
+                    continue
+                try:
+                    record = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    if not line.endswith(b"\n") and not file.read(1):
+                        return
+                    raise DataError(f"{where} is not JSON: {error}.") from error
+                if not isinstance(record, dict):
+                    raise DataError(f"{where} is not a JSON object but a {type(record).__name__}.")
+                yield record, place
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+class Board:
+    """Writes metrics to TensorBoard files if the package is installed. A failure never ends a run.
+
+    Args:
+        folder: folder of the files.
+        first_step: later steps in older files are hidden, because a resumed run writes them again.
+        warn: called once if writing fails.
+    """
+
+    def __init__(self, folder: Path, first_step: int, warn: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._first_step = first_step
+        self._warn = warn
+        self._writer: SummaryWriter | None = None
+        self._off = False
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Write one record."""
+        try:
+            if self._writer is None and not self._off:
+                self._open()
+            if self._writer is not None and not self._off:
+                for key, value in record.items():
+                    if isinstance(value, int | float) and key not in ("step", "of_the_first"):
+                        self._writer.add_scalar(key, value, record["step"])
+        except OSError as error:
+            self._off = True
+            self._warn(f"No more TensorBoard files: {error.strerror or error} ({self._folder}).")
+
+    def close(self) -> None:
+        """Write buffered records."""
+        if self._writer is not None:
+            with suppress(OSError):
+                self._writer.close()
+
+    def _open(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            self._off = True
+            return
+        _silence_writers()
+        # Also at the beginning: the run may have been killed before its first checkpoint.
+        self._writer = SummaryWriter(str(self._folder), purge_step=self._first_step + 1)
+
+
+def _silence_writers() -> None:
+    """Suppress the traceback that TensorBoard's writer thread prints in addition to raising the error in our thread."""
+    before = threading.excepthook
+
+    def hook(failure: threading.ExceptHookArgs) -> None:
+        if not (isinstance(failure.exc_value, OSError) and type(failure.thread).__module__.startswith("tensorboard.")):
+            before(failure)
+
+    threading.excepthook = hook
 
 
 class LogFile:

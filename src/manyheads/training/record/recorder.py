@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
+from manyheads.catalogue import HOOKS, load
 from manyheads.config.files import to_json
 from manyheads.errors import SaveError
-from manyheads.extras.inspect.run_pictures import Board, CurvePainter
 from manyheads.files.commit import write_text
-from manyheads.training.record.log import MetricsLog
+from manyheads.training.record.log import Board, MetricsLog
 from manyheads.training.record.report import Reporter, StepReport, ValidationReport
 from manyheads.training.run.assembly import Assembly
 from manyheads.training.run.clock import RunClock
@@ -48,7 +48,7 @@ class Recorder:
         self._timing = MetricsLog(folder.timing)
         self._reporter = reporter
         self._clock = clock
-        self._painter = CurvePainter(folder.metrics, folder.plots, self._warn)
+        self._painter = load(HOOKS["learning curve"])(folder.metrics, folder.plots, self._warn)
         self._writes = assembly.group.is_main
         counters, training = assembly.counters, assembly.config.training
         boards = training.tensorboard and self._writes
@@ -154,7 +154,10 @@ class Recorder:
 
     def draw(self) -> tuple[Path, ...]:
         """Draw the current learning curve and return the paths of the plots."""
-        return self._painter.draw() if self._assembly.config.training.plots and self._writes else ()
+        paths: tuple[Path, ...] = ()
+        if self._assembly.config.training.plots and self._writes:
+            paths = self._painter.draw()
+        return paths
 
     def close(self) -> None:
         """Close the files, after a last attempt to write lines that failed before."""

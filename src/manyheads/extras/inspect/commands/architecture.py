@@ -49,8 +49,7 @@ def run(options: ArchitectureOptions) -> int:
     check_kinds(options.operations, given_by="--operations")
     from manyheads.architectures.pretrained import load
     from manyheads.extras.inspect.blocks import blocks_of
-    from manyheads.extras.inspect.drawings.architecture import architecture_figure
-    from manyheads.extras.inspect.drawings.operations import operations_figure
+    from manyheads.extras.inspect.drawings.architecture import architecture_figure, operations_figure
 
     blocks = blocks_of(load(options.model))
     figure = architecture_figure(blocks, options.model)

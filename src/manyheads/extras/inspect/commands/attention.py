@@ -34,8 +34,8 @@ def run(options: AttentionOptions) -> int:
     from manyheads.decoding.generator import Generator
     from manyheads.extras.inspect.attending import text_views, translation_views
     from manyheads.extras.inspect.drawings.attention import view_figure
-    from manyheads.extras.inspect.drawings.attention_page import write_page
     from manyheads.extras.inspect.drawings.figure import save_by_name
+    from manyheads.extras.inspect.drawings.pages import write_page
 
     model = options.open()
     if isinstance(model, Generator):

@@ -44,7 +44,7 @@ def run(options: BucketsOptions) -> int:
     set_up_machine()
     check_kinds(options.output)
     from manyheads.extras.inspect.attending import text_buckets
-    from manyheads.extras.inspect.drawings.buckets import layer_buckets_figure
+    from manyheads.extras.inspect.drawings.attention import layer_buckets_figure
 
     model = options.open()
     found, labels = text_buckets(model, options.text)

@@ -16,8 +16,7 @@ from manyheads.extras.inspect.options import check_kinds, picture_option, write_
 from manyheads.files.json_object import json_text
 
 if TYPE_CHECKING:
-    from manyheads.extras.inspect.embedding_words import EmbeddedWord, NamedEmbeddings
-    from manyheads.extras.inspect.embeddings import Neighbour
+    from manyheads.extras.inspect.embeddings import EmbeddedWord, NamedEmbeddings, Neighbour
 
 __all__ = ["PAGE", "EmbeddingsOptions", "run"]
 
@@ -78,7 +77,7 @@ def run(options: EmbeddingsOptions) -> int:
     set_up_machine()
     check_kinds(options.output)
     from manyheads.extras.inspect.drawings.embeddings import embedding_map_figure
-    from manyheads.extras.inspect.embedding_words import embedding_map, neighbours_of, open_embeddings
+    from manyheads.extras.inspect.embeddings import embedding_map, neighbours_of, open_embeddings
 
     embeddings = open_embeddings(options.model, options.side)
     words = [*map(embeddings.word, options.words), *map(embeddings.token, options.ids)]
@@ -117,7 +116,7 @@ def _lines(
     embeddings: NamedEmbeddings, words: Sequence[EmbeddedWord], found: Sequence[Sequence[Neighbour]]
 ) -> list[str]:
     """Return one line per word: its neighbours and their cosines."""
-    from manyheads.extras.inspect.drawings.attention_views import shown_token
+    from manyheads.extras.inspect.drawings.attention import shown_token
 
     lines = []
     for word, near in zip(words, found, strict=True):

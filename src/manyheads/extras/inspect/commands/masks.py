@@ -37,7 +37,7 @@ def run(options: MasksOptions) -> int:
             f"--lengths {' '.join(map(str, lengths))}: give at most {_MOST_ROWS} numbers from 0 to --length"
             f" {options.length}."
         )
-    from manyheads.extras.inspect.mask_examples import MASK_KINDS, MaskSizes, mask_examples
+    from manyheads.extras.inspect.drawings.formulas import MASK_KINDS, MaskSizes, mask_examples
 
     for kind in options.kinds:
         if kind not in MASK_KINDS:
@@ -54,7 +54,7 @@ def run(options: MasksOptions) -> int:
         after=options.after,
     )
     examples = mask_examples(tuple(dict.fromkeys(options.kinds)) or MASK_KINDS, sizes)
-    from manyheads.extras.inspect.drawings.masks import mask_record, mask_text, masks_figure
+    from manyheads.extras.inspect.drawings.formulas import mask_record, mask_text, masks_figure
 
     figure = masks_figure([(one.title, one.formula, one.allowed, one.num_memory) for one in examples])
     if options.json:

@@ -14,7 +14,7 @@ __all__ = ["PAGE", "run"]
 def run(options: PositionsOptions) -> int:
     """Draw. Returns: the exit code. The paths of what was written go to standard output."""
     check_kinds(options.output)
-    from manyheads.extras.inspect.drawings.positions import first_table, positions_figure, sinusoidal_positions
+    from manyheads.extras.inspect.drawings.formulas import first_table, positions_figure, sinusoidal_positions
 
     if options.model is None:
         shown = sinusoidal_positions(options.length, options.d_model or 64, options.layout or "interleaved")

@@ -46,8 +46,7 @@ def run(options: ScheduleOptions) -> int:
         raise ConfigError("--d-model, --warmup-steps and --steps must be at least 1.")
     if options.presets and (options.d_model or options.warmup_steps):
         raise ConfigError("--d-model and --warmup-steps come from the preset; leave them out, or leave out PRESET.")
-    from manyheads.extras.inspect.drawings.schedules import schedule_figure
-    from manyheads.extras.inspect.learning_rates import rates_of_paper, rates_of_presets
+    from manyheads.extras.inspect.drawings.formulas import rates_of_paper, rates_of_presets, schedule_figure
 
     if options.presets:
         curves = rates_of_presets(options.presets, options.steps)

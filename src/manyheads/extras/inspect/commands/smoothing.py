@@ -32,7 +32,7 @@ def run(options: SmoothingOptions) -> int:
         )
     for share in options.smoothing:
         spread(options.kind, share, options.vocab_size)  # raises its own error
-    from manyheads.extras.inspect.drawings.smoothing import smoothing_figure
+    from manyheads.extras.inspect.drawings.formulas import smoothing_figure
 
     figure = smoothing_figure(
         options.smoothing, options.targets, vocab_size=options.vocab_size, kind=options.kind, pad_id=options.pad_id

@@ -1,15 +1,16 @@
-"""Heat maps of attention weights, for one head or all of them."""
+"""Attention of a model: what is shown of it, heat maps of its heads, and the buckets of hashed layers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from manyheads.errors import RequestError, ShapeError
-from manyheads.extras.inspect.drawings.attention_views import AttentionView, thinned
 from manyheads.extras.inspect.drawings.figure import (
     COLOURS,
     INK,
@@ -17,18 +18,190 @@ from manyheads.extras.inspect.drawings.figure import (
     Array,
     add_colour_bar,
     as_array,
+    legible_texts,
     new_figure,
     plain_text,
     slant_long,
     style_axes,
 )
-from manyheads.extras.inspect.drawings.fonts import legible_texts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["attention_figure", "layer_figure", "view_figure"]
+    from manyheads.nn.attention.lsh_settings import LSHSettings
+
+__all__ = [
+    "AttentionView",
+    "attention_figure",
+    "attention_view",
+    "buckets_figure",
+    "head_figures",
+    "layer_buckets_figure",
+    "layer_figure",
+    "shown_token",
+    "thinned",
+    "view_figure",
+]
+
+_JOINERS = "\u200c\u200d"
+"""Invisible joiners. Without them the characters around them would be other letters, or several emoji."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionView:
+    """The attention weights of every layer and head of one stack.
+
+    Shape: layers: one (heads, q_len, k_len) per layer; all layers of a view have the same lengths.
+
+    name: `encoder`, `decoder`, `cross`. query_tokens: a label per row; key_tokens: a label per column. num_memory:
+    number of memory columns at the left; the first query follows them. is_self: queries and keys are one sequence, so
+    distances are defined. block: (rows, columns) of tokens per cell; see `thinned`. figures: entropy and mean distance
+    of each head, from weights before thinning: (layers, heads, 2). buckets: of hashed layers, (heads, rounds, length),
+    None for others; thinning drops them, because a cell then contains tokens of several buckets.
+    """
+
+    name: str
+    layers: tuple[Array, ...]
+    query_tokens: tuple[str, ...]
+    key_tokens: tuple[str, ...]
+    num_memory: int = 0
+    is_self: bool = True
+    block: tuple[int, int] = (1, 1)
+    figures: tuple[tuple[tuple[float | None, float | None], ...], ...] = ()
+    buckets: tuple[npt.NDArray[np.int64] | None, ...] = ()
+
+
+def attention_view(
+    name: str,
+    layers: Sequence[Any],
+    *,
+    query_tokens: Sequence[str],
+    key_tokens: Sequence[str] | None = None,
+    num_memory: int = 0,
+    is_self: bool | None = None,
+    buckets: Sequence[Any] = (),
+) -> AttentionView:
+    """Check the arguments and return a view.
+
+    Args:
+        name: name of the stack.
+        layers: weights of each, (heads, q_len, k_len), or (1, heads, q_len, k_len) as from `attentions_of` and Hugging
+            Face's models.
+        query_tokens: a label per row.
+        key_tokens: a label per column; None: those of the queries.
+        num_memory: number of memory columns at the left.
+        is_self: whether distances are defined; None: yes, unless other keys are given.
+        buckets: a layer's (heads, rounds, length), or None for a layer without hashing; empty if no layer hashes.
+
+    Raises: ShapeError: no layer, another rank, more than one sequence, or a wrong number of tokens.
+    """
+    own = key_tokens is None
+    keys = tuple(query_tokens if key_tokens is None else key_tokens)
+    arrays = []
+    for number, layer in enumerate(layers):
+        array = as_array(layer)
+        if array.ndim == 4 and array.shape[0] == 1:
+            array = array[0]
+        if array.ndim != 3 or 0 in array.shape:
+            raise ShapeError(
+                f"{name}, layer {number + 1}: attention weights of shape {array.shape}; expected (heads, q_len, k_len)"
+                " of one sequence."
+            )
+        if array.shape[1:] != (len(query_tokens), len(keys)):
+            raise ShapeError(
+                f"{name}, layer {number + 1}: {len(query_tokens)} query tokens and {len(keys)} key tokens for weights"
+                f" of shape {array.shape}; give one label per row and one per column."
+            )
+        arrays.append(array)
+    if not arrays:
+        raise ShapeError(f"{name}: no layer; give at least one.")
+    hashed = tuple(None if one is None else as_array(one).astype(np.int64) for one in buckets)
+    for number, one in enumerate(hashed):
+        if one is not None and (one.ndim != 3 or one.shape[::2] != (len(arrays[number]), len(keys))):
+            raise ShapeError(
+                f"{name}, layer {number + 1}: buckets of shape {one.shape}; expected (heads, rounds, length)."
+            )
+    is_self = own or num_memory > 0 if is_self is None else is_self
+    return AttentionView(
+        name=name,
+        layers=tuple(arrays),
+        query_tokens=tuple(map(shown_token, query_tokens)),
+        key_tokens=tuple(map(shown_token, keys)),
+        num_memory=num_memory,
+        is_self=is_self,
+        buckets=hashed,
+        figures=tuple(tuple(head_figures(head, num_memory if is_self else None) for head in array) for array in arrays),
+    )
+
+
+def head_figures(weights: Array, first_query: int | None) -> tuple[float | None, float | None]:
+    """Return the mean over queries of the attention's entropy in bits and of its distance in tokens.
+
+    Args:
+        weights: (q_len, k_len); rows of zeros are left out.
+        first_query: the column of the first query; None: distances are not defined.
+
+    Returns: two numbers; None for an undefined one.
+    """
+    looking = weights.sum(axis=1) > 0
+    if not looking.any():
+        return None, None
+    rows = weights[looking]
+    logs = np.log2(rows, out=np.zeros_like(rows), where=rows > 0)
+    entropy = float(-(rows * logs).sum(axis=1).mean())
+    if first_query is None:
+        return abs(entropy), None
+    queries = np.arange(weights.shape[0])[looking] + first_query
+    distances = np.abs(queries[:, None] - np.arange(weights.shape[1])[None])
+    return abs(entropy), float((rows * distances).sum(axis=1).mean())
+
+
+def thinned(view: AttentionView, most: int) -> AttentionView:
+    """Return the view with at most `most` rows and columns, by merging neighbours into one cell.
+
+    A cell contains the mean over its queries of the sum over its keys, so a row still sums to one. Memory and segment
+    never share a cell.
+
+    Raises: ShapeError: most is below 1.
+    """
+    if most < 1:
+        raise ShapeError(f"pictures of at most {most} rows cannot be drawn; allow at least 1.")
+    q_len, k_len = len(view.query_tokens), len(view.key_tokens)
+    rows, columns = math.ceil(q_len / most), math.ceil(k_len / most)
+    if rows == columns == 1:
+        return view
+    row_starts = list(range(0, q_len, rows))
+    column_starts = [*range(0, view.num_memory, columns), *range(view.num_memory, k_len, columns)]
+    counts = np.diff([*row_starts, q_len])
+    layers = tuple(
+        np.add.reduceat(np.add.reduceat(layer, column_starts, axis=2), row_starts, axis=1) / counts[None, :, None]
+        for layer in view.layers
+    )
+    return replace(
+        view,
+        layers=layers,
+        query_tokens=_joined(view.query_tokens, row_starts),
+        key_tokens=_joined(view.key_tokens, column_starts),
+        num_memory=math.ceil(view.num_memory / columns),
+        block=(rows, columns),
+        buckets=(),
+    )
+
+
+def _joined(tokens: tuple[str, ...], starts: list[int]) -> tuple[str, ...]:
+    ends = [*starts[1:], len(tokens)]
+    return tuple(" ".join(tokens[start:end]) for start, end in zip(starts, ends, strict=True))
+
+
+def shown_token(token: str) -> str:
+    """Return a token without characters that could move, hide or reverse the text beside it."""
+    alone = not token.strip(_JOINERS + "₁₂₃₄")  # only joiners, or a byte of one: there is nothing to join
+    shown = "".join(
+        char if char.isprintable() or (char in _JOINERS and not alone) else f"⟨{ord(char):04X}⟩" for char in token
+    )
+    return shown or "⟨⟩"
+
 
 MAX_LABELS = 40
 """If an axis has more tokens than this, only every second, third ... token is labelled."""
@@ -190,3 +363,109 @@ def _label(axes: Axes, which: str, tokens: Sequence[str] | None, length: int, *,
 def _short(token: str) -> str:
     shown = "".join(char if char.isprintable() or char in "\u200c\u200d" else "�" for char in token)
     return shown if len(shown) <= 16 else shown[:15] + "…"
+
+
+_MOST_NUMBERED = 60
+"""Positions that a cell's number can still be read at."""
+
+
+def buckets_figure(
+    buckets: Any, *, tokens: Sequence[str] | None = None, chunk_len: int = 0, head: int = 0, title: str = "Buckets"
+) -> Figure:
+    """Draw the buckets of all heads and rounds in text order, and one head's tokens sorted by bucket.
+
+    Paper: Kitaev et al. 2020, arXiv:2001.04451, figure 2: the same sequence, hashed, sorted and split into chunks.
+    Args:
+        buckets: (heads, rounds, length), whole numbers.
+        tokens: a label per position.
+        chunk_len: chunk length of the sorted sequence; 0 draws no chunk boundaries.
+        head: the head that is drawn sorted, from 0.
+
+    Raises: ShapeError: another rank, another number of tokens, or no such head. MissingExtraError: no matplotlib.
+    """
+    array = as_array(buckets).astype(int)
+    if array.ndim != 3 or 0 in array.shape:
+        raise ShapeError(f"buckets of shape {array.shape}; expected (heads, rounds, length).")
+    heads, rounds, length = array.shape
+    if tokens is not None and len(tokens) != length:
+        raise ShapeError(f"{len(tokens)} tokens for buckets of {length} positions.")
+    if not 0 <= head < heads:
+        raise ShapeError(f"there is no head {head}; the heads are 0 to {heads - 1}.")
+    names = [str(place) for place in range(length)] if tokens is None else [shown_token(token) for token in tokens]
+    figure = new_figure(float(np.clip(0.32 * length + 2, 7, 22)), 3.4 + 0.26 * heads * rounds + 0.5 * rounds, title)
+    above, below = figure.subplots(2, 1, height_ratios=[heads * rounds + 1, 2 * rounds + 1])
+    top = int(array.max())
+    _cells(above, array.reshape(heads * rounds, length), array.reshape(heads * rounds, length), top)
+    above.set_yticks(
+        range(heads * rounds), [f"head {h + 1}, round {r + 1}" for h in range(heads) for r in range(rounds)]
+    )
+    style_axes(above, title="In the order of the text: the number of each token's bucket", grid=False)
+    _name(above, names)
+    order = np.argsort(array[head], axis=1, kind="stable")
+    ordered = np.take_along_axis(array[head], order, axis=1)
+    _cells(below, ordered, None, top)
+    for row, change in zip(*np.nonzero(ordered[:, 1:] != ordered[:, :-1]), strict=True):
+        # There are more buckets than the twenty colours, so neighbouring buckets may have the same colour.
+        below.plot([change + 0.5] * 2, [row - 0.5, row + 0.5], color="white", linewidth=1.6)
+    below.set_yticks(range(rounds), [f"round {r + 1}" for r in range(rounds)])
+    cut = f", cut into chunks of {chunk_len}" if chunk_len else ""
+    style_axes(below, title=f"Head {head + 1}, sorted by bucket{cut}", grid=False)
+    below.set_xticks([])
+    if length <= _MOST_NUMBERED:
+        shown, families = legible_texts(names)
+        for (row, column), place in np.ndenumerate(order):
+            label = shown[place] if len(shown[place]) <= 8 else f"{shown[place][:7]}…"
+            turn = 90 if len(label) > 2 else 0
+            text = below.text(column, row, label, rotation=turn, ha="center", va="center", fontsize=7.5)
+            text.set_fontfamily(families)
+            plain_text([text])
+    for edge in range(chunk_len, length, chunk_len) if chunk_len else ():
+        below.axvline(edge - 0.5, color=INK, linewidth=1.4)
+    return figure
+
+
+def layer_buckets_figure(
+    found: Mapping[str, Any], tokens: Sequence[str], settings: LSHSettings, layer: int | None, head: int
+) -> Figure:
+    """Draw the buckets of one of a model's layers that hash.
+
+    Args:
+        found: name of each layer -> its buckets.
+        settings: of the layers.
+        layer: counted from 1; None: the last one.
+        head: the one that is drawn sorted, counted from 1.
+
+    Raises: RequestError: there is no such layer or head. MissingExtraError: no matplotlib.
+    """
+    names = list(found)
+    layer = len(names) if layer is None else layer
+    if not 1 <= layer <= len(names):
+        listed = ", ".join(f"{number} ({name})" for number, name in enumerate(names, 1))
+        raise RequestError(f"--layer {layer}: there is no such layer; these layers hash: {listed}.")
+    name = names[layer - 1]
+    if not 1 <= head <= len(found[name]):
+        raise RequestError(f"--head {head}: there are heads 1 to {len(found[name])}.")
+    chunk_len = settings.chunk_len if settings.visible == "chunk" else 0
+    return buckets_figure(found[name], tokens=tokens, chunk_len=chunk_len, head=head - 1, title=f"Buckets of {name}")
+
+
+def _cells(axes: Axes, values: Any, numbers: Any, top: int) -> None:
+    """Draw cells; neighbouring buckets get very different colours, so that equal buckets can be recognised."""
+    spread = (values * 7) % 20
+    axes.imshow(spread, cmap="tab20", vmin=0, vmax=19, aspect="auto", interpolation="nearest", alpha=0.55)
+    if numbers is not None and values.shape[1] <= _MOST_NUMBERED and top < 1000:
+        for (row, column), value in np.ndenumerate(numbers):
+            axes.text(column, row, str(value), ha="center", va="center", fontsize=7.5, color=INK)
+
+
+def _name(axes: Axes, names: Sequence[str]) -> None:
+    stride = math.ceil(len(names) / _MOST_NUMBERED)
+    places = list(range(0, len(names), stride))
+    shown, families = legible_texts(
+        [names[place] if len(names[place]) <= 16 else f"{names[place][:15]}…" for place in places]
+    )
+    axes.set_xticks(places, shown, fontsize=8)
+    plain_text(axes.get_xticklabels())
+    slant_long(axes.get_xticklabels())
+    for text in axes.get_xticklabels():
+        text.set_fontfamily(families)

@@ -1,92 +1,46 @@
-"""Learning curves from the records in `metrics.jsonl`: of one run, and of several in one picture."""
+"""What was measured: learning curves of one run and of several, the loss by memory, and the confusion of labels."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manyheads.errors import ConfigError, DataError
-from manyheads.extras.inspect.drawings.figure import COLOURS, INK, MUTED, Array, new_figure, plain_text, style_axes
-from manyheads.files.guarded import open_regular
+from manyheads.errors import ConfigError, DataError, MissingExtraError, SaveError, ShapeError
+from manyheads.extras.inspect.drawings.figure import (
+    COLOURS,
+    INK,
+    MUTED,
+    Array,
+    add_colour_bar,
+    as_array,
+    legible_texts,
+    new_figure,
+    plain_text,
+    save_figure,
+    slant_long,
+    style_axes,
+)
+from manyheads.training.record.log import Metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Metrics", "compared_curves_figure", "each_metrics", "learning_curve_figure", "series"]
+__all__ = [
+    "CurvePainter",
+    "compared_curves_figure",
+    "confusion_figure",
+    "learning_curve_figure",
+    "memory_figure",
+    "series",
+]
 
 _SCORES = (("bleu", "BLEU"), ("f1", "F1"))
 _STYLES = ("-", "--", ":", "-.")
-
-
-MOST_LINE_BYTES = 1 << 20
-"""Of metrics.jsonl: a line has about 200."""
-MOST_POINTS = 8192
-"""Of a curve in a picture; longer runs are thinned."""
-
-
-class Metrics:
-    """The records of a metrics.jsonl that may still grow: each `read` goes on where the last one ended.
-
-    Every validation is kept. Of other records every 2^n-th is kept, so that there are at most `MOST_POINTS`; which ones
-    depends on their number only, not on when they were read.
-    """
-
-    def __init__(self, path: Path | str) -> None:
-        self._path = path
-        self._begin = self._count = 0
-        self._every = 1
-        self._kept: list[tuple[int, dict[str, Any]]] = []  # with their numbers
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return the records so far, in their order.
-
-        Raises: DataError: see `each_metrics`.
-        """
-        for record, end in each_metrics(self._path, self._begin):
-            self._begin = end
-            self._kept += [(self._count, record)] if self._stays(self._count, record) else []
-            self._count += 1
-            if self._count >= self._every * MOST_POINTS:
-                self._every *= 2
-                self._kept = [(number, one) for number, one in self._kept if self._stays(number, one)]
-        return [record for _, record in self._kept]
-
-    def _stays(self, number: int, record: Mapping[str, Any]) -> bool:
-        return number % self._every == 0 or "valid_nll" in record
-
-
-def each_metrics(path: Path | str, begin: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield each record of a run's metrics.jsonl and the offset of its end; an incomplete last line is left out.
-
-    Args: begin: the offset in bytes of the first line to read.
-
-    Raises: DataError: the file cannot be read, is not a regular file, or a line before the last is not a JSON object.
-    """
-    try:
-        with open_regular(Path(path)) as file:
-            place, number = file.seek(begin), 0
-            while line := file.readline(MOST_LINE_BYTES):
-                place, number = place + len(line), number + 1
-                where = f"{path}, line {number}" + f" after byte {begin:,}" * bool(begin)
-                if not line.strip():
-                    continue
-                try:
-                    record = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    if not line.endswith(b"\n") and not file.read(1):
-                        return
-                    raise DataError(f"{where} is not JSON: {error}.") from error
-                if not isinstance(record, dict):
-                    raise DataError(f"{where} is not a JSON object but a {type(record).__name__}.")
-                yield record, place
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def series(records: Iterable[Mapping[str, Any]], key: str) -> tuple[Array, Array]:
@@ -251,4 +205,100 @@ def compared_curves_figure(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> F
         axes.set_xlim(left=0)
         legend = axes.legend(frameon=False, fontsize=9, labelcolor=INK, title="best", loc="best", title_fontsize=9)
         plain_text(legend.get_texts())
+    return figure
+
+
+class CurvePainter:
+    """Redraws plots/learning-curve.png and .svg from metrics.jsonl.
+
+    Args:
+        metrics: the file of records.
+        plots: folder of the plots.
+        warn: called once if no plot can be drawn.
+    """
+
+    def __init__(self, metrics: Path, plots: Path, warn: Callable[[str], None]) -> None:
+        self._metrics = metrics
+        self._records: Metrics | None = None
+        self._plots = plots
+        self._warn = warn
+        self._off = False
+        self._drawn: tuple[int, tuple[Path, ...]] = (-1, ())
+
+    def draw(self) -> tuple[Path, ...]:
+        """Return the paths of the plots; none if they could not be drawn, which never ends a run."""
+        if self._off:
+            return ()
+        try:
+            size = self._metrics.stat().st_size
+            if size != self._drawn[0]:  # at the end of a run the last validation has already drawn it
+                self._records = self._records or Metrics(self._metrics)
+                figure = learning_curve_figure(self._records.read())
+                self._drawn = (size, save_figure(figure, self._plots / "learning-curve"))
+            return self._drawn[1]
+        except (MissingExtraError, SaveError, DataError, OSError) as error:
+            self._off = True
+            self._warn(f"No learning curve: {error}")
+            return ()
+
+
+def memory_figure(memory_lens: Sequence[int], losses: Sequence[float], *, unit: str, title: str) -> Figure:
+    """Draw one point per memory length.
+
+    Args:
+        memory_lens: memory lengths, in tokens per layer.
+        losses: loss at each, in nats or bits.
+        unit: unit of the losses.
+        title: the text that was read.
+
+    Raises: MissingExtraError: no matplotlib.
+    """
+    figure = new_figure(7.0, 4.0)
+    axes = figure.subplots()
+    points = sorted(zip(memory_lens, losses, strict=True))
+    lens, values = [length for length, _ in points], [loss for _, loss in points]
+    axes.plot(lens, values, color=COLOURS[0], linewidth=2.0, marker="o", markersize=5)
+    for length, value in points:
+        axes.annotate(
+            f"{value:.3f}", (length, value), (6, 6), textcoords="offset points", fontsize=8, color=INK, ha="left"
+        )
+    style_axes(axes, title=title, x_label="memory, tokens per layer", y_label=unit)
+    axes.margins(y=0.18)
+    return figure
+
+
+_MOST_NUMBERED = 30
+"""Labels up to which each cell shows its count."""
+
+
+def confusion_figure(counts: Any, labels: Sequence[str], *, title: str = "Confusion matrix") -> Figure:
+    """Draw a cell for each pair of a right and a predicted label; its colour is the share of the row.
+
+    Args: counts: (labels, labels), rows are right labels; labels: their names.
+
+    Raises: ShapeError: the counts have another shape. MissingExtraError: no matplotlib.
+    """
+    array = as_array(counts)
+    if array.shape != (len(labels), len(labels)) or not len(labels):
+        raise ShapeError(
+            f"counts of shape {array.shape}; expected a row and a column for each of {len(labels)} labels."
+        )
+    shares = array / np.maximum(array.sum(axis=1, keepdims=True), 1)
+    side = float(np.clip(0.62 * len(labels) + 2.6, 5.0, 22.0))
+    figure = new_figure(side + 0.8, side, title)
+    axes = figure.subplots()
+    image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    names, families = legible_texts(labels)
+    axes.set_xticks(range(len(labels)), names)
+    axes.set_yticks(range(len(labels)), names)
+    style_axes(axes, x_label="predicted label", y_label="right label", grid=False)
+    slant_long(axes.get_xticklabels())
+    for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        text.set_fontfamily(families)
+    plain_text([*axes.get_xticklabels(), *axes.get_yticklabels()])
+    if len(labels) <= _MOST_NUMBERED:
+        for (row, column), count in np.ndenumerate(array):
+            colour = "white" if shares[row, column] > 0.55 else INK
+            axes.text(column, row, f"{int(count):,}", ha="center", va="center", fontsize=8.5, color=colour)
+    add_colour_bar(figure, image, axes, shrink=0.75).set_label("share of the right label", fontsize=9, color=INK)
     return figure

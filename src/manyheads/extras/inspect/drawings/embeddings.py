@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from manyheads.errors import ShapeError
-from manyheads.extras.inspect.drawings.attention_views import shown_token
-from manyheads.extras.inspect.drawings.figure import COLOURS, INK, MUTED, new_figure, plain_text, style_axes
-from manyheads.extras.inspect.drawings.fonts import legible_texts
+from manyheads.extras.inspect.drawings.attention import shown_token
+from manyheads.extras.inspect.drawings.figure import (
+    COLOURS,
+    INK,
+    MUTED,
+    legible_texts,
+    new_figure,
+    plain_text,
+    style_axes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +39,7 @@ _DISTANCES = (5.0, 9.0)
 
 
 class Point(Protocol):
-    """See `extras.inspect.embedding_words.MapPoint`."""
+    """See `extras.inspect.embeddings.MapPoint`."""
 
     @property
     def token(self) -> str: ...

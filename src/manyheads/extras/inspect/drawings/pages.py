@@ -6,18 +6,61 @@ Weights are stored as 8 bits of their square root, which is most precise for sma
 from __future__ import annotations
 
 import base64
+import hashlib
+import html
+import json
 import zlib
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from manyheads.errors import ShapeError
-from manyheads.extras.inspect.drawings.attention_views import AttentionView, shown_token, thinned
+from manyheads.extras.inspect.drawings.attention import AttentionView, shown_token, thinned
 from manyheads.extras.inspect.drawings.figure import Array
-from manyheads.extras.inspect.drawings.offline_page import offline_page, save_page
+from manyheads.files.commit import write_text
 
-__all__ = ["MOST_CELLS", "attention_page", "save_page", "write_page"]
+__all__ = ["MOST_CELLS", "attention_page", "offline_page", "save_page", "write_page"]
+
+
+def offline_page(kind: str, record: Any, *, title: str) -> str:
+    """Return a page.
+
+    Args:
+        kind: name of its template, script and style in the folder `page`; they follow `head.html` and `theme.css`.
+        record: the data, as JSON has it; the script finds it in the element `data`.
+        title: of the window; its characters must be printable.
+    """
+    # In a script element only "<" can end the element or open a comment.
+    data = json.dumps(record, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+    script, style = _file(f"{kind}.js"), _file("theme.css") + _file(f"{kind}.css")
+    policy = (
+        f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; img-src data:;"
+        " base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    # Insert the title and the data last, so that placeholders in them are not replaced.
+    before, after = (_file("head.html") + _file(f"{kind}.html")).split("{{data}}")
+    for name, value in (("policy", policy), ("style", style), ("title", html.escape(title))):
+        before = before.replace(f"{{{{{name}}}}}", value)
+    return before + data + after.replace("{{script}}", script)
+
+
+def save_page(page: str, path: Path | str) -> Path:
+    """Write a page in one step. Raises: SaveError: it cannot be written."""
+    final = Path(path)
+    write_text(final, page)
+    return final
+
+
+def _file(name: str) -> str:
+    return files("manyheads.extras.inspect.drawings").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
+
 
 MOST_CELLS = 512
 """Rows and columns of a picture; longer sequences are thinned."""
