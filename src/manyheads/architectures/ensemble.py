@@ -20,7 +20,7 @@ from manyheads.architectures.protocols import Output, Searchable
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.batch import PairBatch
 from manyheads.errors import ConfigError
-from manyheads.nn.attention.state import register_state
+from manyheads.nn.pytrees import register_state
 from manyheads.nn.shapes import Float, Int
 
 __all__ = [

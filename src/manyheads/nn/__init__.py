@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from manyheads.nn.attention.additive import AdditiveAttention, AdditiveScore
+    from manyheads.nn.attention.cache import KeyValueCache
     from manyheads.nn.attention.dot_product import DotProductAttention
     from manyheads.nn.attention.head_masks import HeadMasks
     from manyheads.nn.attention.local import LocalSelfAttention
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from manyheads.nn.attention.observing import observe
     from manyheads.nn.attention.relative import LearnedRelativeAttention as LearnedRelativeMultiHeadAttention
     from manyheads.nn.attention.relative import RelativeAttention as RelativeMultiHeadAttention
-    from manyheads.nn.attention.state import KeyValueState
     from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention
     from manyheads.nn.feed_forward import FeedForward
     from manyheads.nn.heads.adaptive import AdaptiveEmbedding
@@ -54,7 +54,7 @@ _LAZY = {
     "FeedForward": "feed_forward",
     "HeadMasks": "attention.head_masks",
     "KeyPadding": "attention.masks",
-    "KeyValueState": "attention.state",
+    "KeyValueCache": "attention.cache",
     "LSHSelfAttention": "attention.lsh",
     "LSHSettings": "attention.lsh_settings",
     "LearnedPositions": "positions",
@@ -95,7 +95,7 @@ __all__ = [
     "FeedForward",
     "HeadMasks",
     "KeyPadding",
-    "KeyValueState",
+    "KeyValueCache",
     "LSHSelfAttention",
     "LSHSettings",
     "LearnedPositions",

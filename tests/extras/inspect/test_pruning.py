@@ -74,7 +74,7 @@ def test_a_pruned_translator_equals_the_masked_one(changes: dict[str, Any], tmp_
             state = state.reorder(beams if place == 0 else torch.tensor([[1, 0], [2, 3], [4, 4]]))
         wanted = smaller.log_probs(source, lengths, target)[:, -1]
         torch.testing.assert_close(found[::2], wanted, atol=1e-5, rtol=0)
-        assert len(state.reorder(torch.tensor([[0, 1], [4, 5]])).layers[0].memory_key) == 2
+        assert len(state.reorder(torch.tensor([[0, 1], [4, 5]])).source.keys[0]) == 2
     save_pretrained(smaller, tmp_path / "small")
     again = load(tmp_path / "small")
     with torch.no_grad():

@@ -52,9 +52,10 @@ def test_a_step_for_a_compiler(kind: str, lengths: list[int], precision: Any) ->
             assert isinstance(planned, XLStep)
             assert planned.can_compile
             assert len(planned.seen) == len(now)
-            assert min(planned.first, planned.last) > 1
-            assert min(buffer.shape[2] for buffer in (*planned.memory.keys, *planned.memory.values)) > planned.last + 1
-            assert min(one.shape[1] for one in planned.memory.positions) > planned.seen.shape[3] + 1
+            for layer in planned.layers:
+                assert min(layer.slots.first, layer.slots.start) > 1
+                assert min(buffer.shape[2] for buffer in (layer.key, layer.value)) > layer.slots.end + 1
+            assert min(one.shape[1] for one in planned.positions) > planned.seen.shape[3] + 1
             torch.testing.assert_close(model.compute(planned), expected, atol=1e-5, rtol=1e-5)
             assert other.columns == state.columns
             assert torch.equal(other.lengths, state.lengths)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from manyheads.nn.attention.decoder_state import PlannedLayer
+from manyheads.nn.attention.cache import DecoderLayerStep
 from manyheads.nn.attention.masks import Dense, Mask
 
 __all__ = ["PlannedStep"]
@@ -23,7 +23,7 @@ class PlannedStep:
 
     tokens: Tensor
     positions: Tensor
-    layers: tuple[PlannedLayer, ...]
+    layers: tuple[DecoderLayerStep, ...]
     mask: Mask | None
     source_seen: Tensor | None
     can_compile: bool
@@ -42,7 +42,7 @@ class PlannedStep:
         """See `protocols.PlannedStep`: with or without padding in the source, one program."""
         seen = self.source_seen
         if seen is None:
-            sentences, _, source_len, _ = self.layers[0].memory_key.shape
+            sentences, _, source_len, _ = self.layers[0].source_key.shape
             seen = torch.ones(sentences, 1, 1, source_len, dtype=torch.bool, device=self.tokens.device)
         # A copy, because a view that begins elsewhere would be compiled anew.
         return replace(self, positions=self.positions.clone(), source_seen=seen)

@@ -8,9 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from manyheads.nn.attention.cache import CacheStep, KeyValueCache
 from manyheads.nn.attention.masks import Mask
-from manyheads.nn.attention.planned import PlannedKeyValues
-from manyheads.nn.attention.state import KeyValueState
 
 __all__ = ["NoHeads", "NoRelativeHeads", "copy_heads"]
 
@@ -77,14 +76,13 @@ class NoHeads(nn.Module):
         value: Tensor | None = None,
         *,
         mask: Mask | None = None,
-        state: KeyValueState | None = None,
+        state: KeyValueCache | None = None,
         need_weights: bool = False,
         head_mask: Tensor | None = None,
-    ) -> tuple[Tensor, KeyValueState | None] | tuple[Tensor, KeyValueState | None, Tensor]:
+    ) -> tuple[Tensor, KeyValueCache | None] | tuple[Tensor, KeyValueCache | None, Tensor]:
         """Return the bias at every position, the state, and with `need_weights` weights of no head."""
         if state is not None:
-            planned, state = state.plan(query.shape[1])
-            planned.write(*self.project_memory(query))
+            state = state.append(*self.project_memory(query))
         weights = query.new_zeros(query.shape[0], 0, query.shape[1], (query if key is None else key).shape[1])
         if self.weights_hook is not None:
             self.weights_hook(weights)
@@ -94,11 +92,11 @@ class NoHeads(nn.Module):
         bias = cast(Tensor | None, self.out_proj.bias)
         return torch.zeros_like(x) if bias is None else bias.to(x.dtype).expand_as(x)
 
-    def empty_state(self, rows: int, like: Tensor) -> KeyValueState:
-        """See `MultiHeadAttention.empty_state`."""
-        return KeyValueState.empty(rows, 0, self.head_dim, like, value_dim=self.value_head_dim)
+    def empty_cache(self, rows: int, like: Tensor) -> KeyValueCache:
+        """See `MultiHeadAttention.empty_cache`."""
+        return KeyValueCache.empty(rows, 0, self.head_dim, like, value_dim=self.value_head_dim)
 
-    def step(self, x: Tensor, past: PlannedKeyValues, mask: Mask | None = None) -> Tensor:
+    def step(self, x: Tensor, past: CacheStep, mask: Mask | None = None) -> Tensor:
         """See `MultiHeadAttention.step`; there is nothing to write to `past`."""
         return self._output(x)
 

@@ -10,7 +10,7 @@ from manyheads.architectures.recurrent.config import RecurrentConfig
 from torch import Tensor, nn
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.nn.attention.state import register_state
+from manyheads.nn.pytrees import register_state
 from manyheads.nn.heads.linear import LinearHead
 
 
