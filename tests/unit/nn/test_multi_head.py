@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ConfigError, ShapeError
+from manyheads.nn.attention.cache import KeyValueCache
 from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, dense_mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads, split_heads
 from manyheads.nn.attention.naive import naive_dot_product_attention
 from manyheads.nn.attention.observing import observe
-from manyheads.nn.attention.cache import KeyValueCache
 from manyheads.nn.kernels import policy
 
 B, L, W, H = 2, 5, 12, 3

@@ -14,7 +14,7 @@ from manyheads.architectures.head_names import HeadKind
 from manyheads.architectures.size_checks import check_vocabularies
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.layers import DecoderLayer, EncoderLayer, relative_biases
-from manyheads.architectures.transformer.state import PlannedStep
+from manyheads.architectures.transformer.state import PreparedStep
 from manyheads.nn.attention.cache import DecoderLayerStep, DecoderState, KeyValueCache, source_mask
 from manyheads.nn.attention.head_masks import HeadMasks, of_layers
 from manyheads.nn.attention.masks import Causal, Lengths, Mask
@@ -170,14 +170,16 @@ class Transformer(nn.Module):
         self, tokens: Int[Tensor, "rows new_len"], state: DecoderState
     ) -> tuple[Float[Tensor, "rows new_len d_model"], DecoderState]:
         """Compute `decode` for the next tokens of every row, with the stored keys and values of earlier ones."""
-        step, after = self.plan(tokens, state)
-        return self.compute(step), after
+        step, after = self.prepare_step(tokens, state)
+        return self.compute_step(step), after
 
-    def plan(self, tokens: Int[Tensor, "rows new_len"], state: DecoderState) -> tuple[PlannedStep, DecoderState]:
-        """See `protocols.PlansSteps`."""
+    def prepare_step(
+        self, tokens: Int[Tensor, "rows new_len"], state: DecoderState
+    ) -> tuple[PreparedStep, DecoderState]:
+        """See `protocols.PreparesSteps`."""
         length, new_len = int(state.length), tokens.shape[1]
         layers, after = state.prepare(new_len)
-        step = PlannedStep(
+        step = PreparedStep(
             tokens=tokens,
             positions=self.target_positions.rows(length, new_len).to(tokens.device),
             layers=layers,
@@ -187,7 +189,7 @@ class Transformer(nn.Module):
         )
         return step, after
 
-    def compute(self, step: PlannedStep) -> Float[Tensor, "rows new_len d_model"]:
+    def compute_step(self, step: PreparedStep) -> Float[Tensor, "rows new_len d_model"]:
         """Return the decoder's states at the new tokens, and write their keys and values into the state."""
         x: Tensor = self.target_embedding(step.tokens)
         x = self.dropout(low_precision((x + step.positions).to(x.dtype)))

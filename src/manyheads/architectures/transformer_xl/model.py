@@ -35,8 +35,9 @@ class TransformerXL(nn.Module):
 
     The head that turns hidden states into words is not part of it (see `architectures.language_model`).
 
-    `hidden_states` is the model of the paper. Two other ways compute the same for generation: `plan` and `compute`,
-    with stored keys and values; and `_read_again`, for models with absolute positions that were trained without memory.
+    `hidden_states` is the model of the paper. Two other ways compute the same for generation: `prepare_step` and
+    `compute_step`, with stored keys and values; and `_read_again`, for models with absolute positions that were trained
+    without memory.
 
     Args: config: sizes and choices; the vocabulary size must be set.
     Raises: ConfigError: the vocabulary size is missing.
@@ -169,8 +170,8 @@ class TransformerXL(nn.Module):
         if memory_len is not None and (isinstance(state.memory, KeyValueCache) or state.memory.are_tokens):
             raise RequestError("memory_len is for training; give `start` the context settings of an evaluation.")
         if isinstance(state.memory, KeyValueCache):
-            step, state = self._plan(tokens, state)
-            return self.compute(step, head_masks), state.after(tokens.shape[1], lengths)
+            step, state = self._prepare(tokens, state)
+            return self.compute_step(step, head_masks), state.after(tokens.shape[1], lengths)
         if state.memory.are_tokens:
             return self._read_again(tokens, lengths, state, head_masks)
         seen = state if memory_len is None else state.recent(memory_len)
@@ -227,16 +228,16 @@ class TransformerXL(nn.Module):
         return self.dropout(torch.cat(parts, dim=1)), state
 
     @property
-    def plans_steps(self) -> bool:
-        """See `protocols.PlansSteps`: with relative attention, and one table that holds all tokens."""
+    def prepares_steps(self) -> bool:
+        """See `protocols.PreparesSteps`: with relative attention, and one table that holds all tokens."""
         return self.config.attention.startswith("relative") and len(self.embedding.tables) == 1
 
-    def plan(self, tokens: Int[Tensor, "lanes new_len"], state: XLState) -> tuple[XLStep, XLState]:
-        """See `protocols.PlansSteps`."""
-        step, state = self._plan(tokens, state)
+    def prepare_step(self, tokens: Int[Tensor, "lanes new_len"], state: XLState) -> tuple[XLStep, XLState]:
+        """See `protocols.PreparesSteps`."""
+        step, state = self._prepare(tokens, state)
         return step, state.after(tokens.shape[1], None)
 
-    def compute(self, step: XLStep, head_masks: HeadMasks | None = None) -> Float[Tensor, "lanes new_len d_model"]:
+    def compute_step(self, step: XLStep, head_masks: HeadMasks | None = None) -> Float[Tensor, "lanes new_len d_model"]:
         """Return the hidden states at the new tokens, and write their keys and values behind the stored ones."""
         x = self.dropout(low_precision(self.embedding(step.tokens)))
         factors = of_layers(None if head_masks is None else head_masks.decoder, len(self.layers))
@@ -245,7 +246,7 @@ class TransformerXL(nn.Module):
             x = layer.extend(x, step.layers[index], positions, bias, Dense(step.seen), factors[index])
         return x  # type: ignore[no-any-return]
 
-    def _plan(self, tokens: Tensor, state: XLState) -> tuple[XLStep, XLState]:
+    def _prepare(self, tokens: Tensor, state: XLState) -> tuple[XLStep, XLState]:
         """Return a step, and the state with space for the new positions, before they count.
 
         Raises: RequestError: in training.

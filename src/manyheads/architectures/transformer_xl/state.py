@@ -191,7 +191,7 @@ def _kept(old: Tensor, new: Tensor, first: int, columns: int, rows: Tensor | Non
 
 @dataclass(frozen=True)
 class XLStep:
-    """The arguments of `TransformerXL.compute`; see `protocols.PlansSteps`.
+    """The arguments of `TransformerXL.compute_step`; see `protocols.PreparesSteps`.
 
     One program serves all steps if no number is 0 or 1 and no view is a whole buffer. So there are two distances more
     than needed, as there are free slots in a `KeyValueCache`.
@@ -209,11 +209,11 @@ class XLStep:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """See `protocols.PlannedStep`."""
+        """See `protocols.PreparedStep`."""
         return self.layers[0].key.dtype, len(self.tokens) == 1
 
     def for_compiler(self) -> XLStep:
-        """See `protocols.PlannedStep`."""
+        """See `protocols.PreparedStep`."""
         seen = self.seen.expand(len(self.tokens), -1, -1, -1).contiguous()
         # A compiler distinguishes tensors created in inference mode from others; a copy is created in it.
         return replace(self, tokens=self.tokens.clone(), seen=seen)

@@ -10,8 +10,8 @@ from manyheads.architectures.bag.config import BagConfig
 from torch import Tensor, nn
 
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.nn.pytrees import register_state
 from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.pytrees import register_state
 
 
 @register_state

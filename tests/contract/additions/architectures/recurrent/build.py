@@ -10,8 +10,8 @@ from manyheads.architectures.recurrent.config import RecurrentConfig
 from torch import Tensor, nn
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.nn.pytrees import register_state
 from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.pytrees import register_state
 
 
 @register_state
