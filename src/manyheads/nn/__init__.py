@@ -33,10 +33,9 @@ if TYPE_CHECKING:
     from manyheads.nn.heads.adaptive import AdaptiveEmbedding
     from manyheads.nn.heads.adaptive import AdaptiveHead as AdaptiveLogSoftmax
     from manyheads.nn.heads.linear import LinearHead
-    from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights
+    from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights, masked_softmax
     from manyheads.nn.kernels.policy import fast
     from manyheads.nn.kernels.relative import relative_shift
-    from manyheads.nn.kernels.softmax import masked_softmax
     from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions, sinusoidal_table
     from manyheads.nn.residual import Residual
     from manyheads.nn.reversible_sequence import ReversibleSequence
@@ -73,7 +72,7 @@ _LAZY = {
     "dot_product_attention": "kernels.attention",
     "dot_product_weights": "kernels.attention",
     "fast": "kernels.policy",
-    "masked_softmax": "kernels.softmax",
+    "masked_softmax": "kernels.attention",
     "merge_heads": "attention.multi_head",
     "observe": "attention.observing",
     "relative_shift": "kernels.relative",

@@ -27,7 +27,7 @@ from manyheads.nn.attention.dot_product import DotProductAttention
 from manyheads.nn.attention.masks import Dense, Lengths
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
 from manyheads.nn.feed_forward import FeedForward
-from manyheads.nn.kernels.softmax import masked_softmax
+from manyheads.nn.kernels.attention import masked_softmax
 from manyheads.nn.positions import sinusoidal_table
 from manyheads.nn.residual import Residual
 

@@ -18,8 +18,8 @@ from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.attention.multi_head import merge_heads, split_heads, width_of_heads
 from manyheads.nn.attention.slopes import PENALTY_UNIT, local_slopes
 from manyheads.nn.chunking import real_chunks
+from manyheads.nn.kernels.attention import masked_softmax
 from manyheads.nn.kernels.dropout import dropout
-from manyheads.nn.kernels.softmax import masked_softmax
 from manyheads.nn.linear import Linear, initialise
 from manyheads.nn.shapes import Bool, Float, Int
 

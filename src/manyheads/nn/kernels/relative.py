@@ -21,9 +21,9 @@ from torch import Tensor
 from manyheads.errors import ShapeError
 from manyheads.nn.attention.masks import Causal, Mask, dense_mask
 from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.attention import masked_softmax, some_row_is_empty, weighted_by_sums
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.dropout import RowMasks, dropout
-from manyheads.nn.kernels.softmax import masked_softmax, some_row_is_empty, weighted_by_sums
 from manyheads.nn.shapes import Float
 
 __all__ = ["attend_by_tiles", "relative_attention", "relative_shift", "relative_shift_both_ways", "relative_weights"]
