@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from manyheads.nn.chunking import chunk_slices, in_chunks
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.feed_forward import FeedForward
-from manyheads.nn.kernels.recomputation import recomputed
-from manyheads.nn.kernels.reversible import through_sublayers
+from manyheads.nn.kernels.reversible import recomputed, through_sublayers
 
 
 class Mixing(nn.Module):

@@ -20,8 +20,7 @@ from manyheads.errors import RequestError, ShapeError
 from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.dropout import Dropout
 from manyheads.nn.embedding import TokenEmbedding
-from manyheads.nn.kernels.recomputation import recomputed
-from manyheads.nn.kernels.reversible import through_sublayers
+from manyheads.nn.kernels.reversible import recomputed, through_sublayers
 from manyheads.nn.positions import AxialPositions, positions_of_kind
 from manyheads.nn.precision import low_precision
 from manyheads.nn.shapes import Float, Int
