@@ -20,8 +20,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from manyheads import __version__
-from manyheads.decoding.continuation import NewToken
-from manyheads.decoding.generation import context_settings
+from manyheads.decoding.generation import NewToken, context_settings
 from manyheads.extras.serving.api.answers import STREAMED, large_answer, server_event, whole_or_events
 from manyheads.extras.serving.api.fields import Ids, ListsOfIds, LooseBody, Number, Text, Texts, finite
 from manyheads.extras.serving.batches import Written

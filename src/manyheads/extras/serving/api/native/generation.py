@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from manyheads.decoding.continuation import NewToken
+from manyheads.decoding.generation import NewToken
 from manyheads.extras.serving.api.answers import large_answer, server_event
 from manyheads.extras.serving.api.fields import finite, given
 from manyheads.extras.serving.api.native import records
