@@ -71,8 +71,6 @@ class NewToken:
 
 
 TextSteps = Generator[list[NewToken], Collection[int] | None, None]
-
-
 """A generation, a step at a time: it yields the new tokens of each step, none while prompts are read.
 
 `send` takes prompts that are no longer needed: their rows are removed from the batch before the next step.
@@ -140,10 +138,7 @@ class Ending:
 
 
 READ_AT_ONCE = 512
-
-
 """Tokens of a prompt that are read in one call."""
-
 
 _MEMORY_OF_NONE = 512
 
