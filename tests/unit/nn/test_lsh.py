@@ -271,7 +271,7 @@ def test_steps_of_ragged_rows_and_reordered_caches() -> None:
     out, branch = module.step(following[:, 2:], branch, counts)
     for row, count in enumerate(counts.tolist()):
         torch.testing.assert_close(out[row, :count], wanted[row, 2 : 2 + count])
-    assert branch.lengths.tolist() == [12, 13, 15]
+    assert branch.past.row_lengths().tolist() == [12, 13, 15]
     assert all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(branch))
 
 
@@ -283,8 +283,8 @@ def test_a_cache_that_is_reset_does_not_grow() -> None:
         out, cache = module.step(x[:, :9], cache, torch.tensor([9 if turn == 0 else 0, 9]))
         torch.testing.assert_close(out[1], module(x[1:, :9], seed=4)[0])
         cache = cache.reset(torch.tensor([False, True]))
-        assert int(cache.longest) == 9
-        sizes.append(cache.keys.shape[2])
+        assert int(cache.past.length) == 9
+        sizes.append(cache.past.keys[0].shape[2])
     assert sizes[1:] == [sizes[1]] * 3
     cache = cache.reset(torch.tensor([True, True]))
     assert cache.is_empty

@@ -1,4 +1,4 @@
-"""One step of a Transformer's decoder, planned."""
+"""One step of a Transformer's decoder, prepared."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from manyheads.nn.attention.decoder_state import PlannedLayer
+from manyheads.nn.attention.cache import DecoderLayerStep
 from manyheads.nn.attention.masks import Dense, Mask
 
-__all__ = ["PlannedStep"]
+__all__ = ["PreparedStep"]
 
 
 @dataclass(frozen=True)
-class PlannedStep:
-    """All that `Transformer.compute` needs; see `protocols.PlansSteps`.
+class PreparedStep:
+    """All that `Transformer.compute_step` needs; see `protocols.PreparesSteps`.
 
     Shape: tokens (rows, new_len) ids; positions (new_len, d_model), added to their embeddings; source_seen as in
         `DecoderState`.
@@ -23,7 +23,7 @@ class PlannedStep:
 
     tokens: Tensor
     positions: Tensor
-    layers: tuple[PlannedLayer, ...]
+    layers: tuple[DecoderLayerStep, ...]
     mask: Mask | None
     source_seen: Tensor | None
     can_compile: bool
@@ -34,15 +34,15 @@ class PlannedStep:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """See `protocols.PlannedStep`."""
+        """See `protocols.PreparedStep`."""
         past = self.layers[0].past
         return past.key.dtype, len(past.key) == 1, past.slots.seen is not None
 
-    def for_compiler(self) -> PlannedStep:
-        """See `protocols.PlannedStep`: with or without padding in the source, one program."""
+    def for_compiler(self) -> PreparedStep:
+        """See `protocols.PreparedStep`: with or without padding in the source, one program."""
         seen = self.source_seen
         if seen is None:
-            sentences, _, source_len, _ = self.layers[0].memory_key.shape
+            sentences, _, source_len, _ = self.layers[0].source_key.shape
             seen = torch.ones(sentences, 1, 1, source_len, dtype=torch.bool, device=self.tokens.device)
         # A copy, because a view that begins elsewhere would be compiled anew.
         return replace(self, positions=self.positions.clone(), source_seen=seen)
