@@ -23,16 +23,6 @@ from manyheads.errors import ConfigError
 from manyheads.nn.pytrees import register_state
 from manyheads.nn.shapes import Float, Int
 
-__all__ = [
-    "Ensemble",
-    "EnsembleState",
-    "PreparesForAll",
-    "RestrictedEnsemble",
-    "mean_log_probs",
-    "mean_scores",
-    "shortest_limit",
-]
-
 
 def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
     """Return log(1/n sum exp(log_probs[i])), elementwise; all have one shape. For equal tensors exactly their value."""
@@ -62,7 +52,6 @@ class EnsembleState:
     each: tuple[Any, ...]
 
     def reorder(self, rows: Tensor) -> EnsembleState:
-        """See `protocols.SearchState.reorder`."""
         return EnsembleState(tuple(state.reorder(rows) for state in self.each))
 
     def clone(self) -> EnsembleState:
@@ -100,16 +89,13 @@ class PreparesForAll:
 
     @property
     def prepares_steps(self) -> bool:
-        """See `protocols.PreparesSteps`."""
         return all(model.prepares_steps for model in self.models)
 
     def prepare_step(self, tokens: Tensor, state: EnsembleState) -> tuple[PreparedSteps, EnsembleState]:
-        """See `protocols.PreparesSteps`."""
         each = [model.prepare_step(tokens, one) for model, one in zip(self.models, state.each, strict=True)]
         return PreparedSteps(tuple(step for step, _ in each)), EnsembleState(tuple(after for _, after in each))
 
     def compute_step(self, step: PreparedSteps, logits: bool = False) -> Tensor:
-        """See `protocols.PreparesSteps`."""
         found = [model.compute_step(one, logits) for model, one in zip(self.models, step.each, strict=True)]
         return mean_scores(found, logits)
 
@@ -125,11 +111,9 @@ class _Averaging:
         return shortest_limit(self.models)
 
     def start(self, source: Tensor, source_lengths: Tensor) -> EnsembleState:
-        """See `protocols.Searchable.start`."""
         return EnsembleState(tuple(model.start(source, source_lengths) for model in self.models))
 
     def step(self, tokens: Tensor, state: EnsembleState, *, logits: bool = False) -> tuple[Tensor, EnsembleState]:
-        """See `protocols.Searchable.step`."""
         each = [model.step(tokens, one, logits=logits) for model, one in zip(self.models, state.each, strict=True)]
         return mean_scores([scores for scores, _ in each], logits), EnsembleState(tuple(after for _, after in each))
 
@@ -193,7 +177,6 @@ class Ensemble(_Averaging, PreparesForAll, nn.Module):
         source_lengths: Int[Tensor, " batch"],
         target: Int[Tensor, "batch len"],
     ) -> Float[Tensor, "batch len vocab_size"]:
-        """See `protocols.Scorable.log_probs`."""
         return mean_log_probs([model.log_probs(source, source_lengths, target) for model in self.models])
 
     def restricted(self, ids: Int[Tensor, " count"]) -> RestrictedEnsemble:

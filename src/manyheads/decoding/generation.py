@@ -25,17 +25,6 @@ from manyheads.errors import RequestError
 from manyheads.seeding import derive_seed
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = [
-    "Continuation",
-    "Ending",
-    "Generation",
-    "NewToken",
-    "READ_AT_ONCE",
-    "TextSteps",
-    "context_settings",
-    "token_limit",
-]
-
 
 @dataclass(frozen=True)
 class Continuation:

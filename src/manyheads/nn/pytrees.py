@@ -8,8 +8,6 @@ from typing import Any, Self, TypeVar, cast
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["State", "register_state"]
-
 _State = TypeVar("_State")
 
 

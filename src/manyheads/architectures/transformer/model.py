@@ -21,8 +21,6 @@ from manyheads.nn.layers import Dropout, build_norm
 from manyheads.nn.positions import TokenEmbedding, positions_of_kind
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["Decoder", "Encoder", "Transformer"]
-
 
 class Encoder(nn.Module):
     """A stack of `EncoderLayer`s. Shape: (batch, source_len, d_model) in and out."""
@@ -167,7 +165,6 @@ class Transformer(nn.Module):
     def prepare_step(
         self, tokens: Int[Tensor, "rows new_len"], state: DecoderState
     ) -> tuple[PreparedStep, DecoderState]:
-        """See `protocols.PreparesSteps`."""
         length, new_len = int(state.length), tokens.shape[1]
         layers, after = state.prepare(new_len)
         step = PreparedStep(

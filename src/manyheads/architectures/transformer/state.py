@@ -10,8 +10,6 @@ from torch import Tensor
 from manyheads.nn.attention.cache import DecoderLayerStep
 from manyheads.nn.attention.masks import Dense, Mask
 
-__all__ = ["PreparedStep"]
-
 
 @dataclass(frozen=True)
 class PreparedStep:
@@ -34,7 +32,6 @@ class PreparedStep:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """See `protocols.PreparedStep`."""
         past = self.layers[0].past
         return past.key.dtype, len(past.key) == 1, past.slots.seen is not None
 

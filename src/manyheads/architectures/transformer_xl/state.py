@@ -24,8 +24,6 @@ from manyheads.nn.attention.cache import CacheStep, KeyValueCache, valid_columns
 from manyheads.nn.pytrees import State, register_state
 from manyheads.nn.shapes import Bool, Int
 
-__all__ = ["LayerInputs", "XLState", "XLStep"]
-
 
 @dataclass(frozen=True)
 class XLState(State):
@@ -142,7 +140,6 @@ class LayerInputs:
         return self.lengths
 
     def valid(self) -> Bool[Tensor, "lanes columns"] | None:
-        """See `XLState.valid`."""
         return valid_columns(self.lengths, self.columns)
 
     def after(self, inputs: Sequence[Tensor], new_len: int, lengths: Tensor | None, keep: int) -> LayerInputs:
@@ -209,11 +206,9 @@ class XLStep:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """See `protocols.PreparedStep`."""
         return self.layers[0].key.dtype, len(self.tokens) == 1
 
     def for_compiler(self) -> XLStep:
-        """See `protocols.PreparedStep`."""
         seen = self.seen.expand(len(self.tokens), -1, -1, -1).contiguous()
         # A compiler distinguishes tensors created in inference mode from others; a copy is created in it.
         return replace(self, tokens=self.tokens.clone(), seen=seen)

@@ -20,8 +20,6 @@ from manyheads.nn.kernels import policy
 from manyheads.nn.pytrees import State, register_state
 from manyheads.nn.shapes import Bool, Float, Int
 
-__all__ = ["CacheStep", "DecoderLayerStep", "DecoderState", "KeyValueCache", "Slots", "source_mask", "valid_columns"]
-
 # Slots that stay free before the first position and behind the last: a compiler makes separate programs for 0, for 1,
 # and for views of a whole buffer.
 _FREE = 2

@@ -31,8 +31,6 @@ from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.shapes import Bool, Float, Int
 
-__all__ = ["LocalSelfAttention", "distance_penalty", "local_attention", "spread_chunks"]
-
 
 def local_attention(
     query: Float[Tensor, "batch heads length head_dim"],

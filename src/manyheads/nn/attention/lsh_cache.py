@@ -16,8 +16,6 @@ from manyheads.nn.kernels import policy
 from manyheads.nn.pytrees import State, register_state
 from manyheads.nn.shapes import Bool, Float, Int
 
-__all__ = ["LSHCache"]
-
 
 @register_state
 @dataclass(frozen=True)

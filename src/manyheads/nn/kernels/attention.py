@@ -20,17 +20,6 @@ from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.shapes import Bool, Float
 
-__all__ = [
-    "dot_product_attention",
-    "dot_product_scores",
-    "dot_product_weights",
-    "masked_softmax",
-    "masked_weights",
-    "plain_attention",
-    "some_row_is_empty",
-    "weighted_by_sums",
-]
-
 
 def masked_softmax(
     scores: Float[Tensor, "*rows k_len"],

@@ -26,8 +26,6 @@ from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.dropout import RowMasks, dropout
 from manyheads.nn.shapes import Float
 
-__all__ = ["attend_by_tiles", "relative_attention", "relative_shift", "relative_shift_both_ways", "relative_weights"]
-
 
 def attend_by_tiles(
     query: Tensor,

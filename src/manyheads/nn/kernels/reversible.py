@@ -25,18 +25,6 @@ from manyheads.nn.chunking import chunk_slices, in_chunks
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.derivatives import first_derivative_only
 
-__all__ = [
-    "Replay",
-    "Sublayer",
-    "Sums",
-    "apply_uncompiled",
-    "autocast_as_now",
-    "checkpointed",
-    "recomputed",
-    "through_sublayers",
-]
-
-
 _uncompiled: Any = None
 
 
