@@ -26,31 +26,6 @@ from typing import Any, Generic, Literal, TypeVar
 
 from manyheads.errors import ConfigError
 
-__all__ = [
-    "ARCHITECTURES",
-    "ATTENTIONS",
-    "COMMANDS",
-    "HOOKS",
-    "MODEL_TASKS",
-    "PEERS",
-    "PLUGINS",
-    "PRESETS",
-    "PUBLIC",
-    "SIZED_BY_PRECISION",
-    "TASKS",
-    "Architecture",
-    "Command",
-    "ModelTask",
-    "ModelTaskEntry",
-    "Table",
-    "Task",
-    "build_model",
-    "configs_of",
-    "entries_of",
-    "foreign_entries",
-    "load",
-]
-
 T = TypeVar("T")
 GROUP = "manyheads"
 PLUGINS = "MANYHEADS_PLUGINS"  # modules with commas between them, so that child processes have them, too

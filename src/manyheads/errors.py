@@ -8,23 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-__all__ = [
-    "CheckpointError",
-    "ConfigError",
-    "DataError",
-    "ManyHeadsError",
-    "MissingExtraError",
-    "ModelFileError",
-    "NonFiniteError",
-    "RankLostError",
-    "RequestError",
-    "SaveError",
-    "ShapeError",
-    "is_out_of_memory",
-    "needing_extra",
-    "refuse_nan",
-]
-
 
 class ManyHeadsError(Exception):
     """Base of all errors that a user's input can cause."""

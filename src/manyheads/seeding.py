@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 
-__all__ = ["derive_seed"]
-
 
 def derive_seed(seed: int, *names: str | int) -> int:
     """Return a 63-bit seed that depends on `seed` and all names, e.g. `derive_seed(1, "dropout", step, micro_step,

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from manyheads.nn.attention.observing import observe
 
-__all__ = ["Attentions", "attentions_of", "buckets_of"]
-
 _LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)[._])?layers\.(\d+)\.([\w.]+)$")
 
 

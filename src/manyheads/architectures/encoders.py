@@ -14,8 +14,6 @@ from torch import nn
 from manyheads.architectures.ensemble import shortest_limit
 from manyheads.errors import ConfigError
 
-__all__ = ["EncoderEnsemble", "EncoderWithHead"]
-
 
 class EncoderWithHead(nn.Module):
     """An encoder and its head, the object that is trained, saved, loaded and evaluated."""
@@ -30,7 +28,6 @@ class EncoderWithHead(nn.Module):
         """Do nothing: no parameters are shared."""
 
     def card_text(self) -> str:
-        """See `Composite.card_text`."""
         return ""
 
     @property

@@ -23,16 +23,6 @@ from manyheads.errors import ConfigError
 from manyheads.nn.attention.state import register_state
 from manyheads.nn.shapes import Float, Int
 
-__all__ = [
-    "Ensemble",
-    "EnsembleState",
-    "PlansForAll",
-    "RestrictedEnsemble",
-    "mean_log_probs",
-    "mean_scores",
-    "shortest_limit",
-]
-
 
 def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
     """Return log(1/n sum exp(log_probs[i])), elementwise; all have one shape. For equal tensors exactly their value."""
@@ -62,7 +52,6 @@ class EnsembleState:
     each: tuple[Any, ...]
 
     def reorder(self, rows: Tensor) -> EnsembleState:
-        """See `protocols.SearchState.reorder`."""
         return EnsembleState(tuple(state.reorder(rows) for state in self.each))
 
     def clone(self) -> EnsembleState:
@@ -100,16 +89,13 @@ class PlansForAll:
 
     @property
     def plans_steps(self) -> bool:
-        """See `protocols.PlansSteps`."""
         return all(model.plans_steps for model in self.models)
 
     def plan(self, tokens: Tensor, state: EnsembleState) -> tuple[PlannedSteps, EnsembleState]:
-        """See `protocols.PlansSteps`."""
         each = [model.plan(tokens, one) for model, one in zip(self.models, state.each, strict=True)]
         return PlannedSteps(tuple(step for step, _ in each)), EnsembleState(tuple(after for _, after in each))
 
     def compute(self, step: PlannedSteps, logits: bool = False) -> Tensor:
-        """See `protocols.PlansSteps`."""
         found = [model.compute(one, logits) for model, one in zip(self.models, step.each, strict=True)]
         return mean_scores(found, logits)
 
@@ -125,11 +111,9 @@ class _Averaging:
         return shortest_limit(self.models)
 
     def start(self, source: Tensor, source_lengths: Tensor) -> EnsembleState:
-        """See `protocols.Searchable.start`."""
         return EnsembleState(tuple(model.start(source, source_lengths) for model in self.models))
 
     def step(self, tokens: Tensor, state: EnsembleState, *, logits: bool = False) -> tuple[Tensor, EnsembleState]:
-        """See `protocols.Searchable.step`."""
         each = [model.step(tokens, one, logits=logits) for model, one in zip(self.models, state.each, strict=True)]
         return mean_scores([scores for scores, _ in each], logits), EnsembleState(tuple(after for _, after in each))
 
@@ -193,7 +177,6 @@ class Ensemble(_Averaging, PlansForAll, nn.Module):
         source_lengths: Int[Tensor, " batch"],
         target: Int[Tensor, "batch len"],
     ) -> Float[Tensor, "batch len vocab_size"]:
-        """See `protocols.Scorable.log_probs`."""
         return mean_log_probs([model.log_probs(source, source_lengths, target) for model in self.models])
 
     def restricted(self, ids: Int[Tensor, " count"]) -> RestrictedEnsemble:

@@ -11,8 +11,6 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from manyheads.errors import RequestError
 
-__all__ = ["HEAD_KINDS", "Head", "HeadKind", "PrunableConfig", "all_heads", "kept_heads", "parse_heads", "prunable"]
-
 HeadKind = Literal["encoder", "decoder", "cross"]
 """Self-attention of the encoder, of the decoder or of a language model, and attention of the decoder to the source."""
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ModelFileError
 
-__all__ = ["FETCHED", "is_hub_name", "resolve_model_path"]
-
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # Never pickles or scripts: other files of a repository are not downloaded.
 FETCHED = ["*.safetensors", "*.json", "*.spm", "*.md"]

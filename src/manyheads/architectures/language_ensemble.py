@@ -21,8 +21,6 @@ from manyheads.data.batch import SegmentBatch
 from manyheads.errors import ConfigError
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["NO_MEMORY", "LanguageEnsemble", "LanguageEnsembleConfig"]
-
 NO_MEMORY: Final = "no memory"
 """Used in place of a model's context settings: the model reads each segment without context from before."""
 

@@ -15,8 +15,6 @@ from manyheads.nn.heads.linear import LinearHead, token_scores
 from manyheads.nn.kernels import policy
 from manyheads.nn.shapes import Bool, Float, Int
 
-__all__ = ["LanguageModel"]
-
 
 class LanguageModel(nn.Module):
     """A body with its output head, the object that is trained, saved, loaded, evaluated and used for generation.
@@ -46,7 +44,6 @@ class LanguageModel(nn.Module):
         self.body.tie_head(self.head)
 
     def card_text(self) -> str:
-        """See `Composite.card_text`."""
         return ""
 
     def forward(
@@ -179,11 +176,9 @@ class LanguageModel(nn.Module):
         return bool(getattr(self.body, "plans_steps", False))
 
     def plan(self, tokens: Int[Tensor, "rows new_len"], state: Any) -> tuple[Any, Any]:
-        """See `protocols.PlansSteps`."""
         return cast(tuple[Any, Any], self.body.plan(tokens, state))  # type: ignore[attr-defined]
 
     def compute(self, step: Any, logits: bool = False) -> Float[Tensor, "rows vocab_size"]:
-        """See `protocols.PlansSteps`."""
         return token_scores(self.head, self.body.compute(step)[:, -1], logits)  # type: ignore[attr-defined]
 
     def _read(self, batch: SegmentBatch, state: Any) -> tuple[Tensor, Any]:

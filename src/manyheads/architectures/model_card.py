@@ -11,8 +11,6 @@ import yaml
 from manyheads.catalogue import MODEL_TASKS
 from manyheads.errors import ConfigError
 
-__all__ = ["CardFacts", "make_card"]
-
 _BLEU = {"bleu": "BLEU", "chrf": "chrF"}
 _OF_CLASSIFIERS = {"accuracy": "Accuracy", "macro_f1": "Macro F1"}
 _OF_LANGUAGE_MODELS = {"perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}

@@ -35,20 +35,6 @@ from manyheads.files.json_object import read_object
 from manyheads.files.verify import MANIFEST, verify_folder
 from manyheads.text.languages import LanguagePair
 
-__all__ = [
-    "check_size",
-    "load",
-    "load_portable_state",
-    "load_weights",
-    "portable_state",
-    "read_config",
-    "read_languages",
-    "save_pretrained",
-    "unmixed",
-    "usage_example",
-    "yaml_list",
-]
-
 FORMAT_VERSION = 1
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

@@ -11,21 +11,6 @@ from torch import Tensor
 
 from manyheads.catalogue import ModelTask
 
-__all__ = [
-    "Composite",
-    "LanguageBody",
-    "LanguageModelConfig",
-    "ModelConfig",
-    "Output",
-    "PlannedStep",
-    "PlansSteps",
-    "Restrictable",
-    "Scorable",
-    "SearchState",
-    "Searchable",
-    "Seq2SeqConfig",
-]
-
 
 class Composite(Protocol):
     """What is trained, saved and loaded: a module with the body and the head of a model."""

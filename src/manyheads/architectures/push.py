@@ -20,8 +20,6 @@ from manyheads.errors import ConfigError, ModelFileError, SaveError
 from manyheads.files.guarded import read_limited
 from manyheads.files.verify import MANIFEST, read_manifest, render_manifest, verify_folder
 
-__all__ = ["Upload", "make_upload", "read_evaluation", "send"]
-
 _CARD = "README.md"
 _MOST_BYTES = 16 << 20
 

@@ -13,8 +13,6 @@ from manyheads.nn.heads.linear import LinearHead, token_scores
 from manyheads.nn.shapes import Float, Int
 from manyheads.nn.smoothing import SmoothingKind
 
-__all__ = ["RestrictedSeq2Seq", "Seq2Seq"]
-
 
 class Seq2Seq(nn.Module):
     """An encoder-decoder with its output head, the object that is trained, saved, loaded and searched.
@@ -39,7 +37,6 @@ class Seq2Seq(nn.Module):
             self.head.weight = cast(nn.Parameter, self.body.target_embedding.weight)
 
     def card_text(self) -> str:
-        """See `Composite.card_text`."""
         return ""
 
     def forward(
@@ -85,21 +82,17 @@ class Seq2Seq(nn.Module):
 
     @property
     def max_len(self) -> int | None:
-        """See `protocols.Searchable.max_len`."""
         longest: int | None = self.config.longest_input
         return longest
 
     def start(self, source: Tensor, source_lengths: Tensor) -> Any:
-        """See `protocols.Searchable.start`."""
         return self.body.start(source, source_lengths)
 
     def step(self, tokens: Tensor, state: Any, *, logits: bool = False) -> tuple[Tensor, Any]:
-        """See `protocols.Searchable.step`."""
         hidden, state = self.body.step(tokens, state)
         return token_scores(self.head, hidden[:, -1], logits), state
 
     def restricted(self, ids: Int[Tensor, " count"]) -> RestrictedSeq2Seq:
-        """See `protocols.Restrictable.restricted`."""
         return RestrictedSeq2Seq(self, ids)
 
     @property
@@ -108,11 +101,9 @@ class Seq2Seq(nn.Module):
         return hasattr(self.body, "plan")
 
     def plan(self, tokens: Tensor, state: Any) -> tuple[Any, Any]:
-        """See `protocols.PlansSteps`."""
         return cast(tuple[Any, Any], self.body.plan(tokens, state))
 
     def compute(self, step: Any, logits: bool = False) -> Tensor:
-        """See `protocols.PlansSteps`."""
         return token_scores(self.head, self.body.compute(step)[:, -1], logits)
 
 
@@ -129,7 +120,6 @@ class RestrictedSeq2Seq:
 
     @property
     def max_len(self) -> int | None:
-        """See `protocols.Searchable.max_len`."""
         return self._model.max_len
 
     def start(self, source: Tensor, source_lengths: Tensor) -> Any:

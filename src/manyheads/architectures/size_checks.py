@@ -6,8 +6,6 @@ from typing import Any
 
 from manyheads.errors import ConfigError
 
-__all__ = ["check_heads_divide", "check_tied_sizes", "check_vocabularies"]
-
 
 def check_heads_divide(config: Any) -> None:
     """Raises: ConfigError: head_dim is 0, and num_heads does not divide d_model."""

@@ -17,8 +17,6 @@ from manyheads.checkpoint.sharded import SHARDS, read_shards
 from manyheads.errors import CheckpointError, ConfigError
 from manyheads.files.verify import verify_folder
 
-__all__ = ["average_tensors", "has_tensors", "select_checkpoints"]
-
 
 def select_checkpoints(checkpoints_dir: Path, *, last: int = 0, steps: Sequence[int] = ()) -> list[Path]:
     """Return the newest `last` checkpoints, or those of the given steps, oldest first.

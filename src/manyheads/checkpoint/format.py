@@ -25,20 +25,6 @@ from manyheads.files.commit import write_folder
 from manyheads.files.guarded import read_limited
 from manyheads.files.verify import FORMAT_VERSION, verify_folder
 
-__all__ = [
-    "MOST_SCALARS_BYTES",
-    "SCALARS",
-    "Checkpoint",
-    "checkpoint_name",
-    "load_checkpoint",
-    "needed_bytes",
-    "read_scalars",
-    "save_checkpoint",
-    "step_of",
-    "verify_checkpoint",
-    "write_tensors",
-]
-
 SCALARS = "scalars.json"
 MOST_SCALARS_BYTES = 16 << 20
 """Settings and counters take a few kilobytes."""

@@ -11,16 +11,6 @@ from manyheads.files.commit import remove_folder, write_text
 from manyheads.files.faults import saving
 from manyheads.files.guarded import read_limited
 
-__all__ = [
-    "LEAST_KEPT",
-    "apply_retention",
-    "find_latest",
-    "list_checkpoints",
-    "read_pointer",
-    "set_aside_newer",
-    "write_pointer",
-]
-
 LEAST_KEPT = 2
 _MOST_POINTER_BYTES = 4096
 _POINTER = re.compile(rb"(step-\d{8,})\n")

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["SHARDS", "flat", "read_shards", "write_shards"]
-
 SHARDS = "shards"
 """The folder within a checkpoint."""
 

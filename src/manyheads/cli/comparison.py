@@ -12,8 +12,6 @@ from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
 
-__all__ = ["compare_runs", "draw_curves", "sorted_rows", "table_lines"]
-
 _LARGER_IS_BETTER = ("bleu", "chrf", "f1", "accuracy")
 _LOSSES = ("valid_nll", "perplexity", "bits_per_byte", "bits_per_character", "bits_per_dim")
 _SCORES = (*_LOSSES, *_LARGER_IS_BETTER)

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from manyheads.data.prepared import PreparedData
     from manyheads.decoding.translator import Translator
 
-__all__ = ["choose_sentence", "draw_pictures", "held_out_data", "judge", "main", "run", "run_config"]
-
 NUM_SHOWN = 10
 NUM_BEAMS = 4
 LEAST_BLEU = 10.0

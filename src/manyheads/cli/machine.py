@@ -19,8 +19,6 @@ import sys
 import time
 from pathlib import Path
 
-__all__ = ["set_up_machine"]
-
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _KEPT_BYTES = 2**31 - 1

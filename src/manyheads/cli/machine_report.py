@@ -13,8 +13,6 @@ from typing import Any
 
 from manyheads.training.run.arithmetic import INSTRUCTION_SETS, processor
 
-__all__ = ["examine"]
-
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "sacrebleu", "pydantic", "shtab", "rich", "huggingface-hub")
 EXTRAS = {
     "markdown-it-py": "documents",

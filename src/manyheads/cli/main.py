@@ -21,8 +21,6 @@ from manyheads.cli.streams import abandon_output, set_up_streams
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ManyHeadsError, RequestError, SaveError, is_out_of_memory
 
-__all__ = ["EXIT_CODES", "guarded", "main", "module_of"]
-
 EXIT_CODES = (
     "exit codes: 0 success, 2 an error in the input or a full disk, 1 a bug of manyheads, 3 another process of the run "
     "was lost, 4 the model of `make demo` did not learn,"

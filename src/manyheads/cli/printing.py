@@ -10,8 +10,6 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
-__all__ = ["printable", "say", "say_or_json"]
-
 
 def say(*parts: object, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
     """Print as `print` does, with the characters of `printable`. file: None: standard output, as it is now."""

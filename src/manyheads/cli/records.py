@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from manyheads.text.sides import TranslationTokenizer
     from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["describe_folder"]
-
 _LAYER = re.compile(r"\.layers\.\d+")
 
 

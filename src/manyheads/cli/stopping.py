@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["StoppedBySystem", "stoppable"]
-
 
 class StoppedBySystem(BaseException):
     """Raised in the main thread by a signal, so that `finally` and `with` delete what is half written.

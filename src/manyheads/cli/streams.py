@@ -7,8 +7,6 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["abandon_output", "set_up_streams"]
-
 
 def set_up_streams() -> None:
     """Put the null device where a stream is closed, and let no command fail because its messages cannot be written.

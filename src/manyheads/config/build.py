@@ -16,8 +16,6 @@ from manyheads.errors import ConfigError
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["REMOVED", "build", "convert", "resolve"]
-
 REMOVED: dict[str, Any] = {
     "training.r_drop": 0.0,
 }

@@ -8,23 +8,6 @@ from typing import Any
 
 from manyheads.errors import ConfigError
 
-__all__ = [
-    "ABOVE_ZERO",
-    "BELOW_ONE",
-    "FRACTION",
-    "MOST_LANES",
-    "MOST_LAYERS",
-    "MOST_THREADS",
-    "MOST_UNITS",
-    "POSITIVE_FRACTION",
-    "Range",
-    "at_least",
-    "between",
-    "check",
-    "one_or_more",
-    "set_tuples",
-]
-
 MOST_LAYERS = 1024
 """Maximum number of layers of a stack.
 

@@ -13,8 +13,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from manyheads.config.merge import field_types, tag_of, variants
 
-__all__ = ["Setting", "argument_docs", "describe", "kind_of", "show_value"]
-
 _ENTRY = re.compile(r"(\w+): (.*)", re.DOTALL)
 _HEADING = re.compile(r"[A-Z]\w+:(\s|$)")
 

@@ -14,8 +14,6 @@ import yaml
 from manyheads.errors import ConfigError
 from manyheads.files.guarded import read_limited, read_stream
 
-__all__ = ["MAX_BYTES", "Source", "load_yaml", "parse_yaml", "to_json", "to_plain", "to_yaml"]
-
 MAX_BYTES = 2**20
 """Maximum size of a settings file.
 

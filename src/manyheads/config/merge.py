@@ -13,8 +13,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from manyheads.config.files import Source
 
-__all__ = ["dotted_names", "field_types", "from_dotted", "list_names", "merge", "tag_of", "to_dotted", "variants"]
-
 
 @lru_cache(maxsize=64)
 def field_types(cls: type) -> dict[str, Any]:

@@ -8,18 +8,6 @@ from typing import Any, Generic, TypeVar
 
 from manyheads.errors import ConfigError
 
-__all__ = [
-    "REQUIRED",
-    "CommandPage",
-    "Shared",
-    "argument",
-    "given_options",
-    "group",
-    "names_of",
-    "option",
-    "refuse_given",
-]
-
 REQUIRED = dataclasses.MISSING
 """The default of an option that must be given."""
 

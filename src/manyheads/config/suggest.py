@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable
 
-__all__ = ["did_you_mean", "nearest", "not_among"]
-
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name most similar to `name` (dashes and underscores are equivalent), or None if none is similar.

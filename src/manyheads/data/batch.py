@@ -11,8 +11,6 @@ from torch import Tensor
 
 from manyheads.data.partition import share
 
-__all__ = ["PairBatch", "RowBatch", "SegmentBatch"]
-
 
 class RowBatch:
     """The common part of batches: their tensors have an axis of rows."""

@@ -26,8 +26,6 @@ from manyheads.seeding import derive_seed
 from manyheads.text.pipeline import heads_of
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["BpeDropout"]
-
 BLOCK = 2048
 """Number of sentences that are segmented at once: enough for numpy to be fast, and little memory."""
 NO_MERGE = np.int32(2**31 - 1)

@@ -23,8 +23,6 @@ from typing import IO, cast
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.guarded import open_stream
 
-__all__ = ["MAX_INPUT_BYTES", "MAX_LINE_BYTES", "ByteLines", "describe", "limited_input", "opened", "read_chunks"]
-
 MAX_INPUT_BYTES = 8 * 2**30
 """Maximum number of bytes of an input of unknown size: a packed file, or a stream that is read to its end. 10 MB of
 gzip can unpack to 10 GB."""

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from manyheads.data.batch import PairBatch
 from manyheads.data.store import PairStore, TokenSide
 
-__all__ = ["collate", "padded_rows", "round_up"]
-
 Lengths = TypeVar("Lengths", int, NDArray[np.integer[Any]])
 
 

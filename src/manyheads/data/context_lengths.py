@@ -12,8 +12,6 @@ from itertools import pairwise
 from manyheads.errors import ConfigError
 from manyheads.seeding import derive_seed
 
-__all__ = ["Stage", "length_at", "memory_len_at", "memory_lens", "stages_of"]
-
 NUM_MEMORY_LENS = 4
 """Different memory lengths of a run. A compiler makes a program for each, so there are few.
 

@@ -21,8 +21,6 @@ from torch import Tensor
 
 from manyheads.data.store import PairStore, TokenSide
 
-__all__ = ["cooccurrence_embeddings", "count_contexts", "count_ids", "count_neighbours", "neighbour_embeddings"]
-
 _MOST_CONTEXTS = 2048
 _MOST_COUNTS = 1 << 26
 _MOST_LINKS = 1 << 26

@@ -13,8 +13,6 @@ from manyheads.data.settings import CopyTaskSettings
 from manyheads.errors import ConfigError
 from manyheads.seeding import derive_seed
 
-__all__ = ["copy_pairs"]
-
 NUM_TRAIN, NUM_VALID, NUM_TEST = 20_000, 200, 500
 MOST_TRAIN = 10_000_000
 

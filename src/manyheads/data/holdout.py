@@ -10,8 +10,6 @@ from manyheads.data.preparing_pairs import PairList, Pairs
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.words import is_blank
 
-__all__ = ["Rest"]
-
 
 class Rest:
     """All pairs except the last `count` usable ones. After these have been read, `holdout` contains the others.

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from manyheads.data.sampler import mix
 from manyheads.seeding import derive_seed
 
-__all__ = ["DocumentLanes", "RowSpans", "TextLanes", "even_lanes", "equal_lanes", "varied_bounds"]
-
 IntArray = NDArray[np.int64]
 
 STANDARD_DEVIATION = 5

@@ -16,8 +16,6 @@ from typing import Any
 from manyheads.data.preparing import Holdout
 from manyheads.errors import DataError
 
-__all__ = ["LAYOUTS", "FoundLayout", "Layout", "find_layout"]
-
 _BILLION = "1-billion-word-language-modeling-benchmark-r13output"
 _HELD_OUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout"
 _TRAINING = "training-monolingual.tokenized.shuffled/news.en"

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from manyheads.data.progress import Progress
 
-__all__ = ["MOST_CANDIDATES", "Lexicon", "learn_lexicon"]
-
 MOST_CANDIDATES = 256
 """Target ids that are kept of each source id."""
 

@@ -8,8 +8,6 @@ from typing import Generic, Protocol, TypeVar
 
 from manyheads.data.lines import OnBadUtf8, ReadReport, read_blocks, read_lines
 
-__all__ = ["GivenItems", "LinesOf", "Source", "blocks_of"]
-
 T = TypeVar("T")
 
 
@@ -39,7 +37,6 @@ class LinesOf:
         self._on_bad_utf8 = on_bad_utf8
 
     def blocks(self, *, full: bool) -> Iterator[list[str]]:
-        """See `Source.blocks`."""
         self.report = ReadReport()  # several ranks read the file twice, but must count it once
         [file] = self.files
         if full:
@@ -65,7 +62,6 @@ class GivenItems(Generic[T]):
         self._size = size
 
     def blocks(self, *, full: bool) -> Iterator[list[T]]:
-        """See `Source.blocks`."""
         return blocks_of(self._items, self._size)
 
 

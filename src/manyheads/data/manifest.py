@@ -14,15 +14,6 @@ from manyheads.files.commit import remove_stale, write_folder
 from manyheads.files.guarded import read_limited
 from manyheads.files.verify import MANIFEST, file_sha256
 
-__all__ = [
-    "file_record",
-    "read_manifest",
-    "refuse_strangers",
-    "verify_file",
-    "write_data",
-    "write_manifest",
-]
-
 MAX_MANIFEST_BYTES = 4 * 2**20
 SELF_VOUCHING = 2  # the first format_version whose manifests contain their own SHA-256
 READ = (".json", ".bin", ".txt")  # the kinds of files that are read from a folder of data

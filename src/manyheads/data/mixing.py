@@ -16,8 +16,6 @@ from manyheads.data.segments import SegmentStream
 from manyheads.data.store import PairStore, TokenSide
 from manyheads.errors import DataError
 
-__all__ = ["Draws", "MixedSegments", "join_pairs", "lanes_of", "mixed_digest"]
-
 
 def mixed_digest(digests: Sequence[str]) -> str:
     """Return the digest of the data sets of a mix, in their order; of one data set, its own."""

@@ -24,8 +24,6 @@ from manyheads.text.tables import (
     width,
 )
 
-__all__ = ["json_record", "mended", "nested_value", "one_line", "parquet_pairs", "preview", "read_table", "table_pairs"]
-
 Pairs = Iterator[tuple[str, str] | None]
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 MOST_NAMED = 8

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["share"]
-
 
 def share(count: int, part: int, parts: int) -> slice:
     """Return the positions of share `part` of `parts` in `count` items: sizes differ by one at most, larger first.

@@ -21,8 +21,6 @@ from manyheads.files.commit import make_folder, remove_folder, write_file, write
 from manyheads.files.guarded import read_limited
 from manyheads.files.locks import locked
 
-__all__ = ["Parts", "parts_folder"]
-
 VERSION = "1"  # raise it if the same input gives other parts
 MARK = "README.txt"
 ABOUT = "Finished parts of `manyheads prepare`. The same command continues from them, and removes them at its end.\n"

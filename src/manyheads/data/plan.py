@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from manyheads.data.sampler import Permutation
 from manyheads.errors import DataError
 
-__all__ = ["BatchPlan", "by_length", "cut_rows", "next_position"]
-
 IntArray = NDArray[np.integer[Any]]
 
 

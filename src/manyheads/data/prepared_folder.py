@@ -19,18 +19,6 @@ from manyheads.data.preparing_sides import text_path
 from manyheads.errors import DataError, SaveError
 from manyheads.files.verify import MANIFEST
 
-__all__ = [
-    "EMBEDDED",
-    "PreparedFolder",
-    "cached_folder",
-    "open_manifest",
-    "open_stores",
-    "prepared_task",
-    "read_prepared",
-    "read_texts",
-    "refuse_missing",
-]
-
 EMBEDDED = "embedded:"
 NOTED = (
     "unknown",

@@ -28,8 +28,6 @@ from manyheads.text.settings import VocabularySettings
 from manyheads.text.vocabularies import load_vocabulary
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["NOVEL", "TextData", "open_text"]
-
 NOVEL = "embedded:crime-and-punishment"
 COMMAND = "manyheads prepare --task lm"
 

@@ -20,19 +20,6 @@ from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError
 from manyheads.text.tokenizer_file import TokenizerFile
 
-__all__ = [
-    "CONTROL",
-    "FORMAT",
-    "FORMAT_VERSION",
-    "LANGUAGE_TASK",
-    "SPLITS",
-    "Holdout",
-    "Source",
-    "canonical",
-    "given_splits",
-    "prepare",
-]
-
 FORMAT = "manyheads.prepared"
 FORMAT_VERSION = 2
 SPLITS = ("train", "valid", "test")

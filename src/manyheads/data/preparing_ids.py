@@ -17,8 +17,6 @@ from manyheads.errors import DataError
 from manyheads.text.settings import ITEM_BYTES, IdSettings
 from manyheads.text.vocabulary import CHANNELS, IdVocabulary
 
-__all__ = ["prepare_ids"]
-
 BLOCK_IDS = 2**20
 
 
@@ -122,7 +120,6 @@ class _IdFiles(TokenSource):
         return self.vocabulary
 
     def pieces(self, part: Part, counts: dict[str, int]) -> Iterator[Piece]:
-        """See `TokenSource.pieces`."""
         ids = self._ids(part)
         begin = 0
         for end in ((end - part.start) // self.unit_bytes for end in part.ends()):

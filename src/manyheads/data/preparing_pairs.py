@@ -26,8 +26,6 @@ from manyheads.text.sides import untagged
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.words import is_blank
 
-__all__ = ["CLEANING", "SIDES", "PairList", "PairSource", "Pairs", "WithoutHeldBack", "prepare_corpus"]
-
 CLEANING = "cleaning.json"
 SIDES = ("source", "target")
 
@@ -126,7 +124,6 @@ class PairSource(SidesSource):
         self._targets = list(dict.fromkeys(target for _, target in languages)) if len(languages) > 1 else []
 
     def read(self) -> dict[str, str]:
-        """See `Source.read`."""
         self.counts = {split: self._read_split(split, pairs) for split, pairs in self.splits.items()}
         origin = {split: pairs.describe() for split, pairs in self.splits.items()}
         train = self.counts["train"]
@@ -168,7 +165,6 @@ class PairSource(SidesSource):
         return Tokenizer.train(self.texts(), settings, languages=self._targets, told=self.progress)
 
     def made_of(self) -> Iterable[str]:
-        """See `SidesSource.made_of`."""
         return self._targets
 
     def texts(self) -> Iterable[str]:
@@ -183,7 +179,6 @@ class PairSource(SidesSource):
         return Rereadable(flat, 2 * length_hint(rows))
 
     def learn(self) -> Tokenizer:
-        """See `Source.learn`."""
         tokenizer = super().learn()
         if missing := [target for target in self._targets if target not in tokenizer.target_languages]:
             raise DataError(
@@ -199,7 +194,6 @@ class PairSource(SidesSource):
         return tokenizer
 
     def encode(self, split: str) -> dict[str, int]:
-        """See `Source.encode`."""
         tokenizer, counts = self.tokenizer, self.counts[split]
         assert isinstance(tokenizer, Tokenizer)  # since `learn`
 
@@ -228,7 +222,6 @@ class PairSource(SidesSource):
         return zip(*map(stored_lines, self.paths(split)), strict=True)
 
     def finish(self) -> list[str]:
-        """See `Source.finish`."""
         if self._cleaning is None:
             return super().finish()
         content = json.dumps(self._cleaning(), ensure_ascii=False, indent=1)
@@ -236,7 +229,6 @@ class PairSource(SidesSource):
         return [CLEANING, *super().finish()]
 
     def record(self) -> dict[str, Any]:
-        """See `Source.record`."""
         record: dict[str, Any] = {"task": {"name": "translation"}}
         if self._languages:
             record["languages"] = [list(pair) for pair in self._languages]

@@ -18,8 +18,6 @@ from manyheads.text.learning import Rereadable, thinned
 from manyheads.text.settings import GrowthSettings, TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["PART_ROWS", "REPORT_ROWS", "SidesSource", "text_path"]
-
 ENCODE_ROWS = 4096  # rows per call of the tokenizer
 REPORT_ROWS = 10_000  # rows per call of `progress`
 PART_ROWS = 2**16  # rows of a part that is kept until the folder is complete
@@ -59,7 +57,6 @@ class SidesSource(Source):
         return [text_path(self.folder, split, side) for side in self.sides]
 
     def learn(self) -> Tokenizer:
-        """See `Source.learn`."""
         if isinstance(self.tokenizer, Tokenizer):
             return self.tokenizer
         chosen = self.tokenizer
@@ -136,7 +133,6 @@ class SidesSource(Source):
         return np.split(ids, np.cumsum(lengths)[:-1])
 
     def finish(self) -> list[str]:
-        """See `Source.finish`."""
         for path in self.paths("train"):
             path.unlink()
         return [path.name for split in self.counts if split != "train" for path in self.paths(split)]

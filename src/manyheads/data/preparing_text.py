@@ -19,8 +19,6 @@ from manyheads.text.settings import VocabularySettings
 from manyheads.text.vocabularies import learn_vocabulary, sample_of
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["prepare_text"]
-
 ENCODE_LINES = 4096  # lines per call of the vocabulary
 WHITE = np.zeros(256, np.bool_)
 WHITE[list(b" \t\n\r\v\f")] = True
@@ -91,7 +89,6 @@ class _TextSource(TokenSource):
         self._reports = {split: ReadReport() for split in splits}
 
     def blocks(self, split: str) -> Iterator[tuple[str, bytes, bool]]:
-        """See `TokenSource.blocks`."""
         for block, ends in self.splits[split].read(as_bytes=self._as_bytes, report=self._reports[split]):
             yield "", block, ends
 
@@ -105,7 +102,6 @@ class _TextSource(TokenSource):
             return min(file.tell(), stop)
 
     def learn(self) -> Vocabulary:
-        """See `Source.learn`."""
         part, chosen = self.copies["train"], self._chosen
         lines = Rereadable(lambda: self._learned_lines(part))
         if isinstance(chosen, Growth):
@@ -124,7 +120,6 @@ class _TextSource(TokenSource):
         self.progress("make the vocabulary", len(part), len(part))
 
     def encode(self, split: str) -> dict[str, int]:
-        """See `Source.encode`."""
         counts = super().encode(split)
         if split in self._reports:
             counts["bad_utf8_replaced"] = self._reports[split].bad_utf8_replaced
@@ -132,11 +127,9 @@ class _TextSource(TokenSource):
         return counts
 
     def record(self) -> dict[str, Any]:
-        """See `Source.record`."""
         return {**super().record(), "published_tokens": self._published_tokens}
 
     def pieces(self, part: Part, counts: dict[str, int]) -> Iterator[Piece]:
-        """See `TokenSource.pieces`."""
         return (_line_pieces if self._by_line else _byte_pieces)(part, self.vocabulary, counts)
 
 

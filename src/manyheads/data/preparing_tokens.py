@@ -14,8 +14,6 @@ from manyheads.data.token_store import TokenStore, write_tokens
 from manyheads.errors import DataError
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["BLOCK_BYTES", "Part", "Piece", "TokenSource"]
-
 BLOCK_BYTES = 2**20
 
 Piece = tuple[Sequence[int] | IntArray, bool]
@@ -112,7 +110,6 @@ class TokenSource(Source):
         return place
 
     def read(self) -> dict[str, str]:
-        """See `Source.read`."""
         self.copies = {split: self._copy(split) for split in self.splits}
         origin = {split: given.describe() for split, given in self.splits.items()}
         self._hold_out(origin)
@@ -125,7 +122,6 @@ class TokenSource(Source):
         return origin
 
     def encode(self, split: str) -> dict[str, int]:
-        """See `Source.encode`."""
         part, vocabulary = self.copies[split], self.vocabulary
         counts = dict.fromkeys(self.counted, 0)
 
@@ -149,13 +145,11 @@ class TokenSource(Source):
         return {"tokens": num_tokens, "documents": documents, **counts}
 
     def finish(self) -> tuple[str, ...]:
-        """See `Source.finish`."""
         for split in self.splits:
             self.copies[split].path.unlink()
         return ()
 
     def record(self) -> dict[str, Any]:
-        """See `Source.record`."""
         task = {"name": LANGUAGE_TASK, "level": self.vocabulary.kind, "documents": self.vocabulary.documents}
         return {"task": task, "published_tokens": {}}
 

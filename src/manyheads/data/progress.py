@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["Progress", "telling"]
-
 Progress = Callable[[str, int, int], None]
 """(phase, done, total); total is 0 while it is unknown."""
 

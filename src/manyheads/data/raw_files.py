@@ -16,8 +16,6 @@ from manyheads.errors import ConfigError, DataError, needing_extra
 from manyheads.files.guarded import open_regular
 from manyheads.text.settings import ITEM_BYTES
 
-__all__ = ["IdSource", "Pictures", "RawFiles"]
-
 PACKED = (".gz", ".xz", ".bz2", ".zip", ".zst")
 
 

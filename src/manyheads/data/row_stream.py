@@ -14,8 +14,6 @@ from manyheads.data.plan import BatchPlan
 from manyheads.data.settings import RowSettings
 from manyheads.errors import DataError
 
-__all__ = ["RowStream"]
-
 B = TypeVar("B")
 
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from manyheads.errors import ConfigError
 from manyheads.seeding import derive_seed
 
-__all__ = ["MAX_SIZE", "Permutation", "mix"]
-
 MAX_SIZE = 10**12
 NUM_ROUNDS = 8
 BLOCK = 2**15  # positions

@@ -11,8 +11,6 @@ from manyheads.config.checks import BELOW_ONE, MOST_LANES, MOST_UNITS, at_least,
 from manyheads.data.context_lengths import Stage, stages_of
 from manyheads.errors import ConfigError
 
-__all__ = ["DUPLICATION", "CopyTaskSettings", "DataSettings", "RowSettings", "SegmentSettings", "shares_of"]
-
 DUPLICATION = "duplication-task"
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from manyheads.errors import DataError
 
-__all__ = ["Segment", "is_sgm", "sgm_segments"]
-
 _TAG = re.compile(r"<(seg|doc|srcset|refset|tstset)\b([^<>]*)>", re.IGNORECASE)
 _END = re.compile(r"</seg\s*>|<seg\b", re.IGNORECASE)
 _ATTRIBUTE = re.compile(r"""(?<![\w-])([\w-]++)\s*+=\s*+(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")

@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from manyheads.data.manifest import file_record, read_manifest, refuse_strangers, verify_file, write_data
 from manyheads.errors import DataError
 
-__all__ = ["CHECK_TOKENS", "IntArray", "PairStore", "StoreFormat", "TokenSide", "sides_from_lists", "write_pairs"]
-
 FORMAT_VERSION = 2  # manifests contain their own SHA-256 from version 2 on
 DTYPES: dict[str, np.dtype[Any]] = {"uint8": np.dtype("u1"), "uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 OFFSET_DTYPE = np.dtype("<i8")

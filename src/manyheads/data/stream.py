@@ -20,8 +20,6 @@ from manyheads.data.settings import DataSettings
 from manyheads.data.store import IntArray, PairStore
 from manyheads.errors import DataError
 
-__all__ = ["LengthReport", "TrainingStream", "eval_batches"]
-
 
 @dataclass(frozen=True)
 class LengthReport:

@@ -12,8 +12,6 @@ from manyheads.errors import DataError
 from manyheads.text.languages import LanguagePair
 from manyheads.text.sides import tagged
 
-__all__ = ["Direction", "ManyCleanings", "TaggedPairs", "directions_of"]
-
 Direction = tuple[str, str, int]
 """Source, target, and the number of pairs of a stretch of a split."""
 

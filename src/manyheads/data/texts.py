@@ -11,8 +11,6 @@ from manyheads.data.byte_lines import read_chunks
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe, refuse_packed
 from manyheads.errors import ConfigError
 
-__all__ = ["Files", "Text", "TextBlock", "TextFiles"]
-
 BLOCK_BYTES = 2**20
 MOST_NAMED = 3
 LONGEST_MAGIC = 16  # number of first bytes that identify a packed file

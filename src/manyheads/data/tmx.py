@@ -21,8 +21,6 @@ from manyheads.data.byte_lines import read_chunks
 from manyheads.data.lines import OnBadUtf8, ReadReport, describe
 from manyheads.errors import DataError
 
-__all__ = ["tmx_pairs"]
-
 MOST_UNIT_CHARS = 2**24
 # Elements in a segment whose content is code of a document format, not text.
 _CODE = frozenset({"bpt", "ept", "it", "ph", "ut"})

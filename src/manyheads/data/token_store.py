@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from manyheads.data.store import IntArray, SideWriter, StoreFormat, TokenSide, sides_from_lists
 
-__all__ = ["TokenStore", "write_tokens"]
-
 _FORMAT = StoreFormat("manyheads.tokens", "num_documents", ("tokens",), ("uint8", "uint16", "uint32"))
 
 

@@ -7,8 +7,6 @@ from pathlib import Path, PurePath
 from manyheads.data.lines import describe
 from manyheads.errors import DataError
 
-__all__ = ["refuse_documents", "unread_format"]
-
 # Known formats without a reader: line by line, their keys, times and code would be translated. Endings that also
 # name a language, such as `.rar` and `.smi`, are left out where lines are more likely.
 _UNREAD = {

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-__all__ = ["PADDED_TOKENS", "Told", "cut_batches", "map_batches", "padded"]
-
 T = TypeVar("T")
 PADDED_TOKENS = 16_384
 """Tokens of a batch of texts for a language model, padding included."""

@@ -12,8 +12,6 @@ from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
 from manyheads.decoding.search_problem import SearchProblem, SearchSteps
 from manyheads.nn.kernels.topk import top_k
 
-__all__ = ["beam_search_steps"]
-
 
 @dataclass
 class _Beams:

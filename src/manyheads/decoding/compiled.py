@@ -29,8 +29,6 @@ from manyheads.nn.kernels.linear import define_packed_linear
 from manyheads.nn.kernels.policy import compiling_a_step
 from manyheads.nn.layers import Linear
 
-__all__ = ["CompiledSteps"]
-
 
 @dataclass(frozen=True)
 class _State:
@@ -85,7 +83,6 @@ class CompiledSteps:
 
     @property
     def max_len(self) -> int | None:
-        """See `protocols.Searchable.max_len`."""
         return cast("int | None", self._model.max_len)
 
     def start(self, given: Any, *more: Any) -> _State:

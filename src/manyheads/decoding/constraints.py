@@ -9,8 +9,6 @@ from manyheads.decoding.repetition import penalised
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import RequestError
 
-__all__ = ["Constraints", "check_ids"]
-
 
 class Constraints:
     """Banned ids, minimum length, repetition penalty and no-repeat n-gram, in that order.

@@ -6,8 +6,6 @@ from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Continuation", "NewToken", "TextSteps"]
-
 
 @dataclass(frozen=True)
 class Continuation:

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-__all__ = ["is_degenerate", "repeats_itself"]
-
 _LEAST_REPEATS = 5
 _LEAST_CHARACTERS = 10
 _REPEATED = re.compile(rf"(.{{1,20}}?)\1{{{_LEAST_REPEATS - 1},}}")

@@ -19,18 +19,6 @@ from manyheads.nn.kernels.linear import Packed
 from manyheads.nn.kernels.precision import measure_precision
 from manyheads.nn.layers import Linear
 
-__all__ = [
-    "InferencePrecision",
-    "Precision",
-    "choose_device",
-    "choose_precision",
-    "inference",
-    "narrow",
-    "on_cpu_by_default",
-    "pack",
-    "warn_of_slow_bf16",
-]
-
 InferencePrecision = Literal["fp32", "bf16"]
 Precision = Literal["auto", "fp32", "bf16"]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-__all__ = ["Ending"]
-
 
 class Ending:
     """Receives the bytes of a continuation and stops it at a stop text.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Search: TypeAlias = Callable[[Sequence[list[int]], DecodingSettings], list[list[Hypothesis]]]
 
-__all__ = ["EngineName", "SearchEngine", "engine_named", "open_engine"]
-
 EngineName = Literal["torch", "ctranslate2", "auto"]
 
 

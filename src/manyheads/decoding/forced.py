@@ -23,8 +23,6 @@ from manyheads.decoding.translation_model import TranslationModel
 from manyheads.decoding.truncation import cut, fit, source_limit
 from manyheads.text.sides import Side
 
-__all__ = ["Forced", "can_force", "forced_search", "translate_forced"]
-
 MOST_BEAMS = 24
 Phrase = tuple[int, ...]
 

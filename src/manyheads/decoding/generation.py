@@ -26,8 +26,6 @@ from manyheads.errors import RequestError
 from manyheads.seeding import derive_seed
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["READ_AT_ONCE", "Generation", "context_settings", "token_limit"]
-
 READ_AT_ONCE = 512
 """Tokens of a prompt that are read in one call."""
 _MEMORY_OF_NONE = 512

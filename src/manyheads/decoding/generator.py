@@ -25,8 +25,6 @@ from manyheads.decoding.text_ids import check_texts
 from manyheads.errors import RequestError
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["Generator"]
-
 
 class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
     """A language model, or an ensemble of several, that continues text.

@@ -15,9 +15,6 @@ from manyheads.decoding.sampling import Sampler
 from manyheads.decoding.search_problem import SearchProblem, SearchSteps
 from manyheads.nn.kernels.topk import likeliest
 
-__all__ = ["greedy_and_sampling_steps"]
-
-
 _Choose = Callable[[Tensor, Tensor, int], Tensor]
 """(rows, vocab_size) log-probabilities, the sentences in the batch, the number of the step -> the rows' tokens."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from manyheads.errors import NonFiniteError
 
-__all__ = ["Hypothesis", "SearchStopped", "Stop", "check_finite", "check_stop"]
-
 Stop = Callable[[], bool]
 """Called before each step of a search; true ends the search by SearchStopped."""
 

@@ -13,8 +13,6 @@ from manyheads.files.commit import write_output
 from manyheads.files.guarded import read_stream
 from manyheads.text.vocabulary import IdVocabulary
 
-__all__ = ["output_files", "write_continuations"]
-
 _MOST_BYTES = 100_000_000
 _PNG = b"\x89PNG\r\n\x1a\n"
 

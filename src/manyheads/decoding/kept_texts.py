@@ -20,8 +20,6 @@ from manyheads.decoding.translation_model import TranslationModel
 from manyheads.text.kept_words import has_words, hide, is_loose, unhide
 from manyheads.text.sides import TAG, Side
 
-__all__ = ["Candidate", "KeptTexts", "in_sentence_case", "is_in_capitals", "quality"]
-
 _LETTERS = re.compile(r"[^\W\d_]+")
 _LEAST_CAPITALS = 4
 _SENTENCE_ENDS = frozenset(".!?…。！？")

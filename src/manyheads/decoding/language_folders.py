@@ -16,8 +16,6 @@ from manyheads.errors import ConfigError, ModelFileError
 from manyheads.text.vocabularies import load_vocabulary
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["load_language_models"]
-
 
 def load_language_models(
     path: str | Path | Sequence[str | Path], device: torch.device, revision: str | None = None

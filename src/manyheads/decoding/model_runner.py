@@ -28,8 +28,6 @@ from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.text.of_folder import has_tokenizer
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["ModelRunner", "RunsEncoder", "RunsModel", "check_same_vocabulary", "model_folder"]
-
 M = TypeVar("M")
 
 

@@ -13,8 +13,6 @@ from typing import NamedTuple
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
 
-__all__ = ["naive_beam_search", "naive_marian_search"]
-
 
 class _Path(NamedTuple):
     ids: list[int]

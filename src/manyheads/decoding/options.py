@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from manyheads.decoding.translator import Translator
     from manyheads.text.sides import TranslationTokenizer
 
-__all__ = [
-    "DecodingOptions",
-    "DeviceOptions",
-    "EnsembleOptions",
-    "GenerationOptions",
-    "RerankingOptions",
-    "SearchDeviceOptions",
-    "TranslationDeviceOptions",
-]
-
 L = TypeVar("L")
 
 
@@ -89,7 +79,6 @@ class SearchDeviceOptions(DeviceOptions):
     )
 
     def more(self) -> dict[str, Any]:
-        """See `DeviceOptions.more`."""
         return {"compile_steps": self.compile}
 
     def announce(self) -> None:
@@ -127,7 +116,6 @@ class TranslationDeviceOptions(SearchDeviceOptions):
             )
 
     def more(self) -> dict[str, Any]:
-        """See `DeviceOptions.more`."""
         return {**super().more(), "shortlist": self.shortlist}
 
 
@@ -184,12 +172,10 @@ class RerankingOptions(EnsembleOptions):
         return translator.reranked_by(reverse, self.rerank_weight)
 
     def record(self) -> dict[str, Any]:
-        """See `EnsembleOptions.record`."""
         reverse = {"rerank": self.rerank, "rerank_weight": self.rerank_weight}
         return {**super().record(), **(reverse if self.rerank is not None else {})}
 
     def identity(self) -> dict[str, Any]:
-        """See `EnsembleOptions.identity`."""
         if self.rerank is None:
             return super().identity()
         reverse = {"rerank": model_identity(self.rerank), "rerank_weight": self.rerank_weight}

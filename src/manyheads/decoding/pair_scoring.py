@@ -17,8 +17,6 @@ from manyheads.decoding.truncation import fit, scored_limit
 from manyheads.errors import RequestError, refuse_nan
 from manyheads.text.sides import TranslationTokenizer
 
-__all__ = ["score_ids", "score_pairs"]
-
 _MAX_BATCH_VALUES = 2**25
 """Maximum size of a batch's table of log-probabilities: 128 MiB in float32."""
 

@@ -16,8 +16,6 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["PrefixCache"]
-
 
 class PrefixCache:
     """The most recently used states, up to a size.

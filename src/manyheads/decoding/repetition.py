@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Repetition", "penalised"]
-
 
 def penalised(scores: Tensor, penalty: float) -> Tensor:
     """Return the logits or log-probabilities of earlier tokens with the penalty: positive ones are divided by it.

@@ -27,8 +27,6 @@ from manyheads.decoding.truncation import cut, fit, scored_limit
 from manyheads.errors import ConfigError
 from manyheads.text.sides import TranslationTokenizer
 
-__all__ = ["Reranker", "check_reranking", "check_reverse"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from manyheads.decoding.settings import DecodingSettings
 
-__all__ = ["RULES", "BeamRules", "Marian5Rules", "MarianRules", "Rules"]
-
 
 class Rules(Protocol):
     """The interface for beam search. Lengths count target tokens, with EOS and without BOS."""

@@ -13,8 +13,6 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.nn.kernels.topk import top_k as largest_first
 from manyheads.seeding import derive_seed
 
-__all__ = ["Sampler", "draw"]
-
 _FIRST_WIDTH = 128
 # Below this, log-probability / temperature overflows in float32, so the most probable token is taken.
 _LOWEST_TEMPERATURE = 1e-30

@@ -15,8 +15,6 @@ from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.rules import Rules
 from manyheads.decoding.settings import DecodingSettings
 
-__all__ = ["Grammar", "SearchProblem", "SearchSteps", "SentenceGrammar", "length_limits", "run_to_end"]
-
 SearchSteps = Generator[list[tuple[int, list[Hypothesis]]], Collection[int] | None, None]
 """A search, a step at a time: it yields the (sentence, hypotheses) that are finished after each step, best hypothesis
 first. `send` takes sentences that are no longer needed: they are removed from the batch before the next step."""

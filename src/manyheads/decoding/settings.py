@@ -19,21 +19,6 @@ from manyheads.config.checks import BELOW_ONE, POSITIVE_FRACTION, Range, at_leas
 from manyheads.errors import ConfigError
 from manyheads.files.json_object import read_object
 
-__all__ = [
-    "CommonOverrides",
-    "DecodingOverrides",
-    "DecodingSettings",
-    "GenerationOverrides",
-    "GenerationSettings",
-    "SettingFacts",
-    "check_drawing",
-    "drawing_options",
-    "facts_of",
-    "load_settings",
-    "read_settings",
-    "unsupported",
-]
-
 T = TypeVar("T")
 _MOST_IDS = 100_000
 _MOST_STOPS, _MOST_STOP_BYTES = 1_000, 10_000

@@ -22,8 +22,6 @@ from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ModelFileError, RequestError
 
-__all__ = ["SHORTLIST", "Candidates", "Shortlist", "shortlist_files"]
-
 SHORTLIST = "shortlist.safetensors"
 _VERSION = "1"
 _NAMES = ("frequent", "offsets", "candidates")

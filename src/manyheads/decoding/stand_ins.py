@@ -17,8 +17,6 @@ from manyheads.text.kept_words import is_loose, kept_index
 from manyheads.text.sides import tag_of
 from manyheads.text.words import AFTER, BEFORE, LETTER, stands
 
-__all__ = ["MOST_STAND_INS", "Shown", "has_all", "restored", "show", "stand_ins_of"]
-
 _NAMES = ("Tom", "Maria", "Anna", "Peter", "David", "Martin", "Daniel", "Robert", "Linda", "Paul", "Laura", "Alex")
 """First names that many languages spell alike."""
 _LETTERS = "XYZQWVKJ"

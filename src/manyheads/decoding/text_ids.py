@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from manyheads.errors import RequestError
 from manyheads.text.sides import Side
 
-__all__ = ["check_texts", "encode_texts", "prefix_ids"]
-
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 
 

@@ -13,8 +13,6 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.translation import Scored
 from manyheads.errors import RequestError, refuse_nan
 
-__all__ = ["score_texts"]
-
 
 def score_texts(
     generator: Generator,

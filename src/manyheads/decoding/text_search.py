@@ -19,8 +19,6 @@ from manyheads.decoding.truncation import fit, source_limit
 from manyheads.errors import RequestError
 from manyheads.text.sides import TranslationTokenizer
 
-__all__ = ["TextSearch"]
-
 
 @dataclass(frozen=True)
 class TextSearch:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Scored", "Translation", "one_line"]
-
 
 @dataclass(frozen=True, slots=True)
 class Translation:

@@ -30,8 +30,6 @@ from manyheads.text.languages import LanguagePair
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.sides import IntoLanguage, TranslationTokenizer, check_target
 
-__all__ = ["TranslationModel"]
-
 
 class TranslationModel(RunsModel[Searchable]):
     """The model of a `Translator`, which adds the methods that take texts.

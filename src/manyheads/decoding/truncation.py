@@ -12,17 +12,6 @@ from manyheads.data.lines import ReadReport, describe
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import RequestError
 
-__all__ = [
-    "check_target_limit",
-    "counted_truncations",
-    "cut",
-    "fit",
-    "naming_lines",
-    "scored_limit",
-    "source_limit",
-    "tell_bad_lines",
-]
-
 _log = logging.getLogger(__name__)
 _SHOWN = 5
 

@@ -30,8 +30,6 @@ from manyheads.distributed.liveness import Liveness
 from manyheads.distributed.process import Process
 from manyheads.errors import ManyHeadsError, RankLostError
 
-__all__ = ["Group", "connect"]
-
 T = TypeVar("T")
 _MORE_FOR_COLLECTIVES = 4.0
 """A collective waits this many seconds longer than the liveness timeout, so that the heartbeat thread, which knows the

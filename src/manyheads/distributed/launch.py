@@ -13,8 +13,6 @@ from manyheads.errors import ConfigError
 if TYPE_CHECKING:
     from manyheads.distributed.group import Group
 
-__all__ = ["DEFAULT_TIMEOUT", "start"]
-
 DEFAULT_TIMEOUT = 120.0
 """Seconds without a sign of life after which a rank counts as lost."""
 

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Liveness", "Sign"]
-
 _SLOWEST_BEAT = 1.0
 _BEATS_A_TIMEOUT = 8
 

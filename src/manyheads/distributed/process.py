@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from manyheads.errors import ConfigError
 
-__all__ = ["Process", "this_process", "local_device", "refuse_ranks"]
-
 _VARIABLES = {
     "rank": "RANK",
     "world": "WORLD_SIZE",

@@ -23,8 +23,6 @@ from manyheads.files.guarded import open_regular, read_limited
 if TYPE_CHECKING:
     from manyheads.distributed.group import Group
 
-__all__ = ["is_sharded", "model_identity", "run_lines"]
-
 T = TypeVar("T")
 Work = Callable[[int, list[T]], Iterable[str]]
 _ABOUT = "about.json"

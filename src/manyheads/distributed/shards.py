@@ -9,8 +9,6 @@ from typing import Any, cast
 
 from torch import Tensor
 
-__all__ = ["is_part", "local", "part_of", "whole"]
-
 
 def is_part(tensor: Tensor) -> bool:
     """Return whether a tensor is a DTensor, of which each rank stores a shard."""

@@ -14,8 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from manyheads.distributed.group import Group
 
-__all__ = ["Parallel", "accumulating", "parallelise", "shardable"]
-
 Parallel = Literal["ddp", "fsdp"]
 
 _NAMES = inspect.signature(DistributedDataParallel.__init__).parameters

@@ -18,8 +18,6 @@ from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.fast_chrf import FastCHRF
 from manyheads.evaluation.tokenizers import AUTO, choose_tokenizer
 
-__all__ = ["Score", "bleu_metric", "composed", "corpus_bleu", "corpus_chrf"]
-
 _BLOCK = 1000
 """Sentences whose statistics are in memory at once."""
 _ORDER = 4

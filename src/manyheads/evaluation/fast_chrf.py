@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sacrebleu.metrics.chrf import CHRF
 
-__all__ = ["FastCHRF"]
-
 _BLOCK = 1000
 """Sentences that are counted at once."""
 _CHARACTERS = 0x110000

@@ -22,8 +22,6 @@ from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
 from manyheads.evaluation.reading import Reading
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["EnsembleReading", "bits_per", "evaluate_text", "segments_of", "token_losses"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleReading(Reading):

@@ -17,8 +17,6 @@ from manyheads.data.segments import SegmentBatch
 from manyheads.errors import DataError
 from manyheads.evaluation.perplexity import perplexity_of
 
-__all__ = ["Likelihood", "counted", "evaluate_likelihood", "evaluation_mode"]
-
 B = TypeVar("B", PairBatch, SegmentBatch)
 
 

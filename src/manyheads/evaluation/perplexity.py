@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["perplexity_of", "show_perplexity"]
-
 
 def perplexity_of(nats_per_token: float) -> float:
     """Return exp of a mean loss; infinite if it overflows."""

@@ -8,8 +8,6 @@ from typing import Any, Literal
 from manyheads.config.checks import at_least, check
 from manyheads.errors import ConfigError
 
-__all__ = ["BleuTokenizer", "Reading"]
-
 BleuTokenizer = Literal[
     "auto", "13a", "none", "intl", "char", "zh", "ja-mecab", "ko-mecab", "spm", "flores101", "flores200"
 ]

@@ -6,8 +6,6 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-__all__ = ["text_hints"]
-
 _TOKENISED = re.compile(
     r"(?<=\S) [.,](?= |$)|(?<=\S) (?:'(?:s|re|ve|ll|d|m)|n't)(?= |$)|&(?:apos|quot|#91|#93|#124);|@-@"
 )

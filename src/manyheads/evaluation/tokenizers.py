@@ -21,8 +21,6 @@ from sacrebleu.utils import SACREBLEU_DIR
 from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.evaluation.reading import BleuTokenizer
 
-__all__ = ["AUTO", "TOKENIZERS", "TokenizerChoice", "check_tokenizer", "choose_tokenizer", "instead_of"]
-
 AUTO, *TOKENIZERS = get_args(BleuTokenizer)
 """Those from `ja-mecab` on need more than sacreBLEU alone; `spm` is an older name of `flores101`."""
 _WORDS, _CHARACTERS = "13a", "char"

@@ -23,20 +23,6 @@ from manyheads.errors import SaveError
 from manyheads.files.faults import check_free_space, saving
 from manyheads.files.verify import MANIFEST, list_files, list_folders, make_manifest
 
-__all__ = [
-    "is_other_process",
-    "make_folder",
-    "remove_folder",
-    "remove_stale",
-    "swap",
-    "sync",
-    "temporary_name",
-    "write_file",
-    "write_folder",
-    "write_output",
-    "write_text",
-]
-
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _TEMPORARY = re.compile(r"(.+?)(\.old)?\.tmp-(\d+)-([0-9a-f]{16})", re.DOTALL)

@@ -15,8 +15,6 @@ from safetensors import SafetensorError
 from manyheads.errors import SaveError
 from manyheads.files.guarded import RefusedFileError
 
-__all__ = ["check_free_space", "free_bytes", "saving"]
-
 _REMEDIES = {
     errno.ENOSPC: "free some space or choose another folder",
     errno.EDQUOT: "free some of your quota or choose another folder",

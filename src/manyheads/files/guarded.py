@@ -24,19 +24,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = [
-    "RefusedFileError",
-    "check_no_link",
-    "check_regular",
-    "check_writable_file",
-    "open_in_place",
-    "open_regular",
-    "open_stream",
-    "open_to_append",
-    "read_limited",
-    "read_stream",
-]
-
 _KINDS = (
     (stat.S_ISLNK, "a symbolic link"),
     (stat.S_ISFIFO, "a named pipe"),

@@ -10,8 +10,6 @@ from typing import Any
 from manyheads.errors import ModelFileError
 from manyheads.files.guarded import read_limited
 
-__all__ = ["MOST_BYTES", "json_text", "read_object"]
-
 MOST_BYTES = 16 << 20
 
 

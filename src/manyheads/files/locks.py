@@ -20,8 +20,6 @@ try:
 except ImportError:  # Windows: the process id is the only lock
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["locked", "take"]
-
 
 @contextmanager
 def locked(path: Path, refusal: Callable[[str], ManyHeadsError]) -> Iterator[None]:

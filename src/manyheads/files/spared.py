@@ -13,8 +13,6 @@ from manyheads.errors import ConfigError
 from manyheads.files.guarded import read_limited
 from manyheads.files.verify import MANIFEST, READ
 
-__all__ = ["check_spares_folders"]
-
 _READ_FROM_DATA = (".json", ".bin", ".txt")
 _MOST_BYTES = 16 << 20
 

@@ -15,21 +15,6 @@ from typing import Any, NoReturn
 from manyheads.errors import CheckpointError
 from manyheads.files.guarded import RefusedFileError, open_regular, read_limited
 
-__all__ = [
-    "FORMAT_VERSION",
-    "MANIFEST",
-    "READ",
-    "file_sha256",
-    "is_intact",
-    "list_files",
-    "list_folders",
-    "make_manifest",
-    "read_manifest",
-    "render_manifest",
-    "unlisted_files",
-    "verify_folder",
-]
-
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 _MOST_MANIFEST_BYTES = 16 << 20

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from manyheads.nn.shapes import Float
 
-__all__ = ["chunk_slices", "in_chunks", "real_chunks"]
-
 
 def chunk_slices(length: int, chunk_len: int) -> Iterator[slice]:
     """Yield slices of at most chunk_len positions that cover the length in order; one slice if chunk_len is 0.

@@ -27,8 +27,6 @@ from manyheads.errors import ShapeError
 from manyheads.nn.attention.masks import Bias, Dense, Lengths, Mask
 from manyheads.nn.kernels import policy
 
-__all__ = ["Sizes", "from_additive", "from_allowed", "from_blocked", "from_sequence_first", "from_valid_lens"]
-
 # Layouts of other libraries by number of axes. "batch*heads" is torch's: heads vary fastest.
 _READINGS = {
     1: ("k_len",),

@@ -16,17 +16,6 @@ from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import READABLE, Packed, linear_by
 from manyheads.nn.shapes import Float
 
-__all__ = [
-    "ACTIVATIONS",
-    "Dropout",
-    "FeedForward",
-    "Linear",
-    "Residual",
-    "UnbiasedLayerNorm",
-    "build_norm",
-    "initialise",
-]
-
 
 class Linear(nn.Linear):
     """`nn.Linear`, with the same parameters and results, computed by `kernels.linear`.

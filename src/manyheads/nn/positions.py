@@ -13,18 +13,6 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.shapes import Float, Int
 
-__all__ = [
-    "AxialPositions",
-    "ExactTable",
-    "FeatureEmbedding",
-    "LearnedPositions",
-    "NoPositions",
-    "SinusoidalPositions",
-    "TokenEmbedding",
-    "positions_of_kind",
-    "sinusoidal_table",
-]
-
 
 class TokenEmbedding(nn.Embedding):
     """A table of vectors, which are scaled so that position encodings are not much larger than they are.

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from manyheads.nn.kernels.reversible import through_sublayers
 from manyheads.nn.shapes import Float
 
-__all__ = ["ReversibleSequence"]
-
 
 class ReversibleSequence(nn.Module):
     """Layers of two modules each, F and G. The backward pass stores two streams, whatever the number of layers.

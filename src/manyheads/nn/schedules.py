@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["noam"]
-
 
 def noam(step: int, *, factor: float, d_model: int, warmup_steps: int) -> float:
     """Return factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5); step 0 counts as 1.

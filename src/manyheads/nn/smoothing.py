@@ -7,8 +7,6 @@ from typing import Literal
 
 from manyheads.errors import ConfigError
 
-__all__ = ["SmoothingKind", "Spread", "spread"]
-
 SmoothingKind = Literal["all", "without_padding", "others"]
 
 

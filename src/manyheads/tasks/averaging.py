@@ -24,8 +24,6 @@ from manyheads.files.verify import verify_folder
 from manyheads.tasks.table import task_of_folder
 from manyheads.text.of_folder import tokenizer_of_folder
 
-__all__ = ["average_run"]
-
 _CARD = """---
 library_name: manyheads
 tags: [{task}, {architecture}]

@@ -12,8 +12,6 @@ from manyheads.errors import ConfigError
 from manyheads.files.verify import MANIFEST
 from manyheads.tasks.table import json_or_empty
 
-__all__ = ["fewer_tokens", "known_sets", "open_sets", "vocabulary_size"]
-
 Settings = TypeVar("Settings", DataSettings, SegmentSettings)
 Data = TypeVar("Data", bound="_HasDigest")
 

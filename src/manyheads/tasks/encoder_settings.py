@@ -10,8 +10,6 @@ from manyheads.errors import ConfigError
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import RunConfig
 
-__all__ = ["EncoderConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(RunConfig):

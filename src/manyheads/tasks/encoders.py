@@ -15,8 +15,6 @@ from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.objective import PlainObjective, Translate
 from manyheads.training.run.signals import StopFlag
 
-__all__ = ["EncoderJudge", "EncoderObjective", "with_names"]
-
 
 @dataclass(frozen=True)
 class EncoderJudge(ABC):
@@ -85,7 +83,6 @@ class EncoderObjective(PlainObjective):
         self.data, self.digest = data, data.digest
 
     def describe(self) -> str:
-        """See `Objective.describe`."""
         return f"{self.data.describe()}\n{self.stream.describe()}"
 
     def first_state(self, model: Any) -> None:
@@ -95,7 +92,6 @@ class EncoderObjective(PlainObjective):
         """See `Objective.begin`."""
 
     def judge(self, model: Any, device: torch.device, stop: StopFlag, translate: Translate | None) -> EncoderJudge:
-        """See `Objective.judge`."""
         return self.judges(model, self.data, "valid", self.config, device, stop)
 
     def judge_sets(self, model: Any, device: torch.device, stop: StopFlag) -> dict[str, EncoderJudge]:
@@ -109,7 +105,6 @@ class EncoderObjective(PlainObjective):
         return found
 
     def lighter(self) -> str:
-        """See `Objective.lighter`."""
         return fewer_tokens(self.config.data)
 
 

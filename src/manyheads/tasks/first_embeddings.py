@@ -9,8 +9,6 @@ from torch import Tensor
 
 from manyheads.distributed.group import Group
 
-__all__ = ["begin_embeddings"]
-
 
 @torch.no_grad()
 def begin_embeddings(

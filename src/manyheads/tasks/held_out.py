@@ -13,17 +13,6 @@ from manyheads.data.settings import CopyTaskSettings
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.languages import LanguagePair
 
-__all__ = [
-    "chosen_split",
-    "copy_settings",
-    "held_out_directions",
-    "held_out_languages",
-    "pairs_of_split",
-    "own_data",
-    "run_file",
-    "run_section",
-]
-
 EMBEDDED = "embedded:tatoeba-en-de"
 COPY_TASK = "copy-task"
 

@@ -19,8 +19,6 @@ from manyheads.tasks.held_out import run_file, run_section
 from manyheads.tasks.table import RUNS
 from manyheads.training.settings import RunConfig
 
-__all__ = ["check_sizes", "default_layer", "model_layer"]
-
 _NOT_SIZES = ("dropout", "attention_dropout")
 _RATES = ("learning_rate", "muon_learning_rate")
 _OF_RATES = 0.75

@@ -19,8 +19,6 @@ from manyheads.tasks.table import RUNS, task_of_folder
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
 
-__all__ = ["resolve_run"]
-
 _SIZES = (
     "d_model",
     "num_heads",

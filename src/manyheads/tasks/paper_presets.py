@@ -9,8 +9,6 @@ from manyheads.evaluation.reading import Reading
 from manyheads.tasks.text.settings import TextConfig, TextValidationSettings
 from manyheads.training.settings import OptimiserSettings, ScheduleSettings, TrainingSettings
 
-__all__ = ["enwik8", "imagenet64", "million", "vanilla_lm"]
-
 
 def vanilla_lm() -> TextConfig:
     """A Transformer without memory (Al-Rfou et al. 2019): the baseline of Dai et al. 2019, on the embedded novel."""

@@ -23,8 +23,6 @@ from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.tokenizer_file import MAX_FILE_BYTES
 from manyheads.training.plan.rule import REFERENCE_LAYERS, REFERENCE_WIDTH, Choice, Facts, Plan, plan_run
 
-__all__ = ["DEFAULT_MINUTES", "PlannedRun", "plan_layer"]
-
 DEFAULT_MINUTES = 20.0
 _KINDS = {"translation": "pairs", "language-modelling": "text"}
 _ARCHITECTURES = {"pairs": "transformer", "text": "transformer-xl"}

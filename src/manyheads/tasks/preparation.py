@@ -22,18 +22,6 @@ if TYPE_CHECKING:
 else:
     Word = Literal[tuple(task.prepared_as for task in TASKS.values() if task.prepared_as)]
 
-__all__ = [
-    "PrepareOptions",
-    "VocabularyOptions",
-    "check_holdout",
-    "check_keys",
-    "check_output",
-    "chosen_vocabulary",
-    "count_lines",
-    "summary_of",
-    "vocabulary_lines",
-]
-
 S = TypeVar("S")
 V = TypeVar("V")
 

@@ -22,21 +22,6 @@ from manyheads.training.settings import (
     TrainingSettings,
 )
 
-__all__ = [
-    "base",
-    "big",
-    "copy",
-    "debug",
-    "demo",
-    "duplication",
-    "lm_demo",
-    "reformer_debug",
-    "reformer_demo",
-    "tiny",
-    "xl_debug",
-    "xl_demo",
-]
-
 
 def debug() -> TrainConfig:
     """Every part of a run in under 5 seconds on a CPU: the copy task, two small layers, twenty steps."""

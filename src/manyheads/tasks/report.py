@@ -16,19 +16,6 @@ from manyheads.decoding.translation import Scored
 from manyheads.decoding.translator import Translator
 from manyheads.files.json_object import json_text
 
-__all__ = [
-    "LineWork",
-    "NoPictures",
-    "Report",
-    "TextReport",
-    "machine_lines",
-    "model_line",
-    "model_record",
-    "score_line",
-    "search_line",
-    "search_record",
-]
-
 T = TypeVar("T")
 
 

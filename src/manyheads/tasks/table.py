@@ -16,8 +16,6 @@ from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.json_object import MOST_BYTES, read_object
 from manyheads.training.settings import RunConfig
 
-__all__ = ["RUNS", "json_or_empty", "task_of_folder"]
-
 
 class _Runs(Mapping[str, type[RunConfig]]):
     """model.architecture -> the settings of a run that trains it, imported on access."""

@@ -22,8 +22,6 @@ from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabularies import PieceVocabulary
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["Growth", "grow", "old_ids_of"]
-
 _FIRST_SIGN = 0x10000  # from here on no code point is white space
 _SPARE = 100  # merges
 

@@ -10,19 +10,6 @@ from collections.abc import Iterable
 
 from manyheads.text.words import AFTER, BEFORE, LETTER, WIDE_SIGNS
 
-__all__ = [
-    "KEPT",
-    "MAX_KEPT",
-    "PRIVATE",
-    "has_words",
-    "hide",
-    "is_loose",
-    "kept_index",
-    "private",
-    "unhide",
-    "with_letters",
-]
-
 PRIVATE = 0xF0000
 """First of the private characters. Texts hardly ever contain one."""
 MAX_KEPT = 0x1000

@@ -9,8 +9,6 @@ from itertools import islice
 
 from manyheads.errors import ConfigError
 
-__all__ = ["LanguagePair", "guess_language", "language_tag", "same_language", "warn_of_languages"]
-
 LanguagePair = tuple[str, str]
 """Source and target."""
 

@@ -29,19 +29,6 @@ from manyheads.text.pipeline import (
 )
 from manyheads.text.tokenizer_file import check_encodable
 
-__all__ = [
-    "MAX_LEARNED_CHARS",
-    "MIN_FREQUENCY",
-    "SYMBOL_SCORE",
-    "Rereadable",
-    "Told",
-    "WordCounts",
-    "learn_pieces",
-    "rare_characters",
-    "thinned",
-    "train_on_words",
-]
-
 T = TypeVar("T")
 Told = Callable[[str, int, int], None]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Sequence
 
-__all__ = ["grouped", "in_parts", "joins_before"]
-
 SEARCHED = 4096  # number of characters before the end of a part that are searched for a space
 
 

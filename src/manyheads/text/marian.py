@@ -25,8 +25,6 @@ from manyheads.text.marian_files import MarianOptions, own_part, read_files, rea
 from manyheads.text.sides import Capabilities, untagged
 from manyheads.text.tokenizer_file import check_encodable
 
-__all__ = ["MarianSide", "MarianTokenizer"]
-
 _SPACE_SIGN = "▁"
 # The replacements of the peer's clean-up option, in the peer's order, which matters.
 _CLEAN_UP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")

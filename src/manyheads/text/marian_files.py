@@ -12,8 +12,6 @@ from manyheads.errors import DataError
 from manyheads.files.guarded import read_limited
 from manyheads.text.tokenizer_file import MAX_FILE_BYTES, parse_json
 
-__all__ = ["MarianOptions", "file_names", "own_part", "read_bytes", "read_files", "read_json", "read_vocab"]
-
 FORMAT_VERSION = 1
 OWN = "manyheads"  # the key of our entry in tokenizer_config.json
 MAX_PIECES = 1_000_000

@@ -14,8 +14,6 @@ from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabularies import is_vocabulary, load_vocabulary
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["TASK_FILE", "has_tokenizer", "load_tokenizer", "tokenizer_of_folder", "tokenizer_of_task"]
-
 TASK_FILE = "task.json"
 """The record of a task whose tokenizer does more than convert text."""
 

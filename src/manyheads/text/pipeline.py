@@ -13,22 +13,6 @@ from typing import Any
 from manyheads.errors import DataError
 from manyheads.text.sides import TAG
 
-__all__ = [
-    "BYTE_PIECES",
-    "BYTE_SCORE",
-    "LANGUAGE_FORMAT",
-    "SPACE_SIGN",
-    "SPECIAL_PIECES",
-    "WHITE",
-    "WHITE_OF_TARGETS",
-    "WORD_PATTERN",
-    "assemble",
-    "heads_of",
-    "normalizer",
-    "replacements",
-    "take_apart",
-]
-
 SPECIAL_PIECES = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0 to 3
 BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # ids 4 to 259 of `bpe` and `unigram`
 SPACE_SIGN = "▁"  # shown for a space inside a piece

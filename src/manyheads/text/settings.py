@@ -8,8 +8,6 @@ from typing import Literal
 from manyheads.config.checks import MOST_UNITS, at_least, between, check
 from manyheads.errors import ConfigError
 
-__all__ = ["ITEM_BYTES", "GrowthSettings", "IdSettings", "TokenizerSettings", "VocabularySettings"]
-
 ITEM_BYTES: dict[str, int] = {"bytes": 1, "u16": 2}
 """Form of ids in a file -> bytes of one."""
 

@@ -16,19 +16,6 @@ from typing import Any, Protocol
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError, RequestError
 
-__all__ = [
-    "TAG",
-    "Capabilities",
-    "IntoLanguage",
-    "Side",
-    "TranslationTokenizer",
-    "check_target",
-    "refuse_untagged",
-    "tag_of",
-    "tagged",
-    "untagged",
-]
-
 TAG = re.compile(r">>[^\s<>]{1,35}<<")
 
 

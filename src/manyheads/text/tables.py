@@ -14,20 +14,6 @@ from typing import NamedTuple
 
 from manyheads.errors import DataError
 
-__all__ = [
-    "Cell",
-    "Columns",
-    "Row",
-    "check_width",
-    "columns_of",
-    "csv_delimiter",
-    "is_header",
-    "named",
-    "numbers_only",
-    "read_rows",
-    "width",
-]
-
 MOST_NAMED = 8
 MOST_CELL_CHARS = 2**26
 """A quoted cell is at most this long, because a mark that is never closed encloses the rest of the file."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["how_prepared"]
-
 _APART = re.compile(r"\w [.,](?=\s|\Z)")
 _ATTACHED = re.compile(r"\w[.,](?=\s|\Z)")
 _ESCAPED = re.compile(r"&(?:apos|quot|amp|lt|gt|#91|#93|#124);|@-@")

@@ -44,8 +44,6 @@ from manyheads.text.settings import TokenizerSettings
 from manyheads.text.sides import Capabilities, refuse_untagged, tag_of, untagged
 from manyheads.text.tokenizer_file import TokenizerFile, check_encodable, parse_json, read_tokenizer_file
 
-__all__ = ["Tokenizer"]
-
 MAX_CHARS_AT_ONCE = 500_000
 
 

@@ -12,8 +12,6 @@ from typing import Any
 from manyheads.errors import DataError, SaveError
 from manyheads.files.guarded import read_limited
 
-__all__ = ["MAX_FILE_BYTES", "TokenizerFile", "check_encodable", "parse_json", "read_tokenizer_file"]
-
 MAX_FILE_BYTES = 64 * 2**20
 
 

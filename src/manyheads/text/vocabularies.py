@@ -21,15 +21,6 @@ from manyheads.text.tokenizer_file import parse_json, read_tokenizer_file
 from manyheads.text.vocabulary import FORMAT_VERSION, ByteVocabulary, Documents, IdVocabulary, Vocabulary
 from manyheads.text.word_vocabulary import SymbolVocabulary, WordVocabulary
 
-__all__ = [
-    "PieceVocabulary",
-    "is_vocabulary",
-    "learn_vocabulary",
-    "load_vocabulary",
-    "sample_of",
-    "vocabulary_from_json",
-]
-
 _FIRST_BYTE = len(SPECIAL_PIECES)
 
 
@@ -67,7 +58,6 @@ class PieceVocabulary(Vocabulary):
         return self.tokenizer.encode_batch(lines)
 
     def spaced_ids(self) -> tuple[list[int], list[int]]:
-        """See `Vocabulary.spaced_ids`."""
         return self._spaced
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:

@@ -22,8 +22,6 @@ from manyheads.text.pipeline import LANGUAGE_FORMAT
 from manyheads.text.settings import ITEM_BYTES
 from manyheads.text.tokenizer_file import TokenizerFile, check_encodable
 
-__all__ = ["CHANNELS", "FORMAT_VERSION", "NUM_BYTES", "ByteVocabulary", "Documents", "IdVocabulary", "Vocabulary"]
-
 FORMAT_VERSION = 1
 Documents = Literal["none", "files", "lines", "fixed"]
 

@@ -25,8 +25,6 @@ from manyheads.text.tokenizer_file import check_encodable
 from manyheads.text.vocabulary import Documents, Vocabulary
 from manyheads.text.words import words_of
 
-__all__ = ["DOCUMENT_END", "MAX_WORDS", "UNKNOWN", "Form", "Lines", "SymbolVocabulary", "WordVocabulary"]
-
 UNKNOWN = "<unk>"
 DOCUMENT_END = "<eod>"
 MAX_WORDS = 4_000_000

@@ -9,15 +9,6 @@ from manyheads.config.checks import ABOVE_ZERO, BELOW_ONE, FRACTION, MOST_THREAD
 from manyheads.errors import ConfigError
 from manyheads.nn.smoothing import SmoothingKind
 
-__all__ = [
-    "InitialSettings",
-    "JudgingSettings",
-    "OptimiserSettings",
-    "RunConfig",
-    "ScheduleSettings",
-    "TrainingSettings",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class OptimiserSettings:
@@ -222,7 +213,6 @@ class TokenInitialSettings(InitialSettings):
 
     @property
     def needs_data(self) -> bool:
-        """See `InitialSettings.needs_data`."""
         return super().needs_data or self.embeddings != "random"
 
 

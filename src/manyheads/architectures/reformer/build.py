@@ -9,8 +9,6 @@ from manyheads.architectures.reformer.translator import ReformerTranslator
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.nn.heads.linear import LinearHead
 
-__all__ = ["build", "build_seq2seq"]
-
 
 def build(config: ReformerConfig) -> LanguageModel:
     """Return the language model's body and head, with random weights. The body returns both residual streams."""

@@ -11,8 +11,6 @@ from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between,
 from manyheads.errors import ConfigError, RequestError
 from manyheads.nn.attention.lsh_settings import LSHSettings
 
-__all__ = ["HashRounds", "LayerKind", "ReformerConfig", "ReformerSeq2SeqConfig", "automatic_axes"]
-
 HashRounds = int | Literal["full"]
 """A number of hash rounds, or `full`: exact attention."""
 
@@ -238,7 +236,6 @@ class ReformerConfig(_Sizes):
 
     @property
     def longest_input(self) -> int | None:
-        """See `protocols.LanguageModelConfig`."""
         if self.positions in ("sinusoidal", "none"):
             return None
         if not self.padding(self.max_len):
@@ -268,17 +265,14 @@ class ReformerConfig(_Sizes):
 
     @property
     def reads_forwards(self) -> bool:
-        """See `protocols.LanguageModelConfig`."""
         return self.causal
 
     @property
     def context_settings(self) -> dict[str, int]:
-        """See `protocols.LanguageModelConfig`."""
         return {}
 
     @property
     def hash_rounds(self) -> HashRounds:
-        """See `protocols.LanguageModelConfig`."""
         return self.num_hashes if "lsh" in self.kinds else "full"
 
     def with_hash_rounds(self, rounds: HashRounds) -> Self:
@@ -300,7 +294,6 @@ class ReformerConfig(_Sizes):
         return replace(self, layers=layers, num_hashes=rounds, exact_len=0)
 
     def lower_bounds(self) -> tuple[int, int]:
-        """See `protocols.ModelConfig`."""
         inner = self.num_heads * self.width_of_heads
         rows = self.max_len if self.positions == "learned" else 0
         return self.num_layers, self.d_model * max(self.d_ff, inner, 2 * self.vocab_size, rows)
@@ -361,7 +354,6 @@ class ReformerSeq2SeqConfig(_Sizes):
         return self.max_len if self.positions == "learned" else None
 
     def lower_bounds(self) -> tuple[int, int]:
-        """See `protocols.ModelConfig`."""
         widest = max(self.source_vocab_size, self.target_vocab_size, self.d_ff, self.num_heads * self.width_of_heads)
         return self.num_encoder_layers + self.num_decoder_layers, self.d_model * widest
 

@@ -20,8 +20,6 @@ from manyheads.nn.layers import Dropout, FeedForward
 from manyheads.nn.shapes import Float
 from manyheads.seeding import derive_seed
 
-__all__ = ["AttentionSublayer", "Call", "FeedForwardSublayer", "ReformerLayer"]
-
 
 @dataclass(frozen=True)
 class Call:
@@ -122,7 +120,6 @@ class FeedForwardSublayer(nn.Module):
 
     @staticmethod
     def equation() -> tuple[str, str]:
-        """See `AttentionSublayer.equation`."""
         return "changed stream", "x + feed-forward(LN(x')), x' the other stream"
 
     def __init__(self, config: ReformerConfig | ReformerSeq2SeqConfig) -> None:

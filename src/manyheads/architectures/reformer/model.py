@@ -25,8 +25,6 @@ from manyheads.nn.layers import Dropout
 from manyheads.nn.positions import AxialPositions, TokenEmbedding, positions_of_kind
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["Reformer"]
-
 # Positions whose streams are joined at once if the config gives no chunk length.
 _JOINED = 4096
 

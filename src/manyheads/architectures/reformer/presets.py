@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
 
-__all__ = ["PRESETS", "SEQ2SEQ_PRESETS"]
-
 PRESETS: dict[str, ReformerConfig] = {
     # A model that learns one batch in a second or two, with every component.
     "debug": ReformerConfig(

@@ -13,8 +13,6 @@ from manyheads.nn.attention.lsh_cache import LSHCache
 from manyheads.nn.attention.state import State, register_state
 from manyheads.nn.shapes import Bool, Int
 
-__all__ = ["ReformerState"]
-
 Cache = LSHCache | LocalCache
 
 

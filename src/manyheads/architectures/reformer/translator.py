@@ -28,8 +28,6 @@ from manyheads.nn.positions import TokenEmbedding, positions_of_kind
 from manyheads.nn.shapes import Float, Int
 from manyheads.seeding import derive_seed
 
-__all__ = ["ReformerTranslator"]
-
 Kept = tuple[Tensor, ...]
 Past = KeyValueState | BranchedKeyValueState | LSHCache
 
@@ -56,7 +54,6 @@ class SelfSublayer(nn.Module):
 
     @staticmethod
     def equation() -> tuple[str, str]:
-        """See `AttentionSublayer.equation`."""
         return "changed stream", "x + attention(LN(x')), x' the other stream"
 
     def __init__(self, config: ReformerSeq2SeqConfig, name: str, index: int, *, causal: bool) -> None:
@@ -116,7 +113,6 @@ class CrossSublayer(nn.Module):
 
     @staticmethod
     def equation() -> tuple[str, str]:
-        """See `AttentionSublayer.equation`."""
         return "changed stream", "x + attention(LN(x'), memory), x' the other stream"
 
     def __init__(self, config: ReformerSeq2SeqConfig) -> None:

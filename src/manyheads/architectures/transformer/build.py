@@ -9,8 +9,6 @@ from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.model import Transformer
 from manyheads.nn.heads.linear import LinearHead
 
-__all__ = ["build"]
-
 
 def build(config: TransformerConfig) -> Seq2Seq:
     """Return body and head, with random weights."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 else:
     AttentionConfig = Union[tuple(ATTENTIONS.values())]  # noqa: UP007  (the classes are in the table)
 
-__all__ = ["Activation", "TransformerConfig"]
-
 # fmt: off
 Activation = Literal[
     "relu", "gelu", "swish", "gelu_tanh", "quick_gelu", "squared_relu",
@@ -166,7 +164,6 @@ class TransformerConfig:
         return bool(getattr(self, f"{kind}_heads"))
 
     def heads_by_layer(self) -> dict[HeadKind, tuple[int, ...]]:
-        """See `head_names.PrunableConfig`."""
         layers = (self.num_encoder_layers, self.num_decoder_layers, self.num_decoder_layers)
         return {
             kind: tuple(self.heads_in_layer(kind, layer) for layer in range(count))
@@ -174,7 +171,6 @@ class TransformerConfig:
         }
 
     def with_heads(self, counts: Mapping[HeadKind, tuple[int, ...]]) -> TransformerConfig:
-        """See `head_names.PrunableConfig`."""
         return replace(self, **{f"{kind}_heads": tuple(of_layers) for kind, of_layers in counts.items()})  # type: ignore[arg-type]
 
     def _check_layer_heads(self) -> None:
@@ -228,7 +224,6 @@ class TransformerConfig:
         return self.max_len if self.positions == "learned" else None
 
     def lower_bounds(self) -> tuple[int, int]:
-        """See `protocols.ModelConfig`."""
         heads = max((self.heads_in_layer("encoder", layer) for layer in range(self.num_encoder_layers)), default=0)
         inner = (heads * self.head_dim_of("encoder"), heads * self.value_dim_of("encoder"))
         sizes = (self.source_vocab_size, self.target_vocab_size, self.d_ff, self.decoder_d_ff, self.d_model, *inner)

@@ -16,8 +16,6 @@ from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.layers import FeedForward, Residual, build_norm
 
-__all__ = ["DecoderLayer", "EncoderLayer", "relative_biases"]
-
 
 def relative_biases(config: TransformerConfig, stack: Literal["encoder", "decoder"]) -> list[RelativeBias | None]:
     """Return the relative bias of each layer's self-attention: one for all, or one for each if heads are pruned."""

@@ -22,8 +22,6 @@ from manyheads.nn.layers import Dropout, build_norm
 from manyheads.nn.positions import TokenEmbedding, positions_of_kind
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["Decoder", "Encoder", "Transformer"]
-
 
 class Encoder(nn.Module):
     """A stack of `EncoderLayer`s. Shape: (batch, source_len, d_model) in and out."""
@@ -169,7 +167,6 @@ class Transformer(nn.Module):
         return self.compute(step), after
 
     def plan(self, tokens: Int[Tensor, "rows new_len"], state: DecoderState) -> tuple[PlannedStep, DecoderState]:
-        """See `protocols.PlansSteps`."""
         length, new_len = int(state.length), tokens.shape[1]
         layers, after = state.plan(new_len)
         step = PlannedStep(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from manyheads.architectures.transformer.config import TransformerConfig
 
-__all__ = ["PRESETS"]
-
 PRESETS: dict[str, TransformerConfig] = {
     # A model that learns one batch in a second or two, with every component.
     "debug": TransformerConfig(

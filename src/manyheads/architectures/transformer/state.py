@@ -10,8 +10,6 @@ from torch import Tensor
 from manyheads.nn.attention.decoder_state import PlannedLayer
 from manyheads.nn.attention.masks import Dense, Mask
 
-__all__ = ["PlannedStep"]
-
 
 @dataclass(frozen=True)
 class PlannedStep:
@@ -34,7 +32,6 @@ class PlannedStep:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """See `protocols.PlannedStep`."""
         past = self.layers[0].past
         return past.key.dtype, len(past.key) == 1, past.slots.seen is not None
 

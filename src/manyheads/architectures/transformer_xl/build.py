@@ -10,8 +10,6 @@ from manyheads.architectures.transformer_xl.model import TransformerXL
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 
-__all__ = ["build"]
-
 
 def build(config: TransformerXLConfig) -> LanguageModel:
     """Return body and head, with random weights. The head clusters the vocabulary if the config has cutoffs."""

@@ -11,8 +11,6 @@ from manyheads.architectures.size_checks import check_heads_divide
 from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, at_least, between, check, set_tuples
 from manyheads.errors import ConfigError
 
-__all__ = ["Attending", "AttentionKind", "TransformerXLConfig"]
-
 AttentionKind = Literal["relative", "relative_learned", "absolute", "absolute_learned"]
 """Attention types 0 to 3 of the official code, in this order."""
 
@@ -179,11 +177,9 @@ class TransformerXLConfig:
         return f"layer_heads {list(self.layer_heads)}" if {*self.layer_heads} - {self.num_heads} else ""
 
     def heads_by_layer(self) -> dict[HeadKind, tuple[int, ...]]:
-        """See `head_names.PrunableConfig`."""
         return {"decoder": self.layer_heads or (self.num_heads,) * self.num_layers}
 
     def with_heads(self, counts: Mapping[HeadKind, tuple[int, ...]]) -> TransformerXLConfig:
-        """See `head_names.PrunableConfig`."""
         return replace(self, layer_heads=tuple(counts["decoder"]), share_biases=False)
 
     def _check_clusters(self) -> None:
@@ -231,22 +227,18 @@ class TransformerXLConfig:
 
     @property
     def has_adaptive_softmax(self) -> bool:
-        """See `protocols.LanguageModelConfig`."""
         return bool(self.cutoffs) or self.has_projections
 
     @property
     def has_narrow_embeddings(self) -> bool:
-        """See `protocols.LanguageModelConfig`."""
         return self.div_value > 1 and bool(self.cutoffs)
 
     @property
     def context_settings(self) -> dict[str, int]:
-        """See `protocols.LanguageModelConfig`."""
         return {"memory_len": self.memory_len}
 
     @property
     def reads_segments_apart(self) -> bool:
-        """See `protocols.LanguageModelConfig`."""
         return not self.memory_len and not self.ext_len
 
     @property
@@ -262,7 +254,6 @@ class TransformerXLConfig:
         )
 
     def lower_bounds(self) -> tuple[int, int]:
-        """See `protocols.ModelConfig`."""
         shortlist = self.cutoffs[0] if self.div_value > 1 and self.cutoffs else self.vocab_size
         learned = self.attention.endswith("learned")
         heads = max(self.heads_by_layer()["decoder"])

@@ -15,8 +15,6 @@ from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.layers import FeedForward, Residual, build_norm
 from manyheads.nn.shapes import Float
 
-__all__ = ["AbsoluteLayer", "RelativeLayer"]
-
 
 class RelativeLayer(nn.Module):
     """Attention by content and distance over memory and segment, then feed-forward.

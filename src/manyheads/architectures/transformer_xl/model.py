@@ -25,8 +25,6 @@ from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.layers import Dropout
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["TransformerXL", "distances_back"]
-
 
 class TransformerXL(nn.Module):
     """Segments of token ids and a memory of what came before to hidden states and the memory for the next segment.
@@ -219,7 +217,6 @@ class TransformerXL(nn.Module):
         return self.config.attention.startswith("relative") and len(self.embedding.tables) == 1
 
     def plan(self, tokens: Int[Tensor, "lanes new_len"], state: XLState) -> tuple[XLStep, XLState]:
-        """See `protocols.PlansSteps`."""
         step, state = self._plan(tokens, state)
         return step, state.after(tokens.shape[1], None)
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 
-__all__ = ["PRESETS"]
-
 PRESETS: dict[str, TransformerXLConfig] = {
     # A model that learns one batch in a second or two, with every component.
     "debug": TransformerXLConfig(d_model=32, num_heads=2, head_dim=12, d_ff=64, num_layers=2, memory_len=8),

@@ -24,8 +24,6 @@ from manyheads.nn.attention.state import State, register_state
 from manyheads.nn.kernels import policy
 from manyheads.nn.shapes import Bool, Int
 
-__all__ = ["KeyValues", "LayerInputs", "XLState", "XLStep"]
-
 # Slots that stay empty at the front of a buffer: a compiler makes separate programs for 0 and 1 (see `XLStep`).
 _FRONT = 2
 
@@ -272,11 +270,9 @@ class XLStep:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """See `protocols.PlannedStep`."""
         return self.memory.keys[0].dtype, len(self.tokens) == 1
 
     def for_compiler(self) -> XLStep:
-        """See `protocols.PlannedStep`."""
         seen = self.seen.expand(len(self.tokens), -1, -1, -1).contiguous()
         # A compiler distinguishes tensors created in inference mode from others; a copy is created in it.
         return replace(self, tokens=self.tokens.clone(), seen=seen)

@@ -9,8 +9,6 @@ from typing import TypeVar
 from manyheads.cli.command_line.parsing import parse
 from manyheads.config.options import CommandPage
 
-__all__ = ["command"]
-
 T = TypeVar("T")
 
 

@@ -9,8 +9,6 @@ from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.options import EnsembleOptions, GenerationOptions, SearchDeviceOptions
 from manyheads.errors import ConfigError
 
-__all__ = ["PAGE", "GenerateOptions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions:

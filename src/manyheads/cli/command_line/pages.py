@@ -12,8 +12,6 @@ from pathlib import Path
 
 from manyheads.cli.main import EXIT_CODES
 
-__all__ = ["help_page", "option_lines", "program"]
-
 _INDENT = 30
 
 

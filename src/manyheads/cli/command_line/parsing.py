@@ -25,16 +25,6 @@ from manyheads.config.options import REQUIRED, CommandPage, names_of
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
 
-__all__ = [
-    "Given",
-    "fill",
-    "make_parser",
-    "option_names",
-    "option_rows",
-    "parse",
-    "read",
-]
-
 T = TypeVar("T")
 _NO_VALUE = object()
 _FILES = {"FILE", "DIR", "MODEL", "INPUT", "RUN", "DATA", "PATH", "SOURCE"}

@@ -11,8 +11,6 @@ from manyheads.cli.command_line.parsing import make_parser
 from manyheads.cli.main import module_of
 from manyheads.tasks.table import RUNS
 
-__all__ = ["program_parser"]
-
 
 def program_parser() -> argparse.ArgumentParser:
     """A parser of all commands, for `shtab`; commands themselves make their own."""

@@ -14,8 +14,6 @@ from manyheads.config.options import CommandPage
 from manyheads.errors import ModelFileError
 from manyheads.tasks.table import task_of_folder
 
-__all__ = ["pages_of", "parse_for_named_task", "parse_for_task"]
-
 _USUAL = "translation"
 
 

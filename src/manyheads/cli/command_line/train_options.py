@@ -24,8 +24,6 @@ from manyheads.training.settings import RunConfig
 if TYPE_CHECKING:
     from manyheads.distributed.group import Group
 
-__all__ = ["PAGE", "TrainOptions", "read_arguments", "settings_page", "size_by_precision"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:

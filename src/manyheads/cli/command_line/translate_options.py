@@ -17,8 +17,6 @@ from manyheads.decoding.settings import DecodingSettings, check_drawing, load_se
 from manyheads.errors import ConfigError
 from manyheads.tasks.table import task_of_folder
 
-__all__ = ["PAGE", "TranslateOptions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TranslateOptions:

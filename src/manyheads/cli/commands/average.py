@@ -15,8 +15,6 @@ from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading
 from manyheads.tasks.held_out import own_data, run_section
 
-__all__ = ["PAGE", "AverageOptions", "run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AverageOptions:

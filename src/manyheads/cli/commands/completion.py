@@ -9,8 +9,6 @@ from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.program_parser import program_parser
 from manyheads.config.options import CommandPage, argument
 
-__all__ = ["PAGE", "CompletionOptions", "run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionOptions:

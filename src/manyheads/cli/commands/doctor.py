@@ -12,8 +12,6 @@ from manyheads.cli.machine_report import examine
 from manyheads.cli.printing import say_or_json
 from manyheads.config.options import CommandPage, Shared
 
-__all__ = ["PAGE", "DoctorOptions", "run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:

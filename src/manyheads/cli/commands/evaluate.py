@@ -12,8 +12,6 @@ from manyheads.cli.watching.phases import showing_if_long
 from manyheads.decoding.truncation import tell_bad_lines
 from manyheads.files.json_object import json_text
 
-__all__ = ["PAGES", "run"]
-
 PAGES = pages_of("evaluate")
 
 

@@ -19,8 +19,6 @@ from manyheads.config.options import CommandPage, argument
 from manyheads.config.suggest import did_you_mean
 from manyheads.tasks.translation.settings import TrainConfig
 
-__all__ = ["PAGE", "HelpOptions", "run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class HelpOptions:

@@ -18,8 +18,6 @@ from manyheads.config.options import CommandPage, Shared, argument, option, refu
 from manyheads.errors import ConfigError
 from manyheads.tasks.text.find_config import find_config
 
-__all__ = ["PAGE", "run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class InfoOptions:

@@ -16,8 +16,6 @@ from manyheads.cli.watching.phases import showing_phases
 from manyheads.tasks.preparation import check_output
 from manyheads.tasks.table import task_of_folder
 
-__all__ = ["PAGES", "run"]
-
 PAGES = pages_of("prepare")
 
 

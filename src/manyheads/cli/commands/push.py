@@ -9,8 +9,6 @@ from manyheads.cli.command_line.command import command
 from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
 
-__all__ = ["PAGE", "PushOptions", "run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PushOptions:

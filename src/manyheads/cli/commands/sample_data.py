@@ -11,8 +11,6 @@ from manyheads.cli.command_line.pages import program
 from manyheads.cli.printing import say
 from manyheads.config.options import CommandPage, argument, option
 
-__all__ = ["PAGE", "SampleDataOptions", "run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SampleDataOptions:

@@ -13,8 +13,6 @@ from manyheads.cli.lines.running import write_lines
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 
-__all__ = ["PAGES", "run"]
-
 PAGES = pages_of("score")
 
 

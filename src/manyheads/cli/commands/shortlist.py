@@ -11,8 +11,6 @@ from manyheads.config.checks import at_least, check
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError
 
-__all__ = ["PAGE", "run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShortlistOptions:

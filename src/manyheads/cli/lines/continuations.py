@@ -27,8 +27,6 @@ from manyheads.files.json_object import json_text
 from manyheads.tasks.report import LineWork
 from manyheads.text.vocabulary import IdVocabulary
 
-__all__ = ["ContinuationLines", "write_ids"]
-
 _MOST_PROMPT_CHARS = 100_000_000
 
 

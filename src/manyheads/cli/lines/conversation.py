@@ -11,8 +11,6 @@ from manyheads.cli.printing import say
 from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError, ManyHeadsError
 
-__all__ = ["Command", "converse", "greet", "is_conversation", "whole_number"]
-
 
 @dataclass(frozen=True)
 class Command:

@@ -7,8 +7,6 @@ import sys
 from manyheads.cli.printing import say
 from manyheads.decoding.degenerate import repeats_itself
 
-__all__ = ["OutputCheck"]
-
 # If more outputs than this are bad, the cause is the model, not a few unusual inputs.
 _MANY = 0.2
 _MOST_NAMED = 5

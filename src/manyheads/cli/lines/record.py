@@ -7,8 +7,6 @@ import shutil
 import textwrap
 from typing import Any
 
-__all__ = ["lines_of"]
-
 _PACKED = ("config", "decoding", "environment", "counts")
 """Records of many small values."""
 

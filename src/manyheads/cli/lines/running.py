@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from manyheads.cli.watching.phases import Phases
     from manyheads.tasks.report import LineWork
 
-__all__ = ["is_resumable", "run_lines", "telling_what_is_kept", "write_lines"]
-
 T = TypeVar("T")
 
 

@@ -26,8 +26,6 @@ from manyheads.errors import ConfigError, RequestError
 from manyheads.files.json_object import json_text
 from manyheads.tasks.report import LineWork
 
-__all__ = ["TranslationLines"]
-
 
 class TranslationLines:
     """Converts the output of a model to lines, and counts bad outputs.

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Heartbeat", "Phase"]
-
 
 class Phase:
     """The current phase of the work: its name, its progress, and the time since it began.

@@ -12,8 +12,6 @@ from typing import TypeVar
 
 from manyheads.data.progress import Progress
 
-__all__ = ["StoppedBySignalError", "interruptible"]
-
 T = TypeVar("T")
 GRACE_SECONDS = 3.0
 

@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
-__all__ = [
-    "PhaseBars",
-    "PhaseLines",
-    "Phases",
-    "showing_if_long",
-    "showing_phases",
-]
-
 DELAY_SECONDS = 2.0
 PLAIN_SECONDS = 10.0
 BEAT_SECONDS = 0.5
@@ -112,7 +104,6 @@ class PhaseLines:
                 self._write(self._phase.describe())
 
     def rest(self) -> None:
-        """See `Phases.rest`."""
         with self._lock:
             self._began, self._name, self._phase = None, "", Phase(self._clock)
 
@@ -180,7 +171,6 @@ class PhaseBars:
                 self._started = True
 
     def rest(self) -> None:
-        """See `Phases.rest`."""
         with self._lock:
             self._stop()
             for task in self._tasks.values():
@@ -189,7 +179,6 @@ class PhaseBars:
 
     @contextmanager
     def hidden(self, when: bool) -> Iterator[None]:
-        """See `Phases.hidden`."""
         with self._lock:
             if when:
                 self._stop()  # the next beat lets them appear again

@@ -27,8 +27,6 @@ from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.training.record.log import PlainReporter, Stream, format_seconds
 from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
 
-__all__ = ["LineReporter", "LiveReporter", "QuietReporter", "summary", "watching"]
-
 _REDRAW_SECONDS = 0.2
 _BEAT_SECONDS = 1.0
 _SILENT_SECONDS = 9.0

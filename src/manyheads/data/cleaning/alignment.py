@@ -12,8 +12,6 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["REACH", "MisalignedStretch", "misaligned_stretches"]
-
 Lengths = npt.NDArray[np.int64]
 WINDOW = 40  # pairs that are compared at once
 MOST_SHIFT = 5

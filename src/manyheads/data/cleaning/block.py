@@ -9,8 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SideBlock"]
-
 Counts = npt.NDArray[np.int64]
 
 _UNKNOWN, _OTHER, _LETTER, _DIGIT, _SPACE = range(5)

@@ -19,8 +19,6 @@ from manyheads.data.preparing_pairs import Pairs
 from manyheads.text.languages import guess_language
 from manyheads.text.tokenised import how_prepared
 
-__all__ = ["CLEANING_RULES", "CleanedPairs", "CleaningReport", "RememberedPairs", "describe_cleaning"]
-
 BLOCK_PAIRS = 8000  # a multiple of the window of `alignment`, and more than its reach
 SAMPLE_PAIRS = 8000  # number of first pairs that determine the usual ratio of lengths and the scripts
 MOST_EXAMPLES = 3
@@ -154,11 +152,9 @@ class CleanedPairs:
         self.report = self._new_report()
 
     def describe(self) -> str:
-        """See `Pairs.describe`."""
         return self._pairs.describe()
 
     def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
-        """See `Pairs.read`."""
         found = self.report = self._new_report()
         numbered = self._numbered(ReadReport() if report is None else report)
         sample = list(islice(numbered, SAMPLE_PAIRS))
@@ -260,11 +256,9 @@ class RememberedPairs:
         self._report = ReadReport()
 
     def describe(self) -> str:
-        """See `Pairs.describe`."""
         return self._pairs.describe()
 
     def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
-        """See `Pairs.read`."""
         if self._kept is None:
             self._kept = list(self._pairs.read(self._report))
         if report is not None:

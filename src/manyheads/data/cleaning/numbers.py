@@ -6,8 +6,6 @@ import re
 import unicodedata
 from typing import NamedTuple
 
-__all__ = ["numbers_differ"]
-
 # Digits of any script; between them one separator of groups, of decimals, or of hours and minutes.
 _NUMBER = re.compile(r"\d+(?:(?:[.,:'’\u066b\u066c \u00a0\u2009\u202f]|\s?h\s?)\d+)*")
 _DIGITS = re.compile(r"\d+")

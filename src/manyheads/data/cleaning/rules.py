@@ -14,8 +14,6 @@ from manyheads.data.cleaning.numbers import numbers_differ
 from manyheads.errors import ConfigError
 from manyheads.text.sides import untagged
 
-__all__ = ["RULES", "HeldOut", "Limits", "PairBlock", "Rule", "Usual", "parse_limits", "usual_of"]
-
 Found = npt.NDArray[np.bool_]
 MARKUP = re.compile(r"</?[a-zA-Z][^<>]*>|<!--|&(?:[a-zA-Z]{2,8}|#\d+);|\{\{|\]\]|\[\[")
 LENGTH_ROOM = 15  # short sentences may differ by this many characters, at any ratio

@@ -9,8 +9,6 @@ from importlib.resources import files
 
 from manyheads.errors import DataError
 
-__all__ = ["read_embedded"]
-
 
 def read_embedded(name: str, sha256: str) -> bytes:
     """Return the unpacked content of a file in this folder.

@@ -17,8 +17,6 @@ from manyheads.data.corpora.tatoeba import NUM_TRAIN
 from manyheads.data.readers import PairFiles
 from manyheads.errors import DataError
 
-__all__ = ["cut", "group_pairs", "pack"]
-
 Pair = tuple[str, str]
 
 NUM_TEST, NUM_VALID = 1_000, 500

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from manyheads.data.corpora import read_embedded
 
-__all__ = ["NOVEL_DIGEST", "cut_novel", "load_novel"]
-
 NOVEL_DIGEST = "c4d63bce8518705e6538faf9662e4dc47e4006636dfc5d932acefc34370e0a6c"  # SHA-256 of the unpacked file
 
 

@@ -11,8 +11,6 @@ from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.errors import ConfigError, SaveError
 from manyheads.files.commit import write_file
 
-__all__ = ["sample_files", "write_new_files"]
-
 _NUM_SENTENCES = 100
 
 _ATTRIBUTION = """train.en, train.de, valid.en, valid.de, sentences.en, references.de

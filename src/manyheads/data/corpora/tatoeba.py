@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from manyheads.data.corpora import read_embedded
 
-__all__ = ["DIGESTS", "NUM_TRAIN", "load_tatoeba"]
-
 NUM_TRAIN = 60_000
 
 # SHA-256 of each unpacked file; the packed bytes depend on the version of zlib

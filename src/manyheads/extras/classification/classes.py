@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Confusion", "LabelScores"]
-
 _Z = 1.959964  # 95% of a normal distribution lie within this many standard deviations
 
 

@@ -16,8 +16,6 @@ from manyheads.errors import RequestError, refuse_nan
 from manyheads.extras.classification.labelled_store import LabelledStore, eval_labelled
 from manyheads.extras.classification.model import ClassifierEnsemble, SequenceClassifier
 
-__all__ = ["MAX_TOKENS", "Classifier", "Prediction"]
-
 MAX_TOKENS = 4096
 """Tokens of a batch, padding included."""
 

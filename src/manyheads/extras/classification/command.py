@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from manyheads.extras.classification.classifier import Classifier, Prediction
     from manyheads.tasks.report import LineWork
 
-__all__ = ["LabelLines", "PAGE", "run"]
-
-
 PAGE = CommandPage(
     ClassifyOptions,
     """Give each line of text the label that a classifier finds most probable: one line in, one line out, in order; an

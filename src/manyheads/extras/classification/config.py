@@ -18,15 +18,6 @@ if TYPE_CHECKING:
 else:
     AttentionConfig = Union[tuple(ATTENTIONS.values())]  # noqa: UP007  (the classes are in the table)
 
-__all__ = [
-    "REFORMERS",
-    "TRANSFORMERS",
-    "Pooling",
-    "check_labels",
-    "ReformerClassifierConfig",
-    "TransformerClassifierConfig",
-]
-
 Pooling = Literal["mean", "first"]
 """The vector of a text: the mean of the states of its real positions, or the state of its first position."""
 
@@ -113,7 +104,6 @@ class TransformerClassifierConfig:
         return self.stack.longest_input
 
     def lower_bounds(self) -> tuple[int, int]:
-        """See `protocols.ModelConfig`."""
         rows = self.max_len if self.positions == "learned" else 0
         return self.num_layers, self.d_model * max(self.vocab_size, self.d_ff, self.d_model, rows)
 

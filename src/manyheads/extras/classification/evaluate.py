@@ -22,8 +22,6 @@ from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.preparation import check_keys
 from manyheads.tasks.report import machine_lines, model_line, model_record
 
-__all__ = ["ClassificationReport", "check_known", "evaluate", "given_texts", "held_out_texts", "numbered_unit"]
-
 
 @dataclass(frozen=True)
 class ClassificationReport:
@@ -40,7 +38,6 @@ class ClassificationReport:
     picture: str | None = None
 
     def save(self) -> None:
-        """See `Report.save`."""
         if self.picture is None:
             return
         title = f"{self.protocol['model']} on {self.protocol['data']}"
@@ -48,11 +45,9 @@ class ClassificationReport:
         load(HOOKS["picture"])("confusion", *shown, title=title).save()
 
     def to_json(self) -> dict[str, Any]:
-        """See `Report.to_json`."""
         return {**self.confusion.to_json(), "nats_per_text": self.nats_per_text, "protocol": self.protocol}
 
     def to_lines(self) -> list[str]:
-        """See `Report.to_lines`."""
         protocol = self.protocol
         lines = [*self.confusion.to_lines(), f"likelihood = {self.nats_per_text:.4f} nats/text"]
         lines += ["protocol", f"  data       {protocol['data']}", f"  texts      {protocol['texts']:,}"]

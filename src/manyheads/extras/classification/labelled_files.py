@@ -12,8 +12,6 @@ from manyheads.data.readers import aligned_lines
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.tables import Columns, check_width, columns_of, is_header, named, width
 
-__all__ = ["Labelled", "LabelledFiles", "LabelledList", "LabelledReport", "LabelledTexts"]
-
 _FORMS = ("tsv", "jsonl", "texts")
 _KEYS = "--label-key and --text-key"
 

@@ -23,8 +23,6 @@ from manyheads.data.store import IntArray, SideWriter, StoreFormat, TokenSide, s
 from manyheads.errors import DataError
 from manyheads.extras.classification.settings import LabelledSettings
 
-__all__ = ["LabelledBatch", "LabelledStore", "LabelledStream", "collate_labelled", "eval_labelled", "write_labelled"]
-
 _FORMAT = StoreFormat("manyheads.labelled", "num_texts", ("text", "label"), ("uint16", "uint32"))
 
 
@@ -162,7 +160,6 @@ class LabelledStream(RowStream[LabelledBatch]):
         self.store, self._special = store, {"pad_id": pad_id, "eos_id": eos_id}
 
     def describe(self) -> str:
-        """See `RowStream.describe`."""
         done = {"truncate": "truncated", "drop": "dropped", "fail": "found"}[self.settings.too_long]
         line = f"{len(self._kept):,} of {self.num_rows:,} training texts kept, {self.num_too_long:,} too long and"
         line += f" {done} (the longest has {self.longest:,} tokens)"
@@ -171,5 +168,4 @@ class LabelledStream(RowStream[LabelledBatch]):
         return line
 
     def collate(self, sample_ids: NDArray[np.int64], **limits: Any) -> LabelledBatch:
-        """See `RowStream.collate`."""
         return collate_labelled(self.store, sample_ids, **self._special, **limits)

@@ -29,17 +29,6 @@ from manyheads.nn.layers import Dropout
 from manyheads.nn.positions import TokenEmbedding, positions_of_kind
 from manyheads.nn.shapes import Float, Int
 
-__all__ = [
-    "ClassifierEnsemble",
-    "ReformerEncoder",
-    "SequenceClassifier",
-    "TextPooling",
-    "TransformerEncoder",
-    "build_reformer",
-    "build_transformer",
-    "build_classifier_of",
-]
-
 
 class TextPooling(nn.Module):
     """The vector of each text, with dropout.
@@ -61,11 +50,9 @@ class TextPooling(nn.Module):
         self.dropout = Dropout(dropout)
 
     def facts(self) -> tuple[str, ...]:
-        """See `TokenEmbedding.facts`."""
         return "Pooling", self.equation()[1]
 
     def equation(self) -> tuple[str, str]:
-        """See `TokenEmbedding.equation`."""
         return "text vector", "h₁" if self.kind == "first" else "mean of the real positions' h"
 
     def forward(
@@ -100,7 +87,6 @@ class SequenceClassifier(EncoderWithHead):
         self.pooling = pooling
 
     def card_text(self) -> str:
-        """See `Composite.card_text`."""
         return f"Its labels: {', '.join(self.config.labels)}.\n\n"
 
     def forward(
@@ -147,7 +133,6 @@ class ClassifierEnsemble(EncoderEnsemble):
     def log_probs(
         self, tokens: Int[Tensor, "batch len"], lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch num_labels"]:
-        """See `SequenceClassifier.log_probs`."""
         return mean_log_probs([model.log_probs(tokens, lengths) for model in self.models])
 
 

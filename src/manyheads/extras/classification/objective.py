@@ -17,8 +17,6 @@ from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.tasks.encoders import EncoderJudge, EncoderObjective, with_names
 from manyheads.training.record.report import Sample, ValidationReport
 
-__all__ = ["ClassJudge", "ClassificationObjective", "open_objective"]
-
 
 @dataclass(frozen=True)
 class ClassJudge(EncoderJudge):
@@ -30,7 +28,6 @@ class ClassJudge(EncoderJudge):
 
     @torch.no_grad()
     def run(self, step: int) -> ValidationReport | None:
-        """See `Judge.run`."""
         assert self.store is not None
         self.model.eval()
         tokenizer, nll = self.data.tokenizer, 0.0

@@ -13,17 +13,6 @@ from manyheads.errors import ConfigError
 from manyheads.tasks import preparation
 from manyheads.tasks.translation.options import TokenizerOptions
 
-__all__ = [
-    "ClassifyOptions",
-    "EVALUATE",
-    "EvaluateOptions",
-    "LabelledOptions",
-    "PREPARE",
-    "PrepareOptions",
-    "SCORE",
-    "ScoreOptions",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyOptions:

@@ -11,8 +11,6 @@ from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.training.plan.trial import TokenTrial
 
-__all__ = ["Trial"]
-
 
 @dataclass(frozen=True)
 class Trial(TokenTrial):
@@ -35,7 +33,6 @@ class Trial(TokenTrial):
         return Trial(replace(self.config, model=replace(model, **known)), told)
 
     def batch(self, length: int, rows: int) -> LabelledBatch:
-        """See `Trial.batch`."""
         model = self.config.model
         tokens, labels = torch.randint(model.vocab_size, (rows, length)), torch.randint(len(model.labels), (rows,))
         return LabelledBatch(tokens, torch.full((rows,), length), labels, torch.arange(rows))

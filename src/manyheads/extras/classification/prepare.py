@@ -23,8 +23,6 @@ from manyheads.tasks.preparation import (
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["preparation", "summary"]
-
 _FORMS = ("tsv", "jsonl", "texts", "labels")
 
 

@@ -38,18 +38,6 @@ from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = [
-    "LABELLED_TASK",
-    "LabelledData",
-    "MOST_LABELS",
-    "SIDES",
-    "describe_balance",
-    "languages_of",
-    "open_labelled",
-    "prepare_labelled",
-]
-
-
 LABELLED_TASK = "classification"
 MOST_LABELS = 10_000
 SIDES = ("label", "text")
@@ -110,7 +98,6 @@ class _LabelledSource(SidesSource):
         self._seen: set[bytes] = set()
 
     def read(self) -> dict[str, str]:
-        """See `Source.read`."""
         origin = {split: texts.describe() for split, texts in self.splits.items()}
         reports, rows = {}, {}
         for split, texts in self.splits.items():
@@ -174,12 +161,10 @@ class _LabelledSource(SidesSource):
         self.counts[split] = {**dataclasses.asdict(report), **counts}
 
     def texts(self) -> Iterable[str]:
-        """See `SidesSource.texts`."""
         rows = self.sample()
         return Rereadable(lambda: (text for _, text in rows), length_hint(rows))
 
     def encode(self, split: str) -> dict[str, int]:
-        """See `Source.encode`."""
         tokenizer, counts = self.tokenizer, self.counts[split]
         assert isinstance(tokenizer, Tokenizer)  # since `learn`
         numbers = {label: number for number, label in enumerate(self._labels)}
@@ -198,7 +183,6 @@ class _LabelledSource(SidesSource):
         return counts
 
     def record(self) -> dict[str, Any]:
-        """See `Source.record`."""
         counts = {split: {label: some[label] for label in self._labels} for split, some in self._by_label.items()}
         return {"task": {"name": LABELLED_TASK, "labels": list(self._labels)}, "label_counts": counts}
 

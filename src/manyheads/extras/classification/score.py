@@ -14,8 +14,6 @@ from manyheads.extras.classification.labelled_files import LabelledReport
 from manyheads.extras.classification.options import ScoreOptions
 from manyheads.tasks.report import LineWork
 
-__all__ = ["score"]
-
 _BLOCK = 2048
 
 

@@ -33,17 +33,6 @@ if TYPE_CHECKING:
 else:
     ClassifierConfig = Union[configs_of("classification")]  # noqa: UP007  (the classes are in the table)
 
-__all__ = [
-    "ClassValidationSettings",
-    "ClassificationConfig",
-    "LabelledSettings",
-    "TATOEBA_LANGUAGES",
-    "classifier_debug",
-    "classifier_demo",
-    "reformer_classifier_demo",
-]
-
-
 TATOEBA_LANGUAGES = "embedded:tatoeba-languages"
 """The sentences of the embedded pairs, each labelled with its language, en or de."""
 
@@ -101,7 +90,6 @@ class ClassificationConfig(EncoderConfig):
 
     @property
     def task(self) -> Literal["classification"]:
-        """See `RunConfig.task`."""
         return "classification"
 
 

@@ -13,8 +13,6 @@ from manyheads.errors import ConfigError, DataError
 from manyheads.extras.documents.parts import Document, Part, Segment, Text, plain
 from manyheads.text.tables import Cell, check_width, columns_of, csv_delimiter, is_header, named, read_rows
 
-__all__ = ["read_csv", "read_jsonl"]
-
 LINE = re.compile(r"[^\r\n]+")
 JSON_LINE = re.compile(r"(?:\\[nr])+|((?:[^\\]|\\[^nr])+)")  # line breaks, or a line
 

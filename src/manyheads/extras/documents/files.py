@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from manyheads.extras.documents.terms import ForcedTerms, Terms
     from manyheads.extras.documents.translating import DocumentReport, Unit
 
-__all__ = ["DocumentOptions", "InputDocument"]
-
 SENTENCES_AT_ONCE = 64  # at most this many sentences are lost if the command is interrupted
 MAX_DOCUMENT_BYTES = 64 * 2**20
 """Largest size of a document.

@@ -15,8 +15,6 @@ from manyheads.data.unread import unread_format
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.documents.parts import LINE_END, Document, Part, Segment, Text, lay_out, line_end_of, trimmed
 
-__all__ = ["FORMATS", "decode", "format_of", "read_document", "read_plain"]
-
 
 @dataclass(frozen=True)
 class _Format:

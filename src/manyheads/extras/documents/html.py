@@ -15,8 +15,6 @@ from typing import Any
 
 from manyheads.extras.documents.parts import LINE_END, Document, Part, Segment, Tag, lay_out, line_end_of, tile
 
-__all__ = ["ANNOTATION", "TOKEN", "VOID", "end_of_element", "is_kept", "read_html", "with_annotations"]
-
 TOKEN = re.compile(
     r"<!--.*?(?:-->|\Z)"  # a comment
     r"|<[!?][^>]*(?:>|\Z)"  # a doctype, a processing instruction; without an end it reaches to the end of the file

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.rules_inline import StateInline
 
-__all__ = ["read_markdown"]
-
 # Its first line that is neither empty nor a comment is a key of YAML; otherwise the first `---` is a rule.
 FRONT_MATTER = re.compile(
     r"\A\ufeff?---[ \t]*\r?\n(?:[ \t]*(?:#[^\n]*)?\r?\n)*[\w\"'][\w .\"'-]*:\s.*?^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)",

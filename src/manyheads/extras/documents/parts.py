@@ -16,20 +16,6 @@ from typing import Literal
 
 from manyheads.text.kept_words import PRIVATE
 
-__all__ = [
-    "LINE_END",
-    "Document",
-    "Part",
-    "Segment",
-    "Tag",
-    "Text",
-    "lay_out",
-    "line_end_of",
-    "plain",
-    "tile",
-    "trimmed",
-]
-
 GLUE = chr(PRIVATE + 0xFFF0)  # a space at which no line is broken
 
 

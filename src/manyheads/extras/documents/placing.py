@@ -26,8 +26,6 @@ from manyheads.extras.documents.sentences import Sentence
 from manyheads.text.kept_words import PRIVATE, kept_index, with_letters
 from manyheads.text.sides import Side
 
-__all__ = ["AlignedToken", "align", "place", "unchanged"]
-
 
 def align(translator: Translator, source: str, target: str) -> list[tuple[int, int, int, int]]:
     """Return (target begin, target end, source begin, source end) of each target token, in characters.

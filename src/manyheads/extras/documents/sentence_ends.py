@@ -7,8 +7,6 @@ import unicodedata
 from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = ["split_sentences"]
-
 # Unicode 17, PropList.txt: Sentence_Terminal, without the full stops . ․ ﹒ ．, which can also stand inside a sentence,
 # and without ၊ (U+104A), which Burmese writes as a comma.
 _TERMINAL = (

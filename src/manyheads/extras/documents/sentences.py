@@ -10,13 +10,6 @@ from dataclasses import dataclass, replace
 from manyheads.extras.documents.parts import Part, Tag, Text
 from manyheads.text.kept_words import KEPT, MAX_KEPT, PRIVATE, has_words, private
 
-__all__ = [
-    "Sentence",
-    "protected",
-    "sentences_of",
-    "split_at_clauses",
-]
-
 # Where a long sentence is divided, the best places first: after clauses, before conjunctions, between words.
 CLAUSE_ENDS = (
     re.compile(r"(?<=[;:])\s+|(?<=[。；：])|(?<!\s)\s+(?=[–—]\s)"),

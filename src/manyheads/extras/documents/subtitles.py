@@ -17,8 +17,6 @@ from itertools import accumulate, pairwise
 from manyheads.errors import DataError
 from manyheads.extras.documents.parts import Document, Part, Segment, Tag, Text, line_end_of, plain, tile, trimmed
 
-__all__ = ["read_subtitles"]
-
 _MORE = r"[ \t]?[:.,;][ \t]?\d{1,6}"
 _TIME = rf"-?\d{{1,4}}(?:{_MORE}){{1,4}}(?![^\W_])"
 _CLOCK = rf"-?\d{{1,4}}[ \t]?:[ \t]?\d{{1,2}}(?:{_MORE}){{0,3}}"

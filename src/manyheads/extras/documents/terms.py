@@ -20,8 +20,6 @@ from manyheads.text.words import begins, stands
 if TYPE_CHECKING:
     from manyheads.decoding.translator import Translator
 
-__all__ = ["ForcedTerms", "Term", "Terms", "contains", "translate_with_phrases"]
-
 
 @dataclass(frozen=True, slots=True)
 class Term:

@@ -22,8 +22,6 @@ from manyheads.extras.documents.sentences import Sentence, sentences_of, split_a
 from manyheads.extras.documents.terms import Terms, contains
 from manyheads.text.kept_words import is_loose, kept_index, private, with_letters
 
-__all__ = ["DocumentReport", "DocumentTranslation", "Unit", "UnitTranslator", "Work", "WorkOfUnits"]
-
 AGAIN: dict[str, Any] = {"repetition_penalty": 1.5, "no_repeat_ngram_size": 3, "min_new_tokens": 2}
 """Decoding settings of the second search, after an output that degenerated."""
 MOST_EXAMPLES = 3

@@ -12,8 +12,6 @@ from manyheads.config.options import CommandPage, Shared, option
 from manyheads.extras.exports import EXPORTS, ExportOptions
 from manyheads.files.json_object import json_text
 
-__all__ = ["PAGE", "run"]
-
 # The values of --quantization of all formats.
 _QUANTIZATIONS = tuple(dict.fromkeys(kind for one in EXPORTS.values() for kind in one.quantizations))
 

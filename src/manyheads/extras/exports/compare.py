@@ -15,15 +15,6 @@ from manyheads.errors import ConfigError
 from manyheads.text.of_folder import has_tokenizer, load_tokenizer
 from manyheads.text.sides import Side, TranslationTokenizer
 
-__all__ = [
-    "LIMIT",
-    "MOST_TOKENS",
-    "Reference",
-    "never_produced",
-    "reference",
-    "tokenizer_of",
-]
-
 LIMIT = 1e-3
 """The deviation of a log-probability in float32 above which an export is wrong; rounding gives about 1e-5."""
 MOST_TOKENS = 32

@@ -33,8 +33,6 @@ from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.text.sides import Side
 
-__all__ = ["HOLDS", "MIN_POSITIONS", "deviation", "most_positions", "pieces_of", "runtime", "write"]
-
 MIN_POSITIONS = 2048
 """Rows of a table of sinusoidal positions; longer texts fail in CTranslate2."""
 _BANNED = -1e4

@@ -35,8 +35,6 @@ from manyheads.extras.exports.engine import sample_sentences
 from manyheads.files.commit import remove_folder, write_folder
 from manyheads.files.verify import file_sha256, is_intact
 
-__all__ = ["CTranslate2Engine", "cached_export", "open_for"]
-
 _NUM_TIMED = 16
 _NAME_LEN = 16  # hexadecimal digits of a checksum
 _IS_EXPORT = re.compile(rf"[0-9a-f]{{{_NAME_LEN}}}")

@@ -16,8 +16,6 @@ from manyheads.files.commit import write_folder
 from manyheads.files.spared import check_spares_folders
 from manyheads.files.verify import list_files
 
-__all__ = ["NUM_SENTENCES", "Exported", "export_model", "sample_sentences"]
-
 NUM_SENTENCES = 20
 
 

@@ -35,8 +35,6 @@ from manyheads.nn.attention.kinds import AdditiveAttentionConfig, DotProductAtte
 from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["HOLDS", "Decoder", "deviation", "suffix_of", "write"]
-
 _LONGEST = 512
 """The limit of tokens that is written for a translation model with positions of any length."""
 HOLDS = {

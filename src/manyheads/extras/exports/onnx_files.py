@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, needing_extra
 
-__all__ = ["MOST_BYTES", "check_size", "package", "quantized", "save", "traced", "with_source_branch"]
-
 _OPSET = 17
 MOST_BYTES = 2_000_000_000
 """The largest file: protobuf's limit is 2 GiB."""

@@ -23,17 +23,6 @@ from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.attention import masked_weights
 from manyheads.nn.positions import NoPositions
 
-__all__ = [
-    "CrossProjections",
-    "DecoderStep",
-    "EncoderGraph",
-    "Past",
-    "graph_positions",
-    "logits_of",
-    "prepare",
-    "sinusoidal",
-]
-
 
 def prepare(model: nn.Module) -> None:
     """Make all attention layers compute their weights explicitly instead of by SDPA, in evaluation mode: in ONNX, SDPA

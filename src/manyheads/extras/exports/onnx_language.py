@@ -34,8 +34,6 @@ from manyheads.text.of_folder import tokenizer_of_folder
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabularies import PieceVocabulary
 
-__all__ = ["write_language_model"]
-
 # The limit of tokens that is written for a model with positions of any length.
 _MOST_TOKENS = 1024
 

@@ -21,8 +21,6 @@ from manyheads.extras.exports import Check, ExportOptions, NotComparedError, che
 from manyheads.extras.exports.compare import LIMIT, MOST_TOKENS, never_produced, reference, tokenizer_of
 from manyheads.extras.peers.convert import write_peer
 
-__all__ = ["deviation", "write"]
-
 
 def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
     """See `extras.exports`. A format other than `transformers` is the peer of this name."""

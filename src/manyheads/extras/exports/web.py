@@ -19,8 +19,6 @@ from manyheads.extras.exports import Check, ExportOptions, check_architecture, o
 from manyheads.extras.exports.compare import tokenizer_of
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["deviation", "write"]
-
 _NPM = "ONNXRUNTIME_NODE_INSTALL=skip npm install --prefix web-runtime @huggingface/transformers@4"
 _PAGE = ("index.html", "style.css", "app.js")
 # The second pair is for Safari; a browser loads one.

@@ -26,8 +26,6 @@ from manyheads.errors import ModelFileError, RequestError
 from manyheads.extras.inspect.drawings.attention import AttentionView, attention_view
 from manyheads.extras.inspect.tracing import TracedTensor, trace
 
-__all__ = ["legible", "open_model", "shapes_of", "text_buckets", "text_views", "translation_views"]
-
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _DIGITS = "₀₁₂₃₄₅₆₇₈₉"
 

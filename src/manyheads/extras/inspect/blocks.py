@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from manyheads.extras.inspect.tracing import LAYER, TracedTensor, trace
 from manyheads.nn.attention.observing import observe
 
-__all__ = ["AttentionOperations", "Block", "LayerKind", "ModelBlocks", "Stack", "blocks_of"]
-
 _MOST_EXAMPLE_TOKENS = 2048
 
 

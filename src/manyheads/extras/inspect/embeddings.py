@@ -29,20 +29,6 @@ from manyheads.nn.positions import TokenEmbedding
 from manyheads.nn.shapes import Float
 from manyheads.text.pipeline import SPACE_SIGN
 
-__all__ = [
-    "EmbeddedWord",
-    "EmbeddingTable",
-    "MapPoint",
-    "NamedEmbeddings",
-    "Neighbour",
-    "embedding_map",
-    "embedding_tables",
-    "nearest",
-    "neighbours_of",
-    "open_embeddings",
-    "principal_plane",
-]
-
 _NUMBERS_AT_ONCE = 1 << 22
 """Numbers of the vocabulary's vectors that are in memory at once, in float64: 32 MiB."""
 

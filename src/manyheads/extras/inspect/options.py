@@ -21,22 +21,6 @@ if TYPE_CHECKING:
     from manyheads.decoding.generator import Generator
     from manyheads.decoding.translator import Translator
 
-__all__ = [
-    "ATTENTION_PAGE",
-    "MASKS_PAGE",
-    "POSITIONS_PAGE",
-    "SMOOTHING_PAGE",
-    "AttentionOptions",
-    "MasksOptions",
-    "ModelOptions",
-    "PICTURES",
-    "PositionsOptions",
-    "SmoothingOptions",
-    "check_kinds",
-    "picture_option",
-    "write_figure",
-]
-
 PICTURES = ("png", "svg", "pdf")
 
 

@@ -14,8 +14,6 @@ from manyheads.extras.inspect.drawings.curves import compared_curves_figure, con
 from manyheads.extras.inspect.drawings.figure import picture_paths, save_figure
 from manyheads.extras.inspect.drawings.pages import attention_page, save_page
 
-__all__ = ["Picture", "picture_of"]
-
 
 @dataclass(frozen=True)
 class Picture:

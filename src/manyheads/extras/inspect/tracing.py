@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from manyheads.nn.attention.observing import observe
 
-__all__ = ["LAYER", "TracedTensor", "folded", "runs", "table", "trace"]
-
 LAYER = re.compile(r"^(.*?layers)\.(\d+)(.*)$")
 
 

@@ -15,20 +15,6 @@ from typing import Literal
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.parsing.trees import MAX_DEPTH, Leaf, Node, escape, leaves_of, unescape
 
-__all__ = [
-    "REPAIRS",
-    "SLOT",
-    "ParsingSettings",
-    "Restored",
-    "category",
-    "linearise",
-    "normal_form",
-    "places",
-    "repairs_line",
-    "restore",
-    "sentence_of",
-]
-
 SLOT = "XX"
 TRACE = "-NONE-"
 OUTER_LABELS = ("", "ROOT", "TOP", "S1")

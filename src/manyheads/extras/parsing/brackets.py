@@ -24,18 +24,6 @@ from manyheads.extras.parsing.parsing_task import ParsingTask
 from manyheads.extras.parsing.trees import Leaf, Node, escape, leaves_of, parse_tree
 from manyheads.text.words import words_of
 
-__all__ = [
-    "PUNCTUATION",
-    "SHORT",
-    "SIGNATURE",
-    "BracketScore",
-    "ParseReport",
-    "brackets_of",
-    "judge_trees",
-    "judge_written",
-    "score_trees",
-]
-
 PUNCTUATION = frozenset({",", ":", "``", "''", "."})
 EQUAL_LABELS = {"PRT": "ADVP"}
 SIGNATURE = "evalb:COLLINS|labelled|functions:cut|PRT=ADVP|punctuation:by gold tags"

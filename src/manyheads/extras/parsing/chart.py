@@ -25,8 +25,6 @@ from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.shapes import Bool, Float, Int
 
-__all__ = ["best_splits", "log_partition", "naive_best_tree", "naive_log_partition", "span_probabilities", "tree_spans"]
-
 _IMPOSSIBLE = float("-inf")
 
 

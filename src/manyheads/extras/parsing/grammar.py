@@ -17,8 +17,6 @@ from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.trees import MAX_DEPTH
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["TreeGrammar"]
-
 _PIECE, _OPEN, _CLOSE, _PLACE = range(4)
 
 

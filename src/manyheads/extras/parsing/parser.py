@@ -38,8 +38,6 @@ from manyheads.extras.parsing.tokenizer import task_of
 from manyheads.extras.parsing.trees import Node, parse_tree
 from manyheads.text.words import words_of
 
-__all__ = ["BATCH_WORDS", "ChartParser", "Parser", "holds_chart_parser", "parse_batches"]
-
 BATCH_WORDS = 1024
 """Words of a batch, padding included."""
 

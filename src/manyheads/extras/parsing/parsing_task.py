@@ -23,8 +23,6 @@ from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.words import words_of
 
-__all__ = ["ParsingTask", "TreeFile", "read_sentences"]
-
 
 @dataclass(frozen=True)
 class ParsingTask:

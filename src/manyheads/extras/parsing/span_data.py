@@ -43,28 +43,6 @@ from manyheads.extras.parsing.span_settings import SpanSettings
 from manyheads.extras.parsing.trees import MAX_DEPTH, Leaf, Node, escape, unescape
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = [
-    "MOST_HASHES",
-    "MOST_PIECES",
-    "SIDES",
-    "SPANS_TASK",
-    "Span",
-    "SpanData",
-    "SpanRow",
-    "SpanStore",
-    "SpanStream",
-    "SpanTree",
-    "affix_hashes",
-    "SpanBatch",
-    "collate_spans",
-    "eval_spans",
-    "open_spans",
-    "spans_of",
-    "tree_of",
-    "word_pieces",
-    "write_spans",
-]
-
 Span = tuple[int, int, str]
 """First word, first word after it, and the label; a chain is written from the top, with spaces: `S VP`."""
 
@@ -353,13 +331,11 @@ class SpanStream(RowStream[SpanBatch]):
         self.store = store
 
     def describe(self) -> str:
-        """See `RowStream.describe`."""
         line = f"{len(self._kept):,} of {self.num_rows:,} training sentences kept"
         line += f", the longest has {self.longest:,} words"
         return line + (f"; data.max_len is {self.settings.max_len}" if self.num_too_long else "")
 
     def collate(self, sample_ids: NDArray[np.int64], **limits: Any) -> SpanBatch:
-        """See `RowStream.collate`."""
         return collate_spans(self.store, sample_ids, **limits)
 
 

@@ -26,19 +26,6 @@ from manyheads.nn.layers import Dropout
 from manyheads.nn.positions import FeatureEmbedding, LearnedPositions
 from manyheads.nn.shapes import Float, Int
 
-__all__ = [
-    "Charts",
-    "SpanHead",
-    "SpanParser",
-    "SpanParserEnsemble",
-    "SpanProbabilities",
-    "WordEncoder",
-    "build_span_parser",
-    "charts_of",
-    "check_labels_and_tags",
-    "span_places",
-]
-
 
 def span_places(num_words: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
     """Return first word and last word of all n (n + 1) / 2 spans of n words, in the order of `SpanHead.span_logits`."""
@@ -83,12 +70,10 @@ class SpanHead(nn.Module):
         self.dropout = Dropout(dropout)
 
     def facts(self) -> tuple[str, ...]:
-        """See `TokenEmbedding.facts`."""
         (rows, inner), columns = self.label_proj.weight.shape, self.fence_proj.in_features
         return "Spans, softmax", "differences of fenceposts", f"{columns:,} → {inner:,} → {rows:,}, ReLU"
 
     def equation(self) -> tuple[str, str]:
-        """See `TokenEmbedding.equation`."""
         inner = "max(0, LN(W₁ (x_j - x_i) + b₁)) W₂ + b₂"
         return "log-probabilities", f"log softmax([0; {inner}]), x_i the fencepost before word i + 1"
 
@@ -283,7 +268,6 @@ class SpanParserEnsemble(EncoderEnsemble):
         affixes: Int[Tensor, "batch words hashes"],
         lengths: Int[Tensor, " batch"],
     ) -> SpanProbabilities:
-        """See `SpanParser.probabilities`."""
         each = [model.probabilities(pieces, affixes, lengths) for model in self.models]
         constituents, tags = (torch.stack(values).mean(0) for values in zip(*each, strict=True))
         return SpanProbabilities(constituents, tags)
@@ -294,11 +278,9 @@ class SpanParserEnsemble(EncoderEnsemble):
         affixes: Int[Tensor, "batch words hashes"],
         lengths: Int[Tensor, " batch"],
     ) -> Charts:
-        """See `SpanParser.charts`."""
         return charts_of(self.probabilities(pieces, affixes, lengths))
 
     def tree_log_prob(self, batch: SpanBatch) -> Float[Tensor, ""]:
-        """See `SpanParser.tree_log_prob`."""
         each = torch.stack([model.tree_log_prob(batch) for model in self.models])
         return each.logsumexp(0) - math.log(len(each))
 

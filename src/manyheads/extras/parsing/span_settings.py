@@ -7,8 +7,6 @@ from typing import Literal
 
 from manyheads.data.settings import RowSettings
 
-__all__ = ["MOST_WORDS", "SpanSettings"]
-
 MOST_WORDS = 1_000
 """Maximum length of a sentence that a chart is computed for: time grows with its cube, memory with its square."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from manyheads.decoding.settings import DecodingSettings
     from manyheads.extras.parsing.grammar import TreeGrammar
 
-__all__ = ["ParsingTokenizer", "task_of"]
-
 _SPACE_BYTE = BYTE_PIECES[ord(" ")]
 
 

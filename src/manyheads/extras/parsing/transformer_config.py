@@ -9,8 +9,6 @@ from manyheads.architectures.transformer.config import Activation, TransformerCo
 from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, at_least, between, check, set_tuples
 from manyheads.errors import ConfigError
 
-__all__ = ["PRESETS", "TransformerSpanParserConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerSpanParserConfig:
@@ -100,11 +98,9 @@ class TransformerSpanParserConfig:
 
     @property
     def longest_input(self) -> int | None:
-        """See `protocols.ModelConfig`."""
         return self.max_len
 
     def lower_bounds(self) -> tuple[int, int]:
-        """See `protocols.ModelConfig`."""
         rows = max(self.vocab_size, self.num_affixes, self.d_ff, self.max_len)
         return self.num_layers, self.d_model * rows
 

@@ -28,8 +28,6 @@ from manyheads.extras.parsing.trees import format_tree
 from manyheads.tasks.report import LineWork
 from manyheads.text.words import words_of
 
-__all__ = ["translate_by_chart", "translate_by_text"]
-
 
 def translate_by_text(options: TranslateOptions) -> int:
     """Write the trees that a translator of trees gives. Returns: the exit code."""

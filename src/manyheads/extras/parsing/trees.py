@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from manyheads.errors import DataError
 
-__all__ = ["MAX_DEPTH", "Leaf", "Node", "escape", "format_tree", "leaves_of", "parse_tree", "read_trees", "unescape"]
-
 MAX_DEPTH = 200
 """Maximum number of constituents above a word, in training data and in output; real trees have about 40."""
 

@@ -26,8 +26,6 @@ from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 from manyheads.nn.schedules import noam
 
-__all__ = ["AnnotatedSmoothing", "AnnotatedTransformer", "LabelSmoothing"]
-
 
 class LabelSmoothing(nn.Module):
     """Divergence of log-probabilities from smoothed targets, summed: sum t (log t - log p).

@@ -14,8 +14,6 @@ from manyheads.config.suggest import not_among
 from manyheads.errors import ConfigError
 from manyheads.extras.peers import FORMATS
 
-__all__ = ["PAGE", "run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:

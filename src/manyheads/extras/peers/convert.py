@@ -59,17 +59,6 @@ from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer_file import MAX_FILE_BYTES
 from manyheads.text.word_vocabulary import SymbolVocabulary
 
-__all__ = [
-    "Conversion",
-    "TRAINED_BY",
-    "export_folder",
-    "guess_peer",
-    "import_folder",
-    "read_options",
-    "read_tokenizer",
-    "write_peer",
-]
-
 TRAINED_BY = ("fairseq/Transformer", "opennmt-py/Transformer", "joeynmt/Transformer")
 _FAIRSEQ, _OPENNMT, _JOEYNMT = TRAINED_BY
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")

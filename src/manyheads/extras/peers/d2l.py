@@ -28,17 +28,6 @@ from manyheads.nn.kernels.softmax import masked_softmax
 from manyheads.nn.layers import FeedForward, Residual
 from manyheads.nn.positions import sinusoidal_table
 
-__all__ = [
-    "AdditivePeer",
-    "AllOfD2l",
-    "BlockPeer",
-    "DotProductPeer",
-    "EncoderBlock",
-    "MaskedSoftmax",
-    "MultiHeadPeer",
-    "SoftmaxPeer",
-]
-
 _POSITIONS = 40
 
 

@@ -19,8 +19,6 @@ from manyheads.extras.peers.peer import Options, Peer, own_heads, read_options, 
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
 from manyheads.nn.attention.scores import DotProductAttention
 
-__all__ = ["FusedQkv"]
-
 
 class FusedQkv(Peer):
     """out.out_* and out.attn_* for in.x without a mask and with each in.mask_*, and scaled_dot_product for in.q, in.k,

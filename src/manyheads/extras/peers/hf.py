@@ -18,8 +18,6 @@ from typing import Any
 
 from manyheads.errors import MissingExtraError
 
-__all__ = ["from_folder", "register"]
-
 
 def register() -> None:
     """Register the model type `manyheads` with AutoConfig and AutoModelForCausalLM of transformers.

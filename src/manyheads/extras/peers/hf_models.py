@@ -19,8 +19,6 @@ from manyheads.config.build import build
 from manyheads.config.files import to_plain
 from manyheads.errors import ConfigError, RequestError
 
-__all__ = ["CausalLMOutput", "ManyHeadsConfig", "ManyHeadsForCausalLM", "wrap"]
-
 IGNORED_LABEL = -100
 """A label that does not count, as in all of transformers."""
 

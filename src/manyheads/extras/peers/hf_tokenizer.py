@@ -11,8 +11,6 @@ from manyheads.text.sides import TAG, tag_of
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.tokenizer_file import parse_json, read_tokenizer_file
 
-__all__ = ["from_folder", "notes_of", "to_files"]
-
 _FILE = "tokenizer.json"
 
 

@@ -12,8 +12,6 @@ from typing import Any, TypeAlias
 
 from manyheads.errors import ConfigError
 
-__all__ = ["REFORMER", "TRANSFORMER", "TRANSFORMER_XL", "Holds", "any_of", "check_held", "demand"]
-
 Holds: TypeAlias = Mapping[str, tuple[Any, ...]]
 """Field of a config -> the values that a format holds, or their classes; (): all."""
 

@@ -39,8 +39,6 @@ from manyheads.extras.peers.xl_weights import (
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.heads.sampled import LogUniformCandidates
 
-__all__ = ["OfficialTransformerXL", "SampleLogits", "options_of_module"]
-
 _KINDS: tuple[AttentionKind, ...] = ("relative", "relative_learned", "absolute", "absolute_learned")
 
 

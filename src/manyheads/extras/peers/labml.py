@@ -26,8 +26,6 @@ from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention, s
 from manyheads.nn.attention.relative import LearnedRelativeAttention
 from manyheads.nn.conventions import from_sequence_first
 
-__all__ = ["AllOfLabml", "MultiHeadPeer", "RelativePeer"]
-
 
 class _Labml(Peer):
     """The common part of both modules."""

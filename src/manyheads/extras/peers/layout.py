@@ -28,18 +28,6 @@ from torch import Tensor, nn
 
 from manyheads.errors import ModelFileError
 
-__all__ = [
-    "Layout",
-    "Rule",
-    "export_gradients",
-    "export_weights",
-    "flipped",
-    "import_weights",
-    "nested",
-    "stacked",
-    "transposed",
-]
-
 
 @dataclass(frozen=True)
 class Rule:

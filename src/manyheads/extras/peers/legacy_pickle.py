@@ -28,8 +28,6 @@ from manyheads.errors import ModelFileError
 from manyheads.extras.peers import legacy_pickle_child as child
 from manyheads.files.guarded import open_regular
 
-__all__ = ["Corpus", "Saved", "read_corpus", "read_saved"]
-
 T = TypeVar("T")
 _SOURCES = Path(__file__).resolve().parents[3]
 _CHILD = """

@@ -25,8 +25,6 @@ from manyheads.extras.peers.legacy_pickle_machine import (
     View,
 )
 
-__all__ = ["BYTES", "INDEX", "REFUSED", "VIOLATION", "main", "read_corpus"]
-
 _MOST_SYMBOLS = 4_000_000
 _MOST_OPCODES = 64_000_000
 

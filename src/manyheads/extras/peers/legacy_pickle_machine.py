@@ -10,22 +10,6 @@ import pickletools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = [
-    "ALLOWED",
-    "ALLOWED_IN_CORPUS",
-    "ITEM_BYTES",
-    "MOST_PICKLE_BYTES",
-    "Machine",
-    "RefusedError",
-    "Storage",
-    "StorageType",
-    "Stub",
-    "View",
-    "as_ints",
-    "call",
-    "checked_key",
-]
-
 ITEM_BYTES = {
     **{"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2},
     **{"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1},

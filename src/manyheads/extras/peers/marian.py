@@ -32,8 +32,6 @@ from manyheads.extras.peers.peer import Options, Peer, decode, encode, require
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 
-__all__ = ["ACTIVATIONS", "SPECIAL_IDS", "Marian", "Pegasus", "fitted", "halves_order"]
-
 SPECIAL_IDS = {
     "pad_token_id": 58100,
     "eos_token_id": 0,

@@ -25,8 +25,6 @@ from manyheads.text.marian_files import MarianOptions, file_names, read_bytes, r
 from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["MarianFiles", "PeerFiles", "export", "read"]
-
 
 @dataclass(frozen=True)
 class MarianFiles:

@@ -14,8 +14,6 @@ from manyheads.config.build import build
 from manyheads.decoding.settings import DecodingSettings, drawing_options, facts_of, unsupported
 from manyheads.errors import ConfigError
 
-__all__ = ["MarianIds", "generation_to_peer", "never_produced", "settings_from_peer"]
-
 _DEFAULT_MAX_LENGTH = 20  # the peer's, for a model without this option
 # Options that we do not support, and their neutral value (or None).
 _NEUTRAL: dict[str, Any] = {

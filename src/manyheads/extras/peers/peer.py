@@ -23,19 +23,6 @@ from manyheads.extras.peers.layout import Layout, export_gradients, export_weigh
 from manyheads.nn.attention.masks import Dense, Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 
-__all__ = [
-    "Options",
-    "Parts",
-    "Peer",
-    "decode",
-    "encode",
-    "own_heads",
-    "read_options",
-    "require",
-    "uniform_when_empty",
-    "weights_by_part",
-]
-
 Options = Mapping[str, Any]
 """A constructor's arguments and their defaults. A type in place of a default means: `int`, the argument is required;
 `int | None`, the default is None; `list[int]`, the default is an empty list."""

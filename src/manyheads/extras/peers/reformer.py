@@ -27,8 +27,6 @@ from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, require
 from manyheads.nn.attention.observing import observe
 
-__all__ = ["HFReformer"]
-
 _ACTIVATIONS = {
     **{"relu": "relu", "gelu": "gelu", "silu": "swish", "swish": "swish"},
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh"),

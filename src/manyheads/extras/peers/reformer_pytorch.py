@@ -24,8 +24,6 @@ from manyheads.nn.attention.lsh import LSHSelfAttention, LSHSettings, hash_vecto
 from manyheads.nn.attention.lsh_hash import keys_of, near_pairs
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
 
-__all__ = ["BareAttention", "BareAttentionPeer", "SelfAttentionPeer"]
-
 _ATTENTION: dict[str, Any] = {
     "dropout": 0.0,
     "bucket_size": 64,
@@ -180,7 +178,6 @@ class BareAttention(nn.Module):
         self.settings = settings
 
     def forward(self, qk: Tensor, v: Tensor, buckets: Tensor) -> Tensor:
-        """See `lsh_attention`."""
         return lsh_attention(qk, v, buckets, self.settings)
 
 

@@ -27,8 +27,6 @@ from torch import Tensor
 from manyheads.errors import ModelFileError
 from manyheads.files.guarded import check_regular, read_limited
 
-__all__ = ["find_prefix", "read_checkpoint", "verifies_data"]
-
 _FOOTER_BYTES = 48
 _MAGIC = 0xDB4775248B80FB57
 _MOST_INDEX_BYTES = 64 << 20

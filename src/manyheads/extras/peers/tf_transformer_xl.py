@@ -32,16 +32,6 @@ from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.text.word_vocabulary import Form, Lines, SymbolVocabulary
 
-__all__ = [
-    "CACHE",
-    "CorpusFiles",
-    "PUBLISHED_LANES",
-    "TensorFlowXL",
-    "find_beside",
-    "find_checkpoint",
-    "read_corpus_files",
-]
-
 _READING = {
     "enwik8": {"tgt_len": 128, "mem_len": 3800, "clamp_len": 1000, "same_length": True},
     "text8": {"tgt_len": 128, "mem_len": 3800, "clamp_len": 1000, "same_length": True},

@@ -22,17 +22,6 @@ from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, decode, encode, require
 from manyheads.nn.positions import sinusoidal_table
 
-__all__ = [
-    "ACTIVATIONS",
-    "Fairseq",
-    "JoeyNMT",
-    "OpenNMT",
-    "PlainTransformer",
-    "is_formula",
-    "options_of_folder",
-    "tie_of",
-]
-
 ACTIVATIONS = {
     **{"relu": "relu", "gelu": "gelu", "tanh": "tanh", "linear": "linear", "swish": "swish", "silu": "swish"},
     **dict.fromkeys(("gelu_accurate", "gelu_fast"), "gelu_tanh"),

@@ -19,8 +19,6 @@ from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
 from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention, mask_of_torch
 
-__all__ = ["EncoderDecoder", "TorchAttention", "TorchTransformer"]
-
 
 class TorchAttention(Peer):
     """One matrix for queries, keys and values, blocking or additive masks, extra keys.

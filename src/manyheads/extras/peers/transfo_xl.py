@@ -29,8 +29,6 @@ from manyheads.extras.peers.xl_weights import (
     tied_projections,
 )
 
-__all__ = ["TransfoXL"]
-
 
 class TransfoXL(Peer):
     """The language model on consecutive segments in.ids.0, in.ids.1, ..., with the memory passed on.

@@ -12,17 +12,6 @@ from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.errors import RequestError
 from manyheads.extras.peers.layout import Layout
 
-__all__ = [
-    "HEAD",
-    "by_cluster",
-    "layout_of_body",
-    "notes_of_export",
-    "num_segments",
-    "options_of_sizes",
-    "sizes_of",
-    "tied_projections",
-]
-
 _SIZES = {
     "d_model": "d_model",
     "n_head": "num_heads",

@@ -12,8 +12,6 @@ from typing import Any
 from manyheads.config.options import refuse_given
 from manyheads.errors import ConfigError
 
-__all__ = ["MOST_MODELS", "check_comparison"]
-
 MOST_MODELS = 26
 """Each has a letter in the table."""
 

@@ -11,8 +11,6 @@ from manyheads.extras.inspect.drawings.attention import shown_token
 from manyheads.extras.inspect.drawings.pages import offline_page, save_page
 from manyheads.extras.research.paired import Paired
 
-__all__ = ["PAGE_EXAMPLES", "Comparison", "Example", "letters"]
-
 PAGE_EXAMPLES = 1000
 """Maximum number of examples on a page."""
 SIGNIFICANT = 0.05
@@ -71,7 +69,6 @@ class Comparison:
     output: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """See `Report.to_json`."""
         scores = {
             name: {"signature": found[0].signature, "models": [_record(one) for one in found]}
             for name, found in self.scores.items()
@@ -86,7 +83,6 @@ class Comparison:
         }
 
     def to_lines(self) -> list[str]:
-        """See `Report.to_lines`."""
         names = letters(self.models)
         lines = [f"{letter} = {name}" for letter, name in names.items()]
         head, rows = self.table()

@@ -24,16 +24,6 @@ from manyheads.evaluation.likelihood import evaluation_mode
 from manyheads.seeding import derive_seed
 from manyheads.text.vocabulary import IdVocabulary
 
-__all__ = [
-    "Duplicated",
-    "DuplicationData",
-    "DuplicationStream",
-    "NUM_SYMBOLS",
-    "duplicated",
-    "evaluate_duplication",
-    "held_out",
-]
-
 NUM_SYMBOLS = 127
 ROWS_AN_EPOCH = 500
 HELD_OUT = {"valid": 64, "test": 256}

@@ -37,8 +37,6 @@ from manyheads.tasks.text.evaluate import Scoring
 from manyheads.tasks.text.held_out import HeldText, held_text
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["Adaptation", "Dynamic", "NOTE", "STATISTICS_LANES", "evaluate_dynamically", "gradient_rms"]
-
 STATISTICS_LANES = 100
 """Rows of a batch for statistics, as in the authors' code; gradients of larger batches are smaller."""
 

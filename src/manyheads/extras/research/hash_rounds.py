@@ -23,8 +23,6 @@ from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.tasks.report import TextReport
 from manyheads.tasks.text.held_out import held_text, readings_of
 
-__all__ = ["HashRoundsReport", "Judged", "Tell", "evaluate_hash_rounds", "judge_models", "with_hashes"]
-
 
 def with_hashes(model: LanguageModel, rounds: HashRounds) -> LanguageModel:
     """Return the model with another number of hash rounds (see `ReformerConfig.with_hash_rounds`) and the same weights.
@@ -60,7 +58,6 @@ class HashRoundsReport(TextReport):
     figure: str
 
     def to_json(self) -> dict[str, Any]:
-        """See `Report.to_json`."""
         return {"results": self.results, "data": self.data}
 
     def to_lines(self) -> list[str]:

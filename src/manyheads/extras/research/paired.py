@@ -18,8 +18,6 @@ from manyheads.evaluation.bleu import bleu_metric, composed
 from manyheads.evaluation.fast_chrf import FastCHRF
 from manyheads.evaluation.tokenizers import AUTO, choose_tokenizer
 
-__all__ = ["RESAMPLES", "Paired", "most_different", "paired_losses", "paired_scores", "sentence_chrf"]
-
 RESAMPLES = 1000
 """Number of resamples of a paired bootstrap; fewer for very large test sets, see `_num_resamples`."""
 _MOST_DRAWS = 50_000_000

@@ -24,8 +24,6 @@ from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.tasks.report import TextReport
 from manyheads.tasks.text.held_out import HeldText, held_text
 
-__all__ = ["LEAST_GAIN", "Recl", "ReclReport", "evaluate_recl", "losses_by_context", "relative_lengths"]
-
 LEAST_GAIN = 0.01
 """A longer context counts as useful if it lowers the relative perplexity by this share or more (appendix C)."""
 _TOKENS_AT_ONCE = 16_384
@@ -153,7 +151,6 @@ class ReclReport(TextReport):
     protocol: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """See `Report.to_json`."""
         return {"results": self.results, "protocol": self.protocol}
 
     def to_lines(self) -> list[str]:

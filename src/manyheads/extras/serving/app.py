@@ -25,8 +25,6 @@ from manyheads.extras.serving.refusals import Refusal, error_body, status_of
 from manyheads.extras.serving.service import Service
 from manyheads.extras.serving.settings import ApiKeys, ServingSettings
 
-__all__ = ["Direct", "build_app", "create_app"]
-
 _PATH = "/v1/translate"
 
 Answering = Callable[[Request, Exception], Awaitable[Response]]

@@ -14,8 +14,6 @@ from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.extras.serving.settings import ServingSettings
 
-__all__ = ["PAGE", "run"]
-
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 

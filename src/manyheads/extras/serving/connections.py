@@ -17,8 +17,6 @@ from uvicorn.server import ServerState
 
 from manyheads.extras.serving.settings import ServingSettings
 
-__all__ = ["GatheredTransport", "GuardedConnection", "Register", "connection_class"]
-
 MOST_HEADER_BYTES = 1 << 16
 _MOST_GATHERED = 1 << 14
 

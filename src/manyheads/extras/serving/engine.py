@@ -29,8 +29,6 @@ from manyheads.extras.serving.jobs import Batch, Done, Event, Failed, Job, Queue
 from manyheads.extras.serving.metrics import Metrics
 from manyheads.extras.serving.settings import ServingSettings
 
-__all__ = ["Engine"]
-
 _log = logging.getLogger(__name__)
 
 _GATHER_SECONDS = 1.0

@@ -14,8 +14,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from manyheads.extras.serving.refusals import Refusal, error_body, status_of
 
-__all__ = ["Exchange", "ServerState", "client_gone", "run_until_gone"]
-
 _log = logging.getLogger("manyheads.extras.serving.access")
 
 _SECURITY_HEADERS = [

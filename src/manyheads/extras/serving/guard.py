@@ -21,8 +21,6 @@ from manyheads.extras.serving.metrics import Metrics
 from manyheads.extras.serving.refusals import Refusal, check_shape
 from manyheads.extras.serving.settings import ApiKeys, ServingSettings
 
-__all__ = ["Guard", "Origins"]
-
 Headers = list[tuple[bytes, bytes]]
 
 

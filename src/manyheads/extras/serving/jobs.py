@@ -21,23 +21,6 @@ from manyheads.decoding.search import search_steps
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.decoding.translator import Translator
 
-__all__ = [
-    "Batch",
-    "CallBatch",
-    "Done",
-    "Event",
-    "Failed",
-    "GenerationBatch",
-    "Job",
-    "Prompt",
-    "QueueFull",
-    "Remaining",
-    "Row",
-    "RuntimeBatch",
-    "TranslationBatch",
-    "Written",
-]
-
 
 @dataclass(frozen=True)
 class Row:

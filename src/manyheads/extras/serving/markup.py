@@ -24,8 +24,6 @@ from manyheads.extras.serving.served import ServedTranslator
 from manyheads.extras.serving.service import Service
 from manyheads.extras.serving.texts import in_windows
 
-__all__ = ["MOST_TAGS", "translate_html"]
-
 MOST_CHARACTERS = 1 << 16
 """Maximum number of characters between two tags, of which one search finds what is kept, such as addresses."""
 MOST_TAGS = 2_000

@@ -7,17 +7,6 @@ from typing import Any
 
 from manyheads.extras.serving.settings import ServingSettings
 
-__all__ = [
-    "PROTOCOLS",
-    "Refusal",
-    "check_shape",
-    "error_body",
-    "invalid",
-    "refuse_unsupported",
-    "status_of",
-    "too_long",
-]
-
 PROTOCOLS = {
     "/v2/": "deepl",
     "/translate": "libretranslate",

@@ -17,8 +17,6 @@ from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError, refuse_nan
 from manyheads.extras.serving.jobs import Done, Event, Remaining
 
-__all__ = ["MOST_MAPPED", "AttentionMaps", "PairBatch", "ScoredIds", "TextBatch", "attention_maps", "mean_map"]
-
 _MOST_VALUES = 2**24
 """Maximum number of log-probabilities that are computed in one call: 64 MiB in float32."""
 MOST_MAPPED = 1_000

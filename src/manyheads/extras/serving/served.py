@@ -29,14 +29,6 @@ from manyheads.extras.serving.scoring import PairBatch, TextBatch
 from manyheads.extras.serving.settings import ServingSettings, names_of_models, plain_tag
 from manyheads.files.guarded import read_limited
 
-__all__ = [
-    "ServedGenerator",
-    "ServedModel",
-    "ServedTranslator",
-    "find_model",
-    "load_models",
-]
-
 M = TypeVar("M", bound="ServedModel")
 _MOST_BYTES = 1 << 20
 _MOST_CHECKED = 64

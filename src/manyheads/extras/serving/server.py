@@ -23,8 +23,6 @@ from manyheads.extras.serving.connections import MOST_HEADER_BYTES, connection_c
 from manyheads.extras.serving.service import Service
 from manyheads.extras.serving.settings import ServingSettings
 
-__all__ = ["Server", "bind", "serve"]
-
 _BACKLOG = 2048
 _ACCEPTED_AT_ONCE = 16
 """Connections that the event loop accepts before it reads what has arrived on those that it has."""

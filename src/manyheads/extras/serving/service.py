@@ -25,8 +25,6 @@ from manyheads.extras.serving.refusals import Refusal, too_long
 from manyheads.extras.serving.served import ServedGenerator, ServedModel, ServedTranslator, load_models
 from manyheads.extras.serving.settings import ApiKeys, ServingSettings
 
-__all__ = ["Mailbox", "Service", "is_few"]
-
 
 class Mailbox:
     """Events and results that wait for the event loop.

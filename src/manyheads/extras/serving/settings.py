@@ -16,8 +16,6 @@ from manyheads.decoding.engines import engine_named
 from manyheads.errors import ConfigError
 from manyheads.files.guarded import read_stream
 
-__all__ = ["ApiKeys", "ENVIRONMENT_PREFIX", "ServingSettings", "names_of_models", "plain_tag"]
-
 ENVIRONMENT_PREFIX = "MANYHEADS_"
 ENGINES = ("torch", "ctranslate2")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s*]+/?|null", re.IGNORECASE)

@@ -18,8 +18,6 @@ from manyheads.extras.serving.jobs import CallBatch, Row
 from manyheads.extras.serving.served import ServedTranslator
 from manyheads.extras.serving.service import Service
 
-__all__ = ["KeptRows", "Sentence", "in_windows", "rejoin", "split", "translate_paragraphs"]
-
 _WINDOW = 1 << 15
 
 

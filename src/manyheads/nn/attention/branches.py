@@ -11,8 +11,6 @@ from torch import Tensor
 from manyheads.nn.attention.planned import PlannedKeyValues, Slots
 from manyheads.nn.attention.state import KeyValueState, State, register_state
 
-__all__ = ["BranchedKeyValueState", "Branches"]
-
 
 @register_state
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ from manyheads.nn.attention.planned import PlannedKeyValues
 from manyheads.nn.attention.state import KeyValueState, register_state
 from manyheads.nn.kernels import policy
 
-__all__ = ["DecoderLayerState", "DecoderState", "PlannedLayer", "source_mask"]
-
 # The largest number of hypotheses of a sentence whose keys are kept together: each is compared with the keys of all.
 _MOST_TOGETHER = 8
 

@@ -13,8 +13,6 @@ from manyheads.config.checks import MOST_UNITS, between, check
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["AdditiveAttentionConfig", "AttentionConfig", "DotProductAttentionConfig"]
-
 
 class AttentionConfig(Protocol):
     """One kind: a frozen dataclass of its settings."""

@@ -32,8 +32,6 @@ from manyheads.nn.kernels.softmax import masked_softmax
 from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.shapes import Bool, Float, Int
 
-__all__ = ["LocalCache", "LocalSelfAttention", "distance_penalty", "local_attention", "spread_chunks"]
-
 
 def local_attention(
     query: Float[Tensor, "batch heads length head_dim"],

@@ -14,8 +14,6 @@ from manyheads.nn.attention.state import State, register_state
 from manyheads.nn.chunking import real_chunks
 from manyheads.nn.shapes import Bool, Float, Int
 
-__all__ = ["LSHCache"]
-
 
 @register_state
 @dataclass(frozen=True)

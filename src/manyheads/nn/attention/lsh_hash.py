@@ -19,20 +19,6 @@ from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.shapes import Float, Int
 
-__all__ = [
-    "SortedPositions",
-    "hash_vectors",
-    "keys_of",
-    "mark_padding",
-    "near_pairs",
-    "pair_weights",
-    "rotations",
-    "shared_qk_attention",
-    "sort_positions",
-    "visible_pairs",
-]
-
-
 # The largest number of elements of rotated vectors that exist at the same time.
 _ROTATED_NUMBERS = 1 << 22
 

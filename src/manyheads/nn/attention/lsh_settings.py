@@ -9,8 +9,6 @@ from typing import Literal
 from manyheads.config.checks import MOST_UNITS, at_least, between, check
 from manyheads.errors import ConfigError
 
-__all__ = ["MOST_UNFACTORED", "LSHSettings", "automatic_buckets"]
-
 MOST_UNFACTORED = 64
 """With more buckets than this, their number is split into two factors.
 

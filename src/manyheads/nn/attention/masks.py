@@ -16,21 +16,6 @@ from manyheads.errors import ShapeError
 from manyheads.nn.attention.state import register_state
 from manyheads.nn.shapes import Bool, Float, Int
 
-__all__ = [
-    "Bias",
-    "Both",
-    "Causal",
-    "Dense",
-    "KeyPadding",
-    "Lengths",
-    "Mask",
-    "Window",
-    "dense_bias",
-    "dense_mask",
-    "refuse_tensor",
-    "zero_padding",
-]
-
 
 class Mask:
     """Base of all descriptions.

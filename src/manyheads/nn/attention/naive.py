@@ -8,13 +8,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = [
-    "naive_additive_attention",
-    "naive_dot_product_attention",
-    "naive_lsh_attention",
-    "naive_relative_attention",
-]
-
 
 def _attend(scores: list[Tensor], values: list[Tensor], width: int) -> Tensor:
     """Softmax over the scores, then the weighted sum of the values; zeros if there is nothing to attend to."""

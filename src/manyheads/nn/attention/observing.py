@@ -9,8 +9,6 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-__all__ = ["observe"]
-
 
 @contextmanager
 def observe(module: nn.Module, what: Literal["weights", "buckets"] = "weights") -> Iterator[dict[str, list[Tensor]]]:

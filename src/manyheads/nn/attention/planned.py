@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["PlannedKeyValues", "Slots"]
-
 
 @dataclass(frozen=True)
 class Slots:

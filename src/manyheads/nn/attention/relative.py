@@ -34,8 +34,6 @@ from manyheads.nn.layers import Linear
 from manyheads.nn.positions import ExactTable, sinusoidal_table
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["DistanceEncoding", "LearnedRelativeAttention", "RelativeAttention"]
-
 
 class DistanceEncoding(ExactTable):
     """Sinusoidal encodings of integer distances, in float32 for every compute dtype.

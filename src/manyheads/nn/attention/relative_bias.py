@@ -15,8 +15,6 @@ from manyheads.nn.attention.masks import Bias, Mask
 from manyheads.nn.attention.state import register_state
 from manyheads.nn.shapes import Bool, Float
 
-__all__ = ["PENALTY_UNIT", "ByDistance", "RelativeBias", "local_slopes"]
-
 PENALTY_UNIT = 10.0
 """A trained penalty is stored divided by this: a step moves every number by about the learning rate, and penalties are
 larger than the weights for which learning rates are chosen."""

@@ -18,8 +18,6 @@ from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.shapes import Float
 
-__all__ = ["AdditiveAttention", "AdditiveScore", "DotProductAttention", "one_head"]
-
 
 def one_head(x: Float[Tensor, "*batch length width"]) -> Float[Tensor, "rows 1 length width"]:
     """Return vectors with a head axis; vectors without a batch axis become a batch of one.

@@ -11,8 +11,6 @@ from torch.utils import _pytree as pytree
 
 from manyheads.nn.attention.planned import PlannedKeyValues, Slots
 
-__all__ = ["KeyValueState", "State", "register_state"]
-
 _State = TypeVar("_State")
 
 

@@ -16,8 +16,6 @@ from manyheads.nn.kernels.attention import dot_product_attention, dot_product_we
 from manyheads.nn.kernels.dropout import dropout as drop
 from manyheads.nn.kernels.linear import is_readable, linear
 
-__all__ = ["TorchMultiheadAttention", "mask_of_torch"]
-
 
 class TorchMultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` with the same constructor, call, results and state dict, except for these cases.

@@ -20,8 +20,6 @@ from manyheads.nn.kernels.linear import linear
 from manyheads.nn.kernels.loss import HeadLoss, smoothed_loss
 from manyheads.nn.shapes import Bool, Float, Int
 
-__all__ = ["AdaptiveEmbedding", "AdaptiveHead", "Clusters"]
-
 
 class Clusters:
     """The clusters of a vocabulary.

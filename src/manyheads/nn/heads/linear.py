@@ -15,8 +15,6 @@ from manyheads.nn.kernels.loss import HeadLoss, plain_loss, smoothed_loss
 from manyheads.nn.shapes import Float, Int
 from manyheads.nn.smoothing import SmoothingKind
 
-__all__ = ["LinearHead", "centred_logarithms", "token_scores"]
-
 
 class LinearHead(nn.Module):
     """A linear layer with one row of weights per token: logits = W h + b.

@@ -11,8 +11,6 @@ from torch import Tensor
 from manyheads.errors import ConfigError
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["LogUniformCandidates", "sampled_loss"]
-
 
 class LogUniformCandidates:
     """Draws candidate ids, frequent ones more often: P(k) = log((k + 2) / (k + 1)) / log(V + 1).

@@ -21,14 +21,6 @@ from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.softmax import masked_softmax, weighted_by_sums
 from manyheads.nn.shapes import Float
 
-__all__ = [
-    "dot_product_attention",
-    "dot_product_scores",
-    "dot_product_weights",
-    "masked_weights",
-    "plain_attention",
-]
-
 
 def plain_attention(
     query: Float[Tensor, "batch heads q_len head_dim"],

@@ -11,8 +11,6 @@ from torch import Tensor
 from manyheads.errors import RequestError
 from manyheads.nn.kernels import policy
 
-__all__ = ["first_derivative_only"]
-
 
 def first_derivative_only(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
     """Change an autograd function so that to differentiate its gradients raises an error.

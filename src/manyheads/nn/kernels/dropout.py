@@ -16,8 +16,6 @@ from torch import Tensor
 from manyheads.errors import ConfigError
 from manyheads.nn.kernels import policy
 
-__all__ = ["RowMasks", "dropout", "numbered_rows", "scaled_mask"]
-
 _LEVELS = 1 << 16
 _FINAL = -0x61C8864680B583EB  # odd, from the golden ratio: the finaliser's multiplier
 _row_keys = torch.zeros(0, dtype=torch.int64, device="cpu")

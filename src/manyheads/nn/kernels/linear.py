@@ -18,20 +18,6 @@ from torch import Tensor, nn
 from manyheads.nn.kernels import policy
 from manyheads.nn.shapes import Float
 
-__all__ = [
-    "Packed",
-    "READABLE",
-    "define_packed_linear",
-    "is_readable",
-    "linear",
-    "linear_by",
-    "linears",
-    "low_precision",
-    "onednn_linear",
-    "product",
-    "product_of_rows",
-]
-
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `F.linear(x, weight, bias)`.

@@ -23,18 +23,6 @@ from manyheads.nn.kernels.recomputation import checkpointed
 from manyheads.nn.shapes import Bool, Float, Int
 from manyheads.nn.smoothing import SmoothingKind, spread
 
-__all__ = [
-    "HeadLoss",
-    "add_tiles",
-    "apply_loss",
-    "autocast_dtype",
-    "excluded_row",
-    "pad_rows",
-    "plain_loss",
-    "smoothed_loss",
-    "smoothed_targets",
-]
-
 HeadLoss = tuple[Tensor, Tensor]
 """(loss_sum, nll_sum): the smoothed and the plain negative log-likelihood, summed over tokens, in nats."""
 

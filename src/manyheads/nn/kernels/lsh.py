@@ -27,8 +27,6 @@ from manyheads.nn.kernels.lsh_chunks import SAFE_SCORE, Layout, SortedRows, rank
 from manyheads.nn.kernels.recomputation import checkpointed
 from manyheads.nn.shapes import Float, Int
 
-__all__ = ["attend_pairs", "bucket_ranks", "chunked_attention", "sorting_order"]
-
 
 def attend_pairs(
     qk: Float[Tensor, "batch heads length head_dim"],

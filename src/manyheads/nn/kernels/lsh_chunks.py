@@ -17,8 +17,6 @@ from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.dropout import scaled_mask
 
-__all__ = ["Layout", "SortedRows", "sorted_groups"]
-
 SAFE_SCORE = 60.0
 """Up to this bound softmax needs no shift: exp(60), exp(-60) and sums of thousands of them are within the range of
 float32 and bfloat16."""

@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["least_seconds"]
-
 ROUNDS = 7
 """Calls of each implementation that are timed; one more comes first, in which libraries prepare their kernels."""
 

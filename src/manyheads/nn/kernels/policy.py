@@ -24,45 +24,6 @@ from torch import Tensor, nn
 
 from manyheads.nn.kernels.measuring import least_seconds
 
-__all__ = [
-    "KEYS_MULTIPLE",
-    "adds_masks",
-    "attention_path",
-    "by_fixed_rules",
-    "can_look",
-    "compiles_a_step",
-    "compiling_a_step",
-    "fast",
-    "has_bf16",
-    "has_embedding_bag",
-    "has_packing",
-    "hides_by_codes",
-    "is_compiled",
-    "is_fast",
-    "is_transformed",
-    "joins_weights",
-    "lanes_at_once",
-    "logit_rows_at_once",
-    "logit_rows_in_a_tile",
-    "lsh_chunks_at_once",
-    "lsh_piece",
-    "lsh_rows_at_once",
-    "onednn_is_faster",
-    "packing_gain",
-    "pads_rows_to",
-    "packs",
-    "products_gain",
-    "relative_path",
-    "sdpa_zeroes_empty_rows",
-    "searches_blocks",
-    "shares_draws",
-    "uses_onednn",
-    "uses_packed",
-    "uses_torch_dropout",
-    "using_relative_path",
-    "wants_contiguous",
-]
-
 AttentionPath = Literal["products", "rounded products", "sums", "sdpa"]
 RelativePath = Literal["products", "tiles", "sums", "sdpa"]
 

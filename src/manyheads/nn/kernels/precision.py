@@ -16,8 +16,6 @@ from manyheads.errors import ConfigError
 from manyheads.nn.kernels.linear import linear
 from manyheads.nn.kernels.measuring import least_seconds
 
-__all__ = ["LEAST_SPEED_UP", "OVERRIDE", "FixedPrecision", "PrecisionMeasurement", "measure_precision"]
-
 FixedPrecision = Literal["fp32", "bf16"]
 
 OVERRIDE = "MANYHEADS_PRECISION"

@@ -17,9 +17,6 @@ from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.derivatives import first_derivative_only
 
-__all__ = ["Replay", "Sums", "apply_uncompiled", "autocast_as_now", "checkpointed", "recomputed"]
-
-
 _uncompiled: Any = None
 
 

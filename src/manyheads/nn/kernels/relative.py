@@ -25,8 +25,6 @@ from manyheads.nn.kernels.relative_tiles import attend_by_tiles
 from manyheads.nn.kernels.softmax import masked_softmax, weighted_by_sums
 from manyheads.nn.shapes import Float
 
-__all__ = ["relative_attention", "relative_shift", "relative_shift_both_ways", "relative_weights"]
-
 
 def relative_weights(
     query: Float[Tensor, "batch heads q_len head_dim"],

@@ -16,8 +16,6 @@ from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.dropout import RowMasks
 from manyheads.nn.kernels.softmax import some_row_is_empty
 
-__all__ = ["attend_by_tiles"]
-
 
 def attend_by_tiles(
     query: Tensor,

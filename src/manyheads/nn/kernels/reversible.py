@@ -24,8 +24,6 @@ from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.recomputation import Replay, Sums, apply_uncompiled, autocast_as_now
 
-__all__ = ["Sublayer", "through_sublayers"]
-
 Kept = tuple[Tensor, ...]
 
 

@@ -11,8 +11,6 @@ from manyheads.errors import ConfigError
 from manyheads.nn.kernels import policy
 from manyheads.nn.shapes import Bool, Float
 
-__all__ = ["masked_softmax", "some_row_is_empty", "weighted_by_sums"]
-
 
 def masked_softmax(
     scores: Float[Tensor, "*rows k_len"],

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from manyheads.nn.kernels import policy
 
-__all__ = ["likeliest", "top_k"]
-
 _BLOCK = 64
 
 

@@ -26,8 +26,6 @@ from manyheads.tasks.text.held_out import HeldText, held_text, readings_of
 from manyheads.tasks.text.options import EvaluateOptions
 from manyheads.tasks.text.trial import try_reading
 
-__all__ = ["LikelihoodReport", "Scoring", "evaluate"]
-
 
 class Scoring:
     """How a text is scored: with fixed weights, by all processes.
@@ -71,19 +69,16 @@ class LikelihoodReport(TextReport):
     picture: Any = None
 
     def save(self) -> None:
-        """See `Report.save`."""
         if self.picture is not None:
             self.picture.save()
 
     def to_json(self) -> dict[str, Any]:
-        """See `Report.to_json`."""
         return {"results": self.results, "protocol": self.protocol, "pictures": self._pictures()}
 
     def _pictures(self) -> list[str]:
         return [] if self.picture is None else [str(path) for path in self.picture.paths]
 
     def to_lines(self) -> list[str]:
-        """See `Report.to_lines`."""
         record, protocol, many = self.results[0], self.protocol, len(self.results) > 1
         reading = record["reading"]
         lines = _table(self.results) if many else _figures(record, self.scoring.note)

@@ -13,8 +13,6 @@ from manyheads.errors import ConfigError
 from manyheads.tasks.table import RUNS
 from manyheads.tasks.text.settings import TextConfig
 
-__all__ = ["find_config"]
-
 
 def find_config(path: Path) -> TextConfig:
     """Return the training settings that a path names.

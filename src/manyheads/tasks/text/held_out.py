@@ -22,8 +22,6 @@ from manyheads.tasks.text.options import EvaluateOptions
 from manyheads.text.settings import VocabularySettings
 from manyheads.text.vocabulary import IdVocabulary, Vocabulary
 
-__all__ = ["HeldText", "held_text", "readings_of"]
-
 
 @dataclass(frozen=True)
 class HeldText:

@@ -36,9 +36,6 @@ from manyheads.training.record.report import Sample, ValidationReport
 from manyheads.training.run.objective import PlainObjective, Translate
 from manyheads.training.run.signals import StopFlag
 
-__all__ = ["LanguageObjective", "TextJudge", "begin_hashing", "open_objective"]
-
-
 NO_TEXT = "(no text: the model writes ids; `manyheads generate RUN --output FILE` writes a file of them)"
 
 
@@ -97,7 +94,6 @@ class LanguageObjective(PlainObjective):
         return MixedSegments(streams, names, names.index(settings.path), settings.accumulate)
 
     def describe(self) -> str:
-        """See `Objective.describe`."""
         lines = [*(one.describe() for one in self.sets.values()), self.stream.describe()]
         count, valid = self.config.reading.max_tokens, self.data.valid
         if valid is not None and 0 < count < len(valid):
@@ -108,7 +104,6 @@ class LanguageObjective(PlainObjective):
         return "\n".join(lines)
 
     def prepare_weights(self, model: LanguageModel, group: Group) -> Sequence[str]:
-        """See `Objective.prepare_weights`."""
         if self.config.initial.embeddings == "random":
             return ()
         rows = self.model_config.vocab_size
@@ -120,22 +115,18 @@ class LanguageObjective(PlainObjective):
         return ("embeddings begin as the neighbours of the tokens in the training text suggest",)
 
     def first_state(self, model: LanguageModel) -> Any:
-        """See `Objective.first_state`."""
         return model.start(1, projected=False)
 
     def begin(self, model: LanguageModel, lanes: int, seed: int) -> Any:
-        """See `Objective.begin`."""
         return begin_hashing(self.config, model, lanes, seed)
 
     def judge(
         self, model: LanguageModel, device: torch.device, stop: StopFlag, translate: Translate | None
     ) -> TextJudge:
-        """See `Objective.judge`."""
         write = translate or build_write(model, self.data, self.config, device)
         return TextJudge(model, self.data, self.config, device, write, stop)
 
     def judge_sets(self, model: LanguageModel, device: torch.device, stop: StopFlag) -> dict[str, TextJudge]:
-        """See `Objective.judge_sets`."""
         found = {}
         for name, data in known_sets(self.config.initial.data, self.sets, TextData.open).items():
             split = chosen_split({"test": data.test, "valid": data.valid}, None)
@@ -148,7 +139,6 @@ class LanguageObjective(PlainObjective):
         return found
 
     def lighter(self) -> str:
-        """See `Objective.lighter`."""
         data, model = self.config.data, self.config.model
         more = min(2 * data.accumulate, data.lanes)
         sizes = {"data.lanes": data.lanes, "data.segment_len": data.segment_len}
@@ -229,7 +219,6 @@ class TextJudge:
         return self.data.valid is not None and len(self.data.valid) > 0
 
     def run(self, step: int) -> ValidationReport | None:
-        """See `Judge.run`."""
         valid, vocabulary = self.data.valid, self.data.vocabulary
         assert valid is not None
         self.model.eval()

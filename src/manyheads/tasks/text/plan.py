@@ -14,8 +14,6 @@ from manyheads.tasks.text.objective import begin_hashing
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.training.plan.trial import LARGEST, Knob
 
-__all__ = ["Trial"]
-
 _VOCABULARY_SIZES = {"bytes": 257, "bpe": 8000}
 """Assumed size of a vocabulary that does not exist yet."""
 
@@ -34,16 +32,13 @@ class Trial:
 
     @property
     def longest(self) -> int:
-        """See `Trial.longest`."""
         return self.config.data.segment_len
 
     @property
     def rows(self) -> int:
-        """See `Trial.rows`."""
         return -(-self.config.data.lanes // self.config.data.accumulate)
 
     def at(self, length: int) -> Trial:
-        """See `Trial.at`."""
         config, model, longest = self.config, self.config.model, self.config.model.longest_input
         if longest is not None and length > longest:
             raise ConfigError(
@@ -72,7 +67,6 @@ class Trial:
         return _VOCABULARY_SIZES.get(settings.level, 0), f"as usual for {settings.level}"
 
     def batch(self, length: int, rows: int) -> SegmentBatch:
-        """See `Trial.batch`."""
         ids = torch.randint(self.config.model.vocab_size, (rows, length + 1))
         return SegmentBatch(
             tokens=ids[:, :-1],
@@ -83,7 +77,6 @@ class Trial:
         )
 
     def begin(self, model: Any, lanes: int, seed: int) -> Any:
-        """See `Trial.begin`."""
         return begin_hashing(self.config, model, lanes, seed)
 
     def knobs(self) -> list[Knob]:

@@ -22,8 +22,6 @@ from manyheads.text.settings import IdSettings, VocabularySettings
 from manyheads.text.vocabularies import load_vocabulary
 from manyheads.text.word_vocabulary import SymbolVocabulary
 
-__all__ = ["preparation", "summary"]
-
 
 def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     """See `tasks.table.Task`.

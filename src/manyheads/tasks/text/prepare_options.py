@@ -9,8 +9,6 @@ from manyheads.config.options import CommandPage, given_options, group, option, 
 from manyheads.errors import ConfigError
 from manyheads.tasks import preparation
 
-__all__ = ["PREPARE", "PrepareOptions", "TextVocabularyOptions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TextVocabularyOptions(preparation.VocabularyOptions):

@@ -12,8 +12,6 @@ from manyheads.distributed.sharded_lines import model_identity
 from manyheads.tasks.report import LineWork, score_line
 from manyheads.tasks.text.options import ScoreOptions
 
-__all__ = ["score"]
-
 
 def score(options: ScoreOptions, show: Progress) -> LineWork[str]:
     """Load the model."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 else:
     LanguageModelConfig = Union[configs_of("language-modelling")]  # noqa: UP007  (the classes are in the table)
 
-__all__ = ["TextConfig", "TextValidationSettings"]
-
 MOST_ABOVE = 15
 """Tokens by which a segment of varied length may be longer than segment_len (`data.lanes`)."""
 

@@ -18,8 +18,6 @@ from manyheads.tasks.text.held_out import HeldText, readings_of
 from manyheads.tasks.text.options import EvaluateOptions
 from manyheads.training.run.device import peak_memory_bytes
 
-__all__ = ["TrialReport", "try_reading"]
-
 TRIED_SECONDS = 30
 TRIED_SEGMENTS = 5
 
@@ -32,11 +30,9 @@ class TrialReport(TextReport):
     protocol: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """See `Report.to_json`."""
         return {"dry_run": self.results, "protocol": self.protocol}
 
     def to_lines(self) -> list[str]:
-        """See `Report.to_lines`."""
         lines = ["dry run: nothing was scored", f"  data       {self.protocol['data']}", model_line(self.protocol)]
         for one in self.results:
             lines += [

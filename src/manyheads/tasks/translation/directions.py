@@ -12,8 +12,6 @@ from manyheads.text.languages import LanguagePair, language_tag
 if TYPE_CHECKING:
     from manyheads.tasks.translation.options import PrepareOptions
 
-__all__ = ["PairOfFiles", "directions"]
-
 PairOfFiles = tuple[LanguagePair, tuple[str, str]]
 """Languages of source and target, and their files."""
 _FORM = "SOURCE-LANG TARGET-LANG SOURCE TARGET"

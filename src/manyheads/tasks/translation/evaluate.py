@@ -38,8 +38,6 @@ from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_
 from manyheads.tasks.translation.options import EvaluateOptions
 from manyheads.text.languages import LanguagePair
 
-__all__ = ["HeldOutSet", "TranslationReport", "evaluate", "find_test_set", "run_model"]
-
 BLOCK_PAIRS = 256
 """Pairs that one of several ranks judges at once."""
 DIRECTION_PAIRS, DIRECTION_CHARACTERS = 50, 200
@@ -63,7 +61,6 @@ class TranslationReport(NoPictures):
     hints: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """See `Report.to_json`."""
         record: dict[str, Any] = {
             name.lower(): {
                 "score": score.value,
@@ -80,7 +77,6 @@ class TranslationReport(NoPictures):
         return {**record, "hints": self.hints, "protocol": self.protocol}
 
     def to_lines(self) -> list[str]:
-        """See `Report.to_lines`."""
         lines, protocol = [], self.protocol
         for name, score in self.scores.items():
             lines += [f"{name} = {score}", f"  {score.signature}"]

@@ -14,8 +14,6 @@ from manyheads.decoding.truncation import cut, fit, scored_limit, source_limit
 from manyheads.evaluation.likelihood import Likelihood, counted, evaluate_likelihood
 from manyheads.evaluation.perplexity import show_perplexity
 
-__all__ = ["likelihood_lines", "likelihood_of", "likelihood_record", "reference_batches"]
-
 
 def likelihood_of(
     translator: Translator,

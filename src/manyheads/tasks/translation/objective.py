@@ -33,8 +33,6 @@ from manyheads.tasks.translation.validator import Validator, build_translate
 from manyheads.training.run.objective import PlainObjective, Translate
 from manyheads.training.run.signals import StopFlag
 
-__all__ = ["TranslationObjective", "open_objective"]
-
 
 class TranslationObjective(PlainObjective):
     """Sentence pairs for an encoder-decoder.
@@ -76,7 +74,6 @@ class TranslationObjective(PlainObjective):
         )
 
     def describe(self) -> str:
-        """See `Objective.describe`."""
         lines = [*(one.describe() for one in self.sets.values()), self.stream.describe()]
         count, found = self.config.validation.bleu_sentences, len(self.data.valid_text)
         kind = _validator(self.data)
@@ -93,7 +90,6 @@ class TranslationObjective(PlainObjective):
         return "\n".join(lines)
 
     def prepare_weights(self, model: Seq2Seq, group: Group) -> Sequence[str]:
-        """See `Objective.prepare_weights`."""
         if self.config.initial.embeddings == "random":
             return ()
         pairs = self.stream.store.first(self.stream.report.total)
@@ -109,11 +105,9 @@ class TranslationObjective(PlainObjective):
         """See `Objective.begin`."""
 
     def judge(self, model: Seq2Seq, device: torch.device, stop: StopFlag, translate: Translate | None) -> Validator:
-        """See `Objective.judge`."""
         return self._judge_on(self.data, model, device, stop, translate)
 
     def judge_sets(self, model: Seq2Seq, device: torch.device, stop: StopFlag) -> dict[str, Validator]:
-        """See `Objective.judge_sets`."""
         found = {}
         for name, data in known_sets(self.config.initial.data, self.sets, PreparedData.open).items():
             split = chosen_split({"test": data.test, "valid": data.valid}, None)
@@ -142,7 +136,6 @@ class TranslationObjective(PlainObjective):
         return _validator(data)(model, data, config, device, translate, stop)
 
     def lighter(self) -> str:
-        """See `Objective.lighter`."""
         return fewer_tokens(self.config.data)
 
 

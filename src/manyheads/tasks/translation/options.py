@@ -20,18 +20,6 @@ from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import BleuTokenizer
 from manyheads.tasks import preparation
 
-__all__ = [
-    "EVALUATE",
-    "PREPARE",
-    "SCORE",
-    "EvaluateOptions",
-    "PairOptions",
-    "PrepareOptions",
-    "ScoreOptions",
-    "SearchEvaluateOptions",
-    "TokenizerOptions",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerOptions(preparation.VocabularyOptions):

@@ -11,8 +11,6 @@ from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.plan.trial import TokenTrial
 
-__all__ = ["Trial"]
-
 
 @dataclass(frozen=True)
 class Trial(TokenTrial):
@@ -23,11 +21,9 @@ class Trial(TokenTrial):
 
     @property
     def longest(self) -> int:
-        """See `TokenTrial.longest`."""
         return max(self.config.data.max_source_len, self.config.data.max_target_len)
 
     def at(self, length: int) -> Trial:
-        """See `Trial.at`."""
         model, usual, told = self.config.model, self.config.tokenizer.vocab_size, ""
         sizes = {}
         for name in ("source_vocab_size", "target_vocab_size"):
@@ -35,7 +31,6 @@ class Trial(TokenTrial):
         return Trial(replace(self.config, model=replace(model, **sizes)), told)
 
     def batch(self, length: int, rows: int) -> PairBatch:
-        """See `Trial.batch`."""
         lengths = torch.full((rows,), length)
         sizes = (self.config.model.source_vocab_size, self.config.model.target_vocab_size)
         source, target = (torch.randint(size, (rows, length)) for size in sizes)

@@ -33,8 +33,6 @@ from manyheads.text.languages import LanguagePair, language_tag, warn_of_languag
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["preparation", "summary", "with_holdout"]
-
 LEFT_OUT = ("empty_dropped", "bad_utf8_skipped", "units_incomplete", "bad_units_skipped")
 _FORMS = ("source", "target", "tsv", "jsonl", "pairs")
 

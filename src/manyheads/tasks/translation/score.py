@@ -14,8 +14,6 @@ from manyheads.distributed.sharded_lines import model_identity
 from manyheads.tasks.report import LineWork, score_line
 from manyheads.tasks.translation.options import ScoreOptions
 
-__all__ = ["score"]
-
 BLOCK_PAIRS = 2048
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 else:
     Seq2SeqConfig = Union[configs_of("translation")]  # noqa: UP007  (the classes are in the table)
 
-__all__ = ["TrainConfig", "ValidationSettings"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationSettings(JudgingSettings):

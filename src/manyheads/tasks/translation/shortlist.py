@@ -25,8 +25,6 @@ from manyheads.tasks.held_out import COPY_TASK, EMBEDDED, copy_settings, own_dat
 from manyheads.text.of_folder import has_tokenizer, load_tokenizer
 from manyheads.text.sides import TranslationTokenizer
 
-__all__ = ["LearnedShortlist", "learn_shortlist"]
-
 _LINES_AT_ONCE = 1000
 _Ids = list[int]
 

@@ -21,8 +21,6 @@ from manyheads.training.record.report import Sample, ValidationReport
 from manyheads.training.run.objective import Translate
 from manyheads.training.run.signals import StopFlag
 
-__all__ = ["Validator", "build_translate"]
-
 SPECIAL_TOKENS = {"source": 1, "target": 2}  # EOS; BOS and EOS
 
 

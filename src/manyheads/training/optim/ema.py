@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from manyheads.errors import CheckpointError
 
-__all__ = ["MovingAverage"]
-
 
 class MovingAverage:
     """Exponential moving average of parameters: average <- d * average + (1 - d) * parameter.

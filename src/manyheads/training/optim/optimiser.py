@@ -22,17 +22,6 @@ from manyheads.distributed.shards import part_of, whole
 from manyheads.errors import CheckpointError
 from manyheads.training.settings import OptimiserSettings
 
-__all__ = [
-    "MuonWithAdam",
-    "build_optimiser",
-    "load_optimiser_tensors",
-    "optimiser_tensors",
-    "orthogonalise",
-    "split_by_decay",
-    "without_foreign_momenta",
-]
-
-
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic polynomial that moves all singular values towards 1
 _STEPS = 5
 

@@ -25,8 +25,6 @@ from manyheads.training.run.state import named_parameters
 from manyheads.training.run.step import StepResult
 from manyheads.training.settings import RunConfig
 
-__all__ = ["FirstStep", "first_step"]
-
 LONGEST_STEP_SECONDS = 60.0
 """`first_step` computes no step, or part of a step, that is expected to take longer."""
 

@@ -28,18 +28,6 @@ from manyheads.training.plan.trial import Trial
 from manyheads.training.run.device import check_capacity, computing, peak_memory_bytes, status_bytes
 from manyheads.training.run.step import Stepper
 
-__all__ = [
-    "counting_steps",
-    "forget_peak",
-    "peak_and_state_bytes",
-    "peak_bytes",
-    "peak_resident_bytes",
-    "resident_bytes",
-    "state_bytes",
-    "take_steps",
-    "tokens_per_second",
-]
-
 _ENOUGH_SECONDS = 1.5
 _MOST_STEPS = 8
 

@@ -20,8 +20,6 @@ from manyheads.training.run.device import computing, free_memory_bytes
 from manyheads.training.run.precision import resolve_precision
 from manyheads.training.settings import RunConfig
 
-__all__ = ["Fit", "Footprint", "Planner"]
-
 LONGEST_PROBE = 8192
 """Longer steps are not measured, but extrapolated from shorter ones."""
 

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-__all__ = ["REFERENCE_LAYERS", "REFERENCE_WIDTH", "Choice", "Facts", "Plan", "plan_run"]
-
 N = TypeVar("N", int, float)
 
 REFERENCE_WIDTH = 256

@@ -10,8 +10,6 @@ from manyheads.catalogue import TASKS
 from manyheads.training.run.objective import Batch
 from manyheads.training.settings import RunConfig
 
-__all__ = ["LARGEST", "Knob", "TokenTrial", "Trial", "trial_of"]
-
 LARGEST = 1 << 24
 _SHORT = 16
 _PROBE_TOKENS = (512, 2048)

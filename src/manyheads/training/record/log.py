@@ -23,18 +23,6 @@ from manyheads.training.record.report import Reporter, RunStart, StepReport, Tra
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = [
-    "Board",
-    "LogFile",
-    "Metrics",
-    "MetricsLog",
-    "PlainReporter",
-    "Reporters",
-    "Stream",
-    "each_metrics",
-    "format_seconds",
-]
-
 SILENT_SECONDS = 8.0
 """After this many seconds without a line, a step gets one even if `log_every` does not require it."""
 MOST_LINE_BYTES = 1 << 20

@@ -22,8 +22,6 @@ from manyheads.training.run.nonfinite import Fault
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.step import StepResult
 
-__all__ = ["Recorder", "write_samples"]
-
 _SCORES = tuple(item.name for item in fields(ValidationReport) if item.default is None)
 """Fields that a line of metrics contains if the task has them."""
 

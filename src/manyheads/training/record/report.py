@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-__all__ = ["Reporter", "RunStart", "Sample", "StepReport", "StopReason", "TrainResult", "ValidationReport"]
-
 StopReason = Literal["steps", "minutes", "patience", "signal"]
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from manyheads.distributed.group import Group
 
-__all__ = ["INSTRUCTION_SETS", "arithmetic_of_run", "changed_arithmetic", "processor"]
-
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
 _VARIABLES = (
     "ATEN_CPU_CAPABILITY",

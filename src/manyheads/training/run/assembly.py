@@ -30,8 +30,6 @@ from manyheads.training.run.state import Counters, Memory, named_parameters
 from manyheads.training.run.step import Stepper
 from manyheads.training.settings import RunConfig
 
-__all__ = ["Assembly", "assemble", "check_same_settings"]
-
 _MAY_DIFFER = (
     "run_dir",
     "device",

@@ -35,8 +35,6 @@ from manyheads.training.run.resume import check_same_run, find_checkpoint, judge
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.state import MEMORY, Counters, allocator_for, gather, named_parameters, restore
 
-__all__ = ["CheckpointManager"]
-
 
 class CheckpointManager:
     """Saves and restores an assembly.

@@ -6,8 +6,6 @@ import time
 
 from manyheads.training.settings import TrainingSettings
 
-__all__ = ["RunClock"]
-
 
 class RunClock:
     """A stopwatch that continues from the time of earlier parts of the run.

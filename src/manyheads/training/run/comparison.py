@@ -15,8 +15,6 @@ from manyheads.training.run.assembly import Assembly
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.signals import StopFlag
 
-__all__ = ["Comparison"]
-
 _MOST_BYTES = 1 << 20
 
 

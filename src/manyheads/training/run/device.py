@@ -20,8 +20,6 @@ from manyheads.nn.kernels.policy import by_fixed_rules, fast
 from manyheads.training.run.initial import freeze
 from manyheads.training.settings import RunConfig
 
-__all__ = ["check_capacity", "computing", "free_memory_bytes", "peak_memory_bytes", "settled", "status_bytes"]
-
 
 @contextmanager
 def computing(config: RunConfig, device: torch.device) -> Iterator[None]:

@@ -8,8 +8,6 @@ import torch
 
 from manyheads.training.settings import RunConfig
 
-__all__ = ["FEWEST_STEPS", "FewSteps"]
-
 FEWEST_STEPS = 150
 MOST_LOOKS = 10
 """The number of steps whose time is measured; later steps are not considered."""

@@ -22,8 +22,6 @@ from manyheads.text.vocabulary import Vocabulary
 from manyheads.training.run.state import named_parameters
 from manyheads.training.settings import InitialSettings
 
-__all__ = ["begin_from", "freeze"]
-
 _VOCABULARIES = ("source_vocab_size", "target_vocab_size", "vocab_size")
 
 

@@ -37,8 +37,6 @@ from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.signals import SAME_SIGNAL_SECONDS, SharedStopFlag, StopFlag, catch_signals
 from manyheads.training.settings import RunConfig
 
-__all__ = ["Trainer", "train"]
-
 
 @dataclass(frozen=True)
 class Surroundings:

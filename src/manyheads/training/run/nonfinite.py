@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from manyheads.distributed.shards import local, whole
 
-__all__ = ["Fault", "first_bad", "locate", "locate_in_state", "moments_of", "total_of"]
-
 _SHOWN = 12
 
 

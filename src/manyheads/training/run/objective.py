@@ -20,8 +20,6 @@ from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.signals import StopFlag
 from manyheads.training.settings import RunConfig
 
-__all__ = ["Batch", "Data", "Judge", "Objective", "PlainObjective", "Stream", "Translate", "open_objective"]
-
 Translate = Callable[[list[str], Callable[[], bool]], list[str]]
 """A function that maps texts to texts with the model.
 
@@ -153,7 +151,6 @@ class PlainObjective:
     languages: Sequence[LanguagePair] = ()
 
     def prepare_weights(self, model: Any, group: Group) -> Sequence[str]:
-        """See `Objective.prepare_weights`."""
         return ()
 
 

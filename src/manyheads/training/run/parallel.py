@@ -21,8 +21,6 @@ from manyheads.distributed.group import Group
 from manyheads.distributed.shards import whole
 from manyheads.training.run.objective import Batch
 
-__all__ = ["Portion", "Spread", "portion", "units"]
-
 
 @dataclass(frozen=True)
 class Portion:

@@ -25,8 +25,6 @@ from manyheads.nn.kernels.precision import (
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.settings import RunConfig
 
-__all__ = ["Level", "resolve_precision", "starting_precision", "stored_precision"]
-
 C = TypeVar("C", bound=RunConfig)
 Level = Literal["info", "warning"]
 

@@ -17,8 +17,6 @@ from manyheads.training.run.clock import RunClock
 from manyheads.training.run.state import Counters
 from manyheads.training.settings import TrainingSettings
 
-__all__ = ["check_same_run", "differences", "find_checkpoint", "judges_alike", "risen_rate"]
-
 _MAY_CHANGE = (
     "run_dir",
     "device",

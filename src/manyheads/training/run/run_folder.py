@@ -23,8 +23,6 @@ from manyheads.files.locks import locked
 from manyheads.files.spared import check_spares_folders
 from manyheads.training.settings import RunConfig
 
-__all__ = ["RunFolder", "environment"]
-
 
 class RunFolder:
     """Paths of a run.

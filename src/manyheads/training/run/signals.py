@@ -16,8 +16,6 @@ from types import FrameType
 from manyheads.distributed.group import Group
 from manyheads.errors import ManyHeadsError
 
-__all__ = ["SAME_SIGNAL_SECONDS", "SharedStopFlag", "StopFlag", "catch_signals"]
-
 SAME_SIGNAL_SECONDS = 3.0
 _ASK_SECONDS = 0.2
 

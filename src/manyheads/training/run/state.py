@@ -26,8 +26,6 @@ from manyheads.errors import CheckpointError
 from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.optimiser import load_optimiser_tensors, optimiser_tensors
 
-__all__ = ["Counters", "MEMORY", "Memory", "allocator_for", "gather", "named_parameters", "restore"]
-
 
 class Memory:
     """The states after the last step, by micro-batch; empty for models without memory."""

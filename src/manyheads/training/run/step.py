@@ -29,8 +29,6 @@ from manyheads.training.run.parallel import Portion, Spread, portion
 from manyheads.training.run.state import Memory
 from manyheads.training.settings import RunConfig
 
-__all__ = ["StepResult", "Stepper"]
-
 
 @dataclass(frozen=True)
 class StepResult:

@@ -10,8 +10,6 @@ from manyheads.config.options import CommandPage, Shared, option
 from manyheads.extras.inspect.options import PICTURES, check_kinds, picture_option, write_figure
 from manyheads.files.json_object import json_text
 
-__all__ = ["PAGE", "ArchitectureOptions", "run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ArchitectureOptions:

@@ -9,8 +9,6 @@ from manyheads.cli.machine import set_up_machine
 from manyheads.config.options import CommandPage, option
 from manyheads.extras.inspect.options import ModelOptions, check_kinds, picture_option, write_figure
 
-__all__ = ["PAGE", "BucketsOptions", "run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class BucketsOptions(ModelOptions):

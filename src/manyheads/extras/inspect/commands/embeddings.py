@@ -18,8 +18,6 @@ from manyheads.files.json_object import json_text
 if TYPE_CHECKING:
     from manyheads.extras.inspect.embeddings import EmbeddedWord, NamedEmbeddings, Neighbour
 
-__all__ = ["PAGE", "EmbeddingsOptions", "run"]
-
 _MOST_WORDS = 50
 _MOST_NEIGHBOURS = 50
 _MOST_TOKENS = 500

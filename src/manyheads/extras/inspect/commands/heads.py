@@ -13,8 +13,6 @@ from manyheads.decoding.options import DeviceOptions
 from manyheads.extras.inspect.heads.options import HeadTextOptions
 from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
 
-__all__ = ["PAGE", "HeadsOptions", "run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsOptions:

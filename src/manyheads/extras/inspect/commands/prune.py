@@ -12,8 +12,6 @@ from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage
 from manyheads.extras.inspect.heads.options import PruneOptions
 
-__all__ = ["PAGE", "run"]
-
 PAGE = CommandPage(
     PruneOptions,
     """Remove attention heads of a model and write a smaller one, which computes what the model computes when

@@ -14,8 +14,6 @@ from manyheads.decoding.options import DeviceOptions
 from manyheads.extras.inspect.heads.options import CurveOptions
 from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
 
-__all__ = ["PAGE", "PruningOptions", "run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PruningOptions(CurveOptions):

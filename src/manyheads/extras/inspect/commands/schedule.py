@@ -9,8 +9,6 @@ from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError
 from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
 
-__all__ = ["PAGE", "ScheduleOptions", "run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions:

@@ -10,8 +10,6 @@ from manyheads.cli.printing import say_or_json
 from manyheads.config.options import CommandPage, Shared, option
 from manyheads.extras.inspect.options import ModelOptions
 
-__all__ = ["PAGE", "ShapesOptions", "run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShapesOptions(ModelOptions):

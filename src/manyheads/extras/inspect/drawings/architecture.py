@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from manyheads.extras.inspect.blocks import AttentionOperations, Block, LayerKind, ModelBlocks, Stack
 
-__all__ = ["LINE", "Sheet", "architecture_figure", "box_height", "operations_figure", "wrapped"]
-
 LINE = 0.155
 """Height of a line of small text, in inches."""
 _NAME = 0.2

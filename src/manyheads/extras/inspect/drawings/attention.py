@@ -31,19 +31,6 @@ if TYPE_CHECKING:
 
     from manyheads.nn.attention.lsh_settings import LSHSettings
 
-__all__ = [
-    "AttentionView",
-    "attention_figure",
-    "attention_view",
-    "buckets_figure",
-    "head_figures",
-    "layer_buckets_figure",
-    "layer_figure",
-    "shown_token",
-    "thinned",
-    "view_figure",
-]
-
 _JOINERS = "\u200c\u200d"
 """Invisible joiners. Without them the characters around them would be other letters, or several emoji."""
 

@@ -30,15 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "CurvePainter",
-    "compared_curves_figure",
-    "confusion_figure",
-    "learning_curve_figure",
-    "memory_figure",
-    "series",
-]
-
 _SCORES = (("bleu", "BLEU"), ("f1", "F1"))
 _STYLES = ("-", "--", ":", "-.")
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["embedding_map_figure"]
-
 _MOST_LETTERS = 18
 _KINDS = {
     # kind -> colour, size of the point, size of the label, what it is

@@ -27,24 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Array",
-    "COLOURS",
-    "INK",
-    "MUTED",
-    "add_colour_bar",
-    "as_array",
-    "check_plots",
-    "legible_texts",
-    "new_figure",
-    "picture_paths",
-    "plain_text",
-    "save_by_name",
-    "save_figure",
-    "slant_long",
-    "style_axes",
-]
-
 _FIRST = "DejaVu Sans"
 """Comes with matplotlib: Latin, Greek, Cyrillic, Hebrew, Arabic, many signs, and some faces."""
 _PREFERRED = (

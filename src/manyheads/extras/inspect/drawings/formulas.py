@@ -36,29 +36,6 @@ if TYPE_CHECKING:
 
     from manyheads.nn.smoothing import SmoothingKind
 
-__all__ = [
-    "Curve",
-    "MASK_KINDS",
-    "MaskExample",
-    "MaskSizes",
-    "PositionTable",
-    "first_table",
-    "label_smoothing_figure",
-    "losses_by_probability",
-    "mask_examples",
-    "mask_record",
-    "mask_text",
-    "masks_figure",
-    "position_tables",
-    "positions_figure",
-    "rates_of_paper",
-    "rates_of_presets",
-    "schedule_figure",
-    "sinusoidal_positions",
-    "smoothing_figure",
-    "thinned_steps",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class MaskSizes:

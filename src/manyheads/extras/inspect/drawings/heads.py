@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["heads_figure", "pruning_figure"]
-
 _PANELS = (
     ("normalised", "Importance, by gradient", "{:.2f}"),
     ("ablation", "Nats a token more without it", "{:+.3f}"),

@@ -22,8 +22,6 @@ from manyheads.extras.inspect.drawings.attention import AttentionView, shown_tok
 from manyheads.extras.inspect.drawings.figure import Array
 from manyheads.files.commit import write_text
 
-__all__ = ["MOST_CELLS", "attention_page", "offline_page", "save_page", "write_page"]
-
 
 def offline_page(kind: str, record: Any, *, title: str) -> str:
     """Return a page.

@@ -37,18 +37,6 @@ from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.text.held_out import held_text
 from manyheads.tasks.translation.likelihood import reference_batches
 
-__all__ = [
-    "HeadReport",
-    "HeldPairs",
-    "HeldSegments",
-    "Subject",
-    "head_report",
-    "num_removed",
-    "open_subject",
-    "pruning_order",
-]
-
-
 _TASKS = ("translation", "text", "ids")
 _OF_TRANSLATORS = ("--pairs", "--judge-pairs", "--num-beams", "--tokenize")
 Split = Literal["test", "valid"]

@@ -11,8 +11,6 @@ from manyheads.config.options import argument, given_options, group, option
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import BleuTokenizer
 
-__all__ = ["ORDERS", "CurveOptions", "HeadTextOptions", "Order", "PruneOptions"]
-
 Order = Literal["importance", "ablation", "confidence", "random"]
 """`importance`: by gradient, divided by the norm of the layer (Michel et al. 2019). `ablation`: by the nats that are
 lost without the head. `confidence`: by its largest weights (Voita et al. 2019). `random`: for comparison."""

@@ -51,8 +51,6 @@ from manyheads.files.json_object import json_text
 from manyheads.tasks.table import task_of_folder
 from manyheads.text.of_folder import tokenizer_of_folder
 
-__all__ = ["PrunedFolder", "PruningCurve", "least_important", "prune", "prune_folder", "pruning_curve"]
-
 Model = TypeVar("Model", bound=Seq2Seq | LanguageModel)
 
 # The axis of heads in each parameter of an attention module, by the first part of its name; out_proj has it in its

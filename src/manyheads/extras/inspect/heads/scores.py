@@ -25,20 +25,6 @@ from manyheads.evaluation.likelihood import evaluation_mode
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.kernels.policy import fast
 
-__all__ = [
-    "HeadLook",
-    "attention_layers",
-    "check_heads",
-    "head_ablations",
-    "head_importance",
-    "head_looks",
-    "masked_heads",
-    "masks_without",
-    "nats_per_token",
-    "normalised_importance",
-]
-
-
 Model = Seq2Seq | LanguageModel
 Batches = Sequence[PairBatch] | Sequence[SegmentBatch]
 """Pairs for a `Seq2Seq`, or the consecutive segments of a text for a `LanguageModel`, which remembers the last one."""

@@ -27,8 +27,6 @@ from manyheads.tasks.report import NoPictures, machine_lines, model_line, search
 from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.text.words import words_of
 
-__all__ = ["Baseline", "BaselineKind", "ParsingReport", "evaluate"]
-
 BaselineKind = Literal["flat", "right"]
 DEEPEST = 150  # constituents inside one another
 
@@ -144,7 +142,6 @@ class ParsingReport(NoPictures):
         return ["" if tree is None else format_tree(tree) for tree in self.parses.trees]
 
     def to_json(self) -> dict[str, Any]:
-        """See `Report.to_json`."""
         report = self.parses
         record: dict[str, Any] = {
             "brackets": {**_figures(report.all), "signature": SIGNATURE},
@@ -157,7 +154,6 @@ class ParsingReport(NoPictures):
         return {**record, "protocol": self.protocol}
 
     def to_lines(self) -> list[str]:
-        """See `Report.to_lines`."""
         report, protocol = self.parses, self.protocol
         lines = [f"F1 = {report.all.f1:.2f}", f"  {SIGNATURE}"]
         for name, score in (("all", report.all), ("<= 40 words", report.short)):

@@ -69,19 +69,15 @@ class _TreeSource(PairSource):
         self._task = task
 
     def learned(self, settings: TokenizerSettings) -> Tokenizer:
-        """See `ParsingTask.learn_tokenizer`."""
         pairs = ((sentence, tree) for sentence, tree in self.sample())
         return self._task.learn_tokenizer(pairs, settings, self.progress)
 
     def made_of(self) -> Iterable[str]:
-        """See `SidesSource.made_of`."""
         return (repr(self._task),)
 
     def learn(self) -> Tokenizer:
-        """See `Source.learn`."""
         self.tokenizer = tokenizer = ParsingTokenizer(super().learn(), self._task)
         return tokenizer
 
     def record(self) -> dict[str, Any]:
-        """See `Source.record`."""
         return {**super().record(), "task": self._task.to_json()}

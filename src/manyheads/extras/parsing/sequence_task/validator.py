@@ -10,8 +10,6 @@ from manyheads.extras.parsing.trees import format_tree
 from manyheads.tasks.translation import validator
 from manyheads.training.record.report import Sample
 
-__all__ = ["Validator"]
-
 
 class Validator(validator.Validator):
     """See `tasks.translation.validator.Validator`."""

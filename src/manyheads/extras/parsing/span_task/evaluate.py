@@ -18,15 +18,12 @@ from manyheads.extras.parsing.span_task.options import EvaluateOptions
 from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.report import machine_lines, model_line, model_record
 
-__all__ = ["SpanReport", "evaluate"]
-
 
 @dataclass(frozen=True)
 class SpanReport(ParsingReport):
     """See `tasks.report.Report`."""
 
     def protocol_lines(self) -> list[str]:
-        """See `ParsingReport.protocol_lines`."""
         protocol = self.protocol
         search = (
             f"  search     most probable constituents of a chart, {protocol['labels']} labels, {protocol['tags']} tags"

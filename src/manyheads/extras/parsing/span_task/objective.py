@@ -19,8 +19,6 @@ from manyheads.tasks.encoders import EncoderJudge, EncoderObjective, with_names
 from manyheads.text.words import words_of
 from manyheads.training.record.report import Sample, ValidationReport
 
-__all__ = ["SpanJudge", "SpanObjective", "open_objective"]
-
 
 @dataclass(frozen=True)
 class SpanJudge(EncoderJudge):
@@ -32,7 +30,6 @@ class SpanJudge(EncoderJudge):
 
     @torch.no_grad()
     def run(self, step: int) -> ValidationReport | None:
-        """See `Judge.run`."""
         assert self.store is not None
         self.model.eval()
         texts = self.data.texts[self.split]

@@ -12,8 +12,6 @@ from manyheads.errors import ConfigError
 from manyheads.tasks import preparation
 from manyheads.tasks.translation.options import TokenizerOptions
 
-__all__ = ["EVALUATE", "PREPARE", "SCORE", "EvaluateOptions", "PrepareOptions", "ScoreOptions", "TreeOptions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions(preparation.PrepareOptions):

@@ -12,8 +12,6 @@ from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.training.plan.trial import TokenTrial
 
-__all__ = ["Trial"]
-
 
 @dataclass(frozen=True)
 class Trial(TokenTrial):
@@ -35,7 +33,6 @@ class Trial(TokenTrial):
         return Trial(replace(self.config, model=replace(model, **known)), told)
 
     def batch(self, length: int, rows: int) -> SpanBatch:
-        """See `Trial.batch`."""
         model = self.config.model
         return SpanBatch(
             pieces=torch.randint(model.vocab_size, (rows, length, MOST_PIECES)),

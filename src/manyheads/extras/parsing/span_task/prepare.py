@@ -36,8 +36,6 @@ from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["preparation", "prepare_spans", "summary"]
-
 
 def prepare_spans(
     folder: str | Path,
@@ -91,7 +89,6 @@ class _SpanSource(SidesSource):
         self._tags: tuple[str, ...] = ()
 
     def read(self) -> dict[str, str]:
-        """See `Source.read`."""
         labels: Counter[str] = Counter()
         tags: Counter[str] = Counter()
         for split, trees in self.splits.items():
@@ -132,12 +129,10 @@ class _SpanSource(SidesSource):
         return spans_of(parse_tree(tree), self._kept)
 
     def texts(self) -> Iterable[str]:
-        """See `SidesSource.texts`."""
         rows = self.sample()
         return Rereadable(lambda: (sentence for sentence, _ in rows), length_hint(rows))
 
     def encode(self, split: str) -> dict[str, int]:
-        """See `Source.encode`."""
         tokenizer, counts = self.tokenizer, self.counts[split]
         assert isinstance(tokenizer, Tokenizer)  # since `learn`
         labels = {label: number for number, label in enumerate(self._labels, 1)}
@@ -162,7 +157,6 @@ class _SpanSource(SidesSource):
         return counts
 
     def record(self) -> dict[str, Any]:
-        """See `Source.record`."""
         parts = {"functions": self._kept.functions, "root": self._kept.root}
         names = {"constituents": list(self._labels), "tags": list(self._tags)}
         return {"task": {"name": SPANS_TASK, **parts, **names}}

@@ -14,8 +14,6 @@ from manyheads.extras.parsing.parsing_task import ParsingTask, read_sentences
 from manyheads.extras.parsing.span_task.options import ScoreOptions
 from manyheads.tasks.report import LineWork
 
-__all__ = ["score"]
-
 _BLOCK = 256
 
 

@@ -12,8 +12,6 @@ from manyheads.tasks.encoder_settings import EncoderConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import JudgingSettings, OptimiserSettings, ScheduleSettings, TrainingSettings
 
-__all__ = ["SpanConfig", "SpanValidationSettings", "chart_debug", "chart_parser"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SpanValidationSettings(JudgingSettings):
@@ -43,7 +41,6 @@ class SpanConfig(EncoderConfig):
 
     @property
     def task(self) -> Literal["spans"]:
-        """See `RunConfig.task`."""
         return "spans"
 
 

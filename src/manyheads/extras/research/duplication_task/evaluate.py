@@ -19,8 +19,6 @@ from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.tasks.held_out import run_file
 from manyheads.tasks.report import Report
 
-__all__ = ["evaluate"]
-
 _ROWS = 16
 
 

@@ -21,8 +21,6 @@ from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.objective import Objective, PlainObjective, Translate
 from manyheads.training.run.signals import StopFlag
 
-__all__ = ["DuplicationJudge", "DuplicationObjective", "open_objective"]
-
 
 def open_objective(config: TextConfig, data_dir: Path, progress: Progress | None = None) -> Objective:
     """See `training.run.objective.open_objective`. The sequences are computed, so nothing is read or written."""
@@ -54,29 +52,23 @@ class DuplicationObjective(PlainObjective):
         self.stream = DuplicationStream(config.data, config.seed)
 
     def describe(self) -> str:
-        """See `Objective.describe`."""
         return f"{self.data.describe()}\n{self.stream.describe()}"
 
     def first_state(self, model: LanguageModel) -> Any:
-        """See `Objective.first_state`."""
         return model.start(1, projected=False)
 
     def begin(self, model: LanguageModel, lanes: int, seed: int) -> Any:
-        """See `Objective.begin`."""
         return begin_hashing(self.config, model, lanes, seed)
 
     def judge(
         self, model: LanguageModel, device: torch.device, stop: StopFlag, translate: Translate | None
     ) -> DuplicationJudge:
-        """See `Objective.judge`."""
         return DuplicationJudge(model, self.config, device, stop)
 
     def judge_sets(self, model: LanguageModel, device: torch.device, stop: StopFlag) -> dict[str, DuplicationJudge]:
-        """See `Objective.judge_sets`."""
         return {"duplication-task valid": DuplicationJudge(model, self.config, device, stop)}
 
     def lighter(self) -> str:
-        """See `Objective.lighter`."""
         data = self.config.data
         return (
             f"(data.lanes {data.lanes}, data.segment_len {data.segment_len}, data.accumulate {data.accumulate}): lower"
@@ -105,7 +97,6 @@ class DuplicationJudge:
         return True
 
     def run(self, step: int) -> ValidationReport | None:
-        """See `Judge.run`."""
         config = self.config
         rows = max(1, config.data.lanes // config.data.accumulate)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=config.precision == "bf16"):

@@ -32,8 +32,6 @@ from manyheads.tasks.text.evaluate import evaluate as evaluate_text
 from manyheads.tasks.text.held_out import HeldText, held_text, readings_of
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["compare", "evaluate"]
-
 LEAST_DOCUMENTS = 30
 """With fewer documents, the parts of the paired bootstrap are passages of equal length."""
 NUM_PARTS = 200

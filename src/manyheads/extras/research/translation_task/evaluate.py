@@ -22,8 +22,6 @@ from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.translation.evaluate import HeldOutSet, find_test_set, reference_lines, run_model, tokenizer_of
 from manyheads.tasks.translation.evaluate import evaluate as evaluate_one
 
-__all__ = ["compare", "evaluate"]
-
 
 def compare(options: EvaluateOptions, show: Progress) -> Comparison:
     """Judge several translators on the same test set.

@@ -15,8 +15,6 @@ from manyheads.extras.serving.service import Service
 from manyheads.extras.serving.settings import plain_tag
 from manyheads.extras.serving.texts import translate_paragraphs
 
-__all__ = ["router"]
-
 _OTHER = 2
 # DeepL's clients refuse these targets without a region.
 _REGIONS = {"en": ("EN-GB", "EN-US"), "pt": ("PT-PT", "PT-BR")}

@@ -23,8 +23,6 @@ from manyheads.extras.serving.service import Service
 from manyheads.extras.serving.settings import plain_tag
 from manyheads.extras.serving.texts import translate_paragraphs
 
-__all__ = ["router"]
-
 _MOST_ALTERNATIVES = 16
 
 

@@ -45,8 +45,6 @@ from manyheads.extras.serving.served import ServedGenerator, ServedModel, Served
 from manyheads.extras.serving.service import Service
 from manyheads.text.vocabulary import Vocabulary
 
-__all__ = ["router"]
-
 _MOST_LOGPROBS = 20
 _MOST_STOPS = 4
 

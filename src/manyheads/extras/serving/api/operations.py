@@ -10,9 +10,6 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from manyheads.extras.serving.service import Service
 
-__all__ = ["FILES", "router"]
-
-
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/docs": ("docs.html", "text/html; charset=utf-8"),

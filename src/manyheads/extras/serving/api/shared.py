@@ -25,27 +25,6 @@ from manyheads.extras.serving.served import ServedTranslator, find_model
 from manyheads.extras.serving.service import Service, is_few
 from manyheads.extras.serving.settings import plain_tag
 
-__all__ = [
-    "Body",
-    "Ids",
-    "ListsOfIds",
-    "LooseBody",
-    "Number",
-    "STREAMED",
-    "Text",
-    "Texts",
-    "body_of",
-    "dump",
-    "finite",
-    "form_schema",
-    "given",
-    "large_answer",
-    "read_body",
-    "server_event",
-    "translator_for",
-    "whole_or_events",
-]
-
 
 def _check_text(text: str) -> str:
     """Raises: ValueError: the text has an unpaired surrogate, which no encoding can represent."""

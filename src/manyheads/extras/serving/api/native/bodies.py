@@ -11,8 +11,6 @@ from torch import Tensor
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.extras.serving.api.shared import Body, Ids, Text, Texts, body_of, finite
 
-__all__ = ["AttentionBody", "GenerateBody", "ScoreBody", "TranslateBody", "of_alternatives", "of_tokens", "rounded"]
-
 _MOST_NGRAM = 100
 """Every n-gram of a prompt is kept, so their memory is n times that of the prompt."""
 

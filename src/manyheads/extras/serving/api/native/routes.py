@@ -39,8 +39,6 @@ from manyheads.extras.serving.scoring import MOST_MAPPED, ScoredIds, attention_m
 from manyheads.extras.serving.served import ServedGenerator, ServedModel, find_model
 from manyheads.extras.serving.service import Service
 
-__all__ = ["GenerateJob", "answer_attention", "answer_score", "router"]
-
 
 class GenerateJob:
     """Continuations in progress."""

@@ -25,8 +25,6 @@ from manyheads.extras.serving.served import ServedTranslator
 from manyheads.extras.serving.service import Service
 from manyheads.extras.serving.texts import KeptRows, Sentence, rejoin, split
 
-__all__ = ["TranslateJob"]
-
 
 class TranslateJob:
     """A translation in progress: its texts, their sentences, and one row of the engine for each sentence."""
