@@ -55,8 +55,8 @@ def _pairs(path: str, folder: Path, sentences: int) -> dict[str, Any]:
     config = demo()
     settings = replace(config.data, path=path or config.data.path)
     data = open_data(settings, config.tokenizer, config.seed, folder)
-    if data.task is not None:
-        raise DataError(f"{data.path} is prepared for parsing; sentence pairs for translation are needed.")
+    if data.task != "translation":
+        raise DataError(f"{data.path} is prepared for {data.task}; sentence pairs for translation are needed.")
     _refuse_missing(data)
     counts = {}
     for split in ("train", *HELD_OUT):

@@ -37,7 +37,7 @@ from manyheads.extras.exports.engine import export_model
 from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.settings import ServingSettings
 from manyheads.tasks.report import search_line
-from manyheads.text.byte_vocabulary import ByteVocabulary
+from manyheads.text.vocabulary import ByteVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

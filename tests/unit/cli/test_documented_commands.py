@@ -39,7 +39,8 @@ PAGES = sorted(
 )
 MODULES = [
     importlib.import_module(".".join(path.relative_to(ROOT / "src").with_suffix("").parts))
-    for path in (ROOT / "src/manyheads/cli").rglob("*.py")
+    for path in sorted((ROOT / "src/manyheads").rglob("*.py"))
+    if path.is_relative_to(ROOT / "src/manyheads/cli") or path.name == "command.py" or path.parent.name == "commands"
 ]
 _INLINE = re.compile(r"`(manyheads [^`\n]+)`")
 _FENCE = re.compile(r"^```(?!text|python|json|yaml)\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -44,7 +44,7 @@ EXCEPTIONS = {
     "data/corpora/sample.py": "compares with what it wrote, after its kind and size",
     "extras/exports/web.py": "the package's own page",
     "extras/serving/api/operations.py": "the package's own page",
-    "extras/inspect/drawings/offline_page.py": "the package's own page",
+    "extras/inspect/drawings/pages.py": "the package's own page",
     "data/preparing_ids.py": "a temporary folder that it wrote itself",
     "data/preparing_text.py": "a temporary folder that it wrote itself",
     "data/preparing_tokens.py": "a temporary folder that it wrote itself",

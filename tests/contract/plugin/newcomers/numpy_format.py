@@ -9,7 +9,7 @@ import numpy as np
 
 from manyheads.extras.exports import ExportOptions, Format, NotComparedError
 
-NUMPY = Format("numpy", "weights as weights.npz", "", __name__)
+NUMPY = Format("numpy", ("bag",), "weights as weights.npz", "", __name__)
 
 
 def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
