@@ -96,7 +96,7 @@ class Shared:
 
     @staticmethod
     def on_bad_utf8(skipped: str = "") -> Any:
-        """The treatment of lines that are not UTF-8. skipped: the effect of skipping one; empty: lines are not skipped."""
+        """The treatment of lines that are not UTF-8. skipped: the effect of skipping one; empty: none is skipped."""
         ways = f"fail, replace its bad bytes, or skip it ({skipped})" if skipped else "fail, or replace its bad bytes"
         return option(f"If a line is not UTF-8: {ways}.", default="fail")
 
