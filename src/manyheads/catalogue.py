@@ -387,7 +387,7 @@ def foreign_entries(config: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class Task:
-    """What a run can learn.
+    """A task: a run can learn it.
 
     summary: one line for people. folders: packages with the task's modules; a module that the first lacks is the next
     one's. model_task: of its models. prepared_as: the word of `prepare --task`; empty if another task's word covers it,
@@ -572,4 +572,4 @@ HOOKS: dict[str, str] = {
     "translate.parsing": f"{_PARSING}.translate:translate_by_text",
     "translate.spans": f"{_PARSING}.translate:translate_by_chart",
 }
-"""What the core asks of an extra, by a name of its own; `load(HOOKS[name])` returns it."""
+"""Functions and classes of extras that the core uses, by neutral names; `load(HOOKS[name])` returns one."""

@@ -13,7 +13,7 @@ from manyheads.catalogue import ModelTask
 
 
 class Composite(Protocol):
-    """What is trained, saved and loaded: a module with the body and the head of a model."""
+    """A module with the body and the head of a model: it is trained, saved and loaded."""
 
     config: Any
 
@@ -21,7 +21,7 @@ class Composite(Protocol):
         """Tie the parameters that the config shares. Needed again after moving a model off the meta device."""
 
     def card_text(self) -> str:
-        """Return a paragraph for the README of its folder, beside its size and its use; empty: there is none."""
+        """Return a further paragraph for the README of the model's folder, or an empty text."""
 
 
 class ModelConfig(Protocol):

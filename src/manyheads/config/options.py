@@ -75,7 +75,7 @@ def _field(default: Any, about: dict[str, Any]) -> Any:
 
 
 class Shared:
-    """What several commands declare alike."""
+    """Options that several commands have, each declared once."""
 
     @staticmethod
     def model(default: Any = REQUIRED) -> Any:
@@ -96,7 +96,7 @@ class Shared:
 
     @staticmethod
     def on_bad_utf8(skipped: str = "") -> Any:
-        """What happens to a line that is not UTF-8. skipped: what it means to skip one; empty: none is."""
+        """The treatment of lines that are not UTF-8. skipped: the effect of skipping one; empty: none is skipped."""
         ways = f"fail, replace its bad bytes, or skip it ({skipped})" if skipped else "fail, or replace its bad bytes"
         return option(f"If a line is not UTF-8: {ways}.", default="fail")
 

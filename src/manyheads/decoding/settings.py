@@ -28,7 +28,7 @@ _TRANSFORMERS: Mapping[str, tuple[Any, ...]] = {"transformers": ()}
 
 @dataclass(frozen=True, kw_only=True)
 class SettingFacts:
-    """What is known of an option beside its type, its default and its text.
+    """Facts about an option that its type, default and text do not give.
 
     Args:
         allowed: the range of a number. A file can contain any number; the limits exclude senseless ones.

@@ -542,6 +542,8 @@ def test_a_resume_with_other_settings_or_data_is_refused(small: Make, corpus: Pa
     wider = replace(config, model=replace(config.model, d_ff=64), seed=5)
     with pytest.raises(ConfigError, match=r"model\.d_ff was 32, is 64; seed was 1, is 5"):
         train(wider)
+    with pytest.raises(ConfigError, match=r"training\.plain was False, is True"):
+        train(replace(config, training=replace(config.training, plain=True)))
     other = small(data={"path": "copy-task", "num_train_pairs": 100}, tokenizer={"kind": "word", "vocab_size": 20})
     with pytest.raises(ConfigError, match="the data changed"):
         train(other)

@@ -191,5 +191,5 @@ class TranslationLines:
         return one_line(one.text)
 
     def _record(self, source: str, written: str) -> dict[str, Any]:
-        """What JSON says about the text of an output."""
+        """Return the fields of an output's text for JSON."""
         return {"text": written}
