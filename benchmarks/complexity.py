@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from manyheads.architectures.reformer.config import LayerKind, ReformerConfig
 from manyheads.catalogue import build_model
 from manyheads.data.batch import SegmentBatch
+from manyheads.models.reformer.config import LayerKind, ReformerConfig
 from manyheads.nn import Causal, LSHSettings, dot_product_attention
 from manyheads.nn.attention.local import local_attention
 from manyheads.nn.attention.lsh import hash_vectors, lsh_attention, rotations

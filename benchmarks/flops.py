@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.models.reformer.config import ReformerConfig
+from manyheads.models.transformer.config import TransformerConfig
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig
 
 __all__ = ["Work", "decoding", "reformer", "transformer", "transformer_xl", "transformer_xl_cached"]

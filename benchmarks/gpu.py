@@ -38,13 +38,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.architectures.reformer import presets as reformers
-from manyheads.architectures.reformer.build import build as build_reformer
-from manyheads.architectures.transformer import presets as transformers
-from manyheads.architectures.transformer.build import build as build_transformer
-from manyheads.architectures.transformer_xl import presets as xls
-from manyheads.architectures.transformer_xl.build import build as build_xl
 from manyheads.data.batch import PairBatch, SegmentBatch
+from manyheads.models.reformer import presets as reformers
+from manyheads.models.reformer.build import build as build_reformer
+from manyheads.models.transformer import presets as transformers
+from manyheads.models.transformer.build import build as build_transformer
+from manyheads.models.transformer_xl import presets as xls
+from manyheads.models.transformer_xl.build import build as build_xl
 from manyheads.nn.kernels import policy
 
 PART_SECONDS = 180

@@ -25,10 +25,6 @@ from harness import Step  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from manyheads.architectures.language_model import LanguageModel  # noqa: E402
-from manyheads.architectures.reformer.config import ReformerConfig  # noqa: E402
-from manyheads.architectures.transformer.config import TransformerConfig  # noqa: E402
-from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig  # noqa: E402
 from manyheads.catalogue import build_model  # noqa: E402
 from manyheads.data.batch import PairBatch  # noqa: E402
 from manyheads.data.segments import SegmentBatch  # noqa: E402
@@ -40,6 +36,10 @@ from manyheads.decoding.shortlist import Shortlist  # noqa: E402
 from manyheads.extras.peers import PEERS  # noqa: E402
 from manyheads.extras.peers.marian import Marian  # noqa: E402
 from manyheads.extras.peers.marian_generation import settings_from_peer  # noqa: E402
+from manyheads.models.language_model import LanguageModel  # noqa: E402
+from manyheads.models.reformer.config import ReformerConfig  # noqa: E402
+from manyheads.models.transformer.config import TransformerConfig  # noqa: E402
+from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig  # noqa: E402
 from manyheads.nn import MultiHeadAttention  # noqa: E402
 from manyheads.nn.kernels.policy import fast  # noqa: E402
 from manyheads.tasks.text.objective import begin_hashing  # noqa: E402

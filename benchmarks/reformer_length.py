@@ -43,8 +43,8 @@ def build(**changes: Any) -> Any:
     """The preset `million` over bytes, in training mode."""
     import torch
 
-    from manyheads.architectures.reformer.presets import PRESETS
     from manyheads.catalogue import build_model
+    from manyheads.models.reformer.presets import PRESETS
 
     torch.manual_seed(0)
     return build_model(replace(PRESETS["million"], vocab_size=256, **changes)).train()

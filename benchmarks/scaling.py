@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from manyheads.architectures.transformer import presets as transformers
-from manyheads.architectures.transformer_xl import presets as xls
 from manyheads.catalogue import build_model
+from manyheads.models.transformer import presets as transformers
+from manyheads.models.transformer_xl import presets as xls
 
 BYTES = 4  # of a weight, a gradient, a moment: float32
 

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.protocols import Output
-from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.cli.machine import set_up_machine
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.evaluation.language_model import bits_per, evaluate_text
+from manyheads.models.protocols import Output
+from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.tasks.text.objective import LanguageObjective
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.training.optim.ema import MovingAverage

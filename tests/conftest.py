@@ -19,7 +19,7 @@ from thinning import thin
 settings.register_profile("manyheads", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("manyheads")
 
-TYPECHECKED = ["manyheads.nn", "manyheads.architectures"]
+TYPECHECKED = ["manyheads.nn", "manyheads.models"]
 """Packages whose signatures state tensor shapes; calls are checked in the tests, never in use."""
 
 pytest_plugins = ["figures", "warm"]

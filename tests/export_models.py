@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from manyheads.architectures.pretrained import save_pretrained
 from manyheads.catalogue import ARCHITECTURES, build_model
+from manyheads.models.pretrained import save_pretrained
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.checkpoint.format import Checkpoint, load_checkpoint
 from manyheads.data.settings import DataSettings, SegmentSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.evaluation.reading import Reading
+from manyheads.models.reformer.config import ReformerConfig
+from manyheads.models.transformer.config import TransformerConfig
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.tasks.text.settings import TextConfig, TextValidationSettings
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings

@@ -28,7 +28,7 @@ FIRST = [
     "SECURITY.md",
     "recipes/README.md",
 ]
-FOLDERS = ["benchmarks", "src/manyheads/architectures"]
+FOLDERS = ["benchmarks", "src/manyheads/models"]
 GROUPS = {
     "Attention": "attention",
     "Masks": "attention.masks",

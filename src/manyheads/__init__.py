@@ -18,11 +18,11 @@ from manyheads.catalogue import load as _load
 
 if TYPE_CHECKING:
     from manyheads import nn
-    from manyheads.architectures.pretrained import load
     from manyheads.decoding.generator import Generator
     from manyheads.decoding.translator import Translator
     from manyheads.extras.classification.classifier import Classifier
     from manyheads.extras.parsing.parser import Parser
+    from manyheads.models.pretrained import load
 
 __version__ = "0.1.0"
 

@@ -299,7 +299,7 @@ class Architecture:
         return load(self._builder)(config)
 
 
-_MODELS = "manyheads.architectures"
+_MODELS = "manyheads.models"
 _CLASSIFICATION, _PARSING = "manyheads.extras.classification", "manyheads.extras.parsing"
 
 # A config file that names no architecture means the first one for its task.

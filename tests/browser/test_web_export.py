@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from manyheads import Translator
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.catalogue import build_model
 from manyheads.extras.exports import ExportOptions
 from manyheads.extras.exports.engine import export_model
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from exports_to_check import copy_given, write_expected, write_exports, write_tiny
 
-from manyheads.architectures.pretrained import load, portable_state
 from manyheads.extras.peers.convert import import_folder
 from manyheads.extras.peers.marian import fitted
+from manyheads.models.pretrained import load, portable_state
 
 _HERE = Path(__file__).resolve().parent
 _ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

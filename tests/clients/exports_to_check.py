@@ -19,19 +19,19 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from manyheads.architectures.hub import resolve_model_path
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import load, save_pretrained
-from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.exports import ExportOptions
 from manyheads.extras.exports.engine import export_model
+from manyheads.models.hub import resolve_model_path
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.pretrained import load, save_pretrained
+from manyheads.models.reformer.config import ReformerConfig
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.transformer.config import TransformerConfig
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.transformer import presets
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.transformer import presets
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabulary import ByteVocabulary

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from manyheads.architectures.pretrained import load, load_portable_state, portable_state, save_pretrained
 from manyheads.decoding.device import narrow
 from manyheads.errors import ModelFileError, SaveError
+from manyheads.models.pretrained import load, load_portable_state, portable_state, save_pretrained
 from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.settings import OptimiserSettings
 

@@ -13,9 +13,9 @@ from segment_batches import VOCAB, batch_of, ids
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from manyheads.architectures.transformer_xl.config import Attending
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.models.transformer_xl.config import Attending
 
 FORMS = pytest.mark.parametrize("projected", [False, True], ids=["hidden states", "keys and values"])
 

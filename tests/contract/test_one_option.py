@@ -27,7 +27,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from starlette.testclient import TestClient
 from manyheads import Generator, Translator
-from manyheads.architectures.pretrained import save_pretrained
+from manyheads.models.pretrained import save_pretrained
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.cli.main import main
 from manyheads.decoding.settings import DecodingSettings

@@ -84,9 +84,9 @@ def _make_picture(path: Path) -> None:
 
 def _make_language_model(folder: Path) -> None:
     """A Transformer-XL on bytes, with untrained weights."""
-    from manyheads.architectures.pretrained import save_pretrained
-    from manyheads.architectures.transformer_xl.config import TransformerXLConfig
     from manyheads.catalogue import build_model
+    from manyheads.models.pretrained import save_pretrained
+    from manyheads.models.transformer_xl.config import TransformerXLConfig
     from manyheads.text.vocabulary import ByteVocabulary
 
     config = TransformerXLConfig(vocab_size=256, d_model=16, num_heads=2, d_ff=32, num_layers=1)

@@ -111,9 +111,9 @@ def make_marian(folder: Path) -> Path:
     """A small MarianMTModel's folder, without a tokenizer."""
     from safetensors.torch import save_file
 
-    from manyheads.architectures.transformer.config import TransformerConfig
     from manyheads.catalogue import build_model
     from manyheads.extras.peers import PEERS
+    from manyheads.models.transformer.config import TransformerConfig
 
     sizes = {"source_vocab_size": 20, "target_vocab_size": 20, "d_model": 16, "num_heads": 2, "d_ff": 32}
     layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}

@@ -24,9 +24,9 @@ from preloading import preload
 from tiny_run import TINY_REFORMER, TINY_TEXT
 
 import manyheads.training.run.loop
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.settings import DataSettings
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.tasks.text.settings import TextValidationSettings
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings

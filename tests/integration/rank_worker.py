@@ -25,7 +25,6 @@ import torch.distributed.tensor
 from preloading import preload
 from tiny_run import TINY, TINY_REFORMER, TINY_TEXT, changed
 
-from manyheads.architectures.pretrained import portable_state
 from manyheads.checkpoint.format import save_checkpoint
 from manyheads.data.plan import next_position
 from manyheads.distributed.group import Group
@@ -33,6 +32,7 @@ from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process
 from manyheads.distributed.shards import whole
 from manyheads.errors import SaveError
+from manyheads.models.pretrained import portable_state
 from manyheads.tasks.translation.validator import Validator
 from manyheads.training.record.log import MetricsLog
 from manyheads.training.record.report import ValidationReport

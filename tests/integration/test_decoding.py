@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.transformer.presets import PRESETS
 from manyheads.catalogue import build_model
 from manyheads.decoding.naive import naive_beam_search
 from manyheads.decoding.search import search_all
@@ -18,6 +15,9 @@ from manyheads.decoding.search_problem import length_limits
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ModelFileError, RequestError
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.transformer.presets import PRESETS
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -28,11 +28,11 @@ from page_shell import run_line
 from PIL import Image
 from safetensors.torch import load_file
 
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.data.corpora.novel import load_novel
 from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.extras.peers import PEERS
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 
 TUTORIALS = ["attention", "transformer", "transformer-xl", "reformer"]
 SOURCES = ["annotated-transformer", "transformer-xl", "reformer", "d2l", "labml", "fused-qkv"]
@@ -319,7 +319,7 @@ SYMBOLS = [
     )[2:]
     for code in re.findall(r"`([^`]+)`", re.split(r"(?<!\\)\|", row)[2])
 ]
-ARCHITECTURES = "manyheads.architectures"
+ARCHITECTURES = "manyheads.models"
 ROOMS = [
     "manyheads",
     "manyheads.nn",

@@ -113,9 +113,9 @@ CHECKPOINT = """
 import sys
 from pathlib import Path
 import torch
-from manyheads.architectures.pretrained import portable_state
-from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer.model import Transformer
+from manyheads.models.pretrained import portable_state
+from manyheads.models.transformer.config import TransformerConfig
+from manyheads.models.transformer.model import Transformer
 from manyheads.checkpoint.format import save_checkpoint
 from manyheads.training.optim.optimiser import optimiser_tensors
 

@@ -20,7 +20,6 @@ from tiny_run import echo, outcome, tiny
 
 import manyheads.training.record.log
 import manyheads.training.run.loop
-from manyheads.architectures.pretrained import load
 from manyheads.checkpoint.format import load_checkpoint, save_checkpoint, verify_checkpoint
 from manyheads.checkpoint.retain import find_latest, list_checkpoints, read_pointer
 from manyheads.cli.main import guarded
@@ -31,6 +30,7 @@ from manyheads.data.preparing_pairs import PairList, prepare_corpus
 from manyheads.data.preparing_text import prepare_text
 from manyheads.data.texts import TextBlock
 from manyheads.errors import DataError, SaveError
+from manyheads.models.pretrained import load
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.training.record.log import MetricsLog
 from manyheads.training.record.recorder import write_samples

@@ -13,10 +13,10 @@ import pytest
 import torch
 from injections import KINDS, STEPS, Injection, Injector, injections
 
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.prepared import open_data
 from manyheads.data.settings import DataSettings
 from manyheads.errors import NonFiniteError
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.run.loop import train

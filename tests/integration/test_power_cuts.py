@@ -15,12 +15,12 @@ from file_operations import HAS_PROC, Operation, Watch
 from tiny_run import choose_checkpoint, echo, outcome, tiny
 from write_order import check_metrics, check_order, commits
 
-from manyheads.architectures.pretrained import load
 from manyheads.checkpoint.format import step_of, verify_checkpoint
 from manyheads.checkpoint.retain import list_checkpoints
 from manyheads.config.files import load_yaml
 from manyheads.data.prepared import PreparedData
 from manyheads.files.verify import MANIFEST
+from manyheads.models.pretrained import load
 from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.loop import train
 

@@ -16,11 +16,11 @@ from oddities.cells import Outcome
 from oddities.random_files import LONG, RandomFile, random_file
 from oddities.running import call
 
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

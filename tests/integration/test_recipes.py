@@ -20,11 +20,11 @@ import pytest
 import yaml
 from PIL import Image
 
-from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.extras.parsing.span_task.settings import SpanConfig
+from manyheads.models.reformer.presets import PRESETS as REFORMERS
 from manyheads.tasks.table import RUNS
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig

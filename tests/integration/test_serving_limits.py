@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.transformer import presets
 from manyheads.catalogue import build_model
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.transformer import presets
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -16,10 +16,10 @@ from oddities.running import Judge
 from oddities.table import LATER, ODDITIES
 from slices import sliced
 
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.transformer import presets
 from manyheads.catalogue import build_model
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.transformer import presets
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -10,11 +10,11 @@ import torch
 from marian_models import write_peer_folder
 from safetensors.torch import load_file
 
-from manyheads.architectures.pretrained import load, read_config
 from manyheads.cli.main import main
 from manyheads.decoding.translator import Translator
 from manyheads.extras.exports import ExportOptions
 from manyheads.extras.exports.engine import export_model
+from manyheads.models.pretrained import load, read_config
 from manyheads.text.of_folder import load_tokenizer
 
 FOLDER = Path(__file__).parent / "fixtures"

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.pretrained import load
-from manyheads.architectures.transformer_xl.config import Attending
 from manyheads.extras.peers import PEERS
+from manyheads.models.pretrained import load
+from manyheads.models.transformer_xl.config import Attending
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed, and need not be")
 try:

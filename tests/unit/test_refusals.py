@@ -16,8 +16,6 @@ import torch
 from hostile.base import edit_json, reseal
 from safetensors.torch import load_file, save_file
 
-from manyheads.architectures.pretrained import load, save_pretrained
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.catalogue import build_model
 from manyheads.cli.main import guarded
 from manyheads.data.manifest import file_record, write_manifest
@@ -26,6 +24,8 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsError, ModelFileError
 from manyheads.files.verify import verify_folder
+from manyheads.models.pretrained import load, save_pretrained
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.training.optim.optimiser import build_optimiser, load_optimiser_tensors, optimiser_tensors

@@ -63,12 +63,12 @@ import warnings
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch works without it
 import torch
 import manyheads.nn
-from manyheads.architectures.reformer.build import build as build_reformer, build_seq2seq
-from manyheads.architectures.reformer import presets as reformers
-from manyheads.architectures.transformer.build import build as build_transformer
-from manyheads.architectures.transformer import presets as transformers
-from manyheads.architectures.transformer_xl.build import build as build_xl
-from manyheads.architectures.transformer_xl import presets as xls
+from manyheads.models.reformer.build import build as build_reformer, build_seq2seq
+from manyheads.models.reformer import presets as reformers
+from manyheads.models.transformer.build import build as build_transformer
+from manyheads.models.transformer import presets as transformers
+from manyheads.models.transformer_xl.build import build as build_xl
+from manyheads.models.transformer_xl import presets as xls
 from manyheads.data.batch import PairBatch, SegmentBatch
 from dataclasses import replace
 

@@ -19,9 +19,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.protocols import PreparesSteps, Searchable
 from manyheads.errors import RequestError
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.protocols import PreparesSteps, Searchable
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.heads.linear import LinearHead

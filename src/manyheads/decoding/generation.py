@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads.architectures.language_ensemble import LanguageEnsemble
-from manyheads.architectures.language_model import LanguageModel
 from manyheads.decoding.batching import padded
 from manyheads.decoding.hypothesis import Stop, check_finite, check_stop
 from manyheads.decoding.model_runner import ModelRunner
@@ -22,6 +20,8 @@ from manyheads.decoding.repetition import Repetition
 from manyheads.decoding.sampling import draw
 from manyheads.decoding.settings import GenerationSettings
 from manyheads.errors import RequestError
+from manyheads.models.language_ensemble import LanguageEnsemble
+from manyheads.models.language_model import LanguageModel
 from manyheads.seeding import derive_seed
 from manyheads.text.vocabulary import Vocabulary
 

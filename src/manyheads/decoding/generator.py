@@ -8,9 +8,6 @@ from typing import Self, Unpack, overload
 
 import torch
 
-from manyheads.architectures.language_ensemble import LanguageEnsemble
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import save_pretrained, unmixed
 from manyheads.config.build import build
 from manyheads.decoding.batching import cut_batches, map_batches
 from manyheads.decoding.device import Precision, choose_device, choose_precision
@@ -22,6 +19,9 @@ from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.settings import GenerationOverrides, GenerationSettings, check_drawing
 from manyheads.decoding.text_ids import check_texts
 from manyheads.errors import RequestError
+from manyheads.models.language_ensemble import LanguageEnsemble
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.pretrained import save_pretrained, unmixed
 from manyheads.text.vocabulary import Vocabulary
 
 

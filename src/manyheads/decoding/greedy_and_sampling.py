@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
 from manyheads.decoding.sampling import Sampler
 from manyheads.decoding.search_problem import SearchProblem, SearchSteps
+from manyheads.models.protocols import Searchable
 from manyheads.nn.kernels.topk import likeliest
 
 _Choose = Callable[[Tensor, Tensor, int], Tensor]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from manyheads.architectures.language_ensemble import LanguageEnsemble
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import load
 from manyheads.decoding.model_runner import model_folder
 from manyheads.decoding.settings import GenerationSettings, read_settings
 from manyheads.errors import ConfigError, ModelFileError
+from manyheads.models.language_ensemble import LanguageEnsemble
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.pretrained import load
 from manyheads.text.vocabularies import load_vocabulary
 from manyheads.text.vocabulary import Vocabulary
 

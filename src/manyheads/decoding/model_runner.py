@@ -10,9 +10,6 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import torch
 from torch import nn
 
-from manyheads.architectures.encoders import EncoderEnsemble
-from manyheads.architectures.hub import resolve_model_path
-from manyheads.architectures.pretrained import load, read_config, save_pretrained, unmixed
 from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, ModelTask
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.device import (
@@ -25,6 +22,9 @@ from manyheads.decoding.device import (
     pack,
 )
 from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.models.encoders import EncoderEnsemble
+from manyheads.models.hub import resolve_model_path
+from manyheads.models.pretrained import load, read_config, save_pretrained, unmixed
 from manyheads.text.of_folder import has_tokenizer
 from manyheads.text.tokenizer import Tokenizer
 

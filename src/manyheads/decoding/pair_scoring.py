@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from manyheads.architectures.protocols import Scorable, Searchable
 from manyheads.decoding.batching import Told, cut_batches, map_batches, padded
 from manyheads.decoding.hypothesis import Stop, check_stop
 from manyheads.decoding.model_runner import ModelRunner
@@ -15,6 +14,7 @@ from manyheads.decoding.text_ids import check_texts, encode_texts
 from manyheads.decoding.translation import Scored
 from manyheads.decoding.truncation import fit, scored_limit
 from manyheads.errors import RequestError, refuse_nan
+from manyheads.models.protocols import Scorable, Searchable
 from manyheads.text.sides import TranslationTokenizer
 
 _MAX_BATCH_VALUES = 2**25

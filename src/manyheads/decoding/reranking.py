@@ -15,7 +15,6 @@ from itertools import islice
 
 import torch
 
-from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.batching import Told
 from manyheads.decoding.hypothesis import Hypothesis, Stop
 from manyheads.decoding.model_runner import ModelRunner
@@ -25,6 +24,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.truncation import cut, fit, scored_limit
 from manyheads.errors import ConfigError
+from manyheads.models.protocols import Searchable
 from manyheads.text.sides import TranslationTokenizer
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.batching import Told, cut_batches, map_batches, padded
 from manyheads.decoding.beam import beam_search_steps
 from manyheads.decoding.greedy_and_sampling import greedy_and_sampling_steps
@@ -17,6 +16,7 @@ from manyheads.decoding.search_problem import Grammar, SearchProblem, SearchStep
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.shortlist import Candidates, Shortlist
 from manyheads.errors import RequestError
+from manyheads.models.protocols import Searchable
 
 __all__ = ["run_to_end", "search_all", "search_steps"]
 

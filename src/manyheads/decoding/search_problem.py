@@ -9,11 +9,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.constraints import Constraints
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.rules import Rules
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.models.protocols import Searchable
 
 SearchSteps = Generator[list[tuple[int, list[Hypothesis]]], Collection[int] | None, None]
 """A search, a step at a time: it yields the (sentence, hypotheses) that are finished after each step, best hypothesis

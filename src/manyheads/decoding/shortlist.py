@@ -17,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from manyheads.architectures.protocols import Restrictable, Searchable
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ModelFileError, RequestError
+from manyheads.models.protocols import Restrictable, Searchable
 
 SHORTLIST = "shortlist.safetensors"
 _VERSION = "1"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from manyheads.architectures.protocols import Searchable
 from manyheads.decoding.batching import Told
 from manyheads.decoding.engines import SearchEngine
 from manyheads.decoding.hypothesis import Hypothesis, Stop
@@ -17,6 +16,7 @@ from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.truncation import fit, source_limit
 from manyheads.errors import RequestError
+from manyheads.models.protocols import Searchable
 from manyheads.text.sides import TranslationTokenizer
 
 

@@ -11,10 +11,6 @@ from typing import Any, Literal, Self, Unpack
 
 import torch
 
-from manyheads.architectures.ensemble import Ensemble
-from manyheads.architectures.pretrained import load, read_languages, save_pretrained, unmixed
-from manyheads.architectures.protocols import Searchable
-from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.config.build import build
 from manyheads.decoding.constraints import check_ids
 from manyheads.decoding.device import Precision, choose_device, choose_precision
@@ -26,6 +22,10 @@ from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.text_search import TextSearch
 from manyheads.decoding.truncation import check_target_limit
 from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.models.ensemble import Ensemble
+from manyheads.models.pretrained import load, read_languages, save_pretrained, unmixed
+from manyheads.models.protocols import Searchable
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.text.languages import LanguagePair
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.sides import IntoLanguage, TranslationTokenizer, check_target

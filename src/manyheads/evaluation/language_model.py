@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyheads.architectures.language_ensemble import NO_MEMORY
 from manyheads.data.partition import share
 from manyheads.data.segments import SegmentBatch, eval_segments
 from manyheads.data.store import TokenSide
@@ -20,6 +19,7 @@ from manyheads.data.token_store import TokenStore
 from manyheads.errors import refuse_nan
 from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
 from manyheads.evaluation.reading import Reading
+from manyheads.models.language_ensemble import NO_MEMORY
 from manyheads.text.vocabulary import Vocabulary
 
 

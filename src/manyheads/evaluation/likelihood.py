@@ -11,11 +11,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from manyheads.architectures.protocols import Output
 from manyheads.data.batch import PairBatch
 from manyheads.data.segments import SegmentBatch
 from manyheads.errors import DataError
 from manyheads.evaluation.perplexity import perplexity_of
+from manyheads.models.protocols import Output
 
 B = TypeVar("B", PairBatch, SegmentBatch)
 

@@ -6,14 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from manyheads.architectures.pretrained import (
-    GENERATION,
-    load_portable_state,
-    read_config,
-    read_languages,
-    save_pretrained,
-    usage_example,
-)
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.checkpoint.average import average_tensors, has_tensors, select_checkpoints
 from manyheads.checkpoint.format import step_of
@@ -21,6 +13,14 @@ from manyheads.decoding.settings import DecodingSettings, GenerationSettings, re
 from manyheads.decoding.shortlist import shortlist_files
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError
 from manyheads.files.verify import verify_folder
+from manyheads.models.pretrained import (
+    GENERATION,
+    load_portable_state,
+    read_config,
+    read_languages,
+    save_pretrained,
+    usage_example,
+)
 from manyheads.tasks.table import task_of_folder
 from manyheads.text.of_folder import tokenizer_of_folder
 

@@ -7,7 +7,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from manyheads.architectures.hub import resolve_model_path
 from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, PRESETS
 from manyheads.config.build import build
 from manyheads.config.describe import show_value
@@ -15,6 +14,7 @@ from manyheads.config.files import Source, load_yaml, to_plain
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.json_object import read_object
 from manyheads.files.verify import file_sha256
+from manyheads.models.hub import resolve_model_path
 from manyheads.tasks.held_out import run_file, run_section
 from manyheads.tasks.table import RUNS
 from manyheads.training.settings import RunConfig

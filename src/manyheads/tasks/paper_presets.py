@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
-from manyheads.architectures.transformer_xl.presets import PRESETS as XLS
 from manyheads.data.settings import SegmentSettings
 from manyheads.evaluation.reading import Reading
+from manyheads.models.reformer.presets import PRESETS as REFORMERS
+from manyheads.models.transformer_xl.presets import PRESETS as XLS
 from manyheads.tasks.text.settings import TextConfig, TextValidationSettings
 from manyheads.training.settings import OptimiserSettings, ScheduleSettings, TrainingSettings
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
-from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer.presets import PRESETS as TRANSFORMERS
-from manyheads.architectures.transformer_xl.presets import PRESETS as XLS
 from manyheads.data.settings import DUPLICATION, DataSettings, SegmentSettings
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.evaluation.reading import Reading
+from manyheads.models.reformer.config import ReformerConfig
+from manyheads.models.reformer.presets import PRESETS as REFORMERS
+from manyheads.models.transformer.config import TransformerConfig
+from manyheads.models.transformer.presets import PRESETS as TRANSFORMERS
+from manyheads.models.transformer_xl.presets import PRESETS as XLS
 from manyheads.tasks.text.settings import TextConfig, TextValidationSettings
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.architectures.pretrained import load, save_pretrained
 from manyheads.extras.documents import translating
 from manyheads.extras.documents.formats import read_document
+from manyheads.models.pretrained import load, save_pretrained
 from manyheads.text.of_folder import load_tokenizer
 
 pytest.importorskip("markdown_it")

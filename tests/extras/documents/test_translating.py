@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.transformer import presets
 from manyheads.catalogue import build_model
 from manyheads.decoding.degenerate import is_degenerate
 from manyheads.decoding.hypothesis import Hypothesis
@@ -31,6 +30,7 @@ from manyheads.extras.documents.translating import (
     Unit,
     UnitTranslator,
 )
+from manyheads.models.transformer import presets
 from manyheads.text.kept_words import private
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -9,12 +9,12 @@ import pytest
 import torch
 from export_models import tokenizer, write_language_model, write_transformer
 
-from manyheads.architectures.pretrained import load
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError
 from manyheads.extras.exports import ExportOptions
 from manyheads.extras.exports.ctranslate2 import MIN_POSITIONS, write
 from manyheads.extras.exports.engine import export_model
+from manyheads.models.pretrained import load
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 
@@ -84,7 +84,7 @@ def test_padding_and_the_start_token_are_never_produced(tmp_path: Path) -> None:
     module = load(model)
     with torch.no_grad():
         module.head.bias[:2] = 50.0  # type: ignore[union-attr,index]
-    from manyheads.architectures.pretrained import save_pretrained
+    from manyheads.models.pretrained import save_pretrained
 
     save_pretrained(module, model, tokenizer=tokenizer())
     done = export_model(model, tmp_path / "out", ExportOptions(to="ctranslate2"))

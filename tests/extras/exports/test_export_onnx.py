@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
-from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import ARCHITECTURES, ATTENTIONS, build_model
 from manyheads.errors import ConfigError
 from manyheads.extras.exports import ExportOptions
 from manyheads.extras.exports.engine import Exported, export_model
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
+from manyheads.models.transformer.config import TransformerConfig
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabularies import PieceVocabulary

@@ -10,13 +10,13 @@ import torch
 from export_models import tokenizer, write_language_model, write_transformer
 from slices import sliced
 
-from manyheads.architectures.pretrained import load, portable_state
 from manyheads.errors import ConfigError
 from manyheads.extras.exports import ExportOptions
 from manyheads.extras.exports.engine import export_model
 from manyheads.extras.peers import hf_tokenizer
 from manyheads.extras.peers.convert import import_folder
 from manyheads.extras.peers.marian import fitted, halves_order
+from manyheads.models.pretrained import load, portable_state
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

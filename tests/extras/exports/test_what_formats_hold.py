@@ -9,13 +9,13 @@ from typing import Any, Literal
 import pytest
 from export_models import tokenizer, write_language_model, write_transformer
 
-from manyheads.architectures.pretrained import save_pretrained
 from manyheads.catalogue import ARCHITECTURES, PEERS, Architecture, build_model
 from manyheads.errors import ConfigError
 from manyheads.extras.exports import EXPORTS, ExportOptions, ctranslate2, onnx, web
 from manyheads.extras.exports.engine import export_model
 from manyheads.extras.peers import FORMATS
 from manyheads.extras.peers.convert import export_folder
+from manyheads.models.pretrained import save_pretrained
 
 pytestmark = pytest.mark.unhooked  # tracing gives tensors where the signatures say int
 

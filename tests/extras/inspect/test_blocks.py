@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.attentions import attentions_of
 from manyheads.catalogue import ARCHITECTURES, ATTENTIONS, build_model
 from manyheads.extras.inspect.blocks import Block, ModelBlocks, Stack, blocks_of
+from manyheads.models.attentions import attentions_of
 
 VOCAB = 50
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.errors import ModelFileError
 from manyheads.extras.inspect import embeddings as subject
 from manyheads.extras.inspect.embeddings import EmbeddingTable, embedding_tables, nearest, principal_plane
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.positions import TokenEmbedding
 
 VOCAB = 37

@@ -11,11 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.head_names import Head, all_heads
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.transformer.presets import PRESETS
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import DataError
@@ -29,6 +24,11 @@ from manyheads.extras.inspect.heads.scores import (
     nats_per_token,
     normalised_importance,
 )
+from manyheads.models.head_names import Head, all_heads
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.transformer.presets import PRESETS
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.kernels.policy import fast
 
 

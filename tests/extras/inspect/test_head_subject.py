@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.inspect.heads.judging import HeldSegments, Subject
 from manyheads.extras.inspect.heads.options import HeadTextOptions
 from manyheads.extras.inspect.heads.scores import nats_per_token
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.tasks.text.held_out import held_text
 from manyheads.text.vocabulary import ByteVocabulary
 

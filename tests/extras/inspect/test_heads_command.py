@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.head_names import parse_heads
-from manyheads.architectures.pretrained import load, read_config, save_pretrained
-from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.settings import load_settings
 from manyheads.errors import ConfigError
 from manyheads.extras.inspect.heads.scores import masked_heads, masks_without
 from manyheads.extras.peers.convert import export_folder
+from manyheads.models.head_names import parse_heads
+from manyheads.models.pretrained import load, read_config, save_pretrained
+from manyheads.models.reformer.presets import PRESETS as REFORMERS
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.vocabulary import ByteVocabulary
 
 Program = Callable[..., int]

@@ -12,11 +12,11 @@ import pytest
 import torch
 from offline_pages import record_of
 
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.extras.inspect.commands import KINDS
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.reformer.presets import PRESETS as REFORMERS
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.vocabulary import ByteVocabulary
 
 pytest.importorskip("matplotlib")

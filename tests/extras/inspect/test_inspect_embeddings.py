@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from manyheads.architectures.pretrained import load, save_pretrained
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.extras.inspect.drawings.embeddings import embedding_map_figure
+from manyheads.models.pretrained import load, save_pretrained
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabulary import ByteVocabulary

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.attentions import attentions_of
-from manyheads.architectures.transformer import presets
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.extras.inspect.tracing import TracedTensor, folded, trace
+from manyheads.models.attentions import attentions_of
+from manyheads.models.transformer import presets
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.attention.observing import observe
 
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from manyheads.architectures.pretrained import load, read_config, save_pretrained
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.translator import Translator
 from manyheads.extras.documents.placing import align
 from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.settings import ServingSettings
+from manyheads.models.pretrained import load, read_config, save_pretrained
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.tasks.table import task_of_folder
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.head_names import Head, all_heads, parse_heads, prunable
-from manyheads.architectures.pretrained import load, save_pretrained
-from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
-from manyheads.architectures.reformer.presets import SEQ2SEQ_PRESETS
-from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer.presets import PRESETS
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.compiled import CompiledSteps
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.extras.inspect.heads.pruning import prune
 from manyheads.extras.inspect.heads.scores import attention_layers, masked_heads, masks_without
+from manyheads.models.head_names import Head, all_heads, parse_heads, prunable
+from manyheads.models.pretrained import load, save_pretrained
+from manyheads.models.reformer.presets import PRESETS as REFORMERS
+from manyheads.models.reformer.presets import SEQ2SEQ_PRESETS
+from manyheads.models.transformer.config import TransformerConfig
+from manyheads.models.transformer.presets import PRESETS
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig
 
 REMOVED = ("encoder.0.self:0", "encoder.1.self:0,1", "decoder.0.self:0", "decoder.0.cross:1", "decoder.1.cross:1")

@@ -27,8 +27,8 @@ def wrapper(**more: Any) -> Any:
     """Random weights that from_peer takes: made by exporting a fresh model of ours."""
     torch.manual_seed(0)
     config = {**CONFIG, **more}
-    from manyheads.architectures.transformer.config import TransformerConfig
     from manyheads.catalogue import build_model
+    from manyheads.models.transformer.config import TransformerConfig
 
     m = config["model"]
     fresh = build_model(

@@ -15,13 +15,13 @@ from marian_models import ENGLISH, GERMAN, SIZES, random_state, write_peer_folde
 from safetensors.torch import load_file, save_file
 
 import manyheads as package
-from manyheads.architectures.pretrained import load, save_pretrained
-from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.naive import naive_marian_search
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.peers.convert import import_folder
+from manyheads.models.pretrained import load, save_pretrained
+from manyheads.models.reformer.config import ReformerConfig
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.vocabulary import ByteVocabulary
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from manyheads.architectures.pretrained import load
 from manyheads.cli.main import main
 from manyheads.extras.peers.convert import guess_peer
+from manyheads.models.pretrained import load
 
 PEER = "tf/Transformer-XL"
 

@@ -12,11 +12,11 @@ import torch
 from official_xl import Official
 from safetensors.torch import load_file, save_file
 
-from manyheads.architectures.pretrained import load, save_pretrained
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.extras.peers import PEERS
 from manyheads.extras.peers.convert import export_folder, import_folder
+from manyheads.models.pretrained import load, save_pretrained
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 
 OFFICIAL, HF = "kimiyoung/TransformerXL", "transformers/TransfoXL"
 KINDS: dict[str, dict[str, Any]] = {

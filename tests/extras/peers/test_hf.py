@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.extras.peers import hf
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 
 transformers = pytest.importorskip("transformers")
 

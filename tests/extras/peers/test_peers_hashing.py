@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from manyheads.architectures.attentions import attentions_of, buckets_of
-from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.catalogue import build_model
+from manyheads.models.attentions import attentions_of, buckets_of
+from manyheads.models.reformer.config import ReformerConfig
 
 PEERS = ReformerConfig(
     vocab_size=19,

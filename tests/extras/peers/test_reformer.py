@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from manyheads.architectures.pretrained import load, save_pretrained
-from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers import PEERS
 from manyheads.extras.peers.convert import export_folder, guess_peer, import_folder
+from manyheads.models.pretrained import load, save_pretrained
+from manyheads.models.reformer.config import ReformerConfig
 
 LOADER: Any = PEERS["transformers/Reformer"]
 

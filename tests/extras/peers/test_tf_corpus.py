@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from numpy import array
 
-from manyheads.architectures.pretrained import load
 from manyheads.cli.main import main
 from manyheads.data.token_store import TokenStore
 from manyheads.errors import ModelFileError
@@ -21,6 +20,7 @@ from manyheads.extras.peers.legacy_pickle import read_corpus
 from manyheads.extras.peers.legacy_pickle_child import read_corpus as read_in_child
 from manyheads.extras.peers.legacy_pickle_machine import RefusedError
 from manyheads.extras.peers.tf_transformer_xl import read_corpus_files
+from manyheads.models.pretrained import load
 from manyheads.text.vocabularies import load_vocabulary
 
 CORPORA = ("text8", "wt103", "lm1b")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError, ShapeError
 from manyheads.extras.peers import PEERS
+from manyheads.models.transformer.config import TransformerConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 LOADER: Any = PEERS["torch/Transformer"]

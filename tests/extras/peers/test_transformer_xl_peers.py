@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, ManyHeadsError, ModelFileError, RequestError
 from manyheads.extras.peers import PEERS
 from manyheads.extras.peers.xl_weights import by_cluster, tied_projections
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 
 HF: Any = PEERS["transformers/TransfoXL"]
 OFFICIAL: Any = PEERS["kimiyoung/TransformerXL"]

@@ -14,8 +14,6 @@ import pytest
 import torch
 from offline_pages import record_of
 
-from manyheads.architectures.pretrained import load, save_pretrained
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.data.token_store import TokenStore
 from manyheads.decoding.translator import Translator
@@ -24,6 +22,8 @@ from manyheads.evaluation.bleu import corpus_bleu
 from manyheads.evaluation.language_model import evaluate_text, token_losses
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.inspect.drawings.attention import shown_token
+from manyheads.models.pretrained import load, save_pretrained
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.vocabulary import ByteVocabulary
 
 Cli = Callable[..., int]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.transformer_xl.presets import PRESETS
 from manyheads.catalogue import build_model
 from manyheads.data.token_store import TokenStore
 from manyheads.errors import NonFiniteError
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.dynamic import Adaptation, evaluate_dynamically, gradient_rms
+from manyheads.models.transformer_xl.presets import PRESETS
 from manyheads.text.vocabulary import ByteVocabulary
 from tests.segment_batches import ids
 from tests.tiny_run import TINY_REFORMER

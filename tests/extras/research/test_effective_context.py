@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.architectures.transformer_xl.presets import PRESETS
 from manyheads.catalogue import build_model
 from manyheads.data.token_store import TokenStore
 from manyheads.errors import DataError
 from manyheads.extras.research.recl import losses_by_context, relative_lengths
+from manyheads.models.transformer_xl.presets import PRESETS
 from tests.segment_batches import VOCAB, ids
 
 STEP = 4

@@ -12,9 +12,6 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.reformer.presets import PRESETS
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts
@@ -23,6 +20,9 @@ from manyheads.errors import NonFiniteError
 from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.scoring import _chosen
 from manyheads.extras.serving.settings import ServingSettings
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.reformer.presets import PRESETS
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.vocabulary import ByteVocabulary
 
 ENGLISH = "Hello, how are you? I am hungry.\n\nThe cat sees the dog."

@@ -13,8 +13,6 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts
@@ -28,6 +26,8 @@ from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.markup import MOST_TAGS
 from manyheads.extras.serving.refusals import Refusal
 from manyheads.extras.serving.settings import ServingSettings
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabularies import PieceVocabulary

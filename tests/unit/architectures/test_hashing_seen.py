@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.attentions import attentions_of, buckets_of
-from manyheads.architectures.reformer.layers import Call
-from manyheads.architectures.reformer.presets import PRESETS, SEQ2SEQ_PRESETS
 from manyheads.catalogue import build_model
 from manyheads.extras.inspect.tracing import trace
+from manyheads.models.attentions import attentions_of, buckets_of
+from manyheads.models.reformer.layers import Call
+from manyheads.models.reformer.presets import PRESETS, SEQ2SEQ_PRESETS
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.observing import observe

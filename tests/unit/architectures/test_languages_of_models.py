@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from manyheads.architectures.pretrained import load, read_languages, save_pretrained
-from manyheads.architectures.transformer import presets
 from manyheads.catalogue import build_model
 from manyheads.cli.records import describe_folder
 from manyheads.errors import ModelFileError
+from manyheads.models.pretrained import load, read_languages, save_pretrained
+from manyheads.models.transformer import presets
 
 CONFIG = dataclasses.replace(presets.PRESETS["debug"], source_vocab_size=11, target_vocab_size=11)
 

@@ -7,12 +7,12 @@ import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
-from manyheads.architectures.pretrained import save_pretrained
 from manyheads.catalogue import ARCHITECTURES
+from manyheads.models.pretrained import save_pretrained
 
 LOADED = """
 import sys
-from manyheads.architectures.pretrained import load
+from manyheads.models.pretrained import load
 for folder in sys.argv[1:]:
     load(folder)
     assert "torch._dynamo" not in sys.modules, folder

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.pretrained import load, load_weights, save_pretrained
 from manyheads.errors import ModelFileError
+from manyheads.models.pretrained import load, load_weights, save_pretrained
 
 FOLDERS = Path(__file__).resolve().parents[2] / "golden" / "0.1.0" / "without_heads"
 EXPECTED: dict[str, list[list[float]]] = json.loads((FOLDERS / "expected.json").read_text("utf-8"))

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures import pretrained
-from manyheads.architectures.pretrained import load
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ModelFileError
 from manyheads.files import verify
 from manyheads.files.commit import swap
+from manyheads.models import pretrained
+from manyheads.models.pretrained import load
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

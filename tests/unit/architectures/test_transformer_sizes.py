@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.catalogue import build_model
 from manyheads.cli.main import main
 from manyheads.errors import ConfigError
 from manyheads.extras.peers import PEERS
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn import Causal, MultiHeadAttention
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
@@ -161,7 +161,7 @@ def test_exports_refuse_by_name(to: str, tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_model_of_its_own_widths_comes_back(tmp_path: Path) -> None:
-    from manyheads.architectures.pretrained import load
+    from manyheads.models.pretrained import load
 
     config = TransformerConfig(**SIZES, source_vocab_size=9, target_vocab_size=9, head_dim=3, value_dim=5)
     model: nn.Module = build_model(config)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
-from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.errors import ConfigError
+from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
+from manyheads.models.transformer_xl.state import LayerInputs, XLState
 from manyheads.nn.attention.cache import KeyValueCache
 
 torch.set_num_threads(1)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
-from manyheads.architectures.transformer_xl.state import XLStep
 from manyheads.catalogue import build_model
 from manyheads.decoding.device import inference
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
+from manyheads.models.transformer_xl.state import XLStep
 
 CONFIG = TransformerXLConfig(vocab_size=31, d_model=16, num_heads=2, d_ff=24, num_layers=2, memory_len=9, dropout=0.0)
 KINDS: dict[str, dict[str, Any]] = {

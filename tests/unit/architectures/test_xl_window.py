@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
-from manyheads.architectures.transformer_xl.state import LayerInputs
 from manyheads.catalogue import build_model
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
+from manyheads.models.transformer_xl.state import LayerInputs
 
 VIEW = 6
 

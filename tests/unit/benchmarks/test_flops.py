@@ -12,14 +12,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import manyheads.nn.attention.relative as relative_module
-from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.data.batch import PairBatch
 from manyheads.data.segments import SegmentBatch
 from manyheads.decoding.search import run_to_end, search_steps
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.models.reformer.config import ReformerConfig
+from manyheads.models.transformer.config import TransformerConfig
+from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig
 from manyheads.nn.kernels.policy import fast
 from manyheads.nn.kernels.relative import relative_weights

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from manyheads.architectures.pretrained import load, portable_state, save_pretrained
-from manyheads.architectures.transformer_xl.presets import PRESETS
 from manyheads.catalogue import build_model
 from manyheads.checkpoint.format import save_checkpoint
 from manyheads.decoding.settings import load_settings
 from manyheads.decoding.translator import Translator
+from manyheads.models.pretrained import load, portable_state, save_pretrained
+from manyheads.models.transformer_xl.presets import PRESETS
 
 Cli = Callable[..., int]
 

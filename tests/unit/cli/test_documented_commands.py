@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import yaml
 
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.catalogue import COMMANDS
 from manyheads.cli import main
 from manyheads.cli.command_line import parsing, task_pages
@@ -27,6 +26,7 @@ from manyheads.cli.command_line.train_options import TrainOptions, read_argument
 from manyheads.config.files import Source, to_plain
 from manyheads.errors import ManyHeadsError
 from manyheads.extras.inspect.commands import KINDS
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.tasks import layers
 from manyheads.tasks.translation.settings import TrainConfig
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.transformer import presets
 from manyheads.catalogue import build_model
 from manyheads.decoding.options import EnsembleOptions, RerankingOptions
 from manyheads.decoding.translator import Translator
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.transformer import presets
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
 from manyheads.catalogue import build_model
 from manyheads.cli.main import main
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.options import GenerationOptions
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.errors import ConfigError
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.reformer.presets import PRESETS as REFORMERS
 from manyheads.text.vocabulary import ByteVocabulary
 
 Cli = Callable[..., int]

@@ -13,9 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.cli.command_line.generate_options import GenerateOptions
 from manyheads.cli.lines.continuations import ContinuationLines
@@ -27,6 +24,9 @@ from manyheads.decoding.settings import GenerationSettings
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.evaluation.language_model import EnsembleReading, evaluate_text
 from manyheads.evaluation.reading import Reading
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.reformer.presets import PRESETS as REFORMERS
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.tasks.text.options import ScoreOptions
 from manyheads.tasks.text.score import score
 from manyheads.text.vocabulary import ByteVocabulary

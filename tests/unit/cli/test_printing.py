@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import manyheads
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.cli.printing import printable, say
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.vocabulary import ByteVocabulary
 
 CLI = Path(manyheads.__file__).parent / "cli"

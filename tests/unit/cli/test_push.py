@@ -14,11 +14,11 @@ import torch
 import yaml
 from hub_server import FakeHub, running_hub
 
-from manyheads.architectures.model_card import CardFacts, make_card
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.cli.main import main
+from manyheads.models.model_card import CardFacts, make_card
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

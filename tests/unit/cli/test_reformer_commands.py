@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import load, save_pretrained
-from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
 from manyheads.catalogue import build_model
 from manyheads.cli.command_line.train_options import read_arguments
 from manyheads.cli.main import main
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.research.hash_rounds import with_hashes
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.pretrained import load, save_pretrained
+from manyheads.models.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.vocabulary import ByteVocabulary, IdVocabulary

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.cli.lines.conversation import converse
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.records import describe_folder
 from manyheads.errors import ConfigError, ModelFileError, SaveError
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.tasks.preparation import vocabulary_lines
 from manyheads.text.vocabulary import IdVocabulary
 

@@ -57,7 +57,7 @@ def test_info_of_a_run(run: Path, manyheads: Program, capsys: pytest.CaptureFixt
 
 
 def test_info_of_a_model(run: Path, manyheads: Program, capsys: pytest.CaptureFixture[str]) -> None:
-    from manyheads.architectures.pretrained import load
+    from manyheads.models.pretrained import load
 
     record = described(manyheads, capsys, run / "model")
     model = load(run)

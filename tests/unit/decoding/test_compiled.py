@@ -10,13 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.architectures.ensemble import Ensemble
-from manyheads.architectures.language_ensemble import LanguageEnsemble
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
-from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding import compiled
 from manyheads.decoding.compiled import CompiledSteps
@@ -26,6 +19,13 @@ from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.errors import RequestError
+from manyheads.models.ensemble import Ensemble
+from manyheads.models.language_ensemble import LanguageEnsemble
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.reformer.config import ReformerSeq2SeqConfig
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.transformer.config import TransformerConfig
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig
 from manyheads.text.vocabulary import ByteVocabulary
 

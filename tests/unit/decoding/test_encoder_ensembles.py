@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.architectures.pretrained import save_pretrained
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.classification.classifier import Classifier
@@ -20,6 +19,7 @@ from manyheads.extras.classification.model import ClassifierEnsemble
 from manyheads.extras.parsing.parser import Parser
 from manyheads.extras.parsing.span_data import SpanBatch
 from manyheads.extras.parsing.span_parser import LEAST_PROBABILITY, SpanParserEnsemble
+from manyheads.models.pretrained import save_pretrained
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

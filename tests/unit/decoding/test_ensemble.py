@@ -14,10 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from manyheads.architectures.ensemble import Ensemble, mean_log_probs
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.protocols import PreparesSteps, Restrictable, Scorable, Searchable
-from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.data.batch import PairBatch
 from manyheads.decoding.device import inference
@@ -31,6 +27,10 @@ from manyheads.evaluation.likelihood import evaluate_likelihood
 from manyheads.extras.documents.placing import align
 from manyheads.extras.inspect.attending import translation_views
 from manyheads.extras.parsing.parser import Parser
+from manyheads.models.ensemble import Ensemble, mean_log_probs
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.protocols import PreparesSteps, Restrictable, Scorable, Searchable
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.tasks.translation.likelihood import likelihood_of
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.generation import Ending
 from manyheads.decoding.generator import Generator
@@ -19,6 +17,8 @@ from manyheads.decoding.repetition import Repetition
 from manyheads.decoding.sampling import draw
 from manyheads.decoding.settings import GenerationSettings
 from manyheads.errors import ConfigError, NonFiniteError, RequestError
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabularies import PieceVocabulary

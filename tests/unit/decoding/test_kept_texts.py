@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.architectures.transformer import presets
 from manyheads.catalogue import build_model
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.kept_texts import KeptTexts
@@ -17,6 +16,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.stand_ins import restored, show, stand_ins_of
 from manyheads.decoding.translator import Translator
 from manyheads.extras.documents.terms import translate_with_phrases
+from manyheads.models.transformer import presets
 from manyheads.text.kept_words import hide, unhide
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

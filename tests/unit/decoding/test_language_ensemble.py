@@ -14,13 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from manyheads.architectures.language_ensemble import NO_MEMORY, LanguageEnsemble
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.protocols import PreparesSteps
-from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.data.token_store import TokenStore
 from manyheads.decoding.device import inference
@@ -32,6 +25,13 @@ from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.language_model import EnsembleReading, evaluate_text, token_losses
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.inspect.attending import shapes_of, text_views
+from manyheads.models.language_ensemble import NO_MEMORY, LanguageEnsemble
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.protocols import PreparesSteps
+from manyheads.models.reformer.config import ReformerConfig
+from manyheads.models.reformer.presets import PRESETS as REFORMERS
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.seeding import derive_seed
 from manyheads.text.settings import VocabularySettings
 from manyheads.text.vocabularies import learn_vocabulary

@@ -9,12 +9,12 @@ import pytest
 from export_models import write_transformer
 from torch import nn
 
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.settings import GenerationSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.kernels.policy import is_fast
 from manyheads.text.vocabulary import ByteVocabulary
 

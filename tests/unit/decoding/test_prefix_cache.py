@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.generation import READ_AT_ONCE, Continuation
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.prefix_cache import PrefixCache
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.reformer.config import ReformerConfig
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.vocabulary import ByteVocabulary
 
 CONFIGS = {

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.architectures.ensemble import Ensemble
-from manyheads.architectures.language_ensemble import LanguageEnsemble
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.constraints import Constraints
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.repetition import Repetition
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
+from manyheads.models.ensemble import Ensemble
+from manyheads.models.language_ensemble import LanguageEnsemble
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.transformer.config import TransformerConfig
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.vocabulary import ByteVocabulary
 
 IDS: Any = {"pad_id": 0, "bos_id": 1, "eos_id": 2}

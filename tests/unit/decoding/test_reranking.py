@@ -11,7 +11,6 @@ from unittest import TestCase
 import pytest
 import torch
 
-from manyheads.architectures.pretrained import save_pretrained
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.decoding.rules import RULES
 from manyheads.decoding.settings import DecodingSettings
@@ -19,6 +18,7 @@ from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.parsing.parsing_task import ParsingTask
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
+from manyheads.models.pretrained import save_pretrained
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

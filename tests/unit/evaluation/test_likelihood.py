@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.protocols import Output
 from manyheads.data.batch import PairBatch
 from manyheads.errors import DataError
 from manyheads.evaluation.likelihood import Likelihood, evaluate_likelihood
 from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
+from manyheads.models.protocols import Output
 
 
 class Uniform(nn.Module):

@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 import torch
 
-from manyheads.architectures.transformer_xl.presets import PRESETS
 from manyheads.catalogue import build_model
 from manyheads.data.token_store import TokenStore
 from manyheads.errors import ConfigError
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
+from manyheads.models.transformer_xl.presets import PRESETS
 from manyheads.text.vocabulary import ByteVocabulary
 from tests.segment_batches import ids
 

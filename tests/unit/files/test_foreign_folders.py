@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from manyheads.architectures.pretrained import load, save_pretrained
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.catalogue import TASKS, build_model
 from manyheads.checkpoint.format import read_scalars, save_checkpoint
 from manyheads.checkpoint.retain import apply_retention, find_latest, read_pointer, write_pointer
@@ -32,6 +30,8 @@ from manyheads.extras.peers.convert import _read_object
 from manyheads.files.commit import temporary_name
 from manyheads.files.guarded import RefusedFileError
 from manyheads.files.verify import verify_folder
+from manyheads.models.pretrained import load, save_pretrained
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.text.held_out import held_text
 from manyheads.text.marian_files import read_bytes

@@ -10,10 +10,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.catalogue import build_model
 from manyheads.data.batch import PairBatch
 from manyheads.errors import ConfigError
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.attention.masks import Dense, KeyPadding, Lengths
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.kernels.attention import dot_product_weights

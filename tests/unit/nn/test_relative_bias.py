@@ -9,9 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from manyheads.architectures.head_names import Head
-from manyheads.architectures.transformer.presets import PRESETS
-from manyheads.architectures.transformer_xl.presets import PRESETS as XL_PRESETS
 from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError
 from manyheads.extras.inspect.heads.pruning import prune
@@ -19,6 +16,9 @@ from manyheads.extras.inspect.heads.scores import masked_heads, masks_without
 from manyheads.extras.peers.kimiyoung_transformer_xl import OfficialTransformerXL
 from manyheads.extras.peers.marian import Marian
 from manyheads.extras.peers.transfo_xl import TransfoXL
+from manyheads.models.head_names import Head
+from manyheads.models.transformer.presets import PRESETS
+from manyheads.models.transformer_xl.presets import PRESETS as XL_PRESETS
 from manyheads.nn import Causal, KeyValueCache, Lengths, MultiHeadAttention
 from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.attention.relative_bias import RelativeBias, local_slopes

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from manyheads.architectures.reformer.presets import SEQ2SEQ_PRESETS
 from manyheads.catalogue import build_model
 from manyheads.data.cooccurrence import cooccurrence_embeddings, neighbour_embeddings
 from manyheads.data.store import PairStore
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
+from manyheads.models.reformer.presets import SEQ2SEQ_PRESETS
 from manyheads.seeding import derive_seed
 from manyheads.tasks.first_embeddings import begin_embeddings
 from manyheads.tasks.presets import debug, duplication, reformer_debug, xl_debug

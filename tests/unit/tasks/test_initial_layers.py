@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.cli.command_line.train_options import read_arguments
 from manyheads.config.files import to_yaml
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
 from manyheads.files.verify import file_sha256
+from manyheads.models.pretrained import save_pretrained
+from manyheads.models.transformer.config import TransformerConfig
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 

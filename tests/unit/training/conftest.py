@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.prepared import open_data
 from manyheads.data.settings import DataSettings
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import OptimiserSettings, ScheduleSettings, TrainingSettings

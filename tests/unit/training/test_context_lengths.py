@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from tiny_run import TINY_REFORMER, TINY_TEXT, changed, outcome
 
 import manyheads.training.run.clock
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
 from manyheads.catalogue import build_model
 from manyheads.cli.main import main
 from manyheads.data.segments import SegmentStream
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError, RequestError
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.transformer_xl.state import LayerInputs, XLState
 from manyheads.seeding import derive_seed
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.training.run.assembly import assemble

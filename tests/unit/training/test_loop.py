@@ -18,7 +18,6 @@ import manyheads.tasks.translation.validator
 import manyheads.training.record.recorder
 import manyheads.training.run.clock
 import manyheads.training.run.loop
-from manyheads.architectures.pretrained import load
 from manyheads.checkpoint.format import load_checkpoint
 from manyheads.checkpoint.retain import list_checkpoints, read_pointer
 from manyheads.cli.comparison import compare_runs
@@ -32,6 +31,7 @@ from manyheads.distributed.group import Group
 from manyheads.errors import CheckpointError, ConfigError, DataError, NonFiniteError, RequestError, SaveError
 from manyheads.files.commit import temporary_name
 from manyheads.files.verify import verify_folder
+from manyheads.models.pretrained import load
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.tasks.translation.validator import Validator
 from manyheads.text.settings import TokenizerSettings

@@ -14,7 +14,6 @@ from tiny_run import TINY_TEXT, changed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import manyheads.training.run.precision
-from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.catalogue import PRESETS, SIZED_BY_PRECISION
 from manyheads.data.prepared_text import NOVEL
 from manyheads.data.settings import DUPLICATION
@@ -26,6 +25,7 @@ from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
 from manyheads.extras.parsing.span_task.prepare import prepare_spans
 from manyheads.extras.parsing.span_task.settings import SpanConfig
+from manyheads.models.reformer.config import ReformerConfig
 from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig

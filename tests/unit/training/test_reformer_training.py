@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 from tiny_run import TINY_REFORMER, changed, outcome
 
-from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.transformer_xl.presets import PRESETS as XL_MODELS
 from manyheads.data.settings import DUPLICATION, SegmentSettings
 from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.duplication import DuplicationStream, duplicated, held_out
+from manyheads.models.reformer.config import ReformerConfig
+from manyheads.models.transformer_xl.presets import PRESETS as XL_MODELS
 from manyheads.seeding import derive_seed
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.training.plan.planner import Planner

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.config.build import build as build_settings
 from manyheads.data.batch import PairBatch
 from manyheads.errors import ConfigError
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.transformer.config import TransformerConfig
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative_bias import RelativeBias

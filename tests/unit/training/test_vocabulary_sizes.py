@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from tiny_run import TINY, TINY_REFORMER, TINY_TEXT
 
-from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.prepared import PreparedData, open_data
 from manyheads.data.preparing_pairs import PairList
 from manyheads.data.settings import DUPLICATION, SegmentSettings
@@ -19,6 +17,8 @@ from manyheads.evaluation.reading import Reading
 from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.parsing_task import ParsingTask
 from manyheads.extras.parsing.sequence_task.prepare import prepare_trees
+from manyheads.models.reformer.config import ReformerSeq2SeqConfig
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.plan.first_step import first_step

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Union
 
-from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.transformer.config import Activation, TransformerConfig
 from manyheads.catalogue import ATTENTIONS
 from manyheads.config.checks import MOST_LAYERS, MOST_UNITS, between, check, set_tuples
 from manyheads.errors import ConfigError
+from manyheads.models.reformer.config import ReformerConfig
+from manyheads.models.transformer.config import Activation, TransformerConfig
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 
 if TYPE_CHECKING:

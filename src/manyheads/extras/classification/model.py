@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.encoders import EncoderEnsemble, EncoderWithHead
-from manyheads.architectures.ensemble import mean_log_probs
-from manyheads.architectures.protocols import Output
-from manyheads.architectures.reformer.model import Reformer
-from manyheads.architectures.size_checks import check_vocabularies
-from manyheads.architectures.transformer.model import Encoder
 from manyheads.errors import ConfigError
 from manyheads.extras.classification.config import Pooling, ReformerClassifierConfig, TransformerClassifierConfig
 from manyheads.extras.classification.labelled_store import LabelledBatch
+from manyheads.models.encoders import EncoderEnsemble, EncoderWithHead
+from manyheads.models.ensemble import mean_log_probs
+from manyheads.models.protocols import Output
+from manyheads.models.reformer.model import Reformer
+from manyheads.models.size_checks import check_vocabularies
+from manyheads.models.transformer.model import Encoder
 from manyheads.nn.attention.masks import Lengths
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.linear import low_precision

@@ -13,7 +13,7 @@ from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import JudgingSettings, OptimiserSettings, ScheduleSettings, TrainingSettings
 
 if TYPE_CHECKING:
-    from manyheads.architectures.protocols import ModelConfig
+    from manyheads.models.protocols import ModelConfig
 
     class ClassifierConfig(ModelConfig, Protocol):
         """Facts about a classifier."""

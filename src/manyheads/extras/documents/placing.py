@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from manyheads.architectures.attentions import attentions_of
-from manyheads.architectures.ensemble import Ensemble
 from manyheads.decoding.translator import Translator
 from manyheads.extras.documents.parts import Part, Tag, Text
 from manyheads.extras.documents.sentences import Sentence
+from manyheads.models.attentions import attentions_of
+from manyheads.models.ensemble import Ensemble
 from manyheads.text.kept_words import PRIVATE, kept_index, with_letters
 from manyheads.text.sides import Side
 

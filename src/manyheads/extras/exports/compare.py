@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.text.of_folder import has_tokenizer, load_tokenizer
 from manyheads.text.sides import Side, TranslationTokenizer
 

@@ -17,8 +17,6 @@ import numpy
 import torch
 from torch import Tensor
 
-from manyheads.architectures.pretrained import load, read_config
-from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.errors import ConfigError, ModelFileError, needing_extra
 from manyheads.extras.exports import Check, ExportOptions, check_architecture
 from manyheads.extras.exports.compare import (
@@ -29,6 +27,8 @@ from manyheads.extras.exports.compare import (
     tokenizer_of,
 )
 from manyheads.extras.peers.holding import TRANSFORMER, check_held, demand
+from manyheads.models.pretrained import load, read_config
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.text.sides import Side

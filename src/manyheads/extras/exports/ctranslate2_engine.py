@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from manyheads.architectures.pretrained import read_config
 from manyheads.decoding.batching import cut_batches
 from manyheads.decoding.hypothesis import Hypothesis, check_stop
 from manyheads.decoding.rules import BeamRules
@@ -34,6 +33,7 @@ from manyheads.extras.exports.ctranslate2 import most_positions, pieces_of, runt
 from manyheads.extras.exports.engine import sample_sentences
 from manyheads.files.commit import remove_folder, write_folder
 from manyheads.files.verify import file_sha256, is_intact
+from manyheads.models.pretrained import read_config
 
 _NUM_TIMED = 16
 _NAME_LEN = 16  # hexadecimal digits of a checksum

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from manyheads.architectures.pretrained import read_config
 from manyheads.errors import ConfigError, MissingExtraError, ModelFileError
 from manyheads.extras.exports import EXPORTS, Check, ExportOptions, NotComparedError
 from manyheads.files.commit import write_folder
 from manyheads.files.spared import check_spares_folders
 from manyheads.files.verify import list_files
+from manyheads.models.pretrained import read_config
 
 NUM_SENTENCES = 20
 

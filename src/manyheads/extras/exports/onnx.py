@@ -19,9 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import load, read_config
-from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.decoding.settings import load_settings
 from manyheads.extras.exports import Check, ExportOptions, check_architecture
 from manyheads.extras.exports import onnx_files as files
@@ -31,6 +28,9 @@ from manyheads.extras.exports.onnx_language import write_language_model
 from manyheads.extras.peers import hf_tokenizer
 from manyheads.extras.peers.holding import REFORMER, TRANSFORMER, TRANSFORMER_XL, any_of, check_held
 from manyheads.extras.peers.marian_generation import MarianIds, generation_to_peer
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.pretrained import load, read_config
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig, DotProductAttentionConfig
 from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer import Tokenizer

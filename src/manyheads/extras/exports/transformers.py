@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from manyheads.architectures.pretrained import load, read_config
 from manyheads.errors import needing_extra
 from manyheads.extras.exports import Check, ExportOptions, NotComparedError, check_architecture
 from manyheads.extras.exports.compare import LIMIT, MOST_TOKENS, never_produced, reference, tokenizer_of
 from manyheads.extras.peers.convert import write_peer
+from manyheads.models.pretrained import load, read_config
 
 
 def write(model: Path, target: Path, options: ExportOptions) -> list[str]:

@@ -13,10 +13,10 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
-from manyheads.architectures.pretrained import read_config
 from manyheads.errors import ConfigError
 from manyheads.extras.exports import Check, ExportOptions, check_architecture, onnx
 from manyheads.extras.exports.compare import tokenizer_of
+from manyheads.models.pretrained import read_config
 from manyheads.text.tokenizer import Tokenizer
 
 _NPM = "ONNXRUNTIME_NODE_INSTALL=skip npm install --prefix web-runtime @huggingface/transformers@4"

@@ -11,11 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.attentions import attentions_of, buckets_of
-from manyheads.architectures.ensemble import Ensemble
-from manyheads.architectures.hub import resolve_model_path
-from manyheads.architectures.language_ensemble import LanguageEnsemble
-from manyheads.architectures.pretrained import read_config
 from manyheads.catalogue import ARCHITECTURES
 from manyheads.decoding.engines import EngineName
 from manyheads.decoding.generation import READ_AT_ONCE
@@ -25,6 +20,11 @@ from manyheads.decoding.translator import Translator
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.extras.inspect.drawings.attention import AttentionView, attention_view
 from manyheads.extras.inspect.tracing import TracedTensor, trace
+from manyheads.models.attentions import attentions_of, buckets_of
+from manyheads.models.ensemble import Ensemble
+from manyheads.models.hub import resolve_model_path
+from manyheads.models.language_ensemble import LanguageEnsemble
+from manyheads.models.pretrained import read_config
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _DIGITS = "₀₁₂₃₄₅₆₇₈₉"

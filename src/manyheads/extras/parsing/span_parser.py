@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.architectures.encoders import EncoderEnsemble, EncoderWithHead
-from manyheads.architectures.protocols import Output
-from manyheads.architectures.size_checks import check_vocabularies
-from manyheads.architectures.transformer.model import Encoder
 from manyheads.errors import ConfigError
 from manyheads.extras.parsing.chart import log_partition, span_probabilities
 from manyheads.extras.parsing.span_data import SpanBatch
 from manyheads.extras.parsing.transformer_config import TransformerSpanParserConfig
+from manyheads.models.encoders import EncoderEnsemble, EncoderWithHead
+from manyheads.models.protocols import Output
+from manyheads.models.size_checks import check_vocabularies
+from manyheads.models.transformer.model import Encoder
 from manyheads.nn.attention.masks import Lengths
 from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.layers import Dropout

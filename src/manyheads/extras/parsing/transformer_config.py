@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.architectures.transformer.config import Activation, TransformerConfig
 from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, at_least, between, check, set_tuples
 from manyheads.errors import ConfigError
+from manyheads.models.transformer.config import Activation, TransformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

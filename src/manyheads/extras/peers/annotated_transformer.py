@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers.holding import TRANSFORMER, Holds
 from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, decode, encode, require, uniform_when_empty
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 from manyheads.nn.schedules import noam

@@ -24,9 +24,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import load, read_config, save_pretrained, usage_example, yaml_list
-from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.catalogue import ARCHITECTURES
 from manyheads.checkpoint.format import write_tensors
 from manyheads.config.files import to_json
@@ -52,6 +49,9 @@ from manyheads.extras.peers.xl_weights import notes_of_export
 from manyheads.files.commit import write_folder
 from manyheads.files.guarded import read_limited
 from manyheads.files.json_object import read_object
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.pretrained import load, read_config, save_pretrained, usage_example, yaml_list
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.text.marian import MarianTokenizer
 from manyheads.text.marian_files import MarianOptions
 from manyheads.text.of_folder import has_tokenizer, load_tokenizer

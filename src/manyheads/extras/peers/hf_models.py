@@ -12,12 +12,12 @@ from torch.nn import functional as F
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import load
 from manyheads.catalogue import ARCHITECTURES, build_model, configs_of
 from manyheads.config.build import build
 from manyheads.config.files import to_plain
 from manyheads.errors import ConfigError, RequestError
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.pretrained import load
 
 IGNORED_LABEL = -100
 """A label that does not count, as in all of transformers."""

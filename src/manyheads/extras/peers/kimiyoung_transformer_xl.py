@@ -18,11 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.transformer_xl.config import AttentionKind, TransformerXLConfig
-from manyheads.architectures.transformer_xl.layers import AbsoluteLayer
-from manyheads.architectures.transformer_xl.model import TransformerXL, distances_back
-from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.extras.peers.holding import TRANSFORMER_XL, Holds
 from manyheads.extras.peers.layout import Layout, Rule, flipped, stacked
@@ -36,6 +31,11 @@ from manyheads.extras.peers.xl_weights import (
     sizes_of,
     tied_projections,
 )
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.transformer_xl.config import AttentionKind, TransformerXLConfig
+from manyheads.models.transformer_xl.layers import AbsoluteLayer
+from manyheads.models.transformer_xl.model import TransformerXL, distances_back
+from manyheads.models.transformer_xl.state import LayerInputs, XLState
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.heads.sampled import LogUniformCandidates
 

@@ -17,9 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.architectures.pretrained import load_portable_state, portable_state
-from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import run_to_end, search_steps
@@ -29,6 +26,9 @@ from manyheads.extras.peers.holding import TRANSFORMER, Holds
 from manyheads.extras.peers.layout import Layout, Rule, export_weights
 from manyheads.extras.peers.marian_generation import MarianIds, settings_from_peer
 from manyheads.extras.peers.peer import Options, Peer, decode, encode, require
+from manyheads.models.pretrained import load_portable_state, portable_state
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 

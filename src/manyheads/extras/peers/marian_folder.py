@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.config.files import to_json
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError
@@ -20,6 +19,7 @@ from manyheads.extras.peers.marian_generation import (
     never_produced,
     settings_from_peer,
 )
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.text.marian import MarianTokenizer
 from manyheads.text.marian_files import MarianOptions, file_names, read_bytes, read_json
 from manyheads.text.sides import TranslationTokenizer

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, get_args
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.pretrained import check_size
-from manyheads.architectures.protocols import ModelConfig
-from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers.holding import Holds, check_held, demand
 from manyheads.extras.peers.layout import Layout, export_gradients, export_weights, import_weights
+from manyheads.models.pretrained import check_size
+from manyheads.models.protocols import ModelConfig
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention.masks import Dense, Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 

@@ -17,14 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.reformer.layers import Call, ReformerLayer
-from manyheads.architectures.reformer.model import Reformer
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers.holding import REFORMER, Holds
 from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, require
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.reformer.config import ReformerConfig
+from manyheads.models.reformer.layers import Call, ReformerLayer
+from manyheads.models.reformer.model import Reformer
 from manyheads.nn.attention.observing import observe
 
 _ACTIVATIONS = {

@@ -21,13 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.errors import ConfigError, DataError, ModelFileError
 from manyheads.extras.peers.layout import Layout, stacked, transposed
 from manyheads.extras.peers.legacy_pickle import Corpus, read_corpus
 from manyheads.extras.peers.peer import Options, Peer
 from manyheads.extras.peers.xl_weights import num_segments, sizes_of, tied_projections
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.text.word_vocabulary import Form, Lines, SymbolVocabulary

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.config.files import load_yaml
 from manyheads.config.merge import to_dotted
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, decode, encode, require
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.positions import sinusoidal_table
 
 ACTIVATIONS = {

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer.model import Decoder, Encoder
 from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.peers.holding import TRANSFORMER, Holds
 from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, own_heads, require
+from manyheads.models.transformer.config import TransformerConfig
+from manyheads.models.transformer.model import Decoder, Encoder
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention

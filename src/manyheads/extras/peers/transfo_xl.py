@@ -12,9 +12,6 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
-from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
 from manyheads.errors import ConfigError
 from manyheads.extras.peers.holding import TRANSFORMER_XL, Holds
 from manyheads.extras.peers.layout import Layout
@@ -28,6 +25,9 @@ from manyheads.extras.peers.xl_weights import (
     sizes_of,
     tied_projections,
 )
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.transformer_xl.config import TransformerXLConfig
+from manyheads.models.transformer_xl.state import LayerInputs, XLState
 
 
 class TransfoXL(Peer):

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.errors import RequestError
 from manyheads.extras.peers.layout import Layout
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 
 _SIZES = {
     "d_model": "d_model",

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from manyheads.architectures.language_model import LanguageModel
 from manyheads.data.sampler import mix
 from manyheads.data.segments import SegmentBatch
 from manyheads.data.settings import SegmentSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.likelihood import evaluation_mode
+from manyheads.models.language_model import LanguageModel
 from manyheads.seeding import derive_seed
 from manyheads.text.vocabulary import IdVocabulary
 

@@ -10,9 +10,6 @@ from typing import Any
 
 import torch
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import load_portable_state, portable_state
-from manyheads.architectures.reformer.config import HashRounds
 from manyheads.catalogue import build_model
 from manyheads.data.progress import Progress, telling
 from manyheads.decoding.generator import Generator
@@ -20,6 +17,9 @@ from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, RequestError, refuse_nan
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.extras.research.text_task.options import EvaluateOptions
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.pretrained import load_portable_state, portable_state
+from manyheads.models.reformer.config import HashRounds
 from manyheads.tasks.report import TextReport
 from manyheads.tasks.text.held_out import held_text, readings_of
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from manyheads.architectures.attentions import attentions_of
-from manyheads.architectures.protocols import Scorable
 from manyheads.decoding.batching import padded
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError, refuse_nan
 from manyheads.extras.serving.jobs import Done, Event, Remaining
+from manyheads.models.attentions import attentions_of
+from manyheads.models.protocols import Scorable
 
 _MOST_VALUES = 2**24
 """Maximum number of log-probabilities that are computed in one call: 64 MiB in float32."""

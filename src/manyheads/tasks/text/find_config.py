@@ -23,7 +23,7 @@ def find_config(path: Path) -> TextConfig:
     """
     run_file = path / "config.yaml" if path.is_dir() else path
     if (path / "config.json").is_file():
-        from manyheads.architectures.pretrained import read_config
+        from manyheads.models.pretrained import read_config
 
         model = read_config(path)
         _check_language_model(path, model.architecture)

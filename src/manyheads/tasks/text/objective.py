@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads.architectures.language_model import LanguageModel
 from manyheads.data.cooccurrence import count_ids, neighbour_embeddings
 from manyheads.data.mixing import MixedSegments, lanes_of, mixed_digest
 from manyheads.data.prepared_text import TextData, open_text
@@ -26,6 +25,7 @@ from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.language_model import bits_per, evaluate_text, segments_of
 from manyheads.evaluation.likelihood import Likelihood
+from manyheads.models.language_model import LanguageModel
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import known_sets, open_sets
 from manyheads.tasks.first_embeddings import begin_embeddings

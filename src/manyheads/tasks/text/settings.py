@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Union
 
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import configs_of
 from manyheads.config.checks import at_least, check
 from manyheads.data.settings import DUPLICATION, SegmentSettings
 from manyheads.decoding.settings import GenerationSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.settings import VocabularySettings
 from manyheads.training.settings import JudgingSettings, RunConfig, TokenInitialSettings
 
 if TYPE_CHECKING:
-    from manyheads.architectures.protocols import LanguageModelConfig
+    from manyheads.models.protocols import LanguageModelConfig
 else:
     LanguageModelConfig = Union[configs_of("language-modelling")]  # noqa: UP007  (the classes are in the table)
 

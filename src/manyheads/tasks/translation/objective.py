@@ -10,7 +10,6 @@ from typing import cast
 
 import torch
 
-from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.catalogue import TASKS
 from manyheads.data.bpe_dropout import BpeDropout
 from manyheads.data.cooccurrence import cooccurrence_embeddings
@@ -24,6 +23,7 @@ from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.evaluation.reading import BleuTokenizer
 from manyheads.evaluation.text_hints import text_hints
 from manyheads.evaluation.tokenizers import AUTO, TokenizerChoice, choose_tokenizer, instead_of
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import fewer_tokens, known_sets, open_sets
 from manyheads.tasks.first_embeddings import begin_embeddings

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Union
 
-from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.catalogue import configs_of
 from manyheads.config.checks import at_least, check
 from manyheads.data.settings import DataSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import BleuTokenizer
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import JudgingSettings, RunConfig, TokenInitialSettings
 
 if TYPE_CHECKING:
-    from manyheads.architectures.protocols import Seq2SeqConfig
+    from manyheads.models.protocols import Seq2SeqConfig
 else:
     Seq2SeqConfig = Union[configs_of("translation")]  # noqa: UP007  (the classes are in the table)
 

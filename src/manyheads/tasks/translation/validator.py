@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.prepared import PreparedData
 from manyheads.data.stream import eval_batches
 from manyheads.decoding.hypothesis import SearchStopped
@@ -16,6 +15,7 @@ from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
 from manyheads.errors import DataError
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.record.report import Sample, ValidationReport
 from manyheads.training.run.objective import Translate

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.catalogue import build_model
 from manyheads.config.files import to_plain
 from manyheads.data.progress import Progress
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, DataError
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.optimiser import build_optimiser

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.architectures.pretrained import load_weights, portable_state, save_pretrained
 from manyheads.checkpoint.format import (
     Checkpoint,
     checkpoint_name,
@@ -26,6 +25,7 @@ from manyheads.distributed.shards import local
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError, NonFiniteError, SaveError
 from manyheads.files.commit import remove_stale
 from manyheads.files.faults import check_free_space
+from manyheads.models.pretrained import load_weights, portable_state, save_pretrained
 from manyheads.training.optim.optimiser import without_foreign_momenta
 from manyheads.training.record.log import MetricsLog
 from manyheads.training.run.arithmetic import changed_arithmetic

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from manyheads.architectures.pretrained import load
 from manyheads.config.files import to_json
 from manyheads.errors import ManyHeadsError
 from manyheads.files.commit import write_text
 from manyheads.files.guarded import read_limited
+from manyheads.models.pretrained import load
 from manyheads.training.record.report import Reporter, ValidationReport
 from manyheads.training.run.assembly import Assembly
 from manyheads.training.run.run_folder import RunFolder

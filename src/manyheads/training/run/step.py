@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.protocols import Output
 from manyheads.distributed.shards import whole
+from manyheads.models.protocols import Output
 from manyheads.nn.kernels.dropout import numbered_rows
 from manyheads.seeding import derive_seed
 from manyheads.training.run.nonfinite import Fault, locate, locate_in_state, moments_of, total_of

@@ -14,7 +14,7 @@ NUMPY = Format("numpy", ("bag",), "weights as weights.npz", "", __name__)
 
 def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
     """Write all weights under their names."""
-    from manyheads.architectures.pretrained import load_weights
+    from manyheads.models.pretrained import load_weights
 
     np.savez(target / "weights.npz", **{name: value.numpy() for name, value in load_weights(model).items()})
     return ["The weights are float32."]

@@ -45,9 +45,9 @@ def run(options: ArchitectureOptions) -> int:
     set_up_machine()
     check_kinds(options.output)
     check_kinds(options.operations, given_by="--operations")
-    from manyheads.architectures.pretrained import load
     from manyheads.extras.inspect.blocks import blocks_of
     from manyheads.extras.inspect.drawings.architecture import architecture_figure, operations_figure
+    from manyheads.models.pretrained import load
 
     blocks = blocks_of(load(options.model))
     figure = architecture_figure(blocks, options.model)

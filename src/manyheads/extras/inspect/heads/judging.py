@@ -8,11 +8,6 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from manyheads.architectures.head_names import Head, all_heads, prunable
-from manyheads.architectures.hub import resolve_model_path
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import read_config
-from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.catalogue import ARCHITECTURES
 from manyheads.config.build import build
 from manyheads.config.options import given_options
@@ -32,6 +27,11 @@ from manyheads.extras.inspect.heads.scores import (
     head_looks,
     normalised_importance,
 )
+from manyheads.models.head_names import Head, all_heads, prunable
+from manyheads.models.hub import resolve_model_path
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.pretrained import read_config
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.tasks.held_out import copy_settings, own_data, pairs_of_split, run_section
 from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.text.held_out import held_text

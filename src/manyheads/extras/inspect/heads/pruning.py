@@ -20,11 +20,6 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
-from manyheads.architectures.head_names import Head, all_heads, kept_heads, parse_heads, prunable
-from manyheads.architectures.hub import resolve_model_path
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.pretrained import load, read_config, read_languages, save_pretrained
-from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.data.progress import Progress
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings, read_settings
@@ -48,6 +43,11 @@ from manyheads.extras.inspect.heads.scores import attention_layers, check_heads,
 from manyheads.files.commit import write_text
 from manyheads.files.guarded import open_regular, read_limited
 from manyheads.files.json_object import json_text
+from manyheads.models.head_names import Head, all_heads, kept_heads, parse_heads, prunable
+from manyheads.models.hub import resolve_model_path
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.pretrained import load, read_config, read_languages, save_pretrained
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.tasks.table import task_of_folder
 from manyheads.text.of_folder import tokenizer_of_folder
 

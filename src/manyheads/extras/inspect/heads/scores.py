@@ -16,12 +16,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.head_names import Head, HeadKind, all_heads, prunable
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import DataError, RequestError, ShapeError, refuse_nan
 from manyheads.evaluation.likelihood import evaluation_mode
+from manyheads.models.head_names import Head, HeadKind, all_heads, prunable
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.kernels.policy import fast
 

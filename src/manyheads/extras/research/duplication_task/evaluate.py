@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from manyheads.architectures.language_model import LanguageModel
 from manyheads.config.files import Source, load_yaml
 from manyheads.config.options import refuse_given
 from manyheads.data.progress import Progress
@@ -16,6 +15,7 @@ from manyheads.extras.research.duplication import HELD_OUT, evaluate_duplication
 from manyheads.extras.research.hash_rounds import Judged, Tell, judge_models
 from manyheads.extras.research.text_task.evaluate import evaluate as evaluate_text
 from manyheads.extras.research.text_task.options import EvaluateOptions
+from manyheads.models.language_model import LanguageModel
 from manyheads.tasks.held_out import run_file
 from manyheads.tasks.report import Report
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from manyheads.architectures.language_model import LanguageModel
 from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError
 from manyheads.extras.research.duplication import DuplicationData, DuplicationStream, evaluate_duplication, held_out
+from manyheads.models.language_model import LanguageModel
 from manyheads.tasks.text.objective import begin_hashing
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.training.record.report import ValidationReport

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.models.transformer.config import TransformerConfig
 
 PRESETS: dict[str, TransformerConfig] = {
     # A model that learns one batch in a second or two, with every component.

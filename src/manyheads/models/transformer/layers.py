@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from manyheads.architectures.transformer.config import TransformerConfig
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.attention.cache import DecoderLayerStep
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.attention.cache import CacheStep
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention

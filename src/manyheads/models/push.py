@@ -12,13 +12,13 @@ from typing import Any
 
 from safetensors import safe_open
 
-from manyheads.architectures.hub import FETCHED, is_hub_name, resolve_model_path
-from manyheads.architectures.model_card import CardFacts, make_card
-from manyheads.architectures.pretrained import WEIGHTS, read_config, read_languages, usage_example
 from manyheads.catalogue import ARCHITECTURES
 from manyheads.errors import ConfigError, ModelFileError, SaveError
 from manyheads.files.guarded import read_limited
 from manyheads.files.verify import MANIFEST, read_manifest, render_manifest, verify_folder
+from manyheads.models.hub import FETCHED, is_hub_name, resolve_model_path
+from manyheads.models.model_card import CardFacts, make_card
+from manyheads.models.pretrained import WEIGHTS, read_config, read_languages, usage_example
 
 _CARD = "README.md"
 _MOST_BYTES = 16 << 20

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.architectures.reformer.config import ReformerConfig
-from manyheads.architectures.reformer.layers import AttentionSublayer, Call, FeedForwardSublayer, ReformerLayer
-from manyheads.architectures.reformer.state import ReformerState, seed_tensor
-from manyheads.architectures.size_checks import check_vocabularies
 from manyheads.errors import RequestError, ShapeError
+from manyheads.models.reformer.config import ReformerConfig
+from manyheads.models.reformer.layers import AttentionSublayer, Call, FeedForwardSublayer, ReformerLayer
+from manyheads.models.reformer.state import ReformerState, seed_tensor
+from manyheads.models.size_checks import check_vocabularies
 from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.kernels.reversible import recomputed, through_sublayers

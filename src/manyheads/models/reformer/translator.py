@@ -12,9 +12,9 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
-from manyheads.architectures.reformer.layers import FeedForwardSublayer
-from manyheads.architectures.size_checks import check_vocabularies
+from manyheads.models.reformer.config import ReformerSeq2SeqConfig
+from manyheads.models.reformer.layers import FeedForwardSublayer
+from manyheads.models.size_checks import check_vocabularies
 from manyheads.nn.attention.cache import DecoderState, KeyValueCache, source_mask
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.lsh_cache import LSHCache

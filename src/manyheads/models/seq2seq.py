@@ -7,8 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.protocols import Output
 from manyheads.data.batch import PairBatch
+from manyheads.models.protocols import Output
 from manyheads.nn.heads.linear import LinearHead, token_scores
 from manyheads.nn.shapes import Float, Int
 from manyheads.nn.smoothing import SmoothingKind

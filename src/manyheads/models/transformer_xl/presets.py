@@ -6,7 +6,7 @@ Cutoffs are for the vocabulary sizes of the corpora (WikiText-103: 267,735 words
 
 from __future__ import annotations
 
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.models.transformer_xl.config import TransformerXLConfig
 
 PRESETS: dict[str, TransformerXLConfig] = {
     # A model that learns one batch in a second or two, with every component.

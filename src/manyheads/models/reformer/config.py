@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal, Self
 
-from manyheads.architectures.size_checks import check_heads_divide, check_tied_sizes
 from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check, set_tuples
 from manyheads.errors import ConfigError, RequestError
+from manyheads.models.size_checks import check_heads_divide, check_tied_sizes
 from manyheads.nn.attention.lsh_settings import LSHSettings
 
 HashRounds = int | Literal["full"]

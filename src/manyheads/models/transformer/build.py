@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer.model import Transformer
+from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.transformer.config import TransformerConfig
+from manyheads.models.transformer.model import Transformer
 from manyheads.nn.heads.linear import LinearHead
 
 

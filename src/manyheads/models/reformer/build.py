@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
-from manyheads.architectures.reformer.model import Reformer
-from manyheads.architectures.reformer.translator import ReformerTranslator
-from manyheads.architectures.seq2seq import Seq2Seq
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
+from manyheads.models.reformer.model import Reformer
+from manyheads.models.reformer.translator import ReformerTranslator
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.heads.linear import LinearHead
 
 

@@ -23,8 +23,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from manyheads.architectures.hub import resolve_model_path
-from manyheads.architectures.protocols import Composite, ModelConfig
 from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, build_model, foreign_entries
 from manyheads.checkpoint.format import needed_bytes, write_tensors
 from manyheads.config.build import build
@@ -33,6 +31,8 @@ from manyheads.errors import CheckpointError, ConfigError, ManyHeadsError, Model
 from manyheads.files.commit import write_folder
 from manyheads.files.json_object import read_object
 from manyheads.files.verify import MANIFEST, verify_folder
+from manyheads.models.hub import resolve_model_path
+from manyheads.models.protocols import Composite, ModelConfig
 from manyheads.text.languages import LanguagePair
 
 FORMAT_VERSION = 1

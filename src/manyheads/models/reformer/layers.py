@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from manyheads.architectures.reformer.config import LayerKind, ReformerConfig, ReformerSeq2SeqConfig
+from manyheads.models.reformer.config import LayerKind, ReformerConfig, ReformerSeq2SeqConfig
 from manyheads.nn.attention.cache import KeyValueCache
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention

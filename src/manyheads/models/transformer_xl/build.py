@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
-from manyheads.architectures.transformer_xl.model import TransformerXL
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.transformer_xl.config import TransformerXLConfig
+from manyheads.models.transformer_xl.model import TransformerXL
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 

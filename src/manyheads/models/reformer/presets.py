@@ -6,7 +6,7 @@ Those of the paper follow Kitaev et al. 2020, sec. 5; values that it omits come 
 
 from __future__ import annotations
 
-from manyheads.architectures.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
+from manyheads.models.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
 
 PRESETS: dict[str, ReformerConfig] = {
     # A model that learns one batch in a second or two, with every component.

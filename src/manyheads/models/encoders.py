@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from manyheads.architectures.ensemble import shortest_limit
 from manyheads.errors import ConfigError
+from manyheads.models.ensemble import shortest_limit
 
 
 class EncoderWithHead(nn.Module):

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 
-from manyheads.architectures.head_names import HEAD_KINDS, HeadKind
-from manyheads.architectures.size_checks import check_tied_sizes
 from manyheads.catalogue import ATTENTIONS
 from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check, set_tuples
 from manyheads.errors import ConfigError
+from manyheads.models.head_names import HEAD_KINDS, HeadKind
+from manyheads.models.size_checks import check_tied_sizes
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 
 if TYPE_CHECKING:

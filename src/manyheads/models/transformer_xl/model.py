@@ -11,12 +11,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.head_names import HeadKind
-from manyheads.architectures.size_checks import check_vocabularies
-from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
-from manyheads.architectures.transformer_xl.layers import AbsoluteLayer, RelativeLayer
-from manyheads.architectures.transformer_xl.state import LayerInputs, XLState, XLStep
 from manyheads.errors import RequestError, ShapeError
+from manyheads.models.head_names import HeadKind
+from manyheads.models.size_checks import check_vocabularies
+from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
+from manyheads.models.transformer_xl.layers import AbsoluteLayer, RelativeLayer
+from manyheads.models.transformer_xl.state import LayerInputs, XLState, XLStep
 from manyheads.nn.attention.cache import KeyValueCache
 from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Mask, Window
 from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention

@@ -9,11 +9,11 @@ from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
-from manyheads.architectures.head_names import HeadKind
-from manyheads.architectures.size_checks import check_vocabularies
-from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.architectures.transformer.layers import DecoderLayer, EncoderLayer, relative_biases
-from manyheads.architectures.transformer.state import PreparedStep
+from manyheads.models.head_names import HeadKind
+from manyheads.models.size_checks import check_vocabularies
+from manyheads.models.transformer.config import TransformerConfig
+from manyheads.models.transformer.layers import DecoderLayer, EncoderLayer, relative_biases
+from manyheads.models.transformer.state import PreparedStep
 from manyheads.nn.attention.cache import DecoderLayerStep, DecoderState, KeyValueCache, source_mask
 from manyheads.nn.attention.masks import Causal, Lengths, Mask
 from manyheads.nn.kernels.linear import low_precision

@@ -14,11 +14,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.ensemble import EnsembleState, PreparesForAll, mean_log_probs, mean_scores, shortest_limit
-from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.protocols import Output
 from manyheads.data.batch import SegmentBatch
 from manyheads.errors import ConfigError
+from manyheads.models.ensemble import EnsembleState, PreparesForAll, mean_log_probs, mean_scores, shortest_limit
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.protocols import Output
 from manyheads.nn.shapes import Float, Int
 
 NO_MEMORY: Final = "no memory"

@@ -7,9 +7,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.protocols import LanguageBody, Output
 from manyheads.data.batch import SegmentBatch
 from manyheads.errors import ShapeError
+from manyheads.models.protocols import LanguageBody, Output
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead, token_scores
 from manyheads.nn.kernels import policy

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from manyheads.architectures.transformer_xl.config import Attending
 from manyheads.errors import ShapeError
+from manyheads.models.transformer_xl.config import Attending
 from manyheads.nn.attention.cache import CacheStep, KeyValueCache, valid_columns
 from manyheads.nn.pytrees import State, register_state
 from manyheads.nn.shapes import Bool, Int

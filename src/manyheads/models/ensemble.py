@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.protocols import Output, Searchable
-from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.batch import PairBatch
 from manyheads.errors import ConfigError
+from manyheads.models.protocols import Output, Searchable
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.pytrees import register_state
 from manyheads.nn.shapes import Float, Int
 
