@@ -22,8 +22,8 @@ sys.path.append(str(Path(__file__).parent / "curve_sides"))
 
 from pairs import read_ids, write_ids
 
-from manyheads.data.prepared import PreparedData, open_data
-from manyheads.data.prepared_text import TextData, open_text
+from manyheads.data.language.prepared import TextData, open_text
+from manyheads.data.translation.prepared import PreparedData, open_data
 from manyheads.errors import DataError
 from manyheads.evaluation.bleu import corpus_bleu
 from manyheads.evaluation.language_model import bits_per

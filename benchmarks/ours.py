@@ -27,7 +27,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from manyheads.catalogue import build_model  # noqa: E402
 from manyheads.data.batch import PairBatch  # noqa: E402
-from manyheads.data.segments import SegmentBatch  # noqa: E402
+from manyheads.data.language.segments import SegmentBatch  # noqa: E402
 from manyheads.decoding.compiled import CompiledSteps  # noqa: E402
 from manyheads.decoding.device import inference, narrow, pack  # noqa: E402
 from manyheads.decoding.search import run_to_end, search_steps  # noqa: E402

@@ -54,7 +54,7 @@ def segment(length: int) -> Any:
     """Random words of a hundred, some of them again and again: something to be learned, and to be hashed."""
     import torch
 
-    from manyheads.data.segments import SegmentBatch
+    from manyheads.data.language.segments import SegmentBatch
 
     generator = torch.Generator().manual_seed(1)
     words = torch.randint(0, 256, (100, 8), generator=generator)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from manyheads.data.segments import SegmentBatch
+from manyheads.data.language.segments import SegmentBatch
 
 VOCAB = 23
 

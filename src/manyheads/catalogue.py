@@ -443,7 +443,7 @@ TASKS: Table[Task] = Table(
             "translation",
             prepared_as="translation",
             recorded_as="translation",
-            data="manyheads.data.prepared:PreparedData",
+            data="manyheads.data.translation.prepared:PreparedData",
         ),
         "parsing": Task(
             "sentences to constituent trees",
@@ -451,7 +451,7 @@ TASKS: Table[Task] = Table(
             "translation",
             prepared_as="parsing",
             recorded_as="parsing",
-            data="manyheads.data.prepared:PreparedData",
+            data="manyheads.data.translation.prepared:PreparedData",
             tokenizer=f"{_PARSING}.tokenizer:ParsingTokenizer",
         ),
         "text": Task(
@@ -460,7 +460,7 @@ TASKS: Table[Task] = Table(
             "language-modelling",
             prepared_as="lm",
             recorded_as="language-modelling",
-            data="manyheads.data.prepared_text:TextData",
+            data="manyheads.data.language.prepared:TextData",
         ),
         "ids": Task("the next id of images, sound or events", (f"{_RESEARCH}.text_task", _TEXT), "language-modelling"),
         "duplication": Task(

@@ -90,7 +90,7 @@ def test_inductor(make_batch: Any) -> None:
 
 
 def segments(lengths: list[int], seed: int = 0) -> Any:
-    from manyheads.data.segments import SegmentBatch
+    from manyheads.data.language.segments import SegmentBatch
 
     tokens = torch.randint(0, 23, (2, 7), generator=torch.Generator().manual_seed(seed))
     resets = torch.tensor([seed == 1, False])

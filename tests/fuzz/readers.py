@@ -64,10 +64,10 @@ def _all(items: Iterator[Any]) -> None:
 
 def _readers_of_text(samples: dict[str, bytes]) -> Iterator[Reader]:
     from manyheads.config.files import load_yaml
+    from manyheads.data.language.raw_files import Pictures, RawFiles
+    from manyheads.data.language.texts import TextFiles
     from manyheads.data.lines import read_lines
-    from manyheads.data.raw_files import Pictures, RawFiles
-    from manyheads.data.readers import PairFiles
-    from manyheads.data.texts import TextFiles
+    from manyheads.data.translation.readers import PairFiles
     from manyheads.extras.documents.terms import Terms
     from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
 
@@ -142,7 +142,7 @@ def _readers_of_folders(base: Base, folder: Path) -> Iterator[Reader]:
     from manyheads.checkpoint.format import load_checkpoint
     from manyheads.cli.lines.record import lines_of
     from manyheads.cli.records import describe_folder
-    from manyheads.data.prepared import PreparedData
+    from manyheads.data.translation.prepared import PreparedData
     from manyheads.decoding.translator import Translator
     from manyheads.extras.peers.convert import import_folder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_run import changed
 
-from manyheads.data.prepared import open_data
+from manyheads.data.translation.prepared import open_data
 from manyheads.decoding.translator import Translator
 from manyheads.tasks.presets import copy
 from manyheads.tasks.translation.settings import TrainConfig

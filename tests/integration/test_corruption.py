@@ -22,11 +22,11 @@ from tiny_run import choose_checkpoint, echo, tiny
 
 from manyheads.checkpoint.format import load_checkpoint, step_of
 from manyheads.checkpoint.retain import list_checkpoints
-from manyheads.data.prepared import PreparedData
-from manyheads.data.prepared_text import TextData
+from manyheads.data.language.prepared import TextData
+from manyheads.data.language.preparing import prepare_text
+from manyheads.data.language.texts import TextBlock
 from manyheads.data.preparing import Holdout
-from manyheads.data.preparing_text import prepare_text
-from manyheads.data.texts import TextBlock
+from manyheads.data.translation.prepared import PreparedData
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ManyHeadsError
 from manyheads.text.settings import VocabularySettings

@@ -23,12 +23,12 @@ import manyheads.training.run.loop
 from manyheads.checkpoint.format import load_checkpoint, save_checkpoint, verify_checkpoint
 from manyheads.checkpoint.retain import find_latest, list_checkpoints, read_pointer
 from manyheads.cli.main import guarded
-from manyheads.data.prepared import PreparedData
-from manyheads.data.prepared_text import TextData
+from manyheads.data.language.prepared import TextData
+from manyheads.data.language.preparing import prepare_text
+from manyheads.data.language.texts import TextBlock
 from manyheads.data.preparing import Holdout
-from manyheads.data.preparing_pairs import PairList, prepare_corpus
-from manyheads.data.preparing_text import prepare_text
-from manyheads.data.texts import TextBlock
+from manyheads.data.translation.prepared import PreparedData
+from manyheads.data.translation.preparing import PairList, prepare_corpus
 from manyheads.errors import DataError, SaveError
 from manyheads.models.pretrained import load
 from manyheads.text.settings import TokenizerSettings, VocabularySettings

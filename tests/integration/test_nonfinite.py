@@ -13,8 +13,8 @@ import pytest
 import torch
 from injections import KINDS, STEPS, Injection, Injector, injections
 
-from manyheads.data.prepared import open_data
 from manyheads.data.settings import DataSettings
+from manyheads.data.translation.prepared import open_data
 from manyheads.errors import NonFiniteError
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings

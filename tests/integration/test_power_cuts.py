@@ -18,7 +18,7 @@ from write_order import check_metrics, check_order, commits
 from manyheads.checkpoint.format import step_of, verify_checkpoint
 from manyheads.checkpoint.retain import list_checkpoints
 from manyheads.config.files import load_yaml
-from manyheads.data.prepared import PreparedData
+from manyheads.data.translation.prepared import PreparedData
 from manyheads.files.verify import MANIFEST
 from manyheads.models.pretrained import load
 from manyheads.training.run.checkpoints import CheckpointManager

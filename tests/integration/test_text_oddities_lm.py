@@ -23,7 +23,7 @@ from oddities.table import LATER, ODDITIES
 from slices import sliced
 
 from manyheads.data.byte_lines import GZIP_MAGIC
-from manyheads.data.prepared_text import TextData
+from manyheads.data.language.prepared import TextData
 from manyheads.text.settings import VocabularySettings
 from manyheads.text.vocabularies import learn_vocabulary
 

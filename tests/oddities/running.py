@@ -12,7 +12,7 @@ from oddities.cells import Outcome
 from oddities.kinds import LIMIT, Oddity
 
 from manyheads.cli.main import main
-from manyheads.data.prepared import PreparedData
+from manyheads.data.translation.prepared import PreparedData
 from manyheads.decoding.translator import Translator
 from manyheads.text.words import is_blank
 

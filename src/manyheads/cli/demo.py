@@ -28,7 +28,7 @@ from manyheads.errors import DataError, MissingExtraError, ModelFileError
 from manyheads.tasks.translation.settings import TrainConfig
 
 if TYPE_CHECKING:
-    from manyheads.data.prepared import PreparedData
+    from manyheads.data.translation.prepared import PreparedData
     from manyheads.decoding.translator import Translator
 
 NUM_SHOWN = 10
@@ -159,7 +159,7 @@ def held_out_data(run_dir: Path, config: TrainConfig) -> PreparedData:
 
     Raises: DataError: it is not there any more, or has no test pairs.
     """
-    from manyheads.data.prepared import open_data
+    from manyheads.data.translation.prepared import open_data
 
     data = open_data(config.data, config.tokenizer, config.seed, run_dir / "data")
     if not data.test_text:

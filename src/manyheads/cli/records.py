@@ -146,8 +146,8 @@ def _checkpoints(folder: Path) -> tuple[list[Path], dict[str, Any]]:
 
 def _data(path: Path, verify: bool) -> dict[str, Any]:
     from manyheads.catalogue import TASKS, load
+    from manyheads.data.language.prepared import TextData
     from manyheads.data.prepared_folder import prepared_task
-    from manyheads.data.prepared_text import TextData
     from manyheads.text.of_folder import tokenizer_of_folder
 
     recorded = prepared_task(path)

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from manyheads.data.batch import SegmentBatch
+from manyheads.data.language.segments import SegmentStream
 from manyheads.data.sampler import Permutation
-from manyheads.data.segments import SegmentStream
 from manyheads.data.store import PairStore, TokenSide
 from manyheads.errors import DataError
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from manyheads.data.lines import stored_lines
 from manyheads.data.manifest import read_manifest, refuse_strangers, verify_file
 from manyheads.data.preparing import FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS, canonical
-from manyheads.data.preparing_pairs import CLEANING
-from manyheads.data.preparing_sides import text_path
+from manyheads.data.translation.preparing import CLEANING
+from manyheads.data.translation.preparing_sides import text_path
 from manyheads.errors import DataError, SaveError
 from manyheads.files.verify import MANIFEST
 

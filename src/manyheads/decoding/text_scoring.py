@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from manyheads.data.segments import SegmentBatch
+from manyheads.data.language.segments import SegmentBatch
 from manyheads.decoding.batching import Told, cut_batches, map_batches, padded
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generator import Generator

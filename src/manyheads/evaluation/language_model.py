@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from manyheads.data.language.segments import SegmentBatch, eval_segments
 from manyheads.data.partition import share
-from manyheads.data.segments import SegmentBatch, eval_segments
 from manyheads.data.store import TokenSide
 from manyheads.data.token_store import TokenStore
 from manyheads.errors import refuse_nan

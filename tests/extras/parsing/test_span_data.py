@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from manyheads.data.prepared import PreparedData
+from manyheads.data.translation.prepared import PreparedData
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.data.lines import ReadReport
-from manyheads.data.prepared import PreparedData
+from manyheads.data.translation.prepared import PreparedData
 from manyheads.errors import ConfigError, DataError, ModelFileError
 from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile, read_sentences

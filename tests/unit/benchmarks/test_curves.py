@@ -16,8 +16,8 @@ import pytest
 import torch
 from PIL import Image
 
-from manyheads.data.prepared import PreparedData, prepare_corpus
-from manyheads.data.preparing_pairs import PairList
+from manyheads.data.translation.prepared import PreparedData, prepare_corpus
+from manyheads.data.translation.preparing import PairList
 from manyheads.evaluation.bleu import corpus_bleu
 from manyheads.text.settings import TokenizerSettings
 

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import manyheads.nn.attention.relative as relative_module
 from manyheads.catalogue import build_model
 from manyheads.data.batch import PairBatch
-from manyheads.data.segments import SegmentBatch
+from manyheads.data.language.segments import SegmentBatch
 from manyheads.decoding.search import run_to_end, search_steps
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.models.reformer.config import ReformerConfig

@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from manyheads.cli.main import main
-from manyheads.data.prepared import PreparedData
+from manyheads.data.translation.prepared import PreparedData
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.serving.app import build_app

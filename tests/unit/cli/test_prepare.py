@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from manyheads.cli.watching.interruptible import StoppedBySignalError
-from manyheads.data.holdout import Rest
-from manyheads.data.prepared import PreparedData
-from manyheads.data.preparing_pairs import PairList
+from manyheads.data.translation.holdout import Rest
+from manyheads.data.translation.prepared import PreparedData
+from manyheads.data.translation.preparing import PairList
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.tokenizer import Tokenizer
 

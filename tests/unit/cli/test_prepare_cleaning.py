@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.data.corpora.tatoeba import load_tatoeba
-from manyheads.data.prepared import PreparedData
+from manyheads.data.translation.prepared import PreparedData
 
 Cli = Callable[..., int]
 PAIRS = load_tatoeba("train")[:300]

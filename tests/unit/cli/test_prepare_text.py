@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.data.prepared_text import TextData
+from manyheads.data.language.prepared import TextData
 
 Cli = Callable[..., int]
 TEXT = b"".join(b"the cat sees dog number %d\n" % number for number in range(50))

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from manyheads.data.bpe_dropout import ROUND, BpeDropout
 from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.data.sampler import mix
 from manyheads.data.settings import DataSettings
 from manyheads.data.store import PairStore
-from manyheads.data.stream import TrainingStream
+from manyheads.data.translation.batches import TrainingStream
+from manyheads.data.translation.bpe_dropout import ROUND, BpeDropout
 from manyheads.errors import ConfigError
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

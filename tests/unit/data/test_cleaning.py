@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.data.cleaning.alignment import WINDOW, misaligned_stretches
-from manyheads.data.cleaning.block import SideBlock
-from manyheads.data.cleaning.cleaner import CLEANING_RULES, CleanedPairs, RememberedPairs, describe_cleaning
-from manyheads.data.cleaning.numbers import numbers_differ
-from manyheads.data.cleaning.rules import HeldOut, parse_limits, usual_of
 from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.data.lines import ReadReport
-from manyheads.data.preparing_pairs import PairList
-from manyheads.data.readers import PairFiles
+from manyheads.data.translation.cleaning.alignment import WINDOW, misaligned_stretches
+from manyheads.data.translation.cleaning.block import SideBlock
+from manyheads.data.translation.cleaning.cleaner import CLEANING_RULES, CleanedPairs, RememberedPairs, describe_cleaning
+from manyheads.data.translation.cleaning.numbers import numbers_differ
+from manyheads.data.translation.cleaning.rules import HeldOut, parse_limits, usual_of
+from manyheads.data.translation.preparing import PairList
+from manyheads.data.translation.readers import PairFiles
 from manyheads.errors import ConfigError
 
 GOOD = [
@@ -251,7 +251,7 @@ def test_a_stretch_in_several_blocks_is_found_once(monkeypatch: pytest.MonkeyPat
     moved = list(zip(sources, targets, strict=True))
     expected, whole = cleaned(moved)
     assert whole.report.stretches == [(761, 840, -1), (1121, 1280, -1)]
-    monkeypatch.setattr("manyheads.data.cleaning.cleaner.BLOCK_PAIRS", 400)
+    monkeypatch.setattr("manyheads.data.translation.cleaning.cleaner.BLOCK_PAIRS", 400)
     kept, cleaner = cleaned(moved)
     assert cleaner.report.stretches == whole.report.stretches
     assert kept == expected

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.data.context_lengths import Stage, length_at, memory_len_at, memory_lens, stages_of
+from manyheads.data.language.segments import SegmentBatch, SegmentStream
 from manyheads.data.mixing import MixedSegments
-from manyheads.data.segments import SegmentBatch, SegmentStream
 from manyheads.data.settings import SegmentSettings
 from manyheads.data.token_store import TokenStore
 from manyheads.errors import ConfigError, DataError

@@ -11,13 +11,13 @@ import pytest
 
 from manyheads.cli.main import main
 from manyheads.cli.records import describe_folder
+from manyheads.data.language.prepared import TextData
+from manyheads.data.language.preparing import prepare_text
+from manyheads.data.language.texts import TextBlock
 from manyheads.data.manifest import write_manifest
-from manyheads.data.prepared import PreparedData
 from manyheads.data.prepared_folder import prepared_task
-from manyheads.data.prepared_text import TextData
-from manyheads.data.preparing_pairs import PairList, prepare_corpus
-from manyheads.data.preparing_text import prepare_text
-from manyheads.data.texts import TextBlock
+from manyheads.data.translation.prepared import PreparedData
+from manyheads.data.translation.preparing import PairList, prepare_corpus
 from manyheads.errors import ManyHeadsError
 from manyheads.extras.classification.labelled_files import LabelledList
 from manyheads.extras.classification.prepared import LabelledData, prepare_labelled

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from manyheads.data.language.segments import SegmentStream
 from manyheads.data.mixing import Draws, MixedSegments, join_pairs, lanes_of
-from manyheads.data.segments import SegmentStream
 from manyheads.data.settings import DataSettings, SegmentSettings, shares_of
 from manyheads.data.store import PairStore
-from manyheads.data.stream import TrainingStream
 from manyheads.data.token_store import TokenStore
+from manyheads.data.translation.batches import TrainingStream
 from manyheads.errors import ConfigError, DataError
 
 IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2}

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.data.copy_task import copy_pairs
-from manyheads.data.holdout import Rest
-from manyheads.data.prepared import PreparedData, open_data, prepare_corpus
-from manyheads.data.preparing_pairs import PairList
-from manyheads.data.readers import PairFiles
 from manyheads.data.settings import CopyTaskSettings, DataSettings
+from manyheads.data.translation.copy_task import copy_pairs
+from manyheads.data.translation.holdout import Rest
+from manyheads.data.translation.prepared import PreparedData, open_data, prepare_corpus
+from manyheads.data.translation.preparing import PairList
+from manyheads.data.translation.readers import PairFiles
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.commit import remove_stale, temporary_name
 from manyheads.text.settings import TokenizerSettings
@@ -223,7 +223,7 @@ def test_embedded_data_is_prepared_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert (len(data.train), len(data.valid or []), len(data.test or [])) == (300, 500, 1000)
     assert len(data.test_text) == 1000
     with monkeypatch.context() as patched:
-        patched.setattr("manyheads.data.prepared.prepare_corpus", None)
+        patched.setattr("manyheads.data.translation.prepared.prepare_corpus", None)
         again = open_data(settings, TokenizerSettings(vocab_size=500), 2, tmp_path)
     assert again.digest == data.digest
     other = open_data(settings, TokenizerSettings(vocab_size=501), 1, tmp_path)

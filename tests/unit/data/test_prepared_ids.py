@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manyheads.data.prepared_text import TextData
+from manyheads.data.language.prepared import TextData
+from manyheads.data.language.preparing_ids import prepare_ids
+from manyheads.data.language.raw_files import Pictures, RawFiles
+from manyheads.data.language.segments import SegmentStream, eval_segments
 from manyheads.data.preparing import Holdout
-from manyheads.data.preparing_ids import prepare_ids
-from manyheads.data.raw_files import Pictures, RawFiles
-from manyheads.data.segments import SegmentStream, eval_segments
 from manyheads.data.settings import SegmentSettings
 from manyheads.errors import ConfigError, DataError, MissingExtraError
 from manyheads.text.settings import IdSettings

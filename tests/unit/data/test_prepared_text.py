@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 
 import manyheads.data.manifest as data_manifest
 from manyheads.data.corpora.novel import NOVEL_DIGEST, load_novel
-from manyheads.data.layouts import LAYOUTS, find_layout
+from manyheads.data.language.layouts import LAYOUTS, find_layout
+from manyheads.data.language.prepared import NOVEL, TextData, open_text
+from manyheads.data.language.preparing import prepare_text
+from manyheads.data.language.texts import TextBlock, TextFiles
 from manyheads.data.lines import ReadReport
-from manyheads.data.prepared import PreparedData
 from manyheads.data.prepared_folder import prepared_task
-from manyheads.data.prepared_text import NOVEL, TextData, open_text
 from manyheads.data.preparing import Holdout
-from manyheads.data.preparing_pairs import PairList, prepare_corpus
-from manyheads.data.preparing_text import prepare_text
 from manyheads.data.settings import SegmentSettings
-from manyheads.data.texts import TextBlock, TextFiles
 from manyheads.data.token_store import TokenStore
+from manyheads.data.translation.prepared import PreparedData
+from manyheads.data.translation.preparing import PairList, prepare_corpus
 from manyheads.errors import ConfigError, DataError, SaveError
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.text.vocabularies import learn_vocabulary
@@ -102,8 +102,8 @@ def test_counts_are_those_of_the_text(tmp_path: Path) -> None:
 def test_counts_in_blocks_of_any_size(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, content: list[bytes]
 ) -> None:
-    monkeypatch.setattr("manyheads.data.preparing_tokens.BLOCK_BYTES", 3)
-    monkeypatch.setattr("manyheads.data.preparing_text.ENCODE_LINES", 2)
+    monkeypatch.setattr("manyheads.data.language.preparing_tokens.BLOCK_BYTES", 3)
+    monkeypatch.setattr("manyheads.data.language.preparing.ENCODE_LINES", 2)
     text = b"".join(content)
     for documents in ("none", "lines"):
         options = VocabularySettings(documents=documents)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.data.lines import read_blocks, stored_lines
-from manyheads.data.readers import PairFiles, ReadReport, read_lines
+from manyheads.data.translation.readers import PairFiles, ReadReport, read_lines
 from manyheads.errors import ConfigError, DataError, ManyHeadsError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.data.lines import ReadReport, read_blocks, read_lines
-from manyheads.data.readers import PairFiles
+from manyheads.data.translation.readers import PairFiles
 from manyheads.errors import DataError
 
 SOURCE = """<srcset setid="news" srclang="any">

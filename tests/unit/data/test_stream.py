@@ -13,7 +13,7 @@ from manyheads.data.collate import collate
 from manyheads.data.plan import next_position
 from manyheads.data.settings import DataSettings
 from manyheads.data.store import PairStore
-from manyheads.data.stream import TrainingStream, eval_batches
+from manyheads.data.translation.batches import TrainingStream, eval_batches
 from manyheads.errors import ConfigError, DataError
 
 PAD, BOS, EOS = 0, 1, 2

@@ -11,8 +11,8 @@ import pytest
 from manyheads.catalogue import PRESETS
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
-from manyheads.data.preparing_text import prepare_text
-from manyheads.data.texts import TextBlock
+from manyheads.data.language.preparing import prepare_text
+from manyheads.data.language.texts import TextBlock
 from manyheads.errors import ConfigError
 from manyheads.tasks.text.settings import TextConfig
 from manyheads.text.settings import VocabularySettings

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import pytest
 
-from manyheads.data.prepared_text import TextData
-from manyheads.data.preparing_text import prepare_text
-from manyheads.data.texts import TextFiles
+from manyheads.data.language.prepared import TextData
+from manyheads.data.language.preparing import prepare_text
+from manyheads.data.language.texts import TextFiles
 from manyheads.evaluation.language_model import segments_of
 from manyheads.evaluation.reading import Reading
 from manyheads.tasks.text.held_out import held_text

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from manyheads.data.prepared import open_data
 from manyheads.data.settings import DataSettings
+from manyheads.data.translation.prepared import open_data
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings

@@ -16,7 +16,7 @@ from tiny_run import TINY_REFORMER, TINY_TEXT, changed, outcome
 import manyheads.training.run.clock
 from manyheads.catalogue import build_model
 from manyheads.cli.main import main
-from manyheads.data.segments import SegmentStream
+from manyheads.data.language.segments import SegmentStream
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError, RequestError
 from manyheads.models.language_model import LanguageModel

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 from tiny_run import TINY, TINY_REFORMER, TINY_TEXT, changed, outcome
 
-from manyheads.data.prepared import prepare_corpus
-from manyheads.data.preparing_pairs import PairList
-from manyheads.data.preparing_text import prepare_text
-from manyheads.data.texts import TextBlock
+from manyheads.data.language.preparing import prepare_text
+from manyheads.data.language.texts import TextBlock
+from manyheads.data.translation.prepared import prepare_corpus
+from manyheads.data.translation.preparing import PairList
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.verify import file_sha256
 from manyheads.text.settings import TokenizerSettings, VocabularySettings

@@ -15,9 +15,9 @@ from tiny_run import TINY_TEXT, changed, outcome
 
 import manyheads.training.optim.optimiser
 from manyheads.data.corpora.novel import load_novel
+from manyheads.data.language.preparing import prepare_text
+from manyheads.data.language.texts import TextBlock
 from manyheads.data.preparing import Holdout
-from manyheads.data.preparing_text import prepare_text
-from manyheads.data.texts import TextBlock
 from manyheads.errors import CheckpointError, ConfigError, NonFiniteError
 from manyheads.models.language_model import LanguageModel
 from manyheads.tasks.text.settings import TextConfig

@@ -24,8 +24,8 @@ from manyheads.cli.comparison import compare_runs
 from manyheads.cli.lines.record import lines_of
 from manyheads.cli.records import describe_folder
 from manyheads.config.files import to_plain
-from manyheads.data.prepared import prepare_corpus
-from manyheads.data.preparing_pairs import PairList
+from manyheads.data.translation.prepared import prepare_corpus
+from manyheads.data.translation.preparing import PairList
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.distributed.group import Group
 from manyheads.errors import CheckpointError, ConfigError, DataError, NonFiniteError, RequestError, SaveError

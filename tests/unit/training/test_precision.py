@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import manyheads.training.run.precision
 from manyheads.catalogue import PRESETS, SIZED_BY_PRECISION
-from manyheads.data.prepared_text import NOVEL
+from manyheads.data.language.prepared import NOVEL
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError
 from manyheads.extras.classification.labelled_files import Labelled, LabelledList

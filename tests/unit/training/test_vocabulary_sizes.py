@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tiny_run import TINY, TINY_REFORMER, TINY_TEXT
 
-from manyheads.data.prepared import PreparedData, open_data
-from manyheads.data.preparing_pairs import PairList
 from manyheads.data.settings import DUPLICATION, SegmentSettings
+from manyheads.data.translation.prepared import PreparedData, open_data
+from manyheads.data.translation.preparing import PairList
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.parsing.bracketing import ParsingSettings

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from manyheads.data.corpora.tatoeba import NUM_TRAIN
-from manyheads.data.readers import PairFiles
+from manyheads.data.translation.readers import PairFiles
 from manyheads.errors import DataError
 
 Pair = tuple[str, str]

@@ -25,9 +25,9 @@ from manyheads.data.prepared_folder import (
     refuse_missing,
 )
 from manyheads.data.preparing import CONTROL, SPLITS, given_splits, prepare
-from manyheads.data.preparing_sides import PART_ROWS, REPORT_ROWS, SidesSource
 from manyheads.data.progress import Progress, telling
 from manyheads.data.store import IntArray
+from manyheads.data.translation.preparing_sides import PART_ROWS, REPORT_ROWS, SidesSource
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.classification.config import check_labels
 from manyheads.extras.classification.labelled_files import Labelled, LabelledList, LabelledReport, LabelledTexts

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from manyheads.data.readers import ReadReport
+from manyheads.data.translation.readers import ReadReport
 from manyheads.extras.inspect.drawings.attention import shown_token
 from manyheads.extras.inspect.drawings.pages import offline_page, save_page
 from manyheads.extras.research.paired import Paired

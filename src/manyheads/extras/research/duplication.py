@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from manyheads.data.language.segments import SegmentBatch
 from manyheads.data.sampler import mix
-from manyheads.data.segments import SegmentBatch
 from manyheads.data.settings import SegmentSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.likelihood import evaluation_mode

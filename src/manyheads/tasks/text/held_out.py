@@ -8,9 +8,9 @@ from pathlib import Path
 
 from manyheads.config.build import build
 from manyheads.data.corpora.novel import load_novel
-from manyheads.data.prepared_text import NOVEL, open_text
+from manyheads.data.language.prepared import NOVEL, open_text
+from manyheads.data.language.texts import TextFiles
 from manyheads.data.settings import SegmentSettings
-from manyheads.data.texts import TextFiles
 from manyheads.data.token_store import TokenStore
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, DataError

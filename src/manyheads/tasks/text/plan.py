@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from manyheads.data.segments import SegmentBatch
+from manyheads.data.language.segments import SegmentBatch
 from manyheads.errors import ConfigError
 from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.tasks.text.objective import begin_hashing

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.config.build import build
-from manyheads.data.layouts import find_layout
-from manyheads.data.prepared_text import TextData
+from manyheads.data.language.layouts import find_layout
+from manyheads.data.language.prepared import TextData
+from manyheads.data.language.preparing import prepare_text
+from manyheads.data.language.preparing_ids import prepare_ids
+from manyheads.data.language.raw_files import IdSource, Pictures, RawFiles
+from manyheads.data.language.texts import TextFiles
 from manyheads.data.preparing import Holdout
-from manyheads.data.preparing_ids import prepare_ids
-from manyheads.data.preparing_text import prepare_text
-from manyheads.data.raw_files import IdSource, Pictures, RawFiles
-from manyheads.data.texts import TextFiles
 from manyheads.errors import ConfigError
 from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, summary_of, vocabulary_lines
 from manyheads.tasks.text.prepare_options import PrepareOptions

@@ -7,7 +7,7 @@ from typing import Any
 
 from manyheads.data.batch import PairBatch
 from manyheads.data.store import PairStore
-from manyheads.data.stream import eval_batches
+from manyheads.data.translation.batches import eval_batches
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import cut, fit, scored_limit, source_limit

@@ -11,13 +11,13 @@ from typing import cast
 import torch
 
 from manyheads.catalogue import TASKS
-from manyheads.data.bpe_dropout import BpeDropout
 from manyheads.data.cooccurrence import cooccurrence_embeddings
 from manyheads.data.corpora.tatoeba import NUM_TRAIN
 from manyheads.data.mixing import join_pairs, mixed_digest
-from manyheads.data.prepared import TATOEBA, PreparedData, open_data
 from manyheads.data.progress import Progress
-from manyheads.data.stream import TrainingStream
+from manyheads.data.translation.batches import TrainingStream
+from manyheads.data.translation.bpe_dropout import BpeDropout
+from manyheads.data.translation.prepared import TATOEBA, PreparedData, open_data
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.evaluation.reading import BleuTokenizer

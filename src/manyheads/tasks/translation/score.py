@@ -8,7 +8,7 @@ from typing import Any
 
 from manyheads.data.line_source import GivenItems
 from manyheads.data.progress import Progress, telling
-from manyheads.data.readers import PairFiles, ReadReport
+from manyheads.data.translation.readers import PairFiles, ReadReport
 from manyheads.decoding.translator import Translator
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.tasks.report import LineWork, score_line

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from manyheads.catalogue import ARCHITECTURES
-from manyheads.data.lexicon import Lexicon, learn_lexicon
-from manyheads.data.prepared import PreparedData
 from manyheads.data.progress import Progress
-from manyheads.data.readers import PairFiles
+from manyheads.data.translation.lexicon import Lexicon, learn_lexicon
+from manyheads.data.translation.prepared import PreparedData
+from manyheads.data.translation.readers import PairFiles
 from manyheads.decoding.shortlist import SHORTLIST, Shortlist
 from manyheads.errors import ConfigError, DataError, ModelFileError
 from manyheads.files.commit import write_folder

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from manyheads.data.prepared import PreparedData
-from manyheads.data.stream import eval_batches
+from manyheads.data.translation.batches import eval_batches
+from manyheads.data.translation.prepared import PreparedData
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit

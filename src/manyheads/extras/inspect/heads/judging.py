@@ -12,9 +12,9 @@ from manyheads.catalogue import ARCHITECTURES
 from manyheads.config.build import build
 from manyheads.config.options import given_options
 from manyheads.data.batch import PairBatch, SegmentBatch
+from manyheads.data.language.segments import eval_segments
 from manyheads.data.progress import Progress, telling
-from manyheads.data.readers import PairFiles, ReadReport
-from manyheads.data.segments import eval_segments
+from manyheads.data.translation.readers import PairFiles, ReadReport
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError, RequestError

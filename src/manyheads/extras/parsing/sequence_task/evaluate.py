@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from manyheads.data.lines import ReadReport, describe, read_lines
-from manyheads.data.prepared import PreparedData
 from manyheads.data.progress import Progress, telling
+from manyheads.data.translation.prepared import PreparedData
 from manyheads.decoding.truncation import counted_truncations
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError

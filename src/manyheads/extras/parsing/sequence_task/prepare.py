@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.data.preparing import prepare
-from manyheads.data.preparing_pairs import Pairs, PairSource
 from manyheads.data.progress import Progress
+from manyheads.data.translation.preparing import Pairs, PairSource
 from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
 from manyheads.extras.parsing.sequence_task.options import PrepareOptions

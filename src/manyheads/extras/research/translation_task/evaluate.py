@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from manyheads.data.progress import Progress
-from manyheads.data.readers import ReadReport
+from manyheads.data.translation.readers import ReadReport
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.text_hints import text_hints

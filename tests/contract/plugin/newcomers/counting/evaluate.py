@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from manyheads.data.readers import ReadReport
+from manyheads.data.translation.readers import ReadReport
 from manyheads.decoding.generator import Generator
 from manyheads.tasks.report import NoPictures
 from manyheads.tasks.text.held_out import held_text

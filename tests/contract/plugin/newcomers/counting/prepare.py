@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from manyheads.data.language.preparing import prepare_text
+from manyheads.data.language.texts import TextFiles
 from manyheads.data.preparing import Holdout
-from manyheads.data.preparing_text import prepare_text
-from manyheads.data.texts import TextFiles
 from manyheads.text.settings import VocabularySettings
 from newcomers.counting.options import PrepareOptions
 

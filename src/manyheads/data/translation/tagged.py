@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from manyheads.data.cleaning.cleaner import CleaningReport
 from manyheads.data.lines import ReadReport
-from manyheads.data.preparing_pairs import Pairs
+from manyheads.data.translation.cleaning.cleaner import CleaningReport
+from manyheads.data.translation.preparing import Pairs
 from manyheads.errors import DataError
 from manyheads.text.languages import LanguagePair
 from manyheads.text.sides import tagged

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.data.cleaning.alignment import REACH, misaligned_stretches
-from manyheads.data.cleaning.rules import RULES, HeldOut, Limits, PairBlock, Rule, Usual, usual_of
 from manyheads.data.lines import ReadReport
-from manyheads.data.preparing_pairs import Pairs
+from manyheads.data.translation.cleaning.alignment import REACH, misaligned_stretches
+from manyheads.data.translation.cleaning.rules import RULES, HeldOut, Limits, PairBlock, Rule, Usual, usual_of
+from manyheads.data.translation.preparing import Pairs
 from manyheads.text.languages import guess_language
 from manyheads.text.tokenised import how_prepared
 

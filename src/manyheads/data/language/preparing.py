@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from manyheads.data.language.preparing_tokens import BLOCK_BYTES, Part, Piece, TokenSource
+from manyheads.data.language.texts import Text
 from manyheads.data.lines import ReadReport
 from manyheads.data.preparing import CONTROL, Holdout, given_splits, prepare
-from manyheads.data.preparing_tokens import BLOCK_BYTES, Part, Piece, TokenSource
 from manyheads.data.progress import Progress
-from manyheads.data.texts import Text
 from manyheads.text.growing import Growth
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import VocabularySettings

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from manyheads.data.language.preparing_tokens import Part, Piece, TokenSource
+from manyheads.data.language.raw_files import IdSource
 from manyheads.data.preparing import Holdout, given_splits, prepare
-from manyheads.data.preparing_tokens import Part, Piece, TokenSource
 from manyheads.data.progress import Progress
-from manyheads.data.raw_files import IdSource
 from manyheads.data.store import IntArray
 from manyheads.errors import DataError
 from manyheads.text.settings import ITEM_BYTES, IdSettings

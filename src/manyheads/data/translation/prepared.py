@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from manyheads.data.copy_task import copy_pairs
 from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
 from manyheads.data.prepared_folder import (
     EMBEDDED,
@@ -20,10 +19,11 @@ from manyheads.data.prepared_folder import (
     refuse_missing,
 )
 from manyheads.data.preparing import LANGUAGE_TASK, SPLITS
-from manyheads.data.preparing_pairs import SIDES, PairList, prepare_corpus
 from manyheads.data.progress import Progress
 from manyheads.data.settings import CopyTaskSettings, DataSettings
 from manyheads.data.store import PairStore
+from manyheads.data.translation.copy_task import copy_pairs
+from manyheads.data.translation.preparing import SIDES, PairList, prepare_corpus
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.languages import LanguagePair
 from manyheads.text.of_folder import tokenizer_of_task

@@ -8,10 +8,17 @@ from itertools import zip_longest
 from pathlib import Path
 
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe, read_lines
-from manyheads.data.pair_formats import json_record, mended, nested_value, parquet_pairs, preview, table_pairs
 from manyheads.data.sgm import Segment
-from manyheads.data.tmx import tmx_pairs
-from manyheads.data.unread import refuse_documents
+from manyheads.data.translation.pair_formats import (
+    json_record,
+    mended,
+    nested_value,
+    parquet_pairs,
+    preview,
+    table_pairs,
+)
+from manyheads.data.translation.tmx import tmx_pairs
+from manyheads.data.translation.unread import refuse_documents
 from manyheads.errors import ConfigError, DataError
 
 __all__ = ["PairFiles", "ReadReport", "aligned_lines", "check_segments", "first_suspicious", "read_lines"]

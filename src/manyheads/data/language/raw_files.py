@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from manyheads.data.byte_lines import read_chunks
+from manyheads.data.language.texts import Files
 from manyheads.data.lines import describe
-from manyheads.data.texts import Files
 from manyheads.errors import ConfigError, DataError, needing_extra
 from manyheads.files.guarded import open_regular
 from manyheads.text.settings import ITEM_BYTES

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from manyheads.data.cleaning.block import SideBlock
-from manyheads.data.cleaning.numbers import numbers_differ
+from manyheads.data.translation.cleaning.block import SideBlock
+from manyheads.data.translation.cleaning.numbers import numbers_differ
 from manyheads.errors import ConfigError
 from manyheads.text.sides import untagged
 

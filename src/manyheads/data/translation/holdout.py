@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from manyheads.data.lines import ReadReport
-from manyheads.data.preparing_pairs import PairList, Pairs
+from manyheads.data.translation.preparing import PairList, Pairs
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.words import is_blank
 

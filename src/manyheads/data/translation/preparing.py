@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from manyheads.data.line_source import blocks_of
 from manyheads.data.lines import ReadReport, stored_lines
 from manyheads.data.preparing import CONTROL, given_splits, prepare
-from manyheads.data.preparing_sides import PART_ROWS, REPORT_ROWS, SidesSource
 from manyheads.data.progress import Progress
 from manyheads.data.store import IntArray, write_pairs
+from manyheads.data.translation.preparing_sides import PART_ROWS, REPORT_ROWS, SidesSource
 from manyheads.errors import DataError
 from manyheads.text.growing import Growth
 from manyheads.text.languages import LanguagePair

@@ -14,7 +14,7 @@ import torch
 
 from manyheads.data.batch import SegmentBatch
 from manyheads.data.context_lengths import length_at, memory_len_at, memory_lens
-from manyheads.data.lanes import DocumentLanes, RowSpans, TextLanes, equal_lanes, even_lanes, varied_bounds
+from manyheads.data.language.lanes import DocumentLanes, RowSpans, TextLanes, equal_lanes, even_lanes, varied_bounds
 from manyheads.data.sampler import Permutation
 from manyheads.data.settings import SegmentSettings
 from manyheads.data.store import IntArray

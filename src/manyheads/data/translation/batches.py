@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from manyheads.data.batch import PairBatch
-from manyheads.data.bpe_dropout import BpeDropout
 from manyheads.data.collate import collate, round_up
 from manyheads.data.mixing import Draws
 from manyheads.data.plan import BatchPlan, cut_rows
 from manyheads.data.settings import DataSettings
 from manyheads.data.store import IntArray, PairStore
+from manyheads.data.translation.bpe_dropout import BpeDropout
 from manyheads.errors import DataError
 
 
@@ -81,7 +81,7 @@ class TrainingStream:
         available: number of pairs in the corpus, if the store contains fewer; only for the report.
         mix: number of pairs and share of each data set in the store, one after the other, by name; empty: all pairs
             are one data set, and an epoch contains each of them once.
-        dropout: segments the pairs of each epoch anew (`data.bpe_dropout`); the lengths of an epoch's plan are those of
+        dropout: segments the pairs of each epoch anew (`data.translation.bpe_dropout`); the lengths of an epoch's plan are those of
             its segmentations. Which pairs are too long depends on the usual segmentation. None: the ids of the store.
 
     Raises: DataError: no pair is left, or a pair is too long and the policy is `fail`.
