@@ -42,8 +42,8 @@ from manyheads.models.transformer.config import TransformerConfig  # noqa: E402
 from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig  # noqa: E402
 from manyheads.nn import MultiHeadAttention  # noqa: E402
 from manyheads.nn.kernels.policy import fast  # noqa: E402
-from manyheads.tasks.text.objective import begin_hashing  # noqa: E402
-from manyheads.tasks.text.settings import TextConfig  # noqa: E402
+from manyheads.tasks.language_modelling.objective import begin_hashing  # noqa: E402
+from manyheads.tasks.language_modelling.settings import TextConfig  # noqa: E402
 from manyheads.tasks.translation.settings import TrainConfig  # noqa: E402
 from manyheads.training.optim.optimiser import build_optimiser  # noqa: E402
 from manyheads.training.run.device import settled  # noqa: E402

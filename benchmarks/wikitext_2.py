@@ -27,8 +27,8 @@ from manyheads.config.files import load_yaml
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.models.protocols import Output
 from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
-from manyheads.tasks.text.objective import LanguageObjective
-from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.language_modelling.objective import LanguageObjective
+from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.optim.schedule import learning_rate

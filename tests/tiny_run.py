@@ -15,7 +15,7 @@ from manyheads.evaluation.reading import Reading
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
-from manyheads.tasks.text.settings import TextConfig, TextValidationSettings
+from manyheads.tasks.language_modelling.settings import TextConfig, TextValidationSettings
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.run.resume import find_checkpoint

@@ -216,7 +216,7 @@ print(translator.translate(["..."]))""",
         "Each line is translated by itself, without the lines before it.",
     ),
     "language-modelling": ModelTaskEntry(
-        "manyheads.tasks.text.settings:TextConfig",
+        "manyheads.tasks.language_modelling.settings:TextConfig",
         "text",
         "xl-demo",
         "",
@@ -431,7 +431,7 @@ class Task:
         return importlib.import_module(next((one for one in names if importlib.util.find_spec(one)), names[-1]))
 
 
-_TEXT, _TRANSLATION = "manyheads.tasks.text", "manyheads.tasks.translation"
+_TEXT, _TRANSLATION = "manyheads.tasks.language_modelling", "manyheads.tasks.translation"
 _RESEARCH = "manyheads.extras.research"
 
 TASKS: Table[Task] = Table(

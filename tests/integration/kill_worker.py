@@ -27,7 +27,7 @@ import manyheads.training.run.loop
 from manyheads.data.settings import DataSettings
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.models.transformer.config import TransformerConfig
-from manyheads.tasks.text.settings import TextValidationSettings
+from manyheads.tasks.language_modelling.settings import TextValidationSettings
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import OptimiserSettings, RunConfig, ScheduleSettings, TrainingSettings

@@ -25,8 +25,8 @@ from manyheads.config.files import load_yaml
 from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.models.reformer.presets import PRESETS as REFORMERS
+from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.tasks.table import RUNS
-from manyheads.tasks.text.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.optim.schedule import learning_rate
 

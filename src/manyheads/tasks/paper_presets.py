@@ -6,7 +6,7 @@ from manyheads.data.settings import SegmentSettings
 from manyheads.evaluation.reading import Reading
 from manyheads.models.reformer.presets import PRESETS as REFORMERS
 from manyheads.models.transformer_xl.presets import PRESETS as XLS
-from manyheads.tasks.text.settings import TextConfig, TextValidationSettings
+from manyheads.tasks.language_modelling.settings import TextConfig, TextValidationSettings
 from manyheads.training.settings import OptimiserSettings, ScheduleSettings, TrainingSettings
 
 

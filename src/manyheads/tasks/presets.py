@@ -12,7 +12,7 @@ from manyheads.models.reformer.presets import PRESETS as REFORMERS
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer.presets import PRESETS as TRANSFORMERS
 from manyheads.models.transformer_xl.presets import PRESETS as XLS
-from manyheads.tasks.text.settings import TextConfig, TextValidationSettings
+from manyheads.tasks.language_modelling.settings import TextConfig, TextValidationSettings
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import (

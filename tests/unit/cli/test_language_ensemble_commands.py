@@ -27,8 +27,8 @@ from manyheads.evaluation.reading import Reading
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.reformer.presets import PRESETS as REFORMERS
 from manyheads.models.transformer_xl.config import TransformerXLConfig
-from manyheads.tasks.text.options import ScoreOptions
-from manyheads.tasks.text.score import score
+from manyheads.tasks.language_modelling.options import ScoreOptions
+from manyheads.tasks.language_modelling.score import score
 from manyheads.text.vocabulary import ByteVocabulary
 
 Cli = Callable[..., int]

@@ -20,7 +20,7 @@ from manyheads.extras.research.hash_rounds import with_hashes
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import load, save_pretrained
 from manyheads.models.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
-from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.vocabulary import ByteVocabulary, IdVocabulary
 

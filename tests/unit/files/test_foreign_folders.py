@@ -32,8 +32,8 @@ from manyheads.files.guarded import RefusedFileError
 from manyheads.files.verify import verify_folder
 from manyheads.models.pretrained import load, save_pretrained
 from manyheads.models.transformer.config import TransformerConfig
+from manyheads.tasks.language_modelling.held_out import held_text
 from manyheads.tasks.table import task_of_folder
-from manyheads.tasks.text.held_out import held_text
 from manyheads.text.marian_files import read_bytes
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.settings import TokenizerSettings

@@ -14,7 +14,7 @@ from manyheads.config.files import load_yaml
 from manyheads.data.language.preparing import prepare_text
 from manyheads.data.language.texts import TextBlock
 from manyheads.errors import ConfigError
-from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.text.settings import VocabularySettings
 from manyheads.training.plan.planner import Planner
 

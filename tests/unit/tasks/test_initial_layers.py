@@ -17,7 +17,7 @@ from manyheads.files.verify import file_sha256
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
-from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 
 

@@ -22,7 +22,7 @@ from manyheads.errors import ConfigError, RequestError
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.transformer_xl.state import LayerInputs, XLState
 from manyheads.seeding import derive_seed
-from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.training.run.assembly import assemble
 from manyheads.training.run.loop import Trainer, train
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.run.few_steps import FewSteps
 from manyheads.training.settings import RunConfig, TrainingSettings

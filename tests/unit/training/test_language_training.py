@@ -20,7 +20,7 @@ from manyheads.data.language.texts import TextBlock
 from manyheads.data.preparing import Holdout
 from manyheads.errors import CheckpointError, ConfigError, NonFiniteError
 from manyheads.models.language_model import LanguageModel
-from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.text.settings import VocabularySettings
 from manyheads.training.run.assembly import assemble
 from manyheads.training.run.loop import train

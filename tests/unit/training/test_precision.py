@@ -27,7 +27,7 @@ from manyheads.extras.parsing.span_task.prepare import prepare_spans
 from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
-from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.plan.first_step import first_step

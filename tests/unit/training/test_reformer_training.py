@@ -21,7 +21,7 @@ from manyheads.extras.research.duplication import DuplicationStream, duplicated,
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.transformer_xl.presets import PRESETS as XL_MODELS
 from manyheads.seeding import derive_seed
-from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.training.plan.planner import Planner
 from manyheads.training.run.assembly import assemble
 from manyheads.training.run.loop import train
@@ -163,7 +163,7 @@ import resource, sys
 from manyheads.cli.machine import set_up_machine
 set_up_machine()
 import torch
-from manyheads.tasks.text.plan import Trial
+from manyheads.tasks.language_modelling.plan import Trial
 from manyheads.training.plan.measuring import take_steps
 from manyheads.training.run.precision import resolve_precision
 sys.path.insert(0, sys.argv[1])

@@ -16,7 +16,7 @@ from manyheads.cli.records import describe_folder
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage, Shared, argument, option, refuse_given
 from manyheads.errors import ConfigError
-from manyheads.tasks.text.find_config import find_config
+from manyheads.tasks.language_modelling.find_config import find_config
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,9 +32,9 @@ from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.nn.kernels.policy import fast
 from manyheads.tasks.held_out import run_file
-from manyheads.tasks.text import options as task
-from manyheads.tasks.text.evaluate import Scoring
-from manyheads.tasks.text.held_out import HeldText, held_text
+from manyheads.tasks.language_modelling import options as task
+from manyheads.tasks.language_modelling.evaluate import Scoring
+from manyheads.tasks.language_modelling.held_out import HeldText, held_text
 from manyheads.text.vocabulary import Vocabulary
 
 STATISTICS_LANES = 100

@@ -20,8 +20,8 @@ from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import load_portable_state, portable_state
 from manyheads.models.reformer.config import HashRounds
+from manyheads.tasks.language_modelling.held_out import held_text, readings_of
 from manyheads.tasks.report import TextReport
-from manyheads.tasks.text.held_out import held_text, readings_of
 
 
 def with_hashes(model: LanguageModel, rounds: HashRounds) -> LanguageModel:

@@ -21,8 +21,8 @@ from manyheads.evaluation.likelihood import evaluation_mode
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.text_task.options import EvaluateOptions
+from manyheads.tasks.language_modelling.held_out import HeldText, held_text
 from manyheads.tasks.report import TextReport
-from manyheads.tasks.text.held_out import HeldText, held_text
 
 LEAST_GAIN = 0.01
 """A longer context counts as useful if it lowers the relative perplexity by this share or more (appendix C)."""

@@ -15,7 +15,7 @@ RECURRENT = Architecture(
 )
 COUNTING = Task(
     "bytes",
-    (f"{__name__}.counting", "manyheads.tasks.text"),
+    (f"{__name__}.counting", "manyheads.tasks.language_modelling"),
     "language-modelling",
     prepared_as="counting",
     run=f"{__name__}.counting.settings:CountingConfig",

@@ -15,8 +15,8 @@ from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError
 from manyheads.extras.research.duplication import DuplicationData, DuplicationStream, evaluate_duplication, held_out
 from manyheads.models.language_model import LanguageModel
-from manyheads.tasks.text.objective import begin_hashing
-from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.language_modelling.objective import begin_hashing
+from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.objective import Objective, PlainObjective, Translate
 from manyheads.training.run.signals import StopFlag

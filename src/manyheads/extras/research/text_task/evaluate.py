@@ -26,10 +26,10 @@ from manyheads.extras.research.paired import most_different, paired_losses
 from manyheads.extras.research.recl import evaluate_recl
 from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.tasks.held_out import own_data, run_file
+from manyheads.tasks.language_modelling.evaluate import evaluate as evaluate_text
+from manyheads.tasks.language_modelling.held_out import HeldText, held_text, readings_of
 from manyheads.tasks.report import Report, machine_lines, model_record
 from manyheads.tasks.table import task_of_folder
-from manyheads.tasks.text.evaluate import evaluate as evaluate_text
-from manyheads.tasks.text.held_out import HeldText, held_text, readings_of
 from manyheads.text.vocabulary import Vocabulary
 
 LEAST_DOCUMENTS = 30
@@ -191,7 +191,7 @@ def _passages(
 
 
 def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
-    """See `tasks.text.evaluate.evaluate`."""
+    """See `tasks.language_modelling.evaluate.evaluate`."""
     if options.others:
         return compare(options, show)
     if options.data == DUPLICATION:

@@ -13,8 +13,8 @@ from manyheads.config.checks import ABOVE_ZERO, FRACTION, at_least, check
 from manyheads.config.options import CommandPage, argument, option, refuse_given
 from manyheads.errors import ConfigError
 from manyheads.extras.research.comparing import check_comparison
-from manyheads.tasks.text import options as task
-from manyheads.tasks.text.options import PREPARE, SCORE
+from manyheads.tasks.language_modelling import options as task
+from manyheads.tasks.language_modelling.options import PREPARE, SCORE
 
 __all__ = ["EVALUATE", "PREPARE", "SCORE", "EvaluateOptions"]
 

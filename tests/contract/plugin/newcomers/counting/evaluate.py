@@ -9,9 +9,9 @@ import torch
 
 from manyheads.data.translation.readers import ReadReport
 from manyheads.decoding.generator import Generator
+from manyheads.tasks.language_modelling.held_out import held_text
+from manyheads.tasks.language_modelling.options import EvaluateOptions
 from manyheads.tasks.report import NoPictures
-from manyheads.tasks.text.held_out import held_text
-from manyheads.tasks.text.options import EvaluateOptions
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from manyheads.tasks.text.objective import LanguageObjective
+from manyheads.tasks.language_modelling.objective import LanguageObjective
 from newcomers.counting.settings import CountingConfig
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from manyheads.config.options import CommandPage, option
 from manyheads.tasks import preparation
-from manyheads.tasks.text.options import EVALUATE, SCORE
+from manyheads.tasks.language_modelling.options import EVALUATE, SCORE
 
 __all__ = ["EVALUATE", "PREPARE", "SCORE"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.language_modelling.settings import TextConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ import torch
 from manyheads.decoding.generator import Generator
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
+from manyheads.tasks.language_modelling.held_out import HeldText, readings_of
+from manyheads.tasks.language_modelling.options import EvaluateOptions
 from manyheads.tasks.report import TextReport, model_line, model_record
-from manyheads.tasks.text.held_out import HeldText, readings_of
-from manyheads.tasks.text.options import EvaluateOptions
 from manyheads.training.run.device import peak_memory_bytes
 
 TRIED_SECONDS = 30

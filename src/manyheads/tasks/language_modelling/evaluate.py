@@ -21,10 +21,10 @@ from manyheads.evaluation.likelihood import Likelihood
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.evaluation.reading import Reading
 from manyheads.files.guarded import check_no_link
+from manyheads.tasks.language_modelling.held_out import HeldText, held_text, readings_of
+from manyheads.tasks.language_modelling.options import EvaluateOptions
+from manyheads.tasks.language_modelling.trial import try_reading
 from manyheads.tasks.report import Report, TextReport, machine_lines, model_line, model_record
-from manyheads.tasks.text.held_out import HeldText, held_text, readings_of
-from manyheads.tasks.text.options import EvaluateOptions
-from manyheads.tasks.text.trial import try_reading
 
 
 class Scoring:

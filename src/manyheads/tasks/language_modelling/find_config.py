@@ -10,8 +10,8 @@ from manyheads.catalogue import PRESETS
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.errors import ConfigError
+from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.tasks.table import RUNS
-from manyheads.tasks.text.settings import TextConfig
 
 
 def find_config(path: Path) -> TextConfig:

@@ -16,8 +16,8 @@ from manyheads.data.language.raw_files import IdSource, Pictures, RawFiles
 from manyheads.data.language.texts import TextFiles
 from manyheads.data.preparing import Holdout
 from manyheads.errors import ConfigError
+from manyheads.tasks.language_modelling.prepare_options import PrepareOptions
 from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, summary_of, vocabulary_lines
-from manyheads.tasks.text.prepare_options import PrepareOptions
 from manyheads.text.settings import IdSettings, VocabularySettings
 from manyheads.text.vocabularies import load_vocabulary
 from manyheads.text.word_vocabulary import SymbolVocabulary

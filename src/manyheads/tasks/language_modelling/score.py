@@ -9,8 +9,8 @@ from manyheads.data.progress import Progress, telling
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.distributed.sharded_lines import model_identity
+from manyheads.tasks.language_modelling.options import ScoreOptions
 from manyheads.tasks.report import LineWork, score_line
-from manyheads.tasks.text.options import ScoreOptions
 
 
 def score(options: ScoreOptions, show: Progress) -> LineWork[str]:

@@ -30,7 +30,7 @@ from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import known_sets, open_sets
 from manyheads.tasks.first_embeddings import begin_embeddings
 from manyheads.tasks.held_out import chosen_split
-from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.text.vocabulary import IdVocabulary
 from manyheads.training.record.report import Sample, ValidationReport
 from manyheads.training.run.objective import PlainObjective, Translate

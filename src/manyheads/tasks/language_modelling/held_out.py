@@ -18,7 +18,7 @@ from manyheads.evaluation.language_model import EnsembleReading
 from manyheads.evaluation.reading import Reading
 from manyheads.files.guarded import check_no_link
 from manyheads.tasks.held_out import chosen_split, own_data, run_section
-from manyheads.tasks.text.options import EvaluateOptions
+from manyheads.tasks.language_modelling.options import EvaluateOptions
 from manyheads.text.settings import VocabularySettings
 from manyheads.text.vocabulary import IdVocabulary, Vocabulary
 

@@ -10,8 +10,8 @@ import torch
 from manyheads.data.language.segments import SegmentBatch
 from manyheads.errors import ConfigError
 from manyheads.tasks.data_sets import vocabulary_size
-from manyheads.tasks.text.objective import begin_hashing
-from manyheads.tasks.text.settings import TextConfig
+from manyheads.tasks.language_modelling.objective import begin_hashing
+from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.training.plan.trial import LARGEST, Knob
 
 _VOCABULARY_SIZES = {"bytes": 257, "bpe": 8000}
