@@ -8,7 +8,7 @@ import pkgutil
 
 __all__ = ["preload"]
 
-PACKAGES = ("architectures", "data", "decoding", "distributed", "evaluation", "nn", "tasks", "text", "training")
+PACKAGES = ("data", "decoding", "distributed", "evaluation", "models", "nn", "tasks", "text", "training")
 
 
 def preload() -> None:

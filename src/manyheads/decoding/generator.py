@@ -85,7 +85,7 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
         """Load a generator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
         Several paths are an ensemble, which averages the models' probabilities of each token (see
-        `architectures.language_ensemble`). Their vocabularies must be equal. Settings are those of the first one.
+        `models.language_ensemble`). Their vocabularies must be equal. Settings are those of the first one.
 
         `revision` is a branch, tag or commit of a model on the hub.
         With `bf16` its linear layers are cast permanently (see `device.narrow`): the model cannot be trained or saved.

@@ -84,7 +84,7 @@ class TranslationModel(RunsModel[Searchable]):
         """Load a translator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
         Several paths are an ensemble, which averages the models' probabilities in each step (see
-        `architectures.ensemble`). Their tokenizers must be equal. Settings and shortlist are those of the first one.
+        `models.ensemble`). Their tokenizers must be equal. Settings and shortlist are those of the first one.
 
         `revision` is a branch, tag or commit of a model on the hub.
         With `bf16` its linear layers are cast permanently (see `device.narrow`): the model cannot be trained or saved.

@@ -46,7 +46,7 @@ class EnsembleReading(Reading):
 
 
 class _Scores(Protocol):
-    """A composite: `LanguageModel` or `LanguageEnsemble` in `architectures`."""
+    """A composite: `LanguageModel` or `LanguageEnsemble` in `models`."""
 
     config: Any
 

@@ -55,7 +55,7 @@ def test_fields_survive_a_copy() -> None:
 def test_settings_name_the_fields_of_their_errors() -> None:
     """Without them `config.build` could not find the line of a mistake, nor any mistake after the first."""
     source = Path(manyheads.__file__).parent
-    files = [*source.glob("architectures/*/config.py"), *source.rglob("*settings.py"), source / "evaluation/reading.py"]
+    files = [*source.glob("models/*/config.py"), *source.rglob("*settings.py"), source / "evaluation/reading.py"]
     seen = 0
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

@@ -19,7 +19,7 @@ from manyheads.config.merge import field_types
 from manyheads.decoding.settings import GenerationSettings, read_settings
 from manyheads.errors import ConfigError
 
-PACKAGES = ("architectures", "data", "decoding", "extras.serving", "text", "training")
+PACKAGES = ("data", "decoding", "extras.serving", "models", "text", "training")
 
 
 def tuple_fields() -> list[tuple[type, str, Any]]:

@@ -1,1 +1,1 @@
-"""Extra: language."""
+"""Whole texts: reading, preparing, and segments of them."""

@@ -1,1 +1,1 @@
-"""Extra: translation."""
+"""Sentence pairs: reading, cleaning, preparing, and batches of them."""

@@ -81,8 +81,8 @@ class TrainingStream:
         available: number of pairs in the corpus, if the store contains fewer; only for the report.
         mix: number of pairs and share of each data set in the store, one after the other, by name; empty: all pairs
             are one data set, and an epoch contains each of them once.
-        dropout: segments the pairs of each epoch anew (`data.translation.bpe_dropout`); the lengths of an epoch's plan are those of
-            its segmentations. Which pairs are too long depends on the usual segmentation. None: the ids of the store.
+        dropout: segments the pairs of each epoch anew (`bpe_dropout`); the lengths of an epoch's plan are those of its
+            segmentations. Which pairs are too long depends on the usual segmentation. None: the ids of the store.
 
     Raises: DataError: no pair is left, or a pair is too long and the policy is `fail`.
     """

@@ -31,7 +31,7 @@ _JOINED = 4096
 class Reformer(nn.Module):
     """Token ids to hidden states of width 2 d_model, both streams side by side.
 
-    The head that turns hidden states into words is not part of it (see `architectures.language_model`).
+    The head that turns hidden states into words is not part of it (see `models.language_model`).
 
     Args: config: sizes and choices; the vocabulary size must be set.
     Raises: ConfigError: the vocabulary size is missing.

@@ -158,7 +158,7 @@ class ReformerTranslator(nn.Module):
 
     Both stacks start with the embedding in both streams and end with the norm of the streams' mean. If a hash seed is
     needed, training draws it from torch's generator, as dropout does, and evaluation uses the config's. The head that
-    predicts words is separate (see `architectures.seq2seq`).
+    predicts words is separate (see `models.seq2seq`).
 
     Args: config: sizes and options; both vocabulary sizes must be set.
     Raises: ConfigError: a vocabulary size is missing.

@@ -94,7 +94,7 @@ class Decoder(nn.Module):
 class Transformer(nn.Module):
     """Source ids to encoder states, target ids and encoder states to decoder states.
 
-    The head that turns decoder states into words is not part of it (see `architectures.seq2seq`).
+    The head that turns decoder states into words is not part of it (see `models.seq2seq`).
 
     Args: config: sizes and choices; both vocabulary sizes must be set.
     Raises: ConfigError: a vocabulary size is missing.

@@ -29,7 +29,7 @@ from manyheads.nn.shapes import Float, Int
 class TransformerXL(nn.Module):
     """Segments of token ids and a memory of what came before to hidden states and the memory for the next segment.
 
-    The head that turns hidden states into words is not part of it (see `architectures.language_model`).
+    The head that turns hidden states into words is not part of it (see `models.language_model`).
 
     `hidden_states` is the model of the paper. Two other ways compute the same for generation: `prepare_step` and
     `compute_step`, with stored keys and values; and `_read_again`, for models with absolute positions that were trained

@@ -190,7 +190,7 @@ class Planner:
 def _probe_lengths(length: int, degree: int) -> tuple[int, ...]:
     """Return lengths of steps from which the memory at a length can be extrapolated.
 
-    Args: degree: of the polynomial (see `architectures.protocols.ModelConfig.memory_degree`).
+    Args: degree: of the polynomial (see `models.protocols.ModelConfig.memory_degree`).
     """
     if length <= LONGEST_PROBE:
         return (length,)
