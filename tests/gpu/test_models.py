@@ -160,14 +160,14 @@ def test_a_compiled_step_of_a_search_equals_the_eager_one(name: str, device: tor
     model = MODELS[name]().eval().to(device)
     backend = "inductor" if device.type == "cuda" else "aot_eager"
     torch._dynamo.reset()
-    compiled = torch.compile(model.compute, backend=backend, dynamic=True)
+    compiled = torch.compile(model.compute_step, backend=backend, dynamic=True)
     with torch.no_grad():
         said = []
-        for compute in (model.compute, compiled):
+        for compute in (model.compute_step, compiled):
             torch.manual_seed(2)
             state, answers = start(name, model, device), []
             for number in range(5):
-                step, state = model.plan(torch.full((3, 1), 2 + number, device=device), state)
+                step, state = model.prepare_step(torch.full((3, 1), 2 + number, device=device), state)
                 answers.append(compute(step).clone())
             said.append(torch.stack(answers))
     torch._dynamo.reset()

@@ -126,7 +126,7 @@ ASKING = {
     "manyheads.distributed.process": "the GPU of this rank",
     "manyheads.distributed.group": "tensors of NCCL are on GPUs",
     "manyheads.nn.kernels.loss": "autocast",
-    "manyheads.nn.kernels.recomputation": "autocast, and the random generators of GPUs",
+    "manyheads.nn.kernels.reversible": "autocast, and the random generators of GPUs",
     "manyheads.nn.kernels.precision": "measures larger products on a GPU",
     "manyheads.nn.kernels.linear": "autocast",
     "manyheads.training.run.arithmetic": "records the device's name",

@@ -20,7 +20,7 @@ from manyheads.architectures.protocols import Output, Searchable
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.data.batch import PairBatch
 from manyheads.errors import ConfigError
-from manyheads.nn.attention.state import register_state
+from manyheads.nn.pytrees import register_state
 from manyheads.nn.shapes import Float, Int
 
 
@@ -60,8 +60,8 @@ class EnsembleState:
 
 
 @dataclass(frozen=True)
-class PlannedSteps:
-    """A step of each model; see `protocols.PlannedStep`."""
+class PreparedSteps:
+    """A step of each model; see `protocols.PreparedStep`."""
 
     each: tuple[Any, ...]
 
@@ -73,8 +73,8 @@ class PlannedSteps:
     def kind(self) -> tuple[object, ...]:
         return tuple(step.kind for step in self.each)
 
-    def for_compiler(self) -> PlannedSteps:
-        return PlannedSteps(tuple(step.for_compiler() for step in self.each))
+    def for_compiler(self) -> PreparedSteps:
+        return PreparedSteps(tuple(step.for_compiler() for step in self.each))
 
 
 def shortest_limit(models: Iterable[Any]) -> int | None:
@@ -82,21 +82,21 @@ def shortest_limit(models: Iterable[Any]) -> int | None:
     return min((model.max_len for model in models if model.max_len is not None), default=None)
 
 
-class PlansForAll:
-    """`protocols.PlansSteps` of `models`, if all of them plan their steps."""
+class PreparesForAll:
+    """`protocols.PreparesSteps` of `models`, if all of them prepare their steps."""
 
     models: Any
 
     @property
-    def plans_steps(self) -> bool:
-        return all(model.plans_steps for model in self.models)
+    def prepares_steps(self) -> bool:
+        return all(model.prepares_steps for model in self.models)
 
-    def plan(self, tokens: Tensor, state: EnsembleState) -> tuple[PlannedSteps, EnsembleState]:
-        each = [model.plan(tokens, one) for model, one in zip(self.models, state.each, strict=True)]
-        return PlannedSteps(tuple(step for step, _ in each)), EnsembleState(tuple(after for _, after in each))
+    def prepare_step(self, tokens: Tensor, state: EnsembleState) -> tuple[PreparedSteps, EnsembleState]:
+        each = [model.prepare_step(tokens, one) for model, one in zip(self.models, state.each, strict=True)]
+        return PreparedSteps(tuple(step for step, _ in each)), EnsembleState(tuple(after for _, after in each))
 
-    def compute(self, step: PlannedSteps, logits: bool = False) -> Tensor:
-        found = [model.compute(one, logits) for model, one in zip(self.models, step.each, strict=True)]
+    def compute_step(self, step: PreparedSteps, logits: bool = False) -> Tensor:
+        found = [model.compute_step(one, logits) for model, one in zip(self.models, step.each, strict=True)]
         return mean_scores(found, logits)
 
 
@@ -128,13 +128,13 @@ class RestrictedEnsemble(_Averaging):
         self.models = models
 
 
-class Ensemble(_Averaging, PlansForAll, nn.Module):
+class Ensemble(_Averaging, PreparesForAll, nn.Module):
     """Encoder-decoders of one vocabulary as one `protocols.Searchable`.
 
         model = Ensemble([manyheads.load("runs/a"), manyheads.load("runs/b")])
         log_probs, state = model.step(tokens, model.start(source, source_lengths))
 
-    It is also `Scorable`, `Restrictable` and, if all models plan their steps, `PlansSteps`. The architectures may
+    It is also `Scorable`, `Restrictable` and, if all models prepare their steps, `PreparesSteps`. The architectures may
     differ. `Translator.from_pretrained([a, b])` also compares the tokenizers.
 
     Args: models: at least one; the same model twice counts twice.

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from manyheads.architectures.ensemble import EnsembleState, PlansForAll, mean_log_probs, mean_scores, shortest_limit
+from manyheads.architectures.ensemble import EnsembleState, PreparesForAll, mean_log_probs, mean_scores, shortest_limit
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.protocols import Output
 from manyheads.data.batch import SegmentBatch
@@ -38,14 +38,14 @@ class LanguageEnsembleConfig:
         return int(self.each[0].vocab_size)
 
 
-class LanguageEnsemble(PlansForAll, nn.Module):
+class LanguageEnsemble(PreparesForAll, nn.Module):
     """Language models of one vocabulary as one, for generation, scoring and evaluation; not for training.
 
         model = LanguageEnsemble([manyheads.load("runs/a"), manyheads.load("runs/b")])
         log_probs, state = model.step(prompts, model.start(lanes))
 
-    It has `start`, `step`, `read`, `token_losses` and so on like a `LanguageModel`, and plans steps if all models do.
-    Architectures and sizes may differ. `Generator.from_pretrained([a, b])` also compares the vocabularies.
+    It has `start`, `step`, `read`, `token_losses` and so on like a `LanguageModel`, and prepares steps if all models
+    do. Architectures and sizes may differ. `Generator.from_pretrained([a, b])` also compares the vocabularies.
 
     Args: models: at least one; the same model twice counts twice.
 

@@ -171,15 +171,15 @@ class LanguageModel(nn.Module):
         return token_scores(self.head, hidden[rows, (lengths - 1).clamp(min=0)], logits), state
 
     @property
-    def plans_steps(self) -> bool:
-        """See `protocols.PlansSteps`: not the Reformer, whose hashing depends on numbers."""
-        return bool(getattr(self.body, "plans_steps", False))
+    def prepares_steps(self) -> bool:
+        """See `protocols.PreparesSteps`: not the Reformer, whose hashing depends on numbers."""
+        return bool(getattr(self.body, "prepares_steps", False))
 
-    def plan(self, tokens: Int[Tensor, "rows new_len"], state: Any) -> tuple[Any, Any]:
-        return cast(tuple[Any, Any], self.body.plan(tokens, state))  # type: ignore[attr-defined]
+    def prepare_step(self, tokens: Int[Tensor, "rows new_len"], state: Any) -> tuple[Any, Any]:
+        return cast(tuple[Any, Any], self.body.prepare_step(tokens, state))  # type: ignore[attr-defined]
 
-    def compute(self, step: Any, logits: bool = False) -> Float[Tensor, "rows vocab_size"]:
-        return token_scores(self.head, self.body.compute(step)[:, -1], logits)  # type: ignore[attr-defined]
+    def compute_step(self, step: Any, logits: bool = False) -> Float[Tensor, "rows vocab_size"]:
+        return token_scores(self.head, self.body.compute_step(step)[:, -1], logits)  # type: ignore[attr-defined]
 
     def _read(self, batch: SegmentBatch, state: Any) -> tuple[Tensor, Any]:
         # Not every body has these, so they are given only where they are set.

@@ -165,7 +165,7 @@ class Searchable(Protocol):
         """
 
 
-class PlannedStep(Protocol):
+class PreparedStep(Protocol):
     """A step whose decisions are all made; the rest can be compiled."""
 
     @property
@@ -183,20 +183,20 @@ class PlannedStep(Protocol):
 
 
 @runtime_checkable
-class PlansSteps(Protocol):
-    """A searchable model whose step is `compute(plan(tokens, state))`."""
+class PreparesSteps(Protocol):
+    """A searchable model whose step is `compute_step(prepare_step(tokens, state))`."""
 
     @property
-    def plans_steps(self) -> bool:
+    def prepares_steps(self) -> bool:
         """Whether this model has such steps."""
 
-    def plan(self, tokens: Tensor, state: Any) -> tuple[Any, Any]:
+    def prepare_step(self, tokens: Tensor, state: Any) -> tuple[Any, Any]:
         """Make all decisions of a step that depend on values: allocate space, and choose where each value is written.
 
-        Returns: a `PlannedStep`, and the next state. The given state is consumed.
+        Returns: a `PreparedStep`, and the next state. The given state is consumed.
         """
 
-    def compute(self, step: Any, logits: bool = False) -> Tensor:
+    def compute_step(self, step: Any, logits: bool = False) -> Tensor:
         """Compute the rest of the step and return log-probabilities or logits, (rows, vocab_size) in float32."""
 
 

@@ -96,15 +96,15 @@ class Seq2Seq(nn.Module):
         return RestrictedSeq2Seq(self, ids)
 
     @property
-    def plans_steps(self) -> bool:
-        """See `protocols.PlansSteps`: all but the Reformer, whose hashing depends on numbers."""
-        return hasattr(self.body, "plan")
+    def prepares_steps(self) -> bool:
+        """See `protocols.PreparesSteps`: all but the Reformer, whose hashing depends on numbers."""
+        return hasattr(self.body, "prepare_step")
 
-    def plan(self, tokens: Tensor, state: Any) -> tuple[Any, Any]:
-        return cast(tuple[Any, Any], self.body.plan(tokens, state))
+    def prepare_step(self, tokens: Tensor, state: Any) -> tuple[Any, Any]:
+        return cast(tuple[Any, Any], self.body.prepare_step(tokens, state))
 
-    def compute(self, step: Any, logits: bool = False) -> Tensor:
-        return token_scores(self.head, self.body.compute(step)[:, -1], logits)
+    def compute_step(self, step: Any, logits: bool = False) -> Tensor:
+        return token_scores(self.head, self.body.compute_step(step)[:, -1], logits)
 
 
 class RestrictedSeq2Seq:

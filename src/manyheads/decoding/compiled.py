@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.architectures.protocols import PlansSteps, Searchable
+from manyheads.architectures.protocols import PreparesSteps, Searchable
 from manyheads.errors import RequestError
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import RelativeAttention
@@ -58,7 +58,7 @@ class CompiledSteps:
     """
 
     def __init__(self, model: Searchable | LanguageModel) -> None:
-        if not (isinstance(model, PlansSteps) and isinstance(model, nn.Module) and model.plans_steps):
+        if not (isinstance(model, PreparesSteps) and isinstance(model, nn.Module) and model.prepares_steps):
             name = getattr(getattr(model, "config", None), "architecture", type(model).__name__)
             raise RequestError(
                 f"steps of this {name} cannot be compiled, because they depend on values; leave out --compile."
@@ -100,25 +100,25 @@ class CompiledSteps:
         if lengths is not None:
             scores, inner = self._model.step(tokens, state.inner, lengths, logits=logits)
             return scores, replace(state, inner=inner)
-        planned, inner = self._model.plan(tokens, state.inner)
+        prepared, inner = self._model.prepare_step(tokens, state.inner)
         after = replace(state, inner=inner)
         # A size of one needs a separate program, which does not pay for a batch that has shrunk to one sentence. The
         # program does not see hooks that come and go.
-        if not (planned.can_compile and (state.sentences > 1 or state.began_alone)) or any(self._hooks):
-            return self._model.compute(planned, logits), after
-        planned = planned.for_compiler()
-        kind = (planned.kind, logits)
+        if not (prepared.can_compile and (state.sentences > 1 or state.began_alone)) or any(self._hooks):
+            return self._model.compute_step(prepared, logits), after
+        prepared = prepared.for_compiler()
+        kind = (prepared.kind, logits)
         if kind in self._kinds:
-            return self._compute(planned, logits), after
+            return self._compute(prepared, logits), after
         with _compiling():
-            scores = self._compute(planned, logits)
+            scores = self._compute(prepared, logits)
         self._kinds.add(kind)
         return scores, after
 
 
-def _compiled(model: PlansSteps) -> Callable[[Any, bool], Tensor]:
-    def compute(planned: Any, logits: bool) -> Tensor:
-        return model.compute(planned, logits)
+def _compiled(model: PreparesSteps) -> Callable[[Any, bool], Tensor]:
+    def compute(prepared: Any, logits: bool) -> Tensor:
+        return model.compute_step(prepared, logits)
 
     # The compiler stores programs with the code object of a function. All functions made here would share it, and one
     # model would use the program of another, because guards on the model are removed.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Collection, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,8 +15,6 @@ from torch import Tensor
 from manyheads.architectures.language_ensemble import LanguageEnsemble
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.decoding.batching import padded
-from manyheads.decoding.continuation import Continuation, NewToken, TextSteps
-from manyheads.decoding.ending import Ending
 from manyheads.decoding.hypothesis import Stop, check_finite, check_stop
 from manyheads.decoding.model_runner import ModelRunner
 from manyheads.decoding.prefix_cache import PrefixCache
@@ -26,8 +25,110 @@ from manyheads.errors import RequestError
 from manyheads.seeding import derive_seed
 from manyheads.text.vocabulary import Vocabulary
 
+
+@dataclass(frozen=True)
+class Continuation:
+    """The continuation of a prompt.
+
+    text: without the stop text and without the prompt. ids: all generated tokens, including the end of a document or
+    of a stop text. log_probs: the model's log-probability of each token in nats, before temperature and penalties.
+    ended_by: `end` of a document, `stop` text, or `length` limit.
+    """
+
+    text: str
+    ids: list[int]
+    log_probs: list[float]
+    ended_by: Literal["end", "stop", "length"]
+
+
+@dataclass(frozen=True)
+class NewToken:
+    """A token that was just generated.
+
+    prompt, path: the row of the batch that it belongs to. text: the characters that can be shown now. id, log_prob: see
+    `Continuation`. top: the most probable (id, log-probability) at this position, best first, if asked for. ended: the
+    whole continuation, if this is its last token.
+    """
+
+    prompt: int
+    path: int
+    text: str
+    id: int
+    log_prob: float
+    top: list[tuple[int, float]] = field(default_factory=list)
+    ended: Continuation | None = None
+
+
+TextSteps = Generator[list[NewToken], Collection[int] | None, None]
+"""A generation, a step at a time: it yields the new tokens of each step, none while prompts are read.
+
+`send` takes prompts that are no longer needed: their rows are removed from the batch before the next step.
+"""
+
+
+class Ending:
+    """Receives the bytes of a continuation and stops it at a stop text.
+
+    Args: stops: texts that end the continuation; if several occur, the first in the text counts.
+
+    Attributes:
+        stopped: whether a stop text was found.
+        text: the text before it so far, without an incomplete character at the end.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop.encode("utf-8") for stop in stops]
+        self._held = b""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._parts: list[str] = []
+        self.stopped = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self._parts)
+
+    def add(self, more: bytes, *, may_stop: bool = True) -> str:
+        """Add bytes.
+
+        Args: may_stop: whether a stop text that ends in these bytes counts; it may have begun before them.
+
+        Returns: the text to show now, without incomplete characters and without a possible start of a stop text.
+        """
+        if self.stopped:
+            return ""
+        before = len(self._held)
+        self._held += more
+        begins = (self._held.find(stop, max(0, before - len(stop) + 1)) for stop in self._stops)
+        if may_stop and (places := [place for place in begins if place >= 0]):
+            self.stopped = True
+            return self._show(self._held[: min(places)], final=True)
+        kept = max((self._begun(stop) for stop in self._stops), default=0)
+        shown, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        return self._show(shown)
+
+    def finish(self) -> str:
+        """End the continuation. Returns: the remaining text; an incomplete character becomes U+FFFD."""
+        if self.stopped:
+            return ""
+        held, self._held = self._held, b""
+        return self._show(held, final=True)
+
+    def _begun(self, stop: bytes) -> int:
+        """Return how many of the last bytes are a prefix of `stop`."""
+        for length in range(min(len(stop) - 1, len(self._held)), 0, -1):
+            if self._held.endswith(stop[:length]):
+                return length
+        return 0
+
+    def _show(self, content: bytes, final: bool = False) -> str:
+        text = self._decoder.decode(content, final)
+        self._parts.append(text)
+        return text
+
+
 READ_AT_ONCE = 512
 """Tokens of a prompt that are read in one call."""
+
 _MEMORY_OF_NONE = 512
 
 

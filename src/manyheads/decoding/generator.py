@@ -13,9 +13,8 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import save_pretrained, unmixed
 from manyheads.config.build import build
 from manyheads.decoding.batching import cut_batches, map_batches
-from manyheads.decoding.continuation import Continuation, TextSteps
 from manyheads.decoding.device import Precision, choose_device, choose_precision
-from manyheads.decoding.generation import Generation, token_limit
+from manyheads.decoding.generation import Continuation, Generation, TextSteps, token_limit
 from manyheads.decoding.hypothesis import Stop
 from manyheads.decoding.language_folders import load_language_models
 from manyheads.decoding.model_runner import ModelRunner, RunsModel

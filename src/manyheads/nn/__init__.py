@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from manyheads.nn.attention.cache import KeyValueCache
     from manyheads.nn.attention.local import LocalSelfAttention
     from manyheads.nn.attention.lsh import LSHSelfAttention
     from manyheads.nn.attention.lsh_settings import LSHSettings
@@ -25,15 +26,13 @@ if TYPE_CHECKING:
     from manyheads.nn.attention.relative import LearnedRelativeAttention as LearnedRelativeMultiHeadAttention
     from manyheads.nn.attention.relative import RelativeAttention as RelativeMultiHeadAttention
     from manyheads.nn.attention.scores import AdditiveAttention, AdditiveScore, DotProductAttention
-    from manyheads.nn.attention.state import KeyValueState
     from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention
     from manyheads.nn.heads.adaptive import AdaptiveEmbedding
     from manyheads.nn.heads.adaptive import AdaptiveHead as AdaptiveLogSoftmax
     from manyheads.nn.heads.linear import LinearHead
-    from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights
+    from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights, masked_softmax
     from manyheads.nn.kernels.policy import fast
     from manyheads.nn.kernels.relative import relative_shift
-    from manyheads.nn.kernels.softmax import masked_softmax
     from manyheads.nn.layers import FeedForward, Residual
     from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions, sinusoidal_table
     from manyheads.nn.reversible_sequence import ReversibleSequence
@@ -50,7 +49,7 @@ _LAZY = {
     "DotProductAttention": "attention.scores",
     "FeedForward": "layers",
     "KeyPadding": "attention.masks",
-    "KeyValueState": "attention.state",
+    "KeyValueCache": "attention.cache",
     "LSHSelfAttention": "attention.lsh",
     "LSHSettings": "attention.lsh_settings",
     "LearnedPositions": "positions",
@@ -69,7 +68,7 @@ _LAZY = {
     "dot_product_attention": "kernels.attention",
     "dot_product_weights": "kernels.attention",
     "fast": "kernels.policy",
-    "masked_softmax": "kernels.softmax",
+    "masked_softmax": "kernels.attention",
     "merge_heads": "attention.multi_head",
     "observe": "attention.observing",
     "relative_shift": "kernels.relative",
@@ -90,7 +89,7 @@ __all__ = [
     "DotProductAttention",
     "FeedForward",
     "KeyPadding",
-    "KeyValueState",
+    "KeyValueCache",
     "LSHSelfAttention",
     "LSHSettings",
     "LearnedPositions",

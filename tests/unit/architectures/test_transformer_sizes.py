@@ -77,7 +77,7 @@ def test_attention_scales_by_the_width_of_keys() -> None:
     scores = (q @ k.transpose(-1, -2)) / 3**0.5
     scores = scores.masked_fill(~torch.ones(6, 6, dtype=torch.bool).tril(), -torch.inf)
     torch.testing.assert_close(weights, scores.softmax(-1))
-    state = attention.empty_state(2, like=x)
+    state = attention.empty_cache(2, like=x)
     steps = []
     for token in x.split(2, dim=1):
         step, state = attention(token, mask=Causal(), state=state)

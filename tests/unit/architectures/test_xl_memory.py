@@ -11,17 +11,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
-from manyheads.architectures.transformer_xl.state import KeyValues, LayerInputs, XLState
+from manyheads.architectures.transformer_xl.state import LayerInputs, XLState
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.errors import ConfigError
+from manyheads.nn.attention.cache import KeyValueCache
 
 torch.set_num_threads(1)
 
 
 def empty(lanes: int, num_layers: int, **attending: int) -> XLState:
     """A memory of layers' inputs without positions."""
-    memory = LayerInputs((torch.zeros(lanes, 0, 2),) * num_layers)
-    return XLState(torch.zeros(lanes, dtype=torch.int64), memory, Attending(**attending))  # type: ignore[arg-type]
+    memory = LayerInputs((torch.zeros(lanes, 0, 2),) * num_layers, torch.zeros(lanes, dtype=torch.int64))
+    return XLState(memory, Attending(**attending))  # type: ignore[arg-type]
 
 
 def layers_of(state: XLState) -> tuple[Tensor, ...]:
@@ -127,28 +128,25 @@ def test_a_token_costs_the_same_however_many_were_read() -> None:
             costs.append(count.numbers)
     assert state.columns == memory_len
     assert state.memory.keys[0].shape[2] <= 2 * (memory_len + 1)
-    assert state.memory.reach <= memory_len + 3  # two more than are needed, see `XLStep`
+    assert state.reach <= memory_len + 3  # two more than are needed, see `XLStep`
     assert max(costs[2:]) == min(costs[2:])
 
 
-def keys_of(state: XLState) -> KeyValues:
-    assert isinstance(state.memory, KeyValues)
+def keys_of(state: XLState) -> KeyValueCache:
+    assert isinstance(state.memory, KeyValueCache)
     return state.memory
 
 
 def write(state: XLState, keys: Tensor, values: Tensor) -> XLState:
-    """The state after a step in which `XLStep.write` wrote these in the first layer."""
-    memory = keys_of(state).with_room(keys.shape[2], torch.float32)
-    new = slice(int(memory.last), int(memory.last) + keys.shape[2])
-    memory.keys[0][:, :, new] = keys
-    memory.values[0][:, :, new] = values
+    """The state before it counts these keys and values, which were written."""
+    (step,), memory = keys_of(state).prepare(keys.shape[2], keep=state.attending.memory_len)
+    step.write(keys, values)
     return replace(state, memory=memory)
 
 
 def test_appending_copies_a_position_a_constant_number_of_times() -> None:
     """Also while the memory grows without bound: doubling, not one more each time."""
-    memory = KeyValues.zeros(1, (1,), 1, 0, torch.zeros(1))
-    state = XLState(torch.zeros(1, dtype=torch.int64), memory, Attending(memory_len=10**9))
+    state = XLState(KeyValueCache.empty(1, 1, 1, torch.zeros(1)), Attending(memory_len=10**9))
     with Count() as count:
         for _ in range(1000):
             state = write(state, torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1)).after(1, None)
@@ -157,16 +155,15 @@ def test_appending_copies_a_position_a_constant_number_of_times() -> None:
 
 
 def test_keys_of_unlike_lanes_are_aligned_and_roll() -> None:
-    memory = KeyValues.zeros(2, (1,), 2, 0, torch.zeros(1))
-    state = XLState(torch.zeros(2, dtype=torch.int64), memory, Attending(memory_len=3))
+    state = XLState(KeyValueCache.empty(2, 1, 2, torch.zeros(1)), Attending(memory_len=3))
     for first, lengths in ((0, [2, 1]), (10, [0, 2]), (20, [1, 0]), (30, [2, 2])):
         new = numbered(2, first, 2)[:, None]
         state = write(state, new, -new).after(2, torch.tensor(lengths))
     assert state.lengths.tolist() == [3, 3]
     memory = keys_of(state)
-    window = slice(int(memory.first), int(memory.last))
-    assert memory.keys[0][:, 0, window, 0].tolist() == [[20, 30, 31], [11, 30, 31]]
-    assert torch.equal(memory.values[0][:, :, window], -memory.keys[0][:, :, window])
+    keys, values = memory.filled()
+    assert keys[:, 0, :, 0].tolist() == [[20, 30, 31], [11, 30, 31]]
+    assert torch.equal(values, -keys)
 
 
 @pytest.mark.parametrize("same_length", [False, True])

@@ -47,15 +47,16 @@ def test_a_step_for_a_compiler(kind: str, lengths: list[int], precision: Any) ->
         for step in range(begun, 40):
             now = tokens[:, step : step + 1]
             expected, state = model.step(now, state)
-            planned, other = model.plan(now, other)
-            planned = planned.for_compiler()
-            assert isinstance(planned, XLStep)
-            assert planned.can_compile
-            assert len(planned.seen) == len(now)
-            assert min(planned.first, planned.last) > 1
-            assert min(buffer.shape[2] for buffer in (*planned.memory.keys, *planned.memory.values)) > planned.last + 1
-            assert min(one.shape[1] for one in planned.memory.positions) > planned.seen.shape[3] + 1
-            torch.testing.assert_close(model.compute(planned), expected, atol=1e-5, rtol=1e-5)
+            prepared, other = model.prepare_step(now, other)
+            prepared = prepared.for_compiler()
+            assert isinstance(prepared, XLStep)
+            assert prepared.can_compile
+            assert len(prepared.seen) == len(now)
+            for layer in prepared.layers:
+                assert min(layer.slots.first, layer.slots.start) > 1
+                assert min(buffer.shape[2] for buffer in (layer.key, layer.value)) > layer.slots.end + 1
+            assert min(one.shape[1] for one in prepared.positions) > prepared.seen.shape[3] + 1
+            torch.testing.assert_close(model.compute_step(prepared), expected, atol=1e-5, rtol=1e-5)
             assert other.columns == state.columns
             assert torch.equal(other.lengths, state.lengths)
             if step == 20 and len(lengths) > 1:
@@ -72,7 +73,7 @@ def test_steps_that_are_not_compiled() -> None:
             state = model.start(1, **options)
             if read:
                 _, state = model.step(torch.tensor([read]), state)
-            return bool(model.plan(torch.tensor([tokens]), state)[0].can_compile)
+            return bool(model.prepare_step(torch.tensor([tokens]), state)[0].can_compile)
 
         assert not can_compile([3], [])
         assert not can_compile([3], [3])
@@ -89,4 +90,4 @@ def test_steps_that_are_not_compiled() -> None:
     [({}, True), ({"attention": "absolute"}, False), ({"cutoffs": (10, 20), "div_value": 2}, False)],
 )
 def test_which_models_can(changes: dict[str, Any], can: bool) -> None:
-    assert model_of(**changes).plans_steps is can
+    assert model_of(**changes).prepares_steps is can

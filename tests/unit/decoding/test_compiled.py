@@ -343,13 +343,13 @@ def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.unhooked
 @pytest.mark.compiles
 def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    compute = Seq2Seq.compute
+    compute = Seq2Seq.compute_step
 
-    def fails(self: Seq2Seq, planned: Any, logits: bool) -> Tensor:
+    def fails(self: Seq2Seq, prepared: Any, logits: bool) -> Tensor:
         torch._dynamo.graph_break()  # does nothing where nothing is compiled
-        return compute(self, planned)
+        return compute(self, prepared)
 
-    monkeypatch.setattr(Seq2Seq, "compute", fails)
+    monkeypatch.setattr(Seq2Seq, "compute_step", fails)
     with pytest.raises(RequestError, match=r"could not compile the model's step: .*\. Leave out --compile"):
         found(CompiledSteps(model_of()), [5, 5], num_beams=1)
 
@@ -358,7 +358,7 @@ def test_guards_of_what_is_given_are_kept() -> None:
     from types import SimpleNamespace as Guard
 
     guards = [
-        Guard(is_global=False, name="planned.x"),
+        Guard(is_global=False, name="prepared.x"),
         Guard(is_global=False, name=""),
         Guard(is_global=True, name="G['model']"),
         Guard(is_global=False, name="model._modules['body']"),

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from manyheads.architectures.ensemble import Ensemble, mean_log_probs
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.protocols import PlansSteps, Restrictable, Scorable, Searchable
+from manyheads.architectures.protocols import PreparesSteps, Restrictable, Scorable, Searchable
 from manyheads.architectures.seq2seq import Seq2Seq
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.data.batch import PairBatch
@@ -135,10 +135,10 @@ def test_the_mean_is_exact_where_values_are_equal_or_infinite() -> None:
 
 def test_what_it_is_and_its_limit() -> None:
     plain = Ensemble([model_of(), model_of(seed=1)])
-    for protocol in (Searchable, Scorable, Restrictable, PlansSteps):
+    for protocol in (Searchable, Scorable, Restrictable, PreparesSteps):
         assert isinstance(plain, protocol)
-    assert plain.plans_steps
-    assert not Ensemble(three_unlike()).plans_steps
+    assert plain.prepares_steps
+    assert not Ensemble(three_unlike()).prepares_steps
     assert plain.max_len is None
     learned = [model_of(positions="learned", max_len=count) for count in (30, 20)]
     assert Ensemble([model_of(), *learned]).max_len == 20

@@ -12,7 +12,7 @@ import torch
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
-from manyheads.decoding.ending import Ending
+from manyheads.decoding.generation import Ending
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.repetition import Repetition

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from manyheads.architectures.language_ensemble import NO_MEMORY, LanguageEnsemble
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import save_pretrained
-from manyheads.architectures.protocols import PlansSteps
+from manyheads.architectures.protocols import PreparesSteps
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
@@ -222,12 +222,12 @@ def test_a_model_twice_is_the_model(make: Any, dtype: torch.dtype) -> None:
 
 def test_what_it_is_and_its_limits() -> None:
     plain = LanguageEnsemble([model_of(), model_of(seed=1)])
-    assert isinstance(plain, PlansSteps)
-    assert plain.plans_steps
+    assert isinstance(plain, PreparesSteps)
+    assert plain.prepares_steps
     assert plain.max_len is None
     mixed = LanguageEnsemble([model_of(), reformer_of(), reformer_of(max_len=32)])
     assert mixed.max_len == 32
-    assert not mixed.plans_steps
+    assert not mixed.prepares_steps
     assert (mixed.config.vocab_size, mixed.config.architecture) == (256, "ensemble")
     assert Generator(mixed, ByteVocabulary(), device="cpu").most_new_tokens(30, GenerationSettings()) == 3
     with pytest.raises(ConfigError, match="at least one model"):

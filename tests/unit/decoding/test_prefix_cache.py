@@ -12,8 +12,7 @@ from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.reformer.config import ReformerConfig
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
-from manyheads.decoding.continuation import Continuation
-from manyheads.decoding.generation import READ_AT_ONCE
+from manyheads.decoding.generation import READ_AT_ONCE, Continuation
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.text.vocabulary import ByteVocabulary

@@ -12,7 +12,7 @@ from manyheads.nn.attention.masks import Mask, dense_mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.naive import naive_additive_attention, naive_dot_product_attention
 from manyheads.nn.attention.scores import AdditiveAttention, AdditiveScore, DotProductAttention
-from manyheads.nn.kernels.softmax import masked_softmax
+from manyheads.nn.kernels.attention import masked_softmax
 
 B, H, D = 2, 2, 4
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.flop_counter import FlopCounterMode
 
-from manyheads.nn import Causal, KeyValueState, MultiHeadAttention, TorchMultiheadAttention
+from manyheads.nn import Causal, KeyValueCache, MultiHeadAttention, TorchMultiheadAttention
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.lsh_settings import LSHSettings
@@ -41,7 +41,7 @@ def across(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def stepwise(module: nn.Module, x: Tensor) -> Tensor:
-    state = KeyValueState.empty(rows=len(x), num_heads=2, head_dim=4, like=x)
+    state = KeyValueCache.empty(rows=len(x), num_heads=2, head_dim=4, like=x)
     out: Tensor = module(x, mask=Causal(), state=state)[0]
     return out
 

@@ -13,8 +13,7 @@ from manyheads.nn import DotProductAttention
 from manyheads.nn.attention.masks import Bias, Causal, Lengths, Mask, dense_bias, dense_mask
 from manyheads.nn.attention.naive import naive_dot_product_attention
 from manyheads.nn.kernels import attention, policy
-from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights
-from manyheads.nn.kernels.softmax import masked_softmax
+from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights, masked_softmax
 
 B, H, D, E = 2, 3, 4, 5
 MakeMask = Callable[[int, int, int], Mask | None]

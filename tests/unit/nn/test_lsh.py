@@ -271,21 +271,21 @@ def test_steps_of_ragged_rows_and_reordered_caches() -> None:
     out, branch = module.step(following[:, 2:], branch, counts)
     for row, count in enumerate(counts.tolist()):
         torch.testing.assert_close(out[row, :count], wanted[row, 2 : 2 + count])
-    assert branch.lengths.tolist() == [12, 13, 15]
+    assert branch.past.row_lengths().tolist() == [12, 13, 15]
     assert all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(branch))
 
 
 def test_a_cache_that_is_reset_does_not_grow() -> None:
-    """Row 1 begins again and again, then both rows: as large as for one sequence, and the same outputs."""
+    """Row 1 begins again and again, then both rows: the buffers stay as large as after two turns, and the outputs the same."""
     module, x = attention(), torch.randn(2, 27, 12, dtype=torch.float64)
     cache, sizes = module.start(2, seed=4), []
-    for turn in range(4):
+    for turn in range(8):
         out, cache = module.step(x[:, :9], cache, torch.tensor([9 if turn == 0 else 0, 9]))
         torch.testing.assert_close(out[1], module(x[1:, :9], seed=4)[0])
         cache = cache.reset(torch.tensor([False, True]))
-        assert int(cache.longest) == 9
-        sizes.append(cache.keys.shape[2])
-    assert sizes[1:] == [sizes[1]] * 3
+        assert int(cache.past.length) == 9
+        sizes.append(cache.past.keys[0].shape[2])
+    assert sizes[2:] == [sizes[2]] * 6
     cache = cache.reset(torch.tensor([True, True]))
     assert cache.is_empty
     torch.testing.assert_close(module.step(x, cache)[0], module(x, seed=4))

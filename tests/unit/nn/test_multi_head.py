@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ConfigError, ShapeError
+from manyheads.nn.attention.cache import KeyValueCache
 from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, dense_mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads, split_heads
 from manyheads.nn.attention.naive import naive_dot_product_attention
 from manyheads.nn.attention.observing import observe
-from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.kernels import policy
 
 B, L, W, H = 2, 5, 12, 3
@@ -112,7 +112,7 @@ def test_a_cache_changes_nothing(path: str, steps: list[int], lengths: list[int]
     x = torch.randn(B, L, W)
     mask: Mask = Causal() if lengths is None else Causal() & Lengths(torch.tensor(lengths))
     whole, _ = layer(x, mask=mask)
-    state = KeyValueState.empty(B, H, W // H, like=x)
+    state = KeyValueCache.empty(B, H, W // H, like=x)
     parts = []
     with torch.no_grad():
         for part in x.split(steps, dim=1):
@@ -264,7 +264,7 @@ def test_one_sequence_without_a_batch(cross: bool) -> None:
     torch.testing.assert_close(out, whole[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(weights, all_weights[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(layer(x[1], one, mask=None if cross else Causal())[0], whole[1], atol=1e-5, rtol=1e-5)
-    empty = KeyValueState.empty(1, H, W // H, like=x)
+    empty = KeyValueCache.empty(1, H, W // H, like=x)
     out, state = layer(x[1], mask=Causal(), state=empty)
     assert out.shape == (L, W)
     assert int(state.length) == L

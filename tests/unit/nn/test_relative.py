@@ -15,7 +15,7 @@ from manyheads.nn.attention.multi_head import merge_heads
 from manyheads.nn.attention.naive import naive_relative_attention
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
-from manyheads.nn.kernels import policy, relative_tiles
+from manyheads.nn.kernels import policy, relative
 from manyheads.nn.kernels.relative import relative_attention, relative_shift, relative_weights
 from manyheads.nn.positions import sinusoidal_table
 
@@ -176,9 +176,9 @@ def test_the_shift_is_a_lookup() -> None:
 def test_the_view_is_the_shift_and_has_its_transpose(q_len: int, k_len: int) -> None:
     x = torch.randn(2, 3, q_len, k_len)  # heads, lanes
     past = torch.ones(q_len, k_len).tril(k_len - q_len)
-    assert torch.equal(relative_tiles._shifted(x) * past, relative_shift(x).transpose(0, 1) * past)
+    assert torch.equal(relative._shifted(x) * past, relative_shift(x).transpose(0, 1) * past)
     y = torch.randn(3, 2, q_len, k_len) * past
-    assert ((relative_tiles._shifted(x) * y).sum() - (x * relative_tiles._unshifted(y)).sum()).abs() < 1e-4
+    assert ((relative._shifted(x) * y).sum() - (x * relative._unshifted(y)).sum()).abs() < 1e-4
 
 
 def test_dropout_is_on_the_weights_and_replayed_in_the_backward_pass(tiles: Tiles) -> None:

@@ -19,7 +19,7 @@ from manyheads.extras.inspect.heads.scores import masked_heads, masks_without
 from manyheads.extras.peers.kimiyoung_transformer_xl import OfficialTransformerXL
 from manyheads.extras.peers.marian import Marian
 from manyheads.extras.peers.transfo_xl import TransfoXL
-from manyheads.nn import Causal, KeyValueState, Lengths, MultiHeadAttention
+from manyheads.nn import Causal, KeyValueCache, Lengths, MultiHeadAttention
 from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.attention.relative_bias import RelativeBias, local_slopes
 
@@ -87,7 +87,7 @@ def test_weights_and_gradients_are_those_of_the_open_way(monkeypatch: pytest.Mon
 def test_token_by_token_is_the_same_as_all_at_once() -> None:
     module, x = attention(causal=True).eval(), torch.randn(2, 9, 16, dtype=torch.float64)
     whole = module(x, mask=Causal())[0]
-    state = KeyValueState.empty(2, 4, 4, like=x)
+    state = KeyValueCache.empty(2, 4, 4, like=x)
     for position, token in enumerate(x.split(1, dim=1)):
         step, state = module(token, mask=Causal(), state=state)
         torch.testing.assert_close(step, whole[:, position : position + 1], rtol=0, atol=1e-12)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from manyheads.nn.chunking import chunk_slices, in_chunks
-from manyheads.nn.kernels.recomputation import recomputed
-from manyheads.nn.kernels.reversible import through_sublayers
+from manyheads.nn.kernels.reversible import recomputed, through_sublayers
 from manyheads.nn.layers import Dropout, FeedForward
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from manyheads.errors import ConfigError
-from manyheads.nn.kernels.softmax import masked_softmax
+from manyheads.nn.kernels.attention import masked_softmax
 
 
 def test_among_allowed_keys_it_is_the_softmax_of_those() -> None:

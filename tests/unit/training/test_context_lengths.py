@@ -222,7 +222,7 @@ def recent(state: XLState, columns: int) -> XLState:
     assert isinstance(state.memory, LayerInputs)
     layers = tuple(layer[:, max(0, layer.shape[1] - columns) :].clone() for layer in state.memory.layers)
     attending = replace(state.attending, memory_len=columns)
-    return XLState(state.lengths.clamp(max=columns), LayerInputs(layers), attending)
+    return XLState(LayerInputs(layers, state.lengths.clamp(max=columns)), attending)
 
 
 def test_a_memory_of_keys_and_values_is_attended_to_as_a_whole() -> None:

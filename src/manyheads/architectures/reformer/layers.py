@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 
 from manyheads.architectures.reformer.config import LayerKind, ReformerConfig, ReformerSeq2SeqConfig
-from manyheads.nn.attention.local import LocalCache, LocalSelfAttention
+from manyheads.nn.attention.cache import KeyValueCache
+from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.lsh_cache import LSHCache
 from manyheads.nn.kernels.linear import low_precision
@@ -91,7 +92,7 @@ class AttentionSublayer(nn.Module):
         )
         return self.dropout(out), kept
 
-    def start(self, rows: int, call: Call) -> LSHCache | LocalCache:
+    def start(self, rows: int, call: Call) -> LSHCache | KeyValueCache:
         """Return an empty cache; see the kinds' `start`."""
         if isinstance(self.self_attn, LocalSelfAttention):
             return self.self_attn.start(rows)
@@ -105,9 +106,9 @@ class AttentionSublayer(nn.Module):
     def step(
         self,
         x: Float[Tensor, "rows new_len d_model"],
-        cache: LSHCache | LocalCache,
+        cache: LSHCache | KeyValueCache,
         lengths: Tensor | None,
-    ) -> tuple[Float[Tensor, "rows new_len d_model"], LSHCache | LocalCache]:
+    ) -> tuple[Float[Tensor, "rows new_len d_model"], LSHCache | KeyValueCache]:
         """Compute `forward` for the next positions of every row, with a cache of the earlier ones."""
         out, cache = self.self_attn.step(self.norm(x), cache, lengths)  # type: ignore[arg-type]
         return self.dropout(out), cache

@@ -19,8 +19,7 @@ from manyheads.architectures.size_checks import check_vocabularies
 from manyheads.errors import RequestError, ShapeError
 from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.kernels.linear import low_precision
-from manyheads.nn.kernels.recomputation import recomputed
-from manyheads.nn.kernels.reversible import through_sublayers
+from manyheads.nn.kernels.reversible import recomputed, through_sublayers
 from manyheads.nn.layers import Dropout
 from manyheads.nn.positions import AxialPositions, TokenEmbedding, positions_of_kind
 from manyheads.nn.shapes import Float, Int

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ShapeError
-from manyheads.nn.attention.local import LocalCache
+from manyheads.nn.attention.cache import KeyValueCache
 from manyheads.nn.attention.lsh_cache import LSHCache
-from manyheads.nn.attention.state import State, register_state
+from manyheads.nn.pytrees import State, register_state
 from manyheads.nn.shapes import Bool, Int
 
-Cache = LSHCache | LocalCache
+Cache = LSHCache | KeyValueCache
 
 
 @register_state

@@ -15,13 +15,11 @@ from torch import Tensor, nn
 from manyheads.architectures.reformer.config import ReformerSeq2SeqConfig
 from manyheads.architectures.reformer.layers import FeedForwardSublayer
 from manyheads.architectures.size_checks import check_vocabularies
-from manyheads.nn.attention.branches import BranchedKeyValueState
-from manyheads.nn.attention.decoder_state import DecoderLayerState, DecoderState, source_mask
+from manyheads.nn.attention.cache import DecoderState, KeyValueCache, source_mask
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.lsh_cache import LSHCache
 from manyheads.nn.attention.masks import Causal, Lengths
 from manyheads.nn.attention.multi_head import MultiHeadAttention
-from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.kernels.reversible import through_sublayers
 from manyheads.nn.layers import Dropout
 from manyheads.nn.positions import TokenEmbedding, positions_of_kind
@@ -29,7 +27,7 @@ from manyheads.nn.shapes import Float, Int
 from manyheads.seeding import derive_seed
 
 Kept = tuple[Tensor, ...]
-Past = KeyValueState | BranchedKeyValueState | LSHCache
+Past = KeyValueCache | LSHCache
 
 
 @dataclass(frozen=True)
@@ -88,20 +86,21 @@ class SelfSublayer(nn.Module):
         )
         return self.dropout(out), kept
 
-    def start(self, rows: int, side: Side, like: Tensor) -> KeyValueState | LSHCache:
+    def start(self, rows: int, side: Side, like: Tensor) -> Past:
         """Return an empty cache."""
         if isinstance(self.self_attn, LSHSelfAttention):
             return self.self_attn.start(rows, seed=self.seed(side))
-        return KeyValueState.empty(rows, self.self_attn.num_heads, self.self_attn.head_dim, like=like)
+        return self.self_attn.empty_cache(rows, like)
 
     def step(self, x: Tensor, past: Past) -> tuple[Tensor, Past]:
         """Compute `forward` for the next positions of every row."""
         h = self.norm(x)
         if isinstance(past, LSHCache):
             return cast(LSHSelfAttention, self.self_attn).step(h, past)
-        planned, after = past.plan(x.shape[1])
-        mask = Causal() if x.shape[1] > 1 else None
-        return cast(MultiHeadAttention, self.self_attn).step(h, planned, mask), after
+        new_len = x.shape[1]
+        (layer,), past = past.prepare(new_len)
+        out = cast(MultiHeadAttention, self.self_attn).step(h, layer, Causal() if new_len > 1 else None)
+        return out, past.after(new_len)
 
 
 class CrossSublayer(nn.Module):
@@ -233,13 +232,9 @@ class ReformerTranslator(nn.Module):
         """Return the state before the first target token: one row per sentence."""
         memory = self.encode(source, source_lengths)
         side, rows = Side(None, source_lengths, self.config.hash_seed), source.shape[0]
-        layers = []
-        for layer in self._decoder():
-            key, value = layer.source_attention.cross_attn.project_memory(memory)
-            past = layer.attention.start(rows, side, key)
-            layers.append(DecoderLayerState(past, key.contiguous(), value.contiguous()))
-        seen = source_mask(source_lengths, source.shape[1])
-        return DecoderState(tuple(layers), seen, torch.zeros((), dtype=torch.int64, device="cpu"))
+        keys = [layer.source_attention.cross_attn.project_memory(memory) for layer in self._decoder()]
+        past = [layer.attention.start(rows, side, keys[0][0]) for layer in self._decoder()]
+        return DecoderState.begin(past, keys, source_mask(source_lengths, source.shape[1]))
 
     def step(
         self, tokens: Int[Tensor, "rows new_len"], state: DecoderState
@@ -247,17 +242,18 @@ class ReformerTranslator(nn.Module):
         """Compute `decode` for the next tokens of every row; the time depends on the new tokens only."""
         x = self.target_positions(self.target_embedding(tokens), int(state.length))
         # Each sublayer adds to one stream a function of the other stream; then the two are exchanged.
-        x1, x2, layers = x, x, []
-        for layer, old in zip(self._decoder(), state.layers, strict=True):
-            added, past = layer.attention.step(x2, old.past)
+        x1, x2, caches = x, x, []
+        source = zip(state.source.keys, state.source.values, strict=True)
+        for layer, past, (key, value) in zip(self._decoder(), state.past, source, strict=True):
+            added, past = layer.attention.step(x2, past)
+            caches.append(past)
             x1, x2 = x2, x1 + added
             across = layer.source_attention
-            added = across.cross_attn.step_across(across.norm(x2), old.memory_key, old.memory_value, state.memory_mask)
+            added = across.cross_attn.step_across(across.norm(x2), key, value, state.memory_mask)
             x1, x2 = x2, x1 + added
             x1, x2 = x2, x1 + layer.feed_forward(x2)[0]
-            layers.append(replace(old, past=past))
         hidden = self.decoder_norm((x1 + x2) / 2)
-        return hidden, replace(state, layers=tuple(layers), length=state.length + tokens.shape[1])
+        return hidden, replace(state, past=tuple(caches), length=state.length + tokens.shape[1])
 
     def _decoder(self) -> list[DecoderLayer]:
         return cast(list[DecoderLayer], list(self.decoder_layers))

@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from manyheads.architectures.transformer.config import TransformerConfig
-from manyheads.nn.attention.decoder_state import PlannedLayer
+from manyheads.nn.attention.cache import DecoderLayerStep
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
@@ -74,11 +74,11 @@ class DecoderLayer(nn.Module):
         x = self.cross_attn_residual(x, lambda h: self.cross_attn(h, memory, mask=memory_mask)[0])
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
-    def step(self, x: Tensor, layer: PlannedLayer, mask: Mask | None, memory_mask: Mask | None) -> Tensor:
+    def step(self, x: Tensor, layer: DecoderLayerStep, mask: Mask | None, memory_mask: Mask | None) -> Tensor:
         """`forward` for the next target positions of every row. Shape: (rows, new_len, d_model) in and out."""
 
         def attend_memory(h: Tensor) -> Tensor:
-            return self.cross_attn.step_across(h, layer.memory_key, layer.memory_value, memory_mask)
+            return self.cross_attn.step_across(h, layer.source_key, layer.source_value, memory_mask)
 
         x = self.self_attn_residual(x, lambda h: self.self_attn.step(h, layer.past, mask))
         x = self.cross_attn_residual(x, attend_memory)

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from typing import ClassVar, cast
 
-import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.head_names import HeadKind
 from manyheads.architectures.size_checks import check_vocabularies
 from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.architectures.transformer.layers import DecoderLayer, EncoderLayer, relative_biases
-from manyheads.architectures.transformer.state import PlannedStep
-from manyheads.nn.attention.decoder_state import DecoderLayerState, DecoderState, PlannedLayer, source_mask
+from manyheads.architectures.transformer.state import PreparedStep
+from manyheads.nn.attention.cache import DecoderLayerStep, DecoderState, KeyValueCache, source_mask
 from manyheads.nn.attention.masks import Causal, Lengths, Mask
 from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.layers import Dropout, build_norm
@@ -72,19 +71,18 @@ class Decoder(nn.Module):
     def _layers(self) -> list[DecoderLayer]:
         return cast(list[DecoderLayer], list(self.layers))
 
-    def start(self, memory: Tensor) -> tuple[DecoderLayerState, ...]:
-        """Project the encoder's output once for all steps."""
-        states = []
-        for layer in self._layers():
-            key, value = layer.cross_attn.project_memory(memory)
-            past = layer.self_attn.empty_state(memory.shape[0], like=key)
-            states.append(DecoderLayerState(past=past, memory_key=key.contiguous(), memory_value=value.contiguous()))
-        return tuple(states)
+    def start(self, memory: Tensor, source_seen: Tensor | None = None) -> DecoderState:
+        """Project the encoder's output once for all steps. source_seen: see `DecoderState`."""
+        source = [layer.cross_attn.project_memory(memory) for layer in self._layers()]
+        past = [layer.self_attn.empty_cache(memory.shape[0], like=source[0][0]) for layer in self._layers()]
+        return DecoderState.begin([KeyValueCache.of_layers(past)], source, source_seen)
 
-    def step(self, x: Tensor, layers: tuple[PlannedLayer, ...], mask: Mask | None, memory_mask: Mask | None) -> Tensor:
+    def step(
+        self, x: Tensor, layers: tuple[DecoderLayerStep, ...], mask: Mask | None, memory_mask: Mask | None
+    ) -> Tensor:
         """`forward` for the next target positions of every row. Shape: (rows, new_len, d_model) in and out."""
-        for layer, planned in zip(self._layers(), layers, strict=True):
-            x = layer.step(x, planned, mask, memory_mask)
+        for layer, prepared in zip(self._layers(), layers, strict=True):
+            x = layer.step(x, prepared, mask, memory_mask)
         return x if self.norm is None else self.norm(x)
 
     @property
@@ -155,21 +153,21 @@ class Transformer(nn.Module):
 
     def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
         """Return the state before the first target token: one row per sentence."""
-        layers = self.decoder.start(self.encode(source, source_lengths))
-        seen = source_mask(source_lengths, source.shape[1])
-        return DecoderState(layers=layers, source_seen=seen, length=torch.zeros((), dtype=torch.int64, device="cpu"))
+        return self.decoder.start(self.encode(source, source_lengths), source_mask(source_lengths, source.shape[1]))
 
     def step(
         self, tokens: Int[Tensor, "rows new_len"], state: DecoderState
     ) -> tuple[Float[Tensor, "rows new_len d_model"], DecoderState]:
         """Compute `decode` for the next tokens of every row, with the stored keys and values of earlier ones."""
-        step, after = self.plan(tokens, state)
-        return self.compute(step), after
+        step, after = self.prepare_step(tokens, state)
+        return self.compute_step(step), after
 
-    def plan(self, tokens: Int[Tensor, "rows new_len"], state: DecoderState) -> tuple[PlannedStep, DecoderState]:
+    def prepare_step(
+        self, tokens: Int[Tensor, "rows new_len"], state: DecoderState
+    ) -> tuple[PreparedStep, DecoderState]:
         length, new_len = int(state.length), tokens.shape[1]
-        layers, after = state.plan(new_len)
-        step = PlannedStep(
+        layers, after = state.prepare(new_len)
+        step = PreparedStep(
             tokens=tokens,
             positions=self.target_positions.rows(length, new_len).to(tokens.device),
             layers=layers,
@@ -179,7 +177,7 @@ class Transformer(nn.Module):
         )
         return step, after
 
-    def compute(self, step: PlannedStep) -> Float[Tensor, "rows new_len d_model"]:
+    def compute_step(self, step: PreparedStep) -> Float[Tensor, "rows new_len d_model"]:
         """Return the decoder's states at the new tokens, and write their keys and values into the state."""
         x: Tensor = self.target_embedding(step.tokens)
         x = self.dropout(low_precision((x + step.positions).to(x.dtype)))

@@ -1,4 +1,4 @@
-"""One step of a Transformer's decoder, planned."""
+"""One step of a Transformer's decoder, prepared."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from manyheads.nn.attention.decoder_state import PlannedLayer
+from manyheads.nn.attention.cache import DecoderLayerStep
 from manyheads.nn.attention.masks import Dense, Mask
 
 
 @dataclass(frozen=True)
-class PlannedStep:
-    """All that `Transformer.compute` needs; see `protocols.PlansSteps`.
+class PreparedStep:
+    """All that `Transformer.compute_step` needs; see `protocols.PreparesSteps`.
 
     Shape: tokens (rows, new_len) ids; positions (new_len, d_model), added to their embeddings; source_seen as in
         `DecoderState`.
@@ -21,7 +21,7 @@ class PlannedStep:
 
     tokens: Tensor
     positions: Tensor
-    layers: tuple[PlannedLayer, ...]
+    layers: tuple[DecoderLayerStep, ...]
     mask: Mask | None
     source_seen: Tensor | None
     can_compile: bool
@@ -35,11 +35,11 @@ class PlannedStep:
         past = self.layers[0].past
         return past.key.dtype, len(past.key) == 1, past.slots.seen is not None
 
-    def for_compiler(self) -> PlannedStep:
-        """See `protocols.PlannedStep`: with or without padding in the source, one program."""
+    def for_compiler(self) -> PreparedStep:
+        """See `protocols.PreparedStep`: with or without padding in the source, one program."""
         seen = self.source_seen
         if seen is None:
-            sentences, _, source_len, _ = self.layers[0].memory_key.shape
+            sentences, _, source_len, _ = self.layers[0].source_key.shape
             seen = torch.ones(sentences, 1, 1, source_len, dtype=torch.bool, device=self.tokens.device)
         # A copy, because a view that begins elsewhere would be compiled anew.
         return replace(self, positions=self.positions.clone(), source_seen=seen)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.transformer_xl.config import TransformerXLConfig
+from manyheads.nn.attention.cache import CacheStep
 from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
@@ -48,7 +47,7 @@ class RelativeLayer(nn.Module):
     def extend(
         self,
         x: Float[Tensor, "lanes len d_model"],
-        past: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        past: CacheStep,
         positions: Tensor,
         distance_bias: Tensor | None,
         mask: Mask | None,
@@ -56,13 +55,13 @@ class RelativeLayer(nn.Module):
         """`forward` with stored keys and values.
 
         Args:
-            past: stores the segment's keys and values, and returns those of memory and segment.
+            past: keys and values of the memory, to which those of the segment are added.
             positions, distance_bias: projected, one column per key.
         """
 
         def attend(h: Tensor) -> Tensor:
             q, k, v = self.attention.project_together(h)
-            return self.attention.attend(q, *past(k, v), positions, distance_bias, mask)
+            return self.attention.attend(q, *past.write(k, v).filled(), positions, distance_bias, mask)
 
         x = self.attention_residual(x, attend)
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]

@@ -6,7 +6,6 @@ Paper: Dai et al. 2019, "Transformer-XL: Attentive Language Models beyond a Fixe
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,8 +15,9 @@ from manyheads.architectures.head_names import HeadKind
 from manyheads.architectures.size_checks import check_vocabularies
 from manyheads.architectures.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.architectures.transformer_xl.layers import AbsoluteLayer, RelativeLayer
-from manyheads.architectures.transformer_xl.state import KeyValues, LayerInputs, XLState, XLStep
+from manyheads.architectures.transformer_xl.state import LayerInputs, XLState, XLStep
 from manyheads.errors import RequestError, ShapeError
+from manyheads.nn.attention.cache import KeyValueCache
 from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Mask, Window
 from manyheads.nn.attention.relative import DistanceEncoding, RelativeAttention
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding
@@ -31,8 +31,9 @@ class TransformerXL(nn.Module):
 
     The head that turns hidden states into words is not part of it (see `architectures.language_model`).
 
-    `hidden_states` is the model of the paper. Two other ways compute the same for generation: `plan` and `compute`,
-    with stored keys and values; and `_read_again`, for models with absolute positions that were trained without memory.
+    `hidden_states` is the model of the paper. Two other ways compute the same for generation: `prepare_step` and
+    `compute_step`, with stored keys and values; and `_read_again`, for models with absolute positions that were trained
+    without memory.
 
     Args: config: sizes and choices; the vocabulary size must be set.
     Raises: ConfigError: the vocabulary size is missing.
@@ -113,16 +114,15 @@ class TransformerXL(nn.Module):
         lengths = torch.full((lanes,), columns, dtype=torch.int64, device=like.device)
         num_layers = len(self.layers)
         if projected and self.config.attention.startswith("relative"):
-            heads = (self.config.heads_by_layer()["decoder"], self.config.width_of_heads)
-            return XLState(lengths, KeyValues.zeros(lanes, *heads, columns, like=like), attending)
+            heads, width = self.config.heads_by_layer()["decoder"], self.config.width_of_heads
+            zeros = [like.new_zeros(lanes, count, columns, width) for count in heads]
+            return XLState(KeyValueCache.of(zeros, zeros), attending)
         if projected and not self.config.memory_len and attending.memory_len:
             # Passes of memory_len tokens; one of them is new.
-            tokens = LayerInputs((lengths.new_empty(lanes, 0),))
-            return XLState(
-                lengths, tokens, Attending(memory_len=attending.memory_len - 1, clamp_len=attending.clamp_len)
-            )
+            tokens = LayerInputs((lengths.new_empty(lanes, 0),), lengths)
+            return XLState(tokens, Attending(memory_len=attending.memory_len - 1, clamp_len=attending.clamp_len))
         inputs = (like.new_zeros(lanes, columns, self.config.d_model),) * num_layers
-        return XLState(lengths, LayerInputs(inputs), attending)
+        return XLState(LayerInputs(inputs, lengths), attending)
 
     def forward(
         self,
@@ -148,18 +148,18 @@ class TransformerXL(nn.Module):
         """
         if state is None:
             state = self.start(tokens.shape[0], projected=False)
-        if tokens.shape[0] != len(state.lengths):
+        if tokens.shape[0] != state.lanes:
             raise ShapeError(
-                f"{tokens.shape[0]} rows of tokens do not fit a memory of {len(state.lengths)} lanes; start a new one,"
+                f"{tokens.shape[0]} rows of tokens do not fit a memory of {state.lanes} lanes; start a new one,"
                 " or reorder it."
             )
         if tokens.shape[1] == 0:
             return next(self.parameters()).new_empty(*tokens.shape, self.config.d_model), state
-        if memory_len is not None and (isinstance(state.memory, KeyValues) or state.memory.are_tokens):
+        if memory_len is not None and (isinstance(state.memory, KeyValueCache) or state.memory.are_tokens):
             raise RequestError("memory_len is for training; give `start` the context settings of an evaluation.")
-        if isinstance(state.memory, KeyValues):
-            step, state = self._plan(tokens, state)
-            return self.compute(step), state.after(tokens.shape[1], lengths)
+        if isinstance(state.memory, KeyValueCache):
+            step, state = self._prepare(tokens, state)
+            return self.compute_step(step), state.after(tokens.shape[1], lengths)
         if state.memory.are_tokens:
             return self._read_again(tokens, lengths, state)
         seen = state if memory_len is None else state.recent(memory_len)
@@ -212,23 +212,23 @@ class TransformerXL(nn.Module):
         return self.dropout(torch.cat(parts, dim=1)), state
 
     @property
-    def plans_steps(self) -> bool:
-        """See `protocols.PlansSteps`: with relative attention, and one table that holds all tokens."""
+    def prepares_steps(self) -> bool:
+        """See `protocols.PreparesSteps`: with relative attention, and one table that holds all tokens."""
         return self.config.attention.startswith("relative") and len(self.embedding.tables) == 1
 
-    def plan(self, tokens: Int[Tensor, "lanes new_len"], state: XLState) -> tuple[XLStep, XLState]:
-        step, state = self._plan(tokens, state)
+    def prepare_step(self, tokens: Int[Tensor, "lanes new_len"], state: XLState) -> tuple[XLStep, XLState]:
+        step, state = self._prepare(tokens, state)
         return step, state.after(tokens.shape[1], None)
 
-    def compute(self, step: XLStep) -> Float[Tensor, "lanes new_len d_model"]:
+    def compute_step(self, step: XLStep) -> Float[Tensor, "lanes new_len d_model"]:
         """Return the hidden states at the new tokens, and write their keys and values behind the stored ones."""
         x = self.dropout(low_precision(self.embedding(step.tokens)))
         for index, layer in enumerate(cast(list[RelativeLayer], list(self.layers))):
             positions, bias = step.distances(index)
-            x = layer.extend(x, partial(step.write, index), positions, bias, Dense(step.seen))
+            x = layer.extend(x, step.layers[index], positions, bias, Dense(step.seen))
         return x  # type: ignore[no-any-return]
 
-    def _plan(self, tokens: Tensor, state: XLState) -> tuple[XLStep, XLState]:
+    def _prepare(self, tokens: Tensor, state: XLState) -> tuple[XLStep, XLState]:
         """Return a step, and the state with space for the new positions, before they count.
 
         Raises: RequestError: in training.
@@ -240,47 +240,46 @@ class TransformerXL(nn.Module):
             )
         new_len = tokens.shape[1]
         like = low_precision(self.embedding(tokens[:0]))
-        # Space for two more: see `XLStep`.
-        memory = cast(KeyValues, state.memory).with_room(new_len + 2, like.dtype)
-        memory = self._reaching(memory, new_len + 2, state.attending, like)
+        layers, memory = cast(KeyValueCache, state.memory).prepare(new_len, like.dtype, state.attending.memory_len)
+        state = self._reaching(replace(state, memory=memory), new_len + 2, like)  # two more: see `XLStep`
         step = XLStep(
             tokens=tokens,
-            memory=memory,
-            first=int(memory.first),
-            last=int(memory.last),
+            layers=layers,
+            positions=state.positions,
+            distance_biases=state.distance_biases,
             seen=self._mask(state, new_len).pattern,
             can_compile=new_len == 1 and state.columns > 1 and not self._needs_weights,
         )
-        return step, replace(state, memory=memory)
+        return step, state
 
     @property
     def _needs_weights(self) -> bool:
         """Whether some layer must compute its attention weights."""
         return any(cast(RelativeLayer, layer).attention.weights_hook is not None for layer in self.layers)
 
-    def _reaching(self, memory: KeyValues, new_len: int, attending: Attending, like: Tensor) -> KeyValues:
-        """Return the memory with distances projected for all its positions and a segment."""
-        needed = memory.columns + new_len
-        if memory.reach >= needed and memory.positions[0].dtype == like.dtype:
-            return memory
-        reach = min(max(2 * needed, 16), max(needed, attending.memory_len + new_len))
-        encoded = self._encoded(distances_back(reach, attending.clamp_len, like.device), reach, like)
+    def _reaching(self, state: XLState, new_len: int, like: Tensor) -> XLState:
+        """Return the state with distances projected for all its positions and a segment."""
+        needed = state.columns + new_len
+        if state.reach >= needed and state.positions[0].dtype == like.dtype:
+            return state
+        reach = min(max(2 * needed, 16), max(needed, state.attending.memory_len + new_len))
+        encoded = self._encoded(distances_back(reach, state.attending.clamp_len, like.device), reach, like)
         projected = [cast(RelativeLayer, layer).attention.project_positions(encoded) for layer in self.layers]
         biases = tuple(bias.to(like.dtype) for _, bias in projected if bias is not None)
         positions = tuple(one.to(like.dtype).contiguous() for one, _ in projected)
-        return replace(memory, positions=positions, distance_biases=biases)
+        return replace(state, positions=positions, distance_biases=biases)
 
     def _mask(self, state: XLState, new_len: int) -> Dense:
         """Return the mask of memory and segment for the segment's queries, computed once for all layers."""
         valid = state.valid()
         if new_len == 1 and state.attending.window is None and valid is None:  # one query that sees all
-            return Dense(torch.ones(1, 1, 1, state.columns + 1, dtype=torch.bool, device=state.lengths.device))
+            return Dense(torch.ones(1, 1, 1, state.columns + 1, dtype=torch.bool, device=state.memory.device))
         mask: Mask = Causal()
         if state.attending.window is not None:
             mask = mask & Window(left=state.attending.window, right=None)
         if valid is not None:
             mask = mask & KeyPadding(torch.cat([valid, valid.new_ones(len(valid), new_len)], dim=1))
-        keys = torch.arange(state.columns + new_len, device=state.lengths.device)
+        keys = torch.arange(state.columns + new_len, device=state.memory.device)
         return Dense(mask.allowed(keys[state.columns :], keys))
 
     def _positions(self, state: XLState, new_len: int, lengths: Tensor | None, like: Tensor) -> Tensor | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.seq2seq import Seq2Seq
-from manyheads.nn.attention.decoder_state import PlannedLayer
+from manyheads.nn.attention.cache import DecoderLayerStep
 from manyheads.nn.attention.masks import Causal, KeyPadding, Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads
 from manyheads.nn.attention.relative import RelativeAttention
@@ -95,7 +95,7 @@ def sinusoidal(places: Tensor, d_model: int, layout: str) -> Tensor:
 
 
 class Past:
-    """One layer's keys and values of earlier positions, in the interface of `PlannedKeyValues`; new ones are appended.
+    """One layer's keys and values of earlier positions, in the interface of `CacheStep`; new ones are appended.
 
     Shape: key, value (rows, heads, past_len, head_dim).
     """
@@ -107,6 +107,10 @@ class Past:
         """Append the new positions."""
         self.key, self.value = torch.cat([self.key, key], dim=2), torch.cat([self.value, value], dim=2)
         return self
+
+    def among_real(self, mask: Mask | None) -> Mask | None:
+        """All keys are real."""
+        return mask
 
     def shared(self) -> None:
         """No rows share keys."""
@@ -157,7 +161,7 @@ class DecoderStep(nn.Module):
     def forward(self, encoder_attention_mask: Tensor, input_ids: Tensor, past: list[Tensor]) -> tuple[Tensor, ...]:
         body: Any = self.body
         layers = [
-            PlannedLayer(Past(*past[first : first + 2]), *past[first + 2 : first + 4])  # type: ignore[arg-type]
+            DecoderLayerStep(Past(*past[first : first + 2]), *past[first + 2 : first + 4])  # type: ignore[arg-type]
             for first in range(0, len(past), 4)
         ]
         x = body.target_embedding(input_ids)

@@ -27,8 +27,7 @@ from manyheads.nn.attention.local import LocalSelfAttention, distance_penalty
 from manyheads.nn.attention.lsh_hash import keys_of
 from manyheads.nn.attention.masks import Causal, Dense, Mask, Window
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
-from manyheads.nn.kernels.attention import dot_product_weights
-from manyheads.nn.kernels.softmax import masked_softmax
+from manyheads.nn.kernels.attention import dot_product_weights, masked_softmax
 from manyheads.nn.positions import SinusoidalPositions
 from manyheads.text.of_folder import tokenizer_of_folder
 from manyheads.text.tokenizer import Tokenizer

@@ -21,7 +21,6 @@ from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers.holding import TRANSFORMER, Holds
 from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, decode, encode, require, uniform_when_empty
-from manyheads.nn.attention.decoder_state import DecoderState
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 from manyheads.nn.schedules import noam
@@ -216,14 +215,13 @@ class AnnotatedTransformer(Peer):
         included.
         """
         body = self.module.body
-        layers = body.decoder.start(encode(self.module, source, source_mask[:1]))
-        state = DecoderState(layers, source_seen=None, length=torch.zeros((), dtype=torch.int64))
+        state = body.decoder.start(encode(self.module, source, source_mask[:1]))
         ids = [torch.full((1, 1), int(self.config.get("start_symbol", 1)))]
         with uniform_when_empty(body.decoder, "cross_attn", source_mask[:1]) as allowed:
             for first in range(length - 1):
                 x = body.target_positions(body.target_embedding(ids[-1]), first)
-                planned, state = state.plan(1)
-                hidden = body.decoder.step(x, planned, None, allowed)
+                layers, state = state.prepare(1)
+                hidden = body.decoder.step(x, layers, None, allowed)
                 ids.append(self.module.head.logits(hidden[:, -1]).argmax(dim=-1, keepdim=True))
         return torch.cat(ids, dim=1)
 

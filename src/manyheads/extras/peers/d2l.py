@@ -24,7 +24,7 @@ from manyheads.extras.peers.peer import Options, Parts, Peer, own_heads, require
 from manyheads.nn.attention.masks import Dense, Lengths
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
 from manyheads.nn.attention.scores import AdditiveAttention, DotProductAttention
-from manyheads.nn.kernels.softmax import masked_softmax
+from manyheads.nn.kernels.attention import masked_softmax
 from manyheads.nn.layers import FeedForward, Residual
 from manyheads.nn.positions import sinusoidal_table
 

@@ -183,11 +183,9 @@ class OfficialTransformerXL(Peer):
         if memories is None:
             like = next(body.parameters())
             memories = [like.new_zeros(0, data.shape[1], config.d_model)] * (config.num_layers + 1)
-        state = XLState(
-            memory=LayerInputs(tuple(memory.transpose(0, 1) for memory in memories[:-1])),
-            lengths=torch.full((data.shape[1],), memories[0].shape[0]),
-            attending=config.attending,
-        )
+        lengths = torch.full((data.shape[1],), memories[0].shape[0])
+        memory = LayerInputs(tuple(one.transpose(0, 1) for one in memories[:-1]), lengths)
+        state = XLState(memory, config.attending)
         hidden = [one.transpose(0, 1) for one in body.hidden_states(data.t(), None, state)]
         scored = hidden[-1][-target.shape[0] :]
         losses = self.module.head.token_losses(scored.flatten(0, 1), target.flatten()).view(target.shape)

@@ -133,8 +133,7 @@ class TransfoXL(Peer):
         columns = 0 if self.config.get("mems", "default") == "empty" else config.memory_len
         zeros = next(self.module.parameters()).new_zeros(rows, columns, config.d_model)
         return XLState(
-            memory=LayerInputs((zeros,) * config.num_layers),
-            lengths=torch.full((rows,), columns),
+            memory=LayerInputs((zeros,) * config.num_layers, lengths=torch.full((rows,), columns)),
             attending=config.attending,
         )
 

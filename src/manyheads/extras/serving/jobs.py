@@ -12,8 +12,8 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from manyheads.decoding.continuation import NewToken
 from manyheads.decoding.engines import SearchEngine
+from manyheads.decoding.generation import NewToken
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.prefix_cache import PrefixCache

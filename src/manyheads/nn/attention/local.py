@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.nn.attention.cache import KeyValueCache
 from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.attention.multi_head import (
     WEIGHING,
@@ -25,10 +25,9 @@ from manyheads.nn.attention.multi_head import (
     width_of_heads,
 )
 from manyheads.nn.attention.relative_bias import PENALTY_UNIT, local_slopes
-from manyheads.nn.attention.state import State, register_state
 from manyheads.nn.chunking import neighbours, real_chunks
+from manyheads.nn.kernels.attention import masked_softmax
 from manyheads.nn.kernels.dropout import dropout
-from manyheads.nn.kernels.softmax import masked_softmax
 from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.shapes import Bool, Float, Int
 
@@ -145,35 +144,6 @@ def distance_penalty(
     """
     distances = (queries[..., :, None] - keys[..., None, :]).abs().to(penalties.device)
     return penalties[:, distances.clamp(max=penalties.shape[1] - 1)].movedim(0, -3)
-
-
-@register_state
-@dataclass(frozen=True)
-class LocalCache(State):
-    """Keys and values of the last chunks. A call consumes the cache that it receives; `clone()` to branch.
-
-    Shape: keys, values (rows, heads, kept, head_dim): position p in slot p modulo kept, where kept is the number of
-        positions that a query can see; lengths (rows,) int64: positions so far.
-    """
-
-    keys: Tensor
-    values: Tensor
-    lengths: Tensor
-
-    def reorder(self, rows: Tensor) -> LocalCache:
-        """Return the rows with these ids, (new_rows,), in this order."""
-        return LocalCache(*(x.index_select(0, rows) for x in (self.keys, self.values, self.lengths)))
-
-    def reset(self, rows: Bool[Tensor, " rows"]) -> LocalCache:
-        """Forget the positions of the marked rows."""
-        return replace(self, lengths=self.lengths.masked_fill(rows, 0))
-
-    def positions(self) -> Int[Tensor, "rows kept"]:
-        """Return the position in each slot; negative: the slot is empty."""
-        kept = self.keys.shape[2]
-        last = self.lengths[:, None] - 1
-        found = last - (last - torch.arange(kept, device=last.device)) % kept
-        return torch.where(last >= 0, found, -1)
 
 
 class LocalSelfAttention(nn.Module):
@@ -358,7 +328,7 @@ class LocalSelfAttention(nn.Module):
             weights_hook=shown if hooks else None,
         )
 
-    def start(self, rows: int) -> LocalCache:
+    def start(self, rows: int) -> KeyValueCache:
         """Return an empty cache for `step`.
 
         Raises: RequestError: the layer is not causal, so earlier outputs depend on later tokens.
@@ -367,16 +337,14 @@ class LocalSelfAttention(nn.Module):
             raise RequestError(
                 "a bidirectional layer cannot be cached, because outputs depend on later tokens; use a causal layer."
             )
-        weight = self.q_proj.weight
-        none = weight.new_zeros(rows, self.num_heads, (self.chunks_before + 1) * self.chunk_len, self.head_dim)
-        return LocalCache(none, none.clone(), torch.zeros(rows, dtype=torch.int64, device=weight.device))
+        return KeyValueCache.empty(rows, self.num_heads, self.head_dim, self.q_proj.weight)
 
     def step(
         self,
         x: Float[Tensor, "rows new_len d_model"],
-        cache: LocalCache,
+        cache: KeyValueCache,
         lengths: Int[Tensor, " rows"] | None = None,
-    ) -> tuple[Float[Tensor, "rows new_len d_model"], LocalCache]:
+    ) -> tuple[Float[Tensor, "rows new_len d_model"], KeyValueCache]:
         """Attend from new positions to themselves and to earlier ones, as `forward` does on the whole sequence.
 
         The cache is consumed.
@@ -391,31 +359,19 @@ class LocalSelfAttention(nn.Module):
         return self._finish(torch.cat(parts, dim=2)), cache
 
     def _extended(
-        self, q: Tensor, k: Tensor, v: Tensor, cache: LocalCache, lengths: Tensor | None
-    ) -> tuple[Tensor, LocalCache]:
-        count, kept = q.shape[2], cache.keys.shape[2]
-        new = cache.lengths[:, None] + torch.arange(count, device=q.device)
-        # positions: (rows, kept + new_len); begin, the first position that a query sees: (rows, new_len)
-        positions = torch.cat([cache.positions(), new], dim=1)
+        self, q: Tensor, k: Tensor, v: Tensor, cache: KeyValueCache, lengths: Tensor | None
+    ) -> tuple[Tensor, KeyValueCache]:
+        count, kept, before = q.shape[2], (self.chunks_before + 1) * self.chunk_len, cache.row_lengths()[:, None]
+        (step,), cache = cache.prepare(count, k.dtype, kept)
+        keys, values = step.write(k, v).filled()
+        # positions: (rows, columns + new_len); begin, the first position that a query sees: (rows, new_len)
+        positions = before + torch.arange(-step.length, count, device=q.device)
+        new = positions[:, step.length :]
         begin = (new // self.chunk_len - self.chunks_before) * self.chunk_len
         allowed = (positions[:, None] >= begin.clamp(min=0)[..., None]) & (positions[:, None] <= new[..., None])
-        old_keys, old_values = cache.keys.to(k.dtype), cache.values.to(v.dtype)
-        keys, values = torch.cat([old_keys, k], dim=2), torch.cat([old_values, v], dim=2)
         scores = torch.matmul(q, keys.transpose(-1, -2)) / math.sqrt(q.shape[-1])
         penalties = self.penalties()
         if penalties is not None:
             scores = scores - distance_penalty(new, positions, penalties).to(scores.dtype)
         out = torch.matmul(masked_softmax(scores, allowed[:, None]), values)
-        after = cache.lengths + (count if lengths is None else lengths)
-        cache = replace(cache, lengths=after)
-        # Each slot of the new cache takes its position from the old keys followed by the new ones.
-        wanted = cache.positions()
-        offset = (wanted - new[:, :1]).clamp(max=count - 1)
-        sources = torch.where(offset >= 0, kept + offset, torch.arange(kept, device=q.device))
-        rows = torch.arange(len(q), device=q.device)[:, None]
-        cache = replace(
-            cache,
-            keys=keys[rows, :, sources].transpose(1, 2).contiguous(),
-            values=values[rows, :, sources].transpose(1, 2).contiguous(),
-        )
-        return zero_padding(out, lengths), cache
+        return zero_padding(out, lengths), cache.after(count, lengths, kept)

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from manyheads.nn.attention.cache import CacheStep, KeyValueCache
 from manyheads.nn.attention.lsh_hash import keys_of, sort_positions
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import zero_padding
-from manyheads.nn.attention.state import State, register_state
-from manyheads.nn.chunking import real_chunks
+from manyheads.nn.chunking import chunk_slices
+from manyheads.nn.kernels import policy
+from manyheads.nn.pytrees import State, register_state
 from manyheads.nn.shapes import Bool, Float, Int
 
 
@@ -22,71 +24,51 @@ class LSHCache(State):
 
     A call consumes the cache that it receives: buffers are written in place; `clone()` to branch.
 
-    Shape: keys, values (rows, heads, capacity, head_dim), filled up to each row's length; rings (rows, heads, rounds,
-        buckets + 1, chunk_len) int32: the k-th position of a bucket in slot k modulo chunk_len; the last bucket
-        is for padding; caught (rows, heads, rounds, buckets + 1) int32: number of positions in a bucket; rotations
-        (heads, head_dim, rounds, directions), without rounds for exact attention; lengths (rows,) int64; longest ()
-        int64 on the CPU: no row has more positions.
+    Shape: past: keys and values of one layer; rings (rows, heads, rounds, buckets + 1, chunk_len) int32: the k-th
+        position of a bucket in slot k modulo chunk_len; the last bucket is for padding; caught (rows, heads, rounds,
+        buckets + 1) int32: number of positions in a bucket; rotations (heads, head_dim, rounds, directions), without
+        rounds for exact attention.
     """
 
-    keys: Tensor
-    values: Tensor
+    past: KeyValueCache
     rings: Tensor
     caught: Tensor
     rotations: Tensor
-    lengths: Tensor
-    longest: Tensor
 
     @classmethod
     def empty(cls, rows: int, num_buckets: int, chunk_len: int, rotations: Tensor, like: Tensor) -> LSHCache:
         """Return a cache without positions; device and dtype of `like`."""
         heads, head_dim, rounds, _ = rotations.shape
-        none = like.new_empty(rows, heads, 0, head_dim)
         rings = torch.zeros(rows, heads, rounds, num_buckets + 1, chunk_len, dtype=torch.int32, device=like.device)
-        return cls(
-            keys=none,
-            values=none,
-            rings=rings,
-            caught=torch.zeros(rings.shape[:-1], dtype=torch.int32, device=like.device),
-            rotations=rotations,
-            lengths=torch.zeros(rows, dtype=torch.int64, device=like.device),
-            longest=torch.zeros((), dtype=torch.int64, device="cpu"),
-        )
+        caught = torch.zeros(rings.shape[:-1], dtype=torch.int32, device=like.device)
+        return cls(KeyValueCache.empty(rows, heads, head_dim, like), rings, caught, rotations)
 
     @property
     def rows(self) -> int:
-        return len(self.lengths)
+        return len(self.rings)
 
     @property
     def is_empty(self) -> bool:
-        return not int(self.longest)
+        return not self.past.columns
 
-    def reorder(self, rows: Tensor) -> LSHCache:
-        """Return the rows with these ids, (new_rows,), in this order."""
-        return replace(
-            self,
-            keys=self.keys.index_select(0, rows),
-            values=self.values.index_select(0, rows),
-            rings=self.rings.index_select(0, rows),
-            caught=self.caught.index_select(0, rows),
-            lengths=self.lengths.index_select(0, rows),
-        )
+    def reorder(self, rows: Tensor, *, together: bool = False) -> LSHCache:
+        """Return the rows with these ids, in this order. together: rows share no slots, whatever it says."""
+        rows = rows.flatten()
+        rings, caught = self.rings.index_select(0, rows), self.caught.index_select(0, rows)
+        return replace(self, past=self.past.reorder(rows), rings=rings, caught=caught)
 
     def reset(self, rows: Bool[Tensor, " rows"]) -> LSHCache:
         """Forget the positions of the marked rows."""
-        caught, lengths = self.caught.masked_fill(rows[:, None, None, None], 0), self.lengths.masked_fill(rows, 0)
-        # Otherwise the buffers would grow with all positions that were ever written.
-        longest = lengths.max().cpu() if len(lengths) else self.longest
-        return replace(self, lengths=lengths, caught=caught, longest=longest)
+        caught = self.caught.masked_fill(rows[:, None, None, None], 0)
+        return replace(self, past=self.past.reset(rows), caught=caught)
 
     def filled(
         self, qk: Tensor, v: Tensor, buckets: Tensor | None, lengths: Tensor | None, settings: LSHSettings
     ) -> LSHCache:
         """Return this empty cache with its first positions; see `extended` for the arguments."""
-        cache = self._written(keys_of(qk, settings.scale, settings.key_eps), v)
         if buckets is not None:
-            cache._catch_all(buckets)
-        return cache._longer(qk.shape[2], lengths)
+            self._catch_all(buckets)
+        return replace(self, past=self.past.append(keys_of(qk, settings.scale, settings.key_eps), v, lengths))
 
     def _catch_all(self, buckets: Tensor) -> None:
         chunk_len, padding = self.rings.shape[-1], self.rings.shape[-2] - 1
@@ -115,51 +97,52 @@ class LSHCache(State):
             buckets: None: exact attention.
             lengths: real new positions of each row; None: all.
         """
-        cache, parts = self, []
-        for some, real in real_chunks(qk.shape[2], settings.chunk_len, lengths):
-            caught = None if buckets is None else buckets[..., some]
-            out, cache = cache._extended(qk[:, :, some], v[:, :, some], caught, real, settings)
+        new_len, keys = qk.shape[2], keys_of(qk, settings.scale, settings.key_eps)
+        (step,), past = self.past.prepare(new_len, keys.dtype)
+        step.write(keys, v)
+        before, parts = self.past.row_lengths(), []
+        shift = step.slots.start - before  # position p of a row is in slot p + shift
+        # Where all rows begin in the same slot, exact attention of the first positions needs no other keys.
+        exact = settings.exact_len if self.past.lengths is None else new_len + step.length
+        for some in chunk_slices(new_len, settings.chunk_len):
+            query, first, stop = qk[:, :, some], before + some.start, step.length + some.stop
+            if buckets is None:
+                out = _exactly(query, step, first, shift, stop)
+            else:
+                caught = buckets[..., some]
+                out = self._hashed(query, keys[:, :, some], v[:, :, some], caught, settings, step, first, shift)
+                below = first[:, None] + torch.arange(query.shape[2], device=qk.device) < settings.exact_len
+                if settings.exact_len and (not policy.can_look(below) or bool(below.any())):
+                    of_first = _exactly(query, step, first, shift, min(stop, exact))
+                    out = torch.where(below[:, None, :, None], of_first, out)
             parts.append(out)
-        return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0], cache
+        out = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
+        return zero_padding(out, lengths), replace(self, past=past.after(new_len, lengths))
 
-    def _extended(
-        self, qk: Tensor, v: Tensor, buckets: Tensor | None, lengths: Tensor | None, settings: LSHSettings
-    ) -> tuple[Tensor, LSHCache]:
-        keys = keys_of(qk, settings.scale, settings.key_eps)
-        cache = self._written(keys, v)
-        if buckets is None:
-            out = cache._exactly(qk, int(self.longest) + qk.shape[2])
-        else:
-            out = cache._hashed(qk, keys, v, buckets, settings)
-            exact = min(settings.exact_len, int(self.longest) + qk.shape[2])
-            if exact:
-                below = self.lengths[:, None] + torch.arange(qk.shape[2], device=qk.device) < settings.exact_len
-                out = torch.where(below[:, None, :, None], cache._exactly(qk, exact), out)
-        return zero_padding(out, lengths), cache._longer(qk.shape[2], lengths)
+    def _hashed(
+        self,
+        qk: Tensor,
+        keys: Tensor,
+        v: Tensor,
+        buckets: Tensor,
+        settings: LSHSettings,
+        step: CacheStep,
+        first: Tensor,
+        shift: Tensor,
+    ) -> Tensor:
+        """Attend from each new position to the last chunk_len ones of its buckets, and write the rings.
 
-    def _exactly(self, qk: Tensor, end: int) -> Tensor:
-        """Attend from each new position to all earlier ones among the first `end`."""
-        positions = self.lengths[:, None] + torch.arange(qk.shape[2], device=qk.device)
-        reach = torch.arange(end, device=qk.device)
-        allowed = reach < positions[:, :, None]
-        alone = reach == positions[:, :, None]
-        allowed = (allowed | (alone & (positions == 0)[:, :, None]))[:, None]
-        scores = _wide(torch.matmul(qk, self.keys[:, :, :end].transpose(-1, -2)))
-        # The results of queries from `end` on are discarded.
-        weights = torch.softmax(scores.masked_fill(~allowed, -torch.inf), dim=-1)
-        return torch.matmul(weights.to(qk.dtype), self.values[:, :, :end])
-
-    def _hashed(self, qk: Tensor, keys: Tensor, v: Tensor, buckets: Tensor, settings: LSHSettings) -> Tensor:
-        """Attend from each new position to the last chunk_len ones of its buckets, and write the rings."""
+        first: position of the first query in each row. shift: slot of each row's position 0.
+        """
         rows, heads, rounds, count = buckets.shape
         chunk_len = self.rings.shape[-1]
         time = torch.arange(count, device=qk.device)
         together = (buckets[..., :, None] == buckets[..., None, :]) & (time[:, None] > time)
         ahead = together.sum(dim=-1)  # new positions before it in its bucket
         before = self.caught.gather(-1, buckets)
-        slots = torch.arange(chunk_len, device=qk.device)
+        turns = torch.arange(chunk_len, device=qk.device)
         # The newest number below `before` at each slot of the ring; negative where the slot is empty.
-        number = before[..., None] - 1 - (before[..., None] - 1 - slots) % chunk_len
+        number = before[..., None] - 1 - (before[..., None] - 1 - turns) % chunk_len
         number = torch.where(before[..., None] > 0, number, -1)
         allowed = (number >= 0) & (number >= (before + ahead)[..., None] - chunk_len)
         flat = self.rings.flatten(2, 3)
@@ -170,13 +153,14 @@ class LSHCache(State):
         self.rings.flatten(-2).scatter_(
             -1,
             buckets * chunk_len + number_new % chunk_len,
-            (self.lengths[:, None] + time).int()[:, None, None].expand(-1, heads, rounds, -1),
+            (first[:, None] + time).int()[:, None, None].expand(-1, heads, rounds, -1),
         )
         self.caught.scatter_add_(-1, buckets, torch.ones_like(buckets, dtype=torch.int32))
         # (rows, heads, new_len, rounds x chunk_len)
         found = torch.where(allowed, found, 0).transpose(2, 3).flatten(3).long()
         allowed = allowed.transpose(2, 3).flatten(3)
-        old_keys, old_values = self._at(self.keys, found), self._at(self.values, found)
+        slots = found + shift[:, None, None, None]
+        old_keys, old_values = _at(step.key, slots), _at(step.value, slots)
         to_old = _wide(torch.matmul(old_keys, qk[..., None])[..., 0])
         to_new = _wide(torch.matmul(qk, keys.transpose(-1, -2)))
         new_counts = together.sum(dim=2)
@@ -193,40 +177,29 @@ class LSHCache(State):
         out: Tensor = torch.matmul(of_old[..., None, :], old_values)[..., 0, :] + torch.matmul(of_new, v)
         return out
 
-    @staticmethod
-    def _at(buffer: Tensor, positions: Tensor) -> Tensor:
-        """(rows, heads, new_len, found) -> (rows, heads, new_len, found, head_dim)"""
-        rows, heads, _, width = buffer.shape
-        first = torch.arange(rows * heads, device=buffer.device).view(rows, heads, 1, 1) * buffer.shape[2]
-        return buffer.flatten(0, 2).index_select(0, (first + positions).flatten()).view(*positions.shape, width)
 
-    def _written(self, keys: Tensor, values: Tensor) -> LSHCache:
-        """Return the cache with new keys and values at the end of each row, and the old lengths."""
-        count = keys.shape[2]
-        needed, old = int(self.longest) + count, int(self.longest)
-        key_buffer, value_buffer = self.keys, self.values
-        if needed > key_buffer.shape[2] or key_buffer.dtype != keys.dtype:
-            capacity = max(16, needed, 2 * key_buffer.shape[2])
-            key_buffer, value_buffer = (
-                _grown(key_buffer, keys, capacity, old),
-                _grown(value_buffer, values, capacity, old),
-            )
-        rows = torch.arange(keys.shape[0], device=keys.device)[:, None]
-        positions = self.lengths[:, None] + torch.arange(count, device=keys.device)
-        key_buffer[rows, :, positions] = keys.transpose(1, 2)
-        value_buffer[rows, :, positions] = values.transpose(1, 2)
-        return replace(self, keys=key_buffer, values=value_buffer)
+def _exactly(qk: Tensor, step: CacheStep, first: Tensor, shift: Tensor, stop: int) -> Tensor:
+    """Attend from each new position to all earlier ones among the first `stop` keys.
 
-    def _longer(self, count: int, lengths: Tensor | None) -> LSHCache:
-        added = count if lengths is None else lengths
-        return replace(self, lengths=self.lengths + added, longest=self.longest + count)
+    first: position of the first query in each row; shift: slot of each row's position 0.
+    """
+    keys, values = step.filled()
+    positions = first[:, None] + torch.arange(qk.shape[2], device=qk.device)
+    reach = step.slots.first + torch.arange(stop, device=qk.device) - shift[:, None]
+    allowed = (reach >= 0)[:, None] & (reach[:, None] < positions[:, :, None])
+    alone = reach[:, None] == positions[:, :, None]
+    allowed = (allowed | (alone & (positions == 0)[:, :, None]))[:, None]
+    scores = _wide(torch.matmul(qk, keys[:, :, :stop].transpose(-1, -2)))
+    # The results of queries from `stop` on are discarded.
+    weights = torch.softmax(scores.masked_fill(~allowed, -torch.inf), dim=-1)
+    return torch.matmul(weights.to(qk.dtype), values[:, :, :stop])
 
 
-def _grown(buffer: Tensor, new: Tensor, capacity: int, filled: int) -> Tensor:
-    grown = new.new_zeros(*new.shape[:2], capacity, new.shape[3])
-    if filled:
-        grown[:, :, :filled] = buffer[:, :, :filled]
-    return grown
+def _at(buffer: Tensor, slots: Tensor) -> Tensor:
+    """(rows, heads, new_len, found) -> (rows, heads, new_len, found, head_dim)"""
+    rows, heads, _, width = buffer.shape
+    first = torch.arange(rows * heads, device=buffer.device).view(rows, heads, 1, 1) * buffer.shape[2]
+    return buffer.flatten(0, 2).index_select(0, (first + slots).flatten()).view(*slots.shape, width)
 
 
 def _wide(scores: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ShapeError
-from manyheads.nn.attention.state import register_state
+from manyheads.nn.pytrees import register_state
 from manyheads.nn.shapes import Bool, Float, Int
 
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
+from manyheads.nn.attention.cache import CacheStep, KeyValueCache
 from manyheads.nn.attention.masks import Dense, Mask, refuse_tensor
-from manyheads.nn.attention.planned import PlannedKeyValues
 from manyheads.nn.attention.relative_bias import RelativeBias
-from manyheads.nn.attention.state import KeyValueState
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_scores, masked_weights
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
@@ -119,14 +118,14 @@ class MultiHeadAttention(nn.Module):
         >>> out, _ = attention(hidden)  # self-attention
         >>> out.shape
         torch.Size([2, 10, 512])
-        >>> from manyheads.nn import Causal, KeyValueState, Lengths
+        >>> from manyheads.nn import Causal, KeyValueCache, Lengths
         >>> out, _, weights = attention(hidden, memory, mask=Lengths(torch.tensor([7, 3])), need_weights=True)
         >>> out.shape, weights.shape, weights[1, 0, 0, 3:].tolist()
         (torch.Size([2, 10, 512]), torch.Size([2, 8, 10, 7]), [0.0, 0.0, 0.0, 0.0])
 
     Token by token, with the keys and values of earlier tokens in a state:
 
-        >>> state = KeyValueState.empty(rows=2, num_heads=8, head_dim=64, like=hidden)
+        >>> state = KeyValueCache.empty(rows=2, num_heads=8, head_dim=64, like=hidden)
         >>> for token in hidden.split(1, dim=1):
         ...     step, state = attention(token, mask=Causal(), state=state)
         >>> torch.allclose(step, attention(hidden, mask=Causal())[0][:, -1:], atol=1e-5)
@@ -250,9 +249,9 @@ class MultiHeadAttention(nn.Module):
         value: Float[Tensor, "*batch k_len value_dim"] | None = None,
         *,
         mask: Mask | None = None,
-        state: KeyValueState | None = None,
+        state: KeyValueCache | None = None,
         need_weights: bool = False,
-    ) -> tuple[Tensor, KeyValueState | None] | tuple[Tensor, KeyValueState | None, Tensor]:
+    ) -> tuple[Tensor, KeyValueCache | None] | tuple[Tensor, KeyValueCache | None, Tensor]:
         """Attend.
 
         Args:
@@ -289,26 +288,28 @@ class MultiHeadAttention(nn.Module):
             k, v = self.project_memory(key, value)
         first_query = 0
         if state is not None:
-            planned, state = state.plan(k.shape[2], dtype=k.dtype)
-            first_query = planned.length
-            k, v = planned.write(k, v).filled()
+            new_len = k.shape[2]
+            (step,), state = state.prepare(new_len, k.dtype)
+            first_query, mask = step.length, step.among_real(mask)
+            k, v = step.write(k, v).filled()
+            state = state.after(new_len)
         if need_weights:
             out, weights = self._attend_openly(q, k, v, mask, first_query)
             return out, state, weights
         return self.attend(q, k, v, mask, first_query), state
 
-    def empty_state(self, rows: int, like: Tensor) -> KeyValueState:
-        """Return a state without positions, for `forward`; device and dtype of `like`."""
-        return KeyValueState.empty(rows, self.num_heads, self.head_dim, like, value_dim=self.value_head_dim)
+    def empty_cache(self, rows: int, like: Tensor) -> KeyValueCache:
+        """Return a cache without positions, for `forward`; device and dtype of `like`."""
+        return KeyValueCache.empty(rows, self.num_heads, self.head_dim, like, value_dim=self.value_head_dim)
 
-    def step(self, x: Tensor, past: PlannedKeyValues, mask: Mask | None = None) -> Tensor:
+    def step(self, x: Tensor, past: CacheStep, mask: Mask | None = None) -> Tensor:
         """Self-attention of new positions to all positions so far, whose keys and values are written to `past`.
 
         Shape: x (rows, new_len, d_model), in and out. Args: mask: None: a query sees all keys of its row.
         """
         q, k, v = self._project_together(x)
         past.write(k, v)
-        shared = past.shared()
+        shared, mask = past.shared(), past.among_real(mask)
         if shared is None or x.shape[1] > 1 or mask is not None or self.needs_weights:
             return self.attend(q, *past.filled(), mask, past.length)
         # The rows of a group query all its keys in one product: (rows, heads, 1, d) -> (groups, heads, branches, d).

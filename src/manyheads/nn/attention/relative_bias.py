@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
 from manyheads.nn.attention.masks import Bias, Mask
-from manyheads.nn.attention.state import register_state
+from manyheads.nn.pytrees import register_state
 from manyheads.nn.shapes import Bool, Float
 
 PENALTY_UNIT = 10.0
@@ -116,7 +116,7 @@ class RelativeBias(nn.Module):
     def of_slots(self, seen: Bool[Tensor, "groups 1 branches slots"], length: int) -> Bias:
         """Return the numbers for one query in each branch of a group, at position `length`.
 
-        Args: seen: the slots that each branch sees, in the order of their positions (see `planned.Slots`).
+        Args: seen: the slots that each branch sees, in the order of their positions (see `cache.Slots`).
 
         Returns: values of shape (groups, heads, branches, slots); those of slots that are not seen have no meaning.
         """

@@ -19,7 +19,7 @@ from torch.torch_version import TorchVersion
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.linear import linear, product, product_of_rows
-from manyheads.nn.kernels.recomputation import checkpointed
+from manyheads.nn.kernels.reversible import checkpointed
 from manyheads.nn.shapes import Bool, Float, Int
 from manyheads.nn.smoothing import SmoothingKind, spread
 

@@ -24,7 +24,7 @@ from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.lsh_chunks import SAFE_SCORE, Layout, SortedRows, ranks_of, sorted_groups
-from manyheads.nn.kernels.recomputation import checkpointed
+from manyheads.nn.kernels.reversible import checkpointed
 from manyheads.nn.shapes import Float, Int
 
 

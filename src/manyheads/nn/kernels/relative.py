@@ -12,6 +12,7 @@ selects.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +21,226 @@ from torch import Tensor
 from manyheads.errors import ShapeError
 from manyheads.nn.attention.masks import Causal, Mask, dense_mask
 from manyheads.nn.kernels import policy
-from manyheads.nn.kernels.dropout import dropout
-from manyheads.nn.kernels.relative_tiles import attend_by_tiles
-from manyheads.nn.kernels.softmax import masked_softmax, weighted_by_sums
+from manyheads.nn.kernels.attention import masked_softmax, some_row_is_empty, weighted_by_sums
+from manyheads.nn.kernels.derivatives import first_derivative_only
+from manyheads.nn.kernels.dropout import RowMasks, dropout
 from manyheads.nn.shapes import Float
+
+
+def attend_by_tiles(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    content_bias: Tensor,
+    position_bias: Tensor | None,
+    distance_bias: Tensor | None,
+    allowed: Tensor,
+    dropout_rate: float,
+) -> Tensor:
+    """Compute causal `kernels.relative.relative_attention`, a few lanes at a time, so that scores stay in the cache.
+
+    Autograd would store the (batch, heads, q_len, k_len) numbers several times; this stores the weights once, and the
+    dropout mask. allowed: True = may attend, causal; broadcastable to (batch, heads, q_len, k_len).
+    """
+    given = [query, key, value, positions, content_bias, position_bias, distance_bias]
+    needs_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+    if not needs_grad:
+        given = [None if t is None else t.detach() for t in given]
+    out: Tensor = _RelativeAttention.apply(*given, allowed, dropout_rate, needs_grad)  # type: ignore[no-untyped-call]
+    return out
+
+
+@first_derivative_only
+class _RelativeAttention(torch.autograd.Function):
+    """Computes one tile of lanes at a time, so its scores stay in the cache.
+
+    Stores weights and dropout mask for the backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        positions: Tensor,
+        content_bias: Tensor,
+        position_bias: Tensor | None,
+        distance_bias: Tensor | None,
+        allowed: Tensor,
+        rate: float,
+        needs_grad: bool,
+    ) -> Tensor:
+        compute, positions_dtype = query.dtype, positions.dtype
+        batch, heads, q_len, head_dim = query.shape
+        k_len = key.shape[2]
+        scale = 1 / math.sqrt(head_dim)
+        with torch.autocast(query.device.type, enabled=False):
+            # Queries and biases are scaled, not scores: q_len x head_dim numbers instead of q_len x k_len.
+            key, value = _joined(key.to(compute)), _joined(value.to(compute))
+            positions = positions.to(compute)
+            content_add, position_add, distance_add = (
+                None if bias is None else (bias * scale).to(compute)[:, None]
+                for bias in (content_bias, position_bias, distance_bias)
+            )  # (heads, 1, head_dim or k_len)
+            position_add = None if position_add is None else position_add[:, None]
+            content_query = _biased(query, content_add, scale, out=query.new_empty(query.shape))
+            position_query = query.new_empty(query.numel())
+            hidden = torch.zeros(allowed.shape, dtype=compute, device=query.device)
+            hidden.masked_fill_(~allowed, -torch.inf)
+            has_empty_rows = some_row_is_empty(allowed)
+            out = query.new_empty(batch, heads, q_len, value.shape[-1])
+            weights = query.new_empty(batch, heads, q_len, k_len) if needs_grad else None
+            kept = query.new_empty(batch, heads, q_len, k_len) if needs_grad and rate else None
+            masks = RowMasks(batch, heads * q_len * k_len, rate, query.device) if rate else None
+            lanes = policy.lanes_at_once(batch, heads * q_len * k_len, query.device)
+            buffer = query.new_empty(min(lanes, batch), heads, q_len, k_len)
+            # The views of all tiles in one call: calls of operations are a large part of a step (EXPERIMENTS.md).
+            position_queries = _position_queries(position_query, query.shape, lanes)
+            key_columns = torch.split(_flat(key).transpose(-1, -2), lanes * heads)
+            content_queries, values, outs = (torch.split(_flat(x), lanes * heads) for x in (content_query, value, out))
+            for n, first in enumerate(range(0, batch, lanes)):
+                here = slice(first, first + lanes)
+                tile_query = query[here].transpose(0, 1)
+                count = tile_query.shape[1]
+                into = position_queries[n].view(heads, count, q_len, head_dim)
+                _biased(tile_query, position_add, scale, out=into)
+                by_distance = torch.bmm(position_queries[n], positions.transpose(-1, -2))
+                by_distance = by_distance.view(heads, count, q_len, k_len)
+                if distance_add is not None:
+                    by_distance += distance_add[:, None]
+                scores = buffer[:count]
+                torch.add(_shifted(by_distance), hidden[here] if hidden.shape[0] > 1 else hidden, out=scores)
+                _flat(scores).baddbmm_(content_queries[n], key_columns[n])
+                # torch's softmax sums at least in float32, whatever the dtype of the scores.
+                tile = torch.softmax(scores, dim=-1, out=None if weights is None else weights[here])
+                if has_empty_rows:
+                    tile.masked_fill_(~(allowed[here] if allowed.shape[0] > 1 else allowed), 0.0)
+                if masks is not None:
+                    tile_kept = masks.of(tile, first)
+                    tile = tile * tile_kept
+                    if kept is not None:
+                        kept[here] = tile_kept
+                torch.bmm(_flat(tile), values[n], out=outs[n])
+        if needs_grad:
+            ctx.save_for_backward(content_query, position_query, key, value, positions, weights, kept)
+            ctx.scale = scale
+            ctx.dtypes = [None if t is None else t.dtype for t in (content_bias, position_bias, distance_bias)]
+            ctx.positions_dtype = positions_dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        content_query, position_query, key, value, positions, weights, kept = ctx.saved_tensors
+        content_dtype, position_dtype, distance_dtype = ctx.dtypes
+        batch, heads, q_len, k_len = weights.shape
+        statistics = torch.promote_types(weights.dtype, torch.float32)
+        grad_content, grad_position = torch.empty_like(content_query), torch.empty_like(content_query)
+        grad_key, grad_value = key.new_empty(key.shape), value.new_empty(value.shape)
+        grad_positions = torch.zeros_like(positions, dtype=statistics)
+        grad_distance = torch.zeros(heads, k_len, dtype=statistics, device=key.device) if distance_dtype else None
+        lanes = policy.lanes_at_once(batch, heads * q_len * k_len, key.device)
+        buffer: Tensor | None = None
+        with torch.autocast(key.device.type, enabled=False):
+            grad_outs = torch.split(_flat(grad_out.to(weights.dtype)), lanes * heads)
+            position_queries = _position_queries(position_query, content_query.shape, lanes)
+            content_queries, keys, values, grad_contents, grad_keys, grad_values = (
+                torch.split(_flat(x), lanes * heads)
+                for x in (content_query, key, value, grad_content, grad_key, grad_value)
+            )
+            for n, first in enumerate(range(0, batch, lanes)):
+                here = slice(first, first + lanes)
+                tile = used = weights[here]
+                grad_tile = torch.bmm(grad_outs[n], values[n].transpose(-1, -2)).view_as(tile)
+                if kept is not None:
+                    grad_tile *= kept[here]
+                    used = tile * kept[here]
+                torch.bmm(_flat(used).transpose(-1, -2), grad_outs[n], out=grad_values[n])
+                grad_scores = torch._softmax_backward_data(grad_tile, tile, -1, tile.dtype)
+                flat = _flat(grad_scores)
+                torch.bmm(flat, keys[n], out=grad_contents[n])
+                torch.bmm(flat.transpose(-1, -2), content_queries[n], out=grad_keys[n])
+                buffer = _unshifted(grad_scores, buffer)
+                by_distance = buffer.flatten(1, 2)  # (heads, lanes x q_len, k_len)
+                grad_tile_query = torch.bmm(by_distance, positions).view(heads, -1, q_len, positions.shape[-1])
+                grad_position[here] = grad_tile_query.transpose(0, 1)
+                grad_positions += torch.bmm(by_distance.transpose(-1, -2), position_queries[n])
+                if grad_distance is not None:
+                    grad_distance += by_distance.sum(dim=1, dtype=statistics)
+
+            def of_bias(grad: Tensor, dtype: torch.dtype | None) -> Tensor | None:
+                return None if dtype is None else (grad.sum(dim=(0, 2), dtype=statistics) * ctx.scale).to(dtype)
+
+            # Length before heads in memory: the backward pass of the projection would otherwise copy it.
+            grad_query = content_query.new_empty(batch, q_len, heads, content_query.shape[-1]).transpose(1, 2)
+            torch.add(grad_content, grad_position, out=grad_query).mul_(ctx.scale)
+            return (
+                grad_query,
+                grad_key,
+                grad_value,
+                grad_positions.to(ctx.positions_dtype),
+                of_bias(grad_content, content_dtype),
+                of_bias(grad_position, position_dtype),
+                None if grad_distance is None else (grad_distance * ctx.scale).to(distance_dtype),
+                *[None] * 3,
+            )
+
+
+def _shifted(by_distance: Tensor) -> Tensor:
+    """Return `relative_shift` as a view of contiguous scores.
+
+    Row i + 1 begins k_len numbers after row i in memory and moves one column less: a stride of k_len - 1 does both.
+    Shape: (heads, lanes, q_len, k_len) -> (lanes, heads, q_len, k_len)
+    """
+    heads, lanes, q_len, k_len = by_distance.shape
+    strides = (q_len * k_len, lanes * q_len * k_len, k_len - 1, 1)
+    return by_distance.as_strided((lanes, heads, q_len, k_len), strides, by_distance.storage_offset() + q_len - 1)
+
+
+def _unshifted(shifted: Tensor, out: Tensor | None = None) -> Tensor:
+    """Apply the transpose of `_shifted` to gradients, which are zero at keys after the query.
+
+    Shape: (lanes, heads, q_len, k_len) -> (heads, lanes, q_len, k_len)
+    Args: out: the result of an earlier call, which is overwritten if it has the right shape.
+    """
+    lanes, heads, q_len, k_len = shifted.shape
+    if out is None or out.shape[1] != lanes:
+        out = shifted.new_zeros(heads, lanes, q_len, k_len)
+    flat = out.view(heads, lanes, q_len * k_len)
+    # The last column of all rows except the last belongs to keys after the query; the others are one block of memory.
+    flat[..., q_len - 1 : -1].view(heads, lanes, q_len, k_len - 1).copy_(shifted[..., :-1].transpose(0, 1))
+    flat[..., -1] = shifted[:, :, -1, -1].t()
+    return out
+
+
+def _biased(query: Tensor, bias: Tensor | None, scale: float, out: Tensor) -> Tensor:
+    """Write query * scale + bias to `out`, rounded once."""
+    return torch.mul(query, scale, out=out) if bias is None else torch.add(bias, query, alpha=scale, out=out)
+
+
+def _position_queries(position_query: Tensor, shape: torch.Size, lanes: int) -> list[Tensor]:
+    """Return the views of the tiles, with heads first, as the product with `positions` takes them.
+
+    Shape: (batch x heads x q_len x head_dim,) -> (heads, lanes x q_len, head_dim) each. Args: shape: of the query.
+    """
+    _, heads, q_len, head_dim = shape
+    parts = torch.split(position_query, lanes * heads * q_len * head_dim)
+    return [part.view(heads, part.numel() // (heads * head_dim), head_dim) for part in parts]
+
+
+def _flat(x: Tensor) -> Tensor:
+    """Join lanes and heads to one axis."""
+    return x.flatten(0, 1)
+
+
+def _joined(x: Tensor) -> Tensor:
+    """Return keys or values whose lanes and heads are one axis in memory, as products take them without a copy.
+
+    Otherwise each tile would be copied, and keys transposed. Parts of a cache already have this layout; `policy` says
+    where they must be contiguous too.
+    """
+    return x.contiguous() if policy.wants_contiguous(x) else _flat(x).view(x.shape)
 
 
 def relative_weights(

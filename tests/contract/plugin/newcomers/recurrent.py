@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.architectures.language_model import LanguageModel
-from manyheads.nn.attention.state import register_state
 from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.pytrees import register_state
 from newcomers.recurrent_config import RecurrentConfig
 
 

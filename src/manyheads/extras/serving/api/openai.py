@@ -20,8 +20,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from manyheads import __version__
-from manyheads.decoding.continuation import NewToken
-from manyheads.decoding.generation import context_settings
+from manyheads.decoding.generation import NewToken, context_settings
 from manyheads.decoding.settings import GenerationSettings, drawing_options
 from manyheads.extras.serving.api.shared import (
     STREAMED,

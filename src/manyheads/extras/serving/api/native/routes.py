@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from torch import Tensor
 
-from manyheads.decoding.continuation import NewToken
+from manyheads.decoding.generation import NewToken
 from manyheads.decoding.settings import GenerationSettings
 from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.truncation import scored_limit
