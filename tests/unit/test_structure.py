@@ -165,3 +165,11 @@ def test_the_settings_of_the_gpu_tests_know_their_markers() -> None:
     known = {"parametrize", "skip", *re.findall(r"^    (\w+)(?:\(\w+\))?: ", settings, re.MULTILINE)}
     used = {name for file in folder.glob("*.py") for name in re.findall(r"mark\.(\w+)", file.read_text())}
     assert used - known == set()
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    root = SOURCES.parent
+    navigation = (root / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    named = set(re.findall(r"[\w/.-]+\.md", navigation))
+    pages = {path.relative_to(root / "docs").as_posix() for path in (root / "docs").rglob("*.md")}
+    assert pages - named == set()
