@@ -77,7 +77,7 @@ def data_loading(precision: Literal["fp32", "bf16"]) -> Step:
     import torch
 
     from manyheads.catalogue import PRESETS
-    from manyheads.data.plan import next_position
+    from manyheads.data.sampler import next_position
     from manyheads.training.run.assembly import assemble
 
     config: Any = replace(PRESETS["demo"](), run_dir=str(_folder() / "run"), precision=precision)

@@ -23,7 +23,7 @@ import torch  # noqa: E402  (the machine is set up before)
 
 from manyheads.catalogue import PRESETS, SIZED_BY_PRECISION  # noqa: E402
 from manyheads.data.language.prepared import TextData  # noqa: E402
-from manyheads.data.plan import next_position  # noqa: E402
+from manyheads.data.sampler import next_position  # noqa: E402
 from manyheads.data.translation.prepared import PreparedData  # noqa: E402
 from manyheads.decoding.translator import Translator  # noqa: E402
 from manyheads.evaluation.language_model import evaluate_text  # noqa: E402

@@ -64,8 +64,7 @@ def _all(items: Iterator[Any]) -> None:
 
 def _readers_of_text(samples: dict[str, bytes]) -> Iterator[Reader]:
     from manyheads.config.files import load_yaml
-    from manyheads.data.language.raw_files import Pictures, RawFiles
-    from manyheads.data.language.texts import TextFiles
+    from manyheads.data.language.texts import Pictures, RawFiles, TextFiles
     from manyheads.data.lines import read_lines
     from manyheads.data.translation.readers import PairFiles
     from manyheads.extras.documents.terms import Terms

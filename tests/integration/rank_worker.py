@@ -26,7 +26,7 @@ from preloading import preload
 from tiny_run import TINY, TINY_REFORMER, TINY_TEXT, changed
 
 from manyheads.checkpoint.format import save_checkpoint
-from manyheads.data.plan import next_position
+from manyheads.data.sampler import next_position
 from manyheads.distributed.group import Group
 from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process

@@ -22,8 +22,8 @@ from oddities.running import call
 from oddities.table import LATER, ODDITIES
 from slices import sliced
 
-from manyheads.data.byte_lines import GZIP_MAGIC
 from manyheads.data.language.prepared import TextData
+from manyheads.data.lines import GZIP_MAGIC
 from manyheads.text.settings import VocabularySettings
 from manyheads.text.vocabularies import learn_vocabulary
 

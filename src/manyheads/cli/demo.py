@@ -23,7 +23,7 @@ from manyheads.cli.printing import say
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
-from manyheads.data.progress import telling
+from manyheads.data.lines import telling
 from manyheads.errors import DataError, MissingExtraError, ModelFileError
 from manyheads.tasks.translation.settings import TrainConfig
 

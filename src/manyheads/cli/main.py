@@ -127,7 +127,7 @@ def _run_limited(arguments: list[str]) -> int:
     value = arguments[place].partition("=")[2] if has_value else "".join(arguments[place + 1 : place + 2])
     if not re.fullmatch(r"[0-9]{1,18}", value):
         raise RequestError(f"{_LIMIT} is {value!r}; give a number of bytes, such as {_LIMIT} 20000000000.")
-    from manyheads.data.byte_lines import limited_input
+    from manyheads.data.lines import limited_input
 
     with limited_input(int(value)):
         return _run_limited(arguments[:place] + arguments[place + (1 if has_value else 2) :])

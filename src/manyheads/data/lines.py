@@ -1,19 +1,31 @@
-"""Lines of text files: UTF-8, plain or gzip; lines end at "\\n" only."""
+"""Lines of text files, FIFOs and standard input: UTF-8, plain or gzip; lines end at "\\n" only.
+
+`str.splitlines` also splits at U+2028, U+0085 and other characters that occur inside sentences, which would shift one
+language against the other. Therefore lines are split before they are decoded.
+"""
 
 from __future__ import annotations
 
+import gzip
 import io
+import os
+import select
+import stat
+import sys
 import time
-from collections.abc import Iterator
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import IO, Generic, Literal, Protocol, TypeVar, cast
 
-from manyheads.data import byte_lines
-from manyheads.data.byte_lines import ByteLines, describe, opened
+from manyheads.data import lines as byte_lines
 from manyheads.data.sgm import is_sgm, sgm_segments
-from manyheads.errors import DataError
-from manyheads.files.guarded import open_regular
+from manyheads.errors import ConfigError, DataError
+from manyheads.files.guarded import open_regular, open_stream
 
 __all__ = [
     "OnBadUtf8",
@@ -25,6 +37,261 @@ __all__ = [
     "refuse_packed",
     "stored_lines",
 ]
+
+Progress = Callable[[str, int, int], None]
+"""(phase, done, total); total is 0 while it is unknown."""
+
+
+def telling(show: Progress, phase: str, total: int, first: int = 0) -> Callable[[int], None]:
+    """Begin a phase.
+
+    Args:
+        show: displays the progress.
+        phase: name of the phase.
+        total: 0 if it is unknown.
+        first: amount that was done before.
+
+    Returns: a function to call with the amount done since then.
+    """
+    show(phase, first, total)
+    return lambda done: show(phase, first + done, total)
+
+
+MAX_INPUT_BYTES = 8 * 2**30
+"""Maximum number of bytes of an input of unknown size: a packed file, or a stream that is read to its end. 10 MB of
+gzip can unpack to 10 GB."""
+
+MAX_LINE_BYTES = 64 * 2**20
+CHUNK_BYTES = 2**20
+GZIP_MAGIC = b"\x1f\x8b"
+
+_most_bytes = MAX_INPUT_BYTES
+
+_Read = Callable[[int], bytes]
+_CanRead = Callable[[float], bool]
+
+
+@contextmanager
+def limited_input(most_bytes: int) -> Iterator[None]:
+    """Within the block, refuse inputs above this size in place of MAX_INPUT_BYTES, in all threads of the process.
+
+    Raises: ConfigError: the limit is not above 0.
+    """
+    if most_bytes < 1:
+        raise ConfigError(f"--max-input-bytes is {most_bytes}; it must be at least 1.")
+    global _most_bytes
+    before, _most_bytes = _most_bytes, most_bytes
+    try:
+        yield
+    finally:
+        _most_bytes = before
+
+
+def describe(path: str | Path) -> str:
+    """Return a path as shown in messages: unchanged, unless it cannot be shown on one line or is not Unicode."""
+    name = str(path)
+    return "standard input" if name == "-" else name if name.isprintable() else repr(name)[1:-1]
+
+
+class ByteLines:
+    """Lines without their "\\n", which a last line does not need. Created by `opened`.
+
+    Args:
+        read: returns available bytes, at most the given number; waits until there is at least one; empty at the end.
+        can_read: whether `read` would return within the given number of seconds.
+
+    Attributes:
+        given: number of lines returned so far.
+        unended: whether the last line was read and had no "\\n".
+    """
+
+    def __init__(self, read: _Read, can_read: _CanRead) -> None:
+        self._read = read
+        self._can_read = can_read
+        self._whole: deque[bytes] = deque()
+        self._begun: list[bytes] = []  # of a line whose end was not read yet
+        self._begun_bytes = 0
+        self._ended = False
+        self.given = 0
+        self.unended = False
+
+    def next(self) -> bytes | None:
+        """Return the next line, or None at the end. A line above MAX_LINE_BYTES is cut off soon after that many."""
+        while not self._whole and not self._ended:
+            self._fill()
+        if not self._whole:
+            return None
+        self.given += 1
+        return self._whole.popleft()
+
+    def ready(self, seconds: float) -> bool:
+        """Return whether another line, or the end, can be read within this time."""
+        until = time.monotonic() + seconds
+        while not self._whole and not self._ended:
+            if not self._can_read(max(0.0, until - time.monotonic())):
+                return False
+            self._fill()
+        return True
+
+    def _fill(self) -> None:
+        chunk = self._read(CHUNK_BYTES)
+        first, *more = chunk.split(b"\n")
+        self._begun.append(first)
+        self._begun_bytes += len(first)
+        self._ended = not chunk
+        self.unended = self._ended and self._begun_bytes > 0
+        if more or self._begun_bytes > MAX_LINE_BYTES or self.unended:
+            self._whole.append(b"".join(self._begun))
+            self._whole.extend(more[:-1])
+            self._begun = more[-1:]
+            self._begun_bytes = sum(map(len, self._begun))
+
+
+class _Pushed:
+    """A stream that cannot be rewound (pipe, FIFO), with the bytes already read from it put back in front.
+
+    It returns the bytes that are available, so interactive input does not wait for a full block.
+    """
+
+    def __init__(self, head: bytes, rest: io.BufferedReader) -> None:
+        self._head = head
+        self._rest = rest
+
+    def read(self, size: int) -> bytes:
+        if self._head:
+            part, self._head = self._head[:size], self._head[size:]
+            return part
+        return self._rest.read1(size)
+
+    def can_read(self, seconds: float) -> bool:
+        return bool(self._head) or _has_bytes(self._rest, seconds)
+
+
+def _has_bytes(file: io.BufferedReader, seconds: float) -> bool:
+    """Return whether a read would not wait. True where the system cannot tell, because a disk file never waits long."""
+    try:
+        poll = select.poll()
+        poll.register(file.fileno(), select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+    except (AttributeError, OSError, ValueError):  # no such call on Windows; no file behind the stream
+        return True
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[ByteLines]:
+    """Open a file, a FIFO, or standard input (`-`) and yield its lines; data that begins like gzip is unpacked.
+
+    Raises: DataError: the file cannot be opened or read, or unpacks to more bytes than `limited_input` allows.
+    """
+    lines: ByteLines | None = None
+
+    def place() -> str:
+        return f"after line {lines.given}" if lines is not None and lines.given else ""
+
+    with _reading(path, place) as (read, can_read):
+        lines = ByteLines(read, can_read)
+        yield lines
+
+
+def read_chunks(path: str | Path, *, unpack: bool = True, expected: str = "a text file") -> Iterator[bytes]:
+    """Yield the bytes of a file, a FIFO or standard input in blocks.
+
+    Args:
+        path: file, FIFO or `-`.
+        unpack: unpack data that begins like gzip.
+        expected: the kind of file, for the message about a directory.
+
+    Raises: DataError: the file cannot be opened or read; or it is packed or a stream, and has more bytes than
+        `limited_input` allows.
+    """
+    given = 0
+
+    def place() -> str:
+        return f"after byte {given}" if given else ""
+
+    with _reading(path, place, unpack, expected, is_kept=True) as (read, _):
+        while chunk := read(CHUNK_BYTES):
+            given += len(chunk)
+            yield chunk
+
+
+@contextmanager
+def _reading(
+    path: str | Path,
+    place: Callable[[], str],
+    unpack: bool = True,
+    expected: str = "a text file",
+    *,
+    is_kept: bool = False,
+) -> Iterator[tuple[_Read, _CanRead]]:
+    """Open a file and yield the two functions that `ByteLines` takes.
+
+    Args:
+        path: file, FIFO or `-`.
+        place: returns the current position for messages; empty at the beginning.
+        unpack: see `read_chunks`, also for `expected`.
+        expected: see `unpack`.
+        is_kept: all of it will be in memory or on disk, so a stream is limited as well. Lines may come for ever.
+    """
+    name = describe(path)
+    try:
+        if str(path) == "-":
+            if sys.stdin is None:
+                raise DataError("Standard input is closed; name a file, or give the text through a pipe.")
+            yield _readers(cast(io.BufferedReader, sys.stdin.buffer), name, unpack, is_kept)
+        else:
+            with open_stream(Path(path)) as file:
+                yield _readers(file, name, unpack, is_kept)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        reason = str(error).rstrip(".")
+        raise DataError(
+            f"{name} begins like a gzip file but is cut off or damaged {place() or 'at its beginning'}: {reason}."
+            " Copy or pack it once more."
+        ) from None
+    except IsADirectoryError:
+        raise DataError(f"{name} is a directory; {expected} was expected.") from None
+    except OSError as error:
+        raise DataError(f"Cannot read {name}: {error.strerror or error}.") from None
+    except ValueError as error:  # a NUL inside the path
+        raise DataError(f"Cannot read {name}: {error}.") from None
+
+
+def _readers(file: io.BufferedReader, name: str, unpack: bool, is_kept: bool) -> tuple[_Read, _CanRead]:
+    head = file.read1(len(GZIP_MAGIC)) if unpack else b""
+    if head == GZIP_MAGIC[:1]:
+        head += file.read1(1)
+    stream = _Pushed(head, file)
+    if head != GZIP_MAGIC:
+        endless = is_kept and not _is_regular(file)
+        return _limited(stream.read, name, "has") if endless else stream.read, stream.can_read
+    # The decompressor does not tell whether it has data, so packed text is read in full blocks.
+    unpacked = gzip.GzipFile(fileobj=cast(IO[bytes], stream), mode="rb")
+    return _limited(unpacked.read1, name, "unpacks to"), lambda seconds: True
+
+
+def _is_regular(file: io.BufferedReader) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except (OSError, ValueError):  # no file behind the stream
+        return False
+
+
+def _limited(read: _Read, name: str, verb: str) -> _Read:
+    """Return `read`, which refuses what comes after the limit."""
+    most, given = _most_bytes, 0
+
+    def read_within(size: int) -> bytes:
+        nonlocal given
+        content = read(size)
+        given += len(content)
+        if given > most:
+            raise DataError(
+                f"{name} {verb} more than {most:,} bytes. If that is right, allow more by --max-input-bytes N."
+            )
+        return content
+
+    return read_within
+
 
 OnBadUtf8 = Literal["fail", "replace", "skip"]
 PAUSE_SECONDS = 0.1
@@ -225,3 +492,67 @@ def stored_lines(path: Path) -> Iterator[str]:
                 yield line.removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"Cannot read {path}: {error}. Prepare the data again.") from None
+
+
+T = TypeVar("T")
+
+
+class Source(Protocol[T]):
+    """The input of a command. files: their names. report: counts of unusual lines."""
+
+    files: Sequence[str]
+    report: ReadReport
+
+    def blocks(self, *, full: bool) -> Iterator[list[T]]:
+        """Yield the input from its beginning. full: wait until a block is full, even if the input is slow."""
+
+
+class LinesOf:
+    """The lines of a file.
+
+    Args:
+        file: its name; `-` is standard input.
+        size: number of lines in a block.
+        on_bad_utf8: see `data.lines`.
+    """
+
+    def __init__(self, file: str, size: int, on_bad_utf8: OnBadUtf8 = "fail") -> None:
+        self.files: Sequence[str] = [file]
+        self.report = ReadReport()
+        self._size = size
+        self._on_bad_utf8 = on_bad_utf8
+
+    def blocks(self, *, full: bool) -> Iterator[list[str]]:
+        self.report = ReadReport()  # several ranks read the file twice, but must count it once
+        [file] = self.files
+        if full:
+            lines = read_lines(file, on_bad_utf8=self._on_bad_utf8, report=self.report)
+            return blocks_of(lines, self._size)
+        return read_blocks(file, self._size, on_bad_utf8=self._on_bad_utf8, report=self.report)
+
+
+class GivenItems(Generic[T]):
+    """Items in memory.
+
+    Args:
+        items: all items.
+        size: number of items in a block.
+        files: names of the files that contained them.
+        report: counts of unusual lines in these files.
+    """
+
+    def __init__(self, items: Sequence[T], size: int, files: Sequence[str], report: ReadReport) -> None:
+        self.files = files
+        self.report = report
+        self._items = items
+        self._size = size
+
+    def blocks(self, *, full: bool) -> Iterator[list[T]]:
+        return blocks_of(self._items, self._size)
+
+
+def blocks_of(things: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield lists of `size` items; the last one can be shorter."""
+    rest = iter(things)
+    while block := list(islice(rest, size)):
+        yield block

@@ -1,19 +1,27 @@
-"""Shuffling by arithmetic: the position of a sample in an epoch is computed, never stored.
+"""The order of samples: shuffling by arithmetic, and the plan of an epoch.
 
-A Feistel network over the smallest even number of bits that can represent the size, repeated until the value is below
-the size ("cycle walking", Black and Rogaway 2002), is a bijection of [0, size). Therefore position -> sample has the
-same cost at position 10**12 as at 0, a resumed run needs no state except its position, and the order is the same on
-every machine and rank.
+Shuffling: a Feistel network over the smallest even number of bits that can represent the size, repeated until the value
+is below the size ("cycle walking", Black and Rogaway 2002), is a bijection of [0, size). Therefore position -> sample
+has the same cost at position 10**12 as at 0, a resumed run needs no state except its position, and the order is the
+same on every machine and rank.
+
+Plan: row n contains the samples of optimiser step n of that epoch. It is a pure function of the lengths, max_tokens,
+the seed and the epoch. A row contains the samples of all micro-batches and ranks, which take contiguous shares, so
+their numbers do not change the samples of a step.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, DataError
 from manyheads.seeding import derive_seed
 
 MAX_SIZE = 10**12
@@ -80,3 +88,127 @@ class Permutation:
         for key in self._keys:
             left, right = right, left ^ (mix(right + key) & self._mask)
         return (left << self._half_bits) | right
+
+
+IntArray = NDArray[np.integer[Any]]
+
+
+class BatchPlan:
+    """Batches of similar lengths in random order; every sample is in exactly one. Create a plan with `build`.
+
+    `plan[n]` is a list of `accumulate` arrays of sample ids; `len(plan)` is the number of optimiser steps of the epoch.
+    """
+
+    def __init__(self, order: IntArray, starts: NDArray[np.int64], accumulate: int) -> None:
+        self._order = order  # (samples,) ids, row after row
+        self._starts = starts  # (rows + 1,)
+        self.accumulate = accumulate
+
+    @classmethod
+    def build(
+        cls,
+        source_lengths: IntArray,
+        target_lengths: IntArray,
+        *,
+        max_tokens: int,
+        seed: int,
+        epoch: int,
+        accumulate: int = 1,
+    ) -> BatchPlan:
+        """Return the plan of an epoch.
+
+        Samples are shuffled, sorted by length, divided into rows as large as max_tokens allows, and then the rows are
+        shuffled. The length of a sample is the maximum of its target length and its source length plus the mean
+        difference between targets and sources. Samples of equal length stay in random order, so that batches differ
+        between epochs.
+
+        Args:
+            source_lengths: (samples,) tokens of each source, EOS included.
+            target_lengths: (samples,) tokens of each target, BOS and EOS included.
+            max_tokens: upper bound of max(rows x longest source, rows x longest target) over a row of the plan.
+            seed: the run's seed.
+            epoch: number of the epoch.
+            accumulate: number of micro-batches in a row.
+
+        Raises: DataError: a single sample is longer than max_tokens.
+        """
+        order = Permutation(len(source_lengths), seed, epoch).all()
+        source, target = np.asarray(source_lengths)[order], np.asarray(target_lengths)[order]
+        shift = round((int(target.sum(dtype=np.int64)) - int(source.sum(dtype=np.int64))) / max(1, len(order)))
+        keys = np.maximum(source + shift, target)
+        keys -= keys.min(initial=0)
+        sorting = np.argsort(keys.astype(np.min_scalar_type(keys.max(initial=0))), kind="stable")  # radix below 2^16
+        order, longest = order[sorting], np.maximum(source, target)[sorting]
+        del source, target, keys, sorting
+        if len(order) and longest.max() > max_tokens:
+            raise DataError(
+                f"Sample {order[longest.argmax()]} has {longest.max()} tokens, more than max_tokens"
+                f" {max_tokens}; raise max_tokens, or lower max_source_len and max_target_len."
+            )
+        bounds = cut_rows(longest, max_tokens)
+        rows = Permutation(len(bounds) - 1, seed, epoch, "rows").all()
+        sizes = np.diff(bounds)[rows]
+        starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        shuffled = np.concatenate([order[:0], *(order[bounds[row] : bounds[row + 1]] for row in rows)])
+        return cls(shuffled, starts, accumulate)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, row: int) -> list[NDArray[np.int64]]:
+        """Return the sample ids of each micro-batch of a row: contiguous shares whose sizes differ by at most one.
+
+        A share is empty only if the row has fewer samples than there are micro-batches.
+        """
+        return np.array_split(self.samples(row), self.accumulate)
+
+    def samples(self, row: int) -> NDArray[np.int64]:
+        """Return all sample ids of a row, shortest first.
+
+        Raises: IndexError: there is no such row.
+        """
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        return self._order[self._starts[row] : self._starts[row + 1]].astype(np.int64)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the whole plan; the same for the same order of training."""
+        content = hashlib.sha256(f"{self.accumulate}:{len(self)}:".encode())
+        for part in (self._starts, self._order):
+            content.update(np.ascontiguousarray(part, "<i8").tobytes())
+        return content.hexdigest()
+
+
+def next_position(epoch: int, row: int, num_rows: int) -> tuple[int, int]:
+    """Return the position after row `row` of an epoch of `num_rows` rows: the next row, or the next epoch's first."""
+    return (epoch, row + 1) if row + 1 < num_rows else (epoch + 1, 0)
+
+
+def cut_rows(longest: IntArray, max_tokens: int) -> NDArray[np.int64]:
+    """Return the bounds of consecutive rows, each as large as rows x longest <= max_tokens allows, and never empty.
+
+    Args:
+        longest: (samples,) length of the longer side of each sample, in order.
+        max_tokens: see `BatchPlan.build`.
+
+    Returns: (rows + 1,) positions.
+    """
+    bounds = [0]
+    start, total = 0, len(longest)
+    while start < total:
+        most = max(1, min(max_tokens // max(1, int(longest[start])), total - start))
+        window = np.maximum.accumulate(longest[start : start + most]) * np.arange(1, most + 1)
+        start += max(1, int(np.searchsorted(window, max_tokens, side="right")))
+        bounds.append(start)
+    return np.array(bounds, np.int64)
+
+
+def by_length(lengths: IntArray, max_tokens: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the ids of all samples, shortest first, a batch at a time; a sample above max_tokens is a batch of its own.
+
+    Args: lengths: (samples,) length of each. max_tokens: upper bound of rows x longest sample.
+    """
+    order = np.argsort(lengths, kind="stable").astype(np.int64)
+    for start, stop in pairwise(cut_rows(lengths[order], max_tokens)):
+        yield order[start:stop]

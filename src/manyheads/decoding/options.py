@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_origin
 from manyheads.config.checks import at_least, check
 from manyheads.config.merge import field_types
 from manyheads.config.options import option
-from manyheads.data.progress import Progress
+from manyheads.data.lines import Progress
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings, drawing_options
 from manyheads.distributed.process import local_device, this_process
 from manyheads.distributed.sharded_lines import model_identity

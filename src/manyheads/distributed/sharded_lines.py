@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from manyheads.data.line_source import Source
+from manyheads.data.lines import Source
 from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process
 from manyheads.errors import ConfigError, DataError, ManyHeadsError, RequestError

@@ -12,10 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from manyheads.data.batch import share
 from manyheads.data.language.segments import SegmentBatch, eval_segments
-from manyheads.data.partition import share
-from manyheads.data.store import TokenSide
-from manyheads.data.token_store import TokenStore
+from manyheads.data.store import TokenSide, TokenStore
 from manyheads.errors import refuse_nan
 from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
 from manyheads.evaluation.reading import Reading

@@ -56,7 +56,7 @@ def run_section(model: str, name: str) -> dict[str, Any]:
 
 
 def copy_settings(model: str) -> CopyTaskSettings:
-    """Return `data.translation.copy_task` of a run's config.yaml; the defaults without one.
+    """Return `data.translation.prepared` of a run's config.yaml; the defaults without one.
 
     Args: model: a run folder, or its model/.
 
@@ -85,7 +85,7 @@ def pairs_of_split(
 
         return load_tatoeba(split or "test"), split or "test"
     if data == COPY_TASK:
-        from manyheads.data.translation.copy_task import copy_pairs
+        from manyheads.data.translation.prepared import copy_pairs
 
         return copy_pairs(seed, settings=copy_task)[split or "test"], split or "test"
     if data.startswith("embedded:"):
@@ -106,8 +106,8 @@ def held_out_directions(data: str, split: str, num_pairs: int) -> list[tuple[Lan
     """
     if data == COPY_TASK or data.startswith("embedded:"):
         return []
+    from manyheads.data.translation.cleaning.cleaner import directions_of
     from manyheads.data.translation.prepared import PreparedData
-    from manyheads.data.translation.tagged import directions_of
 
     return directions_of(PreparedData.open(data, verify=False).manifest, split, num_pairs)
 

@@ -9,8 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from manyheads import __version__
-from manyheads.data.line_source import Source
-from manyheads.data.lines import ReadReport
+from manyheads.data.lines import ReadReport, Source
 from manyheads.decoding.settings import DecodingSettings, drawing_options
 from manyheads.decoding.translation import Scored
 from manyheads.decoding.translator import Translator

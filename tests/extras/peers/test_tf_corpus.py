@@ -12,7 +12,7 @@ import pytest
 from numpy import array
 
 from manyheads.cli.main import main
-from manyheads.data.token_store import TokenStore
+from manyheads.data.store import TokenStore
 from manyheads.errors import ModelFileError
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading

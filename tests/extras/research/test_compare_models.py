@@ -15,7 +15,7 @@ import torch
 from offline_pages import record_of
 
 from manyheads.catalogue import build_model
-from manyheads.data.token_store import TokenStore
+from manyheads.data.store import TokenStore
 from manyheads.decoding.translator import Translator
 from manyheads.errors import NonFiniteError
 from manyheads.evaluation.bleu import corpus_bleu

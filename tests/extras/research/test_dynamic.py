@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from manyheads.catalogue import build_model
-from manyheads.data.token_store import TokenStore
+from manyheads.data.store import TokenStore
 from manyheads.errors import NonFiniteError
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading

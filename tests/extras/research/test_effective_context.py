@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.catalogue import build_model
-from manyheads.data.token_store import TokenStore
+from manyheads.data.store import TokenStore
 from manyheads.errors import DataError
 from manyheads.extras.research.recl import losses_by_context, relative_lengths
 from manyheads.models.transformer_xl.presets import PRESETS

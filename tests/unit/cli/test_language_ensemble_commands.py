@@ -17,7 +17,7 @@ from manyheads.catalogue import build_model
 from manyheads.cli.command_line.generate_options import GenerateOptions
 from manyheads.cli.lines.continuations import ContinuationLines
 from manyheads.data.settings import DUPLICATION
-from manyheads.data.token_store import TokenStore
+from manyheads.data.store import TokenStore
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.options import EnsembleOptions
 from manyheads.decoding.settings import GenerationSettings

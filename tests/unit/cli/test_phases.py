@@ -14,7 +14,7 @@ from rich.console import Console
 
 from manyheads.cli.watching.interruptible import StoppedBySignalError, interruptible
 from manyheads.cli.watching.phases import DELAY_SECONDS, PhaseBars, PhaseLines, showing_if_long, showing_phases
-from manyheads.data.progress import Progress, telling
+from manyheads.data.lines import Progress, telling
 
 
 def test_a_signal_stops_the_work_at_its_next_step() -> None:

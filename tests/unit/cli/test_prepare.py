@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from manyheads.cli.watching.interruptible import StoppedBySignalError
-from manyheads.data.translation.holdout import Rest
 from manyheads.data.translation.prepared import PreparedData
-from manyheads.data.translation.preparing import PairList
+from manyheads.data.translation.preparing import PairList, Rest
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.tokenizer import Tokenizer
 

@@ -15,8 +15,7 @@ import pytest
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.lines.running import run_lines
 from manyheads.cli.main import main
-from manyheads.data.line_source import GivenItems, blocks_of
-from manyheads.data.lines import ReadReport
+from manyheads.data.lines import GivenItems, ReadReport, blocks_of
 from manyheads.distributed import sharded_lines
 from manyheads.errors import ConfigError, RequestError
 

@@ -13,11 +13,15 @@ import pytest
 
 from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.data.lines import ReadReport
-from manyheads.data.translation.cleaning.alignment import WINDOW, misaligned_stretches
-from manyheads.data.translation.cleaning.block import SideBlock
-from manyheads.data.translation.cleaning.cleaner import CLEANING_RULES, CleanedPairs, RememberedPairs, describe_cleaning
-from manyheads.data.translation.cleaning.numbers import numbers_differ
-from manyheads.data.translation.cleaning.rules import HeldOut, parse_limits, usual_of
+from manyheads.data.translation.cleaning.cleaner import (
+    CLEANING_RULES,
+    WINDOW,
+    CleanedPairs,
+    RememberedPairs,
+    describe_cleaning,
+    misaligned_stretches,
+)
+from manyheads.data.translation.cleaning.rules import HeldOut, SideBlock, numbers_differ, parse_limits, usual_of
 from manyheads.data.translation.preparing import PairList
 from manyheads.data.translation.readers import PairFiles
 from manyheads.errors import ConfigError

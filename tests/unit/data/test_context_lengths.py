@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.data.context_lengths import Stage, length_at, memory_len_at, memory_lens, stages_of
 from manyheads.data.language.segments import SegmentBatch, SegmentStream
 from manyheads.data.mixing import MixedSegments
-from manyheads.data.settings import SegmentSettings
-from manyheads.data.token_store import TokenStore
+from manyheads.data.settings import SegmentSettings, Stage, length_at, memory_len_at, memory_lens, stages_of
+from manyheads.data.store import TokenStore
 from manyheads.errors import ConfigError, DataError
 
 SCHEDULE = ("4=0.3", "8=0.6", "16=1")

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.cli.main import main
-from manyheads.data.byte_lines import MAX_INPUT_BYTES, limited_input, opened, read_chunks
-from manyheads.data.lines import read_lines
+from manyheads.data.lines import MAX_INPUT_BYTES, limited_input, opened, read_chunks, read_lines
 from manyheads.errors import ConfigError, DataError
 
 

@@ -12,8 +12,7 @@ import torch
 from manyheads.data.language.segments import SegmentStream
 from manyheads.data.mixing import Draws, MixedSegments, join_pairs, lanes_of
 from manyheads.data.settings import DataSettings, SegmentSettings, shares_of
-from manyheads.data.store import PairStore
-from manyheads.data.token_store import TokenStore
+from manyheads.data.store import PairStore, TokenStore
 from manyheads.data.translation.batches import TrainingStream
 from manyheads.errors import ConfigError, DataError
 

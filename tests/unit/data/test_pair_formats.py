@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from manyheads.data.lines import ReadReport
-from manyheads.data.translation.pair_formats import nested_value, parquet_pairs, table_pairs
-from manyheads.data.translation.readers import PairFiles
+from manyheads.data.translation.readers import PairFiles, nested_value, parquet_pairs, table_pairs
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.documents.formats import read_document
 from manyheads.extras.documents.parts import Text

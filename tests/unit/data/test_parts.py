@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from manyheads.data.parts import Parts, parts_folder
+from manyheads.data.preparing import Parts, parts_folder
 from manyheads.data.translation.preparing import PairList, prepare_corpus
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.settings import TokenizerSettings

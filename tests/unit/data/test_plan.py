@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.data.plan import BatchPlan, cut_rows
-from manyheads.data.sampler import Permutation
+from manyheads.data.sampler import BatchPlan, Permutation, cut_rows
 from manyheads.errors import ConfigError, DataError
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(2, 30)), min_size=1, max_size=120)

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from manyheads.data.settings import CopyTaskSettings, DataSettings
-from manyheads.data.translation.copy_task import copy_pairs
-from manyheads.data.translation.holdout import Rest
-from manyheads.data.translation.prepared import PreparedData, open_data, prepare_corpus
-from manyheads.data.translation.preparing import PairList
+from manyheads.data.translation.prepared import PreparedData, copy_pairs, open_data, prepare_corpus
+from manyheads.data.translation.preparing import PairList, Rest
 from manyheads.data.translation.readers import PairFiles
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.commit import remove_stale, temporary_name

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from manyheads.data.language.prepared import TextData
-from manyheads.data.language.preparing_ids import prepare_ids
-from manyheads.data.language.raw_files import Pictures, RawFiles
+from manyheads.data.language.preparing import prepare_ids
 from manyheads.data.language.segments import SegmentStream, eval_segments
+from manyheads.data.language.texts import Pictures, RawFiles
 from manyheads.data.preparing import Holdout
 from manyheads.data.settings import SegmentSettings
 from manyheads.errors import ConfigError, DataError, MissingExtraError

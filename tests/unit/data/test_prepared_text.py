@@ -14,17 +14,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import manyheads.data.manifest as data_manifest
+import manyheads.data.prepared_folder as data_manifest
 from manyheads.data.corpora.novel import NOVEL_DIGEST, load_novel
-from manyheads.data.language.layouts import LAYOUTS, find_layout
 from manyheads.data.language.prepared import NOVEL, TextData, open_text
 from manyheads.data.language.preparing import prepare_text
-from manyheads.data.language.texts import TextBlock, TextFiles
+from manyheads.data.language.texts import LAYOUTS, TextBlock, TextFiles, find_layout
 from manyheads.data.lines import ReadReport
 from manyheads.data.prepared_folder import prepared_task
 from manyheads.data.preparing import Holdout
 from manyheads.data.settings import SegmentSettings
-from manyheads.data.token_store import TokenStore
+from manyheads.data.store import TokenStore
 from manyheads.data.translation.prepared import PreparedData
 from manyheads.data.translation.preparing import PairList, prepare_corpus
 from manyheads.errors import ConfigError, DataError, SaveError
@@ -102,7 +101,7 @@ def test_counts_are_those_of_the_text(tmp_path: Path) -> None:
 def test_counts_in_blocks_of_any_size(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, content: list[bytes]
 ) -> None:
-    monkeypatch.setattr("manyheads.data.language.preparing_tokens.BLOCK_BYTES", 3)
+    monkeypatch.setattr("manyheads.data.language.preparing.BLOCK_BYTES", 3)
     monkeypatch.setattr("manyheads.data.language.preparing.ENCODE_LINES", 2)
     text = b"".join(content)
     for documents in ("none", "lines"):
@@ -370,7 +369,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("manyheads.data.manifest.write_manifest", full)
+    monkeypatch.setattr("manyheads.data.prepared_folder.write_manifest", full)
     with pytest.raises(SaveError, match="No space left"):
         prepared(tmp_path / "d")
     assert list(tmp_path.iterdir()) == []

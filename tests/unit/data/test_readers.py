@@ -112,7 +112,7 @@ def test_files_of_other_kinds(tmp_path: Path, content: bytes, message: str) -> N
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyheads.data.byte_lines.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("manyheads.data.lines.MAX_LINE_BYTES", 1000)
     with pytest.raises(DataError, match="line 2, at byte 2, is longer than 1000 bytes"):
         lines_of(tmp_path, b"a\n" + b"x" * 1001)
     with pytest.raises(DataError, match="longer than 1000"):

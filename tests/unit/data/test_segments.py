@@ -13,12 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.data.language.lanes import SHORTEST, varied_bounds
-from manyheads.data.language.segments import SegmentBatch, SegmentStream, eval_segments
-from manyheads.data.plan import next_position
-from manyheads.data.sampler import Permutation
+from manyheads.data.language.segments import SHORTEST, SegmentBatch, SegmentStream, eval_segments, varied_bounds
+from manyheads.data.sampler import Permutation, next_position
 from manyheads.data.settings import SegmentSettings
-from manyheads.data.token_store import TokenStore
+from manyheads.data.store import TokenStore
 from manyheads.errors import ConfigError, DataError
 
 END = 999

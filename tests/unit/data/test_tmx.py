@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from manyheads.data import byte_lines
+from manyheads.data import lines as byte_lines
 from manyheads.data.lines import ReadReport
 from manyheads.data.translation.readers import PairFiles
 from manyheads.data.translation.tmx import tmx_pairs

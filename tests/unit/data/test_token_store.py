@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import manyheads.data.manifest as data_manifest
-from manyheads.data.token_store import TokenStore, write_tokens
+import manyheads.data.prepared_folder as data_manifest
+from manyheads.data.store import TokenStore, write_tokens
 from manyheads.errors import DataError
 
 DOCUMENTS = [[5, 6, 7], [], [255], [1, 2, 3, 4]]

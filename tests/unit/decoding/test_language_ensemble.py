@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from manyheads.catalogue import build_model
-from manyheads.data.token_store import TokenStore
+from manyheads.data.store import TokenStore
 from manyheads.decoding.device import inference
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.prefix_cache import PrefixCache

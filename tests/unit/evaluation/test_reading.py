@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from manyheads.catalogue import build_model
-from manyheads.data.token_store import TokenStore
+from manyheads.data.store import TokenStore
 from manyheads.errors import ConfigError
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading

@@ -159,7 +159,7 @@ def test_no_more_than_one_byte_above_the_limit(tmp_path: Path) -> None:
 
 def test_pictures_that_are_no_files(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
-    from manyheads.data.language.raw_files import Pictures
+    from manyheads.data.language.texts import Pictures
 
     os.mkfifo(tmp_path / "a.png")
     with pytest.raises(DataError, match="a named pipe, not a regular file"):

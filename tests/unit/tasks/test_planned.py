@@ -10,10 +10,8 @@ import pytest
 
 from manyheads.cli.command_line.train_options import read_arguments
 from manyheads.config.files import Source, to_yaml
-from manyheads.data.language.preparing import prepare_text
-from manyheads.data.language.preparing_ids import prepare_ids
-from manyheads.data.language.raw_files import RawFiles
-from manyheads.data.language.texts import TextBlock
+from manyheads.data.language.preparing import prepare_ids, prepare_text
+from manyheads.data.language.texts import RawFiles, TextBlock
 from manyheads.data.translation.prepared import prepare_corpus
 from manyheads.data.translation.preparing import PairList
 from manyheads.errors import ConfigError

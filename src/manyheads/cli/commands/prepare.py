@@ -32,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
     before = _identity(output)
 
     def tell_stopped() -> None:
-        from manyheads.data.parts import parts_folder
+        from manyheads.data.preparing import parts_folder
 
         found = _identity(output)
         left = f"nothing is left in {output}" if found is None else f"{output} is unchanged"

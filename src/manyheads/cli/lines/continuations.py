@@ -15,8 +15,7 @@ from manyheads.cli.lines.conversation import Command, converse, whole_number
 from manyheads.cli.lines.output import LineWriter, check_files
 from manyheads.cli.lines.output_checks import OutputCheck
 from manyheads.cli.printing import say
-from manyheads.data.line_source import LinesOf
-from manyheads.data.lines import OnBadUtf8, ReadReport, read_blocks
+from manyheads.data.lines import LinesOf, OnBadUtf8, ReadReport, read_blocks
 from manyheads.decoding.generation import Continuation
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.id_files import output_files, write_continuations

@@ -17,8 +17,7 @@ from manyheads.cli.lines.conversation import Command, converse, whole_number
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.lines.output_checks import OutputCheck
 from manyheads.cli.printing import say
-from manyheads.data.line_source import LinesOf
-from manyheads.data.progress import Progress, telling
+from manyheads.data.lines import LinesOf, Progress, telling
 from manyheads.decoding.translation import Translation, one_line
 from manyheads.decoding.translator import Translator
 from manyheads.distributed.sharded_lines import model_identity

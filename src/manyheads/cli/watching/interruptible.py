@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
 
-from manyheads.data.progress import Progress
+from manyheads.data.lines import Progress
 
 T = TypeVar("T")
 GRACE_SECONDS = 3.0

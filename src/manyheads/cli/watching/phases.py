@@ -25,7 +25,7 @@ BEAT_SECONDS = 0.5
 
 
 class Phases(Protocol):
-    """Shows the progress of work; it is a `data.progress.Progress`."""
+    """Shows the progress of work; it is a `data.lines.Progress`."""
 
     def __call__(self, what: str, done: int, total: int, /) -> None:
         """The work is now at `done` of `total` of a phase."""

@@ -9,6 +9,7 @@ from typing import Any
 from manyheads.data.corpora.novel import NOVEL_DIGEST, load_novel
 from manyheads.data.language.preparing import prepare_text
 from manyheads.data.language.texts import TextBlock
+from manyheads.data.lines import Progress
 from manyheads.data.prepared_folder import (
     EMBEDDED,
     PreparedFolder,
@@ -19,9 +20,8 @@ from manyheads.data.prepared_folder import (
     refuse_missing,
 )
 from manyheads.data.preparing import LANGUAGE_TASK
-from manyheads.data.progress import Progress
 from manyheads.data.settings import SegmentSettings
-from manyheads.data.token_store import TokenStore
+from manyheads.data.store import TokenStore
 from manyheads.data.translation.prepared import TATOEBA
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.settings import VocabularySettings

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from manyheads.data.batch import PairBatch
-from manyheads.data.collate import collate, round_up
+from manyheads.data.batch import PairBatch, collate, round_up
 from manyheads.data.mixing import Draws
-from manyheads.data.plan import BatchPlan, cut_rows
+from manyheads.data.sampler import BatchPlan, cut_rows
 from manyheads.data.settings import DataSettings
 from manyheads.data.store import IntArray, PairStore
 from manyheads.data.translation.bpe_dropout import BpeDropout

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.data.progress import Progress
+from manyheads.data.lines import Progress
 
 MOST_CANDIDATES = 256
 """Target ids that are kept of each source id."""

@@ -1,4 +1,9 @@
-"""Opening prepared pairs: tokenizer, token stores, and the raw validation and test text, by folder or by setting."""
+"""Opening prepared pairs: tokenizer, token stores, and the raw validation and test text, by folder or by setting.
+
+The copy task (the target equals the source) is the smallest test of whether a translation model learns: The Annotated
+Transformer (Rush 2018), "A First Example". Differs: sequences have different lengths, and validation and test sequences
+never occur in training.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
+from manyheads.data.lines import Progress
 from manyheads.data.prepared_folder import (
     EMBEDDED,
     PreparedFolder,
@@ -19,18 +27,62 @@ from manyheads.data.prepared_folder import (
     refuse_missing,
 )
 from manyheads.data.preparing import LANGUAGE_TASK, SPLITS
-from manyheads.data.progress import Progress
+from manyheads.data.sampler import mix
 from manyheads.data.settings import CopyTaskSettings, DataSettings
 from manyheads.data.store import PairStore
-from manyheads.data.translation.copy_task import copy_pairs
 from manyheads.data.translation.preparing import SIDES, PairList, prepare_corpus
 from manyheads.errors import ConfigError, DataError
+from manyheads.seeding import derive_seed
 from manyheads.text.languages import LanguagePair
 from manyheads.text.of_folder import tokenizer_of_task
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
-__all__ = ["TATOEBA", "PreparedData", "open_data", "prepare_corpus"]
+__all__ = ["PreparedData", "TATOEBA", "open_data", "prepare_corpus"]
+
+NUM_TRAIN, NUM_VALID, NUM_TEST = 20_000, 200, 500
+MOST_TRAIN = 10_000_000
+
+
+def copy_pairs(
+    seed: int, num_train_pairs: int = 0, settings: CopyTaskSettings | None = None
+) -> dict[str, list[tuple[str, str]]]:
+    """Return pairs of equal texts for `train`, `valid` and `test`: sequences of the words `w1`, `w2` ...; none twice.
+
+    Args:
+        seed: determines the texts. Test and validation pairs do not depend on the number of training pairs.
+        num_train_pairs: 0 means 20,000.
+        settings: number of words, and lengths; None: the defaults.
+
+    Raises: ConfigError: num_train_pairs is above ten million, or there are too few different texts.
+    """
+    task = settings or CopyTaskSettings()
+    num_train = num_train_pairs or NUM_TRAIN
+    if num_train > MOST_TRAIN:
+        raise ConfigError(f"data.num_train_pairs is {num_train}; it must be at most {MOST_TRAIN} for the copy task.")
+    wanted = NUM_TEST + NUM_VALID + num_train
+    if 2 * wanted > task.num_texts:  # random texts are drawn until enough of them are new
+        raise ConfigError(
+            f"data.copy_task has {task.num_texts:,} different texts (num_symbols {task.num_symbols}, shortest"
+            f" {task.shortest}, longest {task.longest}), but {2 * wanted:,} are needed for {num_train:,} training"
+            f" pairs, {NUM_VALID} and {NUM_TEST} others; raise num_symbols or longest, or lower data.num_train_pairs."
+        )
+    base = np.uint64(derive_seed(seed, "copy-task"))
+    known: dict[str, None] = {}  # an ordered set
+    start = 0
+    while len(known) < wanted:
+        rows = np.arange(start, start + wanted, dtype=np.uint64)
+        draws = mix(rows + base)[:, None] + np.arange(task.longest + 1, dtype=np.uint64)
+        numbers = mix(draws.astype(np.uint64))
+        lengths = task.shortest + numbers[:, 0] % np.uint64(task.longest - task.shortest + 1)
+        symbols = 1 + numbers[:, 1:] % np.uint64(task.num_symbols)
+        for length, row in zip(lengths.tolist(), symbols.tolist(), strict=True):
+            known[" ".join(f"w{symbol}" for symbol in row[:length])] = None
+        start += wanted
+    texts = [(text, text) for text in known][:wanted]
+    held_out = NUM_TEST + NUM_VALID
+    return {"train": texts[held_out:], "valid": texts[NUM_TEST:held_out], "test": texts[:NUM_TEST]}
+
 
 COPY_TASK = "copy-task"
 TATOEBA = "embedded:tatoeba-en-de"

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.parsers import expat
 
-from manyheads.data.byte_lines import read_chunks
-from manyheads.data.lines import OnBadUtf8, ReadReport, describe
+from manyheads.data.lines import OnBadUtf8, ReadReport, describe, read_chunks
 from manyheads.errors import DataError
 
 MOST_UNIT_CHARS = 2**24

@@ -13,8 +13,7 @@ from manyheads.cli.lines.running import write_lines
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage
-from manyheads.data.line_source import LinesOf
-from manyheads.data.progress import Progress, telling
+from manyheads.data.lines import LinesOf, Progress, telling
 from manyheads.distributed.sharded_lines import is_sharded, model_identity
 from manyheads.errors import RequestError
 from manyheads.extras.classification.options import ClassifyOptions

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.catalogue import HOOKS, load
-from manyheads.data.progress import Progress, telling
+from manyheads.data.lines import Progress, telling
 from manyheads.decoding.truncation import counted_truncations, naming_lines
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import DataError

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe
-from manyheads.data.translation.pair_formats import json_record, mended, nested_value, preview, read_table
-from manyheads.data.translation.readers import aligned_lines
+from manyheads.data.translation.readers import aligned_lines, json_record, mended, nested_value, preview, read_table
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.tables import Columns, check_width, columns_of, is_header, named, width
 

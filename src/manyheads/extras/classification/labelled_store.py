@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyheads.data.batch import RowBatch
-from manyheads.data.collate import padded_rows
-from manyheads.data.plan import by_length
+from manyheads.data.batch import RowBatch, padded_rows
 from manyheads.data.row_stream import RowStream
+from manyheads.data.sampler import by_length
 from manyheads.data.store import IntArray, SideWriter, StoreFormat, TokenSide, sides_from_lists
 from manyheads.errors import DataError
 from manyheads.extras.classification.settings import LabelledSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from manyheads.data.progress import Progress
+from manyheads.data.lines import Progress
 from manyheads.errors import ConfigError
 from manyheads.extras.classification.classes import Confusion
 from manyheads.extras.classification.labelled_store import LabelledStream, eval_labelled

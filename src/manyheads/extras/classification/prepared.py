@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
-from manyheads.data.line_source import blocks_of
-from manyheads.data.lines import stored_lines
+from manyheads.data.lines import Progress, blocks_of, stored_lines, telling
 from manyheads.data.prepared_folder import (
     PreparedFolder,
     cached_folder,
@@ -25,9 +24,8 @@ from manyheads.data.prepared_folder import (
     refuse_missing,
 )
 from manyheads.data.preparing import CONTROL, SPLITS, given_splits, prepare
-from manyheads.data.progress import Progress, telling
 from manyheads.data.store import IntArray
-from manyheads.data.translation.preparing_sides import PART_ROWS, REPORT_ROWS, SidesSource
+from manyheads.data.translation.preparing import PART_ROWS, REPORT_ROWS, SidesSource
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.classification.config import check_labels
 from manyheads.extras.classification.labelled_files import Labelled, LabelledList, LabelledReport, LabelledTexts

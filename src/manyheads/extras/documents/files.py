@@ -14,10 +14,7 @@ from manyheads.cli.lines.running import is_resumable, telling_what_is_kept
 from manyheads.cli.printing import say
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import option
-from manyheads.data.byte_lines import read_chunks
-from manyheads.data.line_source import GivenItems
-from manyheads.data.lines import ReadReport, describe
-from manyheads.data.progress import telling
+from manyheads.data.lines import GivenItems, ReadReport, describe, read_chunks, telling
 from manyheads.distributed.sharded_lines import model_identity, run_lines
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.documents.formats import FORMATS, decode, format_of, read_document

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
-from manyheads.data.translation.unread import unread_format
+from manyheads.data.translation.readers import unread_format
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.documents.parts import LINE_END, Document, Part, Segment, Text, lay_out, line_end_of, trimmed
 

@@ -24,9 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyheads.data.batch import RowBatch
-from manyheads.data.collate import round_up
-from manyheads.data.plan import by_length
+from manyheads.data.batch import RowBatch, round_up
 from manyheads.data.prepared_folder import (
     PreparedFolder,
     open_manifest,
@@ -36,6 +34,7 @@ from manyheads.data.prepared_folder import (
     refuse_missing,
 )
 from manyheads.data.row_stream import RowStream
+from manyheads.data.sampler import by_length
 from manyheads.data.store import SideWriter, StoreFormat, TokenSide, sides_from_lists
 from manyheads.errors import DataError
 from manyheads.extras.parsing.bracketing import ParsingSettings, normal_form

@@ -16,8 +16,7 @@ from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.lines.translations import TranslationLines
 from manyheads.cli.printing import say
 from manyheads.config.options import given_options, refuse_given
-from manyheads.data.line_source import LinesOf
-from manyheads.data.progress import Progress, telling
+from manyheads.data.lines import LinesOf, Progress, telling
 from manyheads.decoding.translation import Translation, one_line
 from manyheads.distributed.process import local_device
 from manyheads.distributed.sharded_lines import model_identity

@@ -21,8 +21,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from manyheads.data.progress import Progress, telling
-from manyheads.data.token_store import TokenStore
+from manyheads.data.lines import Progress, telling
+from manyheads.data.store import TokenStore
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, NonFiniteError, refuse_nan

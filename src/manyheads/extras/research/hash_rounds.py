@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from manyheads.catalogue import build_model
-from manyheads.data.progress import Progress, telling
+from manyheads.data.lines import Progress, telling
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, RequestError, refuse_nan

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from manyheads.data.progress import Progress, telling
-from manyheads.data.token_store import TokenStore
+from manyheads.data.lines import Progress, telling
+from manyheads.data.store import TokenStore
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError, refuse_nan

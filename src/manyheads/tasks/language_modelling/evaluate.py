@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.catalogue import HOOKS, load
-from manyheads.data.progress import Progress, telling
+from manyheads.data.lines import Progress, telling
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.group import Group
 from manyheads.distributed.launch import start

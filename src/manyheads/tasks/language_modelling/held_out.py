@@ -11,7 +11,7 @@ from manyheads.data.corpora.novel import load_novel
 from manyheads.data.language.prepared import NOVEL, open_text
 from manyheads.data.language.texts import TextFiles
 from manyheads.data.settings import SegmentSettings
-from manyheads.data.token_store import TokenStore
+from manyheads.data.store import TokenStore
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.language_model import EnsembleReading

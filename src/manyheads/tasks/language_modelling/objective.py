@@ -16,8 +16,8 @@ from torch import Tensor
 from manyheads.data.cooccurrence import count_ids, neighbour_embeddings
 from manyheads.data.language.prepared import TextData, open_text
 from manyheads.data.language.segments import SegmentStream
+from manyheads.data.lines import Progress
 from manyheads.data.mixing import MixedSegments, lanes_of, mixed_digest
-from manyheads.data.progress import Progress
 from manyheads.data.settings import SegmentSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import SearchStopped

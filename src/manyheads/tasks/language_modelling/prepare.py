@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.config.build import build
-from manyheads.data.language.layouts import find_layout
 from manyheads.data.language.prepared import TextData
-from manyheads.data.language.preparing import prepare_text
-from manyheads.data.language.preparing_ids import prepare_ids
-from manyheads.data.language.raw_files import IdSource, Pictures, RawFiles
-from manyheads.data.language.texts import TextFiles
+from manyheads.data.language.preparing import prepare_ids, prepare_text
+from manyheads.data.language.texts import IdSource, Pictures, RawFiles, TextFiles, find_layout
 from manyheads.data.preparing import Holdout
 from manyheads.errors import ConfigError
 from manyheads.tasks.language_modelling.prepare_options import PrepareOptions

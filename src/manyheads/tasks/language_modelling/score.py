@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from manyheads.data.line_source import LinesOf
-from manyheads.data.progress import Progress, telling
+from manyheads.data.lines import LinesOf, Progress, telling
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.distributed.sharded_lines import model_identity

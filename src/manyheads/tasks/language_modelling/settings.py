@@ -21,7 +21,7 @@ else:
     LanguageModelConfig = Union[configs_of("language-modelling")]  # noqa: UP007  (the classes are in the table)
 
 MOST_ABOVE = 15
-"""Tokens by which a segment of varied length may be longer than segment_len (`data.language.lanes`)."""
+"""Tokens by which a segment of varied length may be longer than segment_len (`data.language.segments`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

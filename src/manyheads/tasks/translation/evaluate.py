@@ -9,11 +9,8 @@ import sys
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from manyheads.data.line_source import GivenItems
-from manyheads.data.lines import describe, read_lines
-from manyheads.data.progress import Progress, telling
-from manyheads.data.translation.readers import ReadReport, check_segments, first_suspicious
-from manyheads.data.translation.unread import refuse_documents
+from manyheads.data.lines import GivenItems, Progress, describe, read_lines, telling
+from manyheads.data.translation.readers import ReadReport, check_segments, first_suspicious, refuse_documents
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation import one_line
 from manyheads.decoding.translator import Translator

@@ -13,8 +13,8 @@ import torch
 from manyheads.catalogue import TASKS
 from manyheads.data.cooccurrence import cooccurrence_embeddings
 from manyheads.data.corpora.tatoeba import NUM_TRAIN
+from manyheads.data.lines import Progress
 from manyheads.data.mixing import join_pairs, mixed_digest
-from manyheads.data.progress import Progress
 from manyheads.data.translation.batches import TrainingStream
 from manyheads.data.translation.bpe_dropout import BpeDropout
 from manyheads.data.translation.prepared import TATOEBA, PreparedData, open_data

@@ -8,15 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from manyheads.data.manifest import MAX_MANIFEST_BYTES
+from manyheads.data.prepared_folder import MAX_MANIFEST_BYTES
 from manyheads.data.preparing import SPLITS
-from manyheads.data.translation.cleaning.cleaner import CLEANING_RULES, CleanedPairs, RememberedPairs, describe_cleaning
+from manyheads.data.translation.cleaning.cleaner import (
+    CLEANING_RULES,
+    CleanedPairs,
+    ManyCleanings,
+    RememberedPairs,
+    TaggedPairs,
+    describe_cleaning,
+)
 from manyheads.data.translation.cleaning.rules import Limits, parse_limits
-from manyheads.data.translation.holdout import Rest
 from manyheads.data.translation.prepared import PreparedData
-from manyheads.data.translation.preparing import CLEANING, Pairs, prepare_corpus
+from manyheads.data.translation.preparing import CLEANING, Pairs, Rest, prepare_corpus
 from manyheads.data.translation.readers import PairFiles
-from manyheads.data.translation.tagged import ManyCleanings, TaggedPairs
 from manyheads.errors import ConfigError
 from manyheads.files.guarded import read_limited
 from manyheads.tasks.preparation import (

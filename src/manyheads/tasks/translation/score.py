@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from manyheads.data.line_source import GivenItems
-from manyheads.data.progress import Progress, telling
+from manyheads.data.lines import GivenItems, Progress, telling
 from manyheads.data.translation.readers import PairFiles, ReadReport
 from manyheads.decoding.translator import Translator
 from manyheads.distributed.sharded_lines import model_identity

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from manyheads.catalogue import ARCHITECTURES
-from manyheads.data.progress import Progress
+from manyheads.data.lines import Progress
 from manyheads.data.translation.lexicon import Lexicon, learn_lexicon
 from manyheads.data.translation.prepared import PreparedData
 from manyheads.data.translation.readers import PairFiles

@@ -21,7 +21,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from manyheads.catalogue import build_model
-from manyheads.data.progress import Progress
+from manyheads.data.lines import Progress
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.plan.trial import Trial

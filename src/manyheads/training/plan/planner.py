@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from manyheads.data.progress import Progress
+from manyheads.data.lines import Progress
 from manyheads.errors import ConfigError
 from manyheads.training.plan import measuring
 from manyheads.training.plan.trial import Knob, Trial, trial_of

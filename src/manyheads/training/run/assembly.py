@@ -11,7 +11,7 @@ import torch
 
 from manyheads.catalogue import build_model
 from manyheads.config.files import to_plain
-from manyheads.data.progress import Progress
+from manyheads.data.lines import Progress
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, DataError
 from manyheads.models.language_model import LanguageModel

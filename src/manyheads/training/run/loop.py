@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from manyheads.data.plan import next_position
+from manyheads.data.sampler import next_position
 from manyheads.decoding.device import choose_device
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, ManyHeadsError, NonFiniteError, is_out_of_memory

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from manyheads.catalogue import TASKS
-from manyheads.data.progress import Progress
+from manyheads.data.lines import Progress
 from manyheads.distributed.group import Group
 from manyheads.text.languages import LanguagePair
 from manyheads.training.record.report import ValidationReport

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.data.partition import share
+from manyheads.data.batch import share
 from manyheads.distributed.group import Group
 from manyheads.distributed.shards import whole
 from manyheads.models.pretrained import load_portable_state, portable_state

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from manyheads.checkpoint.sharded import Allocate
-from manyheads.data.partition import share
+from manyheads.data.batch import share
 from manyheads.distributed.group import Group
 from manyheads.distributed.shards import is_part, part_of
 from manyheads.errors import CheckpointError

@@ -1,6 +1,9 @@
-"""Cleaning of training pairs while they are read.
+"""Cleaning of training pairs while they are read: rules find unsuitable pairs, which are counted and, if asked, left out.
 
-Rules find unsuitable pairs, which are counted and, if requested, left out.
+Shifted stretches: long sentences have long translations. If line n of one file belongs to line n + k of the other, the
+lengths agree at that shift, and not without it (Gale and Church 1993, Computational Linguistics 19(1), use the same
+fact to align sentences). Pairs of several directions are read one direction after another; their sources begin with
+the tag of the target language.
 """
 
 from __future__ import annotations
@@ -11,13 +14,76 @@ from itertools import chain, islice
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from manyheads.data.lines import ReadReport
-from manyheads.data.translation.cleaning.alignment import REACH, misaligned_stretches
 from manyheads.data.translation.cleaning.rules import RULES, HeldOut, Limits, PairBlock, Rule, Usual, usual_of
 from manyheads.data.translation.preparing import Pairs
-from manyheads.text.languages import guess_language
+from manyheads.errors import DataError
+from manyheads.text.languages import LanguagePair, guess_language
+from manyheads.text.sides import tagged
 from manyheads.text.tokenised import how_prepared
+
+Lengths = npt.NDArray[np.int64]
+WINDOW = 40  # pairs that are compared at once
+MOST_SHIFT = 5
+MOST_GAP = 5  # windows
+REACH = (MOST_GAP + 2) * WINDOW
+"""Pairs before and after a block that determine whether its pairs are in a stretch."""
+
+MARGIN = 0.4  # by which the correlation at another shift must exceed the one in place
+HIGH = 0.5  # the correlation that a shift must reach
+
+
+class MisalignedStretch(tuple[int, int, int]):
+    """First and last pair, from 0, and the number of lines by which the target is shifted."""
+
+
+def misaligned_stretches(source: Lengths, target: Lengths) -> list[MisalignedStretch]:
+    """Return the stretches whose lengths agree better at another shift, the same in at least two windows.
+
+    A stretch may include up to `MOST_GAP` windows that show nothing. By chance, one window in a thousand of short
+    sentences seems shifted, so a window alone does not count.
+
+    Args: source, target: characters of each sentence, of consecutive pairs.
+    """
+    found: list[MisalignedStretch] = []
+    for first, shift in _windows(np.log1p(source), np.log1p(target)):
+        last = min(first + WINDOW, len(source)) - 1
+        if found and found[-1][2] == shift and found[-1][1] >= first - 1 - MOST_GAP * WINDOW:
+            found[-1] = MisalignedStretch((found[-1][0], last, shift))
+        else:
+            found.append(MisalignedStretch((first, last, shift)))
+    return [one for one in found if one[1] - one[0] + 1 >= 2 * WINDOW]
+
+
+def _windows(source: npt.NDArray[np.float64], target: npt.NDArray[np.float64]) -> Iterator[tuple[int, int]]:
+    """Yield the first pair of each window that is shifted, and its shift."""
+    count = len(source) // WINDOW
+    if count == 0:
+        return
+    shape = (count, WINDOW)
+    left = source[: count * WINDOW].reshape(shape)
+    padded = np.pad(target, MOST_SHIFT, constant_values=np.nan)
+    shifts = [0, *(sign * size for size in range(1, MOST_SHIFT + 1) for sign in (1, -1))]
+    values = np.stack(
+        [_correlation(left, padded[MOST_SHIFT + shift :][: count * WINDOW].reshape(shape)) for shift in shifts]
+    )  # (shifts, windows)
+    best = values.argmax(0)
+    for window in np.flatnonzero((best > 0) & (values.max(0) > HIGH) & (values.max(0) > values[0] + MARGIN)).tolist():
+        yield window * WINDOW, shifts[best[window]]
+
+
+def _correlation(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the correlation in each row; pairs that one side does not have are left out. 0 where it is undefined."""
+    known = ~np.isnan(right)
+    right = np.where(known, right, 0.0)
+    counts = np.maximum(known.sum(1, keepdims=True), 1)
+    centred = [np.where(known, side - (side * known).sum(1, keepdims=True) / counts, 0.0) for side in (left, right)]
+    product = (centred[0] * centred[1]).sum(1)
+    scale = np.sqrt((centred[0] ** 2).sum(1) * (centred[1] ** 2).sum(1))
+    return np.asarray(np.divide(product, scale, out=np.zeros_like(product), where=scale > 1e-9))
+
 
 BLOCK_PAIRS = 8000  # a multiple of the window of `alignment`, and more than its reach
 SAMPLE_PAIRS = 8000  # number of first pairs that determine the usual ratio of lengths and the scripts
@@ -265,3 +331,87 @@ class RememberedPairs:
             for item in fields(report):
                 setattr(report, item.name, getattr(report, item.name) + getattr(self._report, item.name))
         yield from self._kept
+
+
+Direction = tuple[str, str, int]
+"""Source, target, and the number of pairs of a stretch of a split."""
+
+
+class TaggedPairs:
+    """See `preparing_pairs.Pairs`.
+
+    Args: parts: the direction of each part, and its pairs.
+
+    Attributes: directions: of the stretches that were read, in order.
+    """
+
+    def __init__(self, parts: Sequence[tuple[LanguagePair, Pairs]]) -> None:
+        self._parts = parts
+        self.directions: list[Direction] = []
+
+    @property
+    def languages(self) -> tuple[LanguagePair, ...]:
+        """Each direction once."""
+        return tuple(dict.fromkeys(pair for pair, _ in self._parts))
+
+    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
+        """Yield the pairs of all parts, with tags."""
+        self.directions = []
+        for (source, target), pairs in self._parts:
+            count = 0
+            for text, translation in pairs.read(report):
+                count += 1
+                yield tagged(text, target), translation
+            self.directions.append((source, target, count))
+
+    def describe(self) -> str:
+        """Return the directions with their files."""
+        return "; ".join(f"{source} > {target}: {pairs.describe()}" for (source, target), pairs in self._parts)
+
+
+def directions_of(manifest: Mapping[str, Any], split: str, num_pairs: int) -> list[tuple[LanguagePair, slice]]:
+    """Return the direction of each stretch of a split, as the manifest of prepared data records them.
+
+    Args: num_pairs: of the split.
+
+    Returns: empty for data of one direction.
+    Raises: DataError: the record does not cover the split.
+    """
+    stretches = manifest.get("directions", {}).get(split, [])
+    found, first = [], 0
+    for source, target, count in stretches:
+        found.append(((source, target), slice(first, first + count)))
+        first += count
+    if stretches and first != num_pairs:
+        raise DataError(
+            f"manifest.json is damaged: its directions of {split} have {first} pairs, but the split {num_pairs}."
+            " Prepare the data again."
+        )
+    return found
+
+
+class ManyCleanings:
+    """The cleaning of several sources of pairs, as one report; lines are those of each source.
+
+    Args: reports: of each.
+    """
+
+    def __init__(self, reports: Sequence[CleaningReport]) -> None:
+        self._reports = reports
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of cleaning.json: counts are summed; the first examples are kept."""
+        each = [report.to_json() for report in self._reports]
+        rules = each[0]["rules"]
+        for others in each[1:]:
+            for rule, other in zip(rules, others["rules"], strict=True):
+                rule["count"] += other["count"]
+                rule["examples"] = [*rule["examples"], *other["examples"]][:3]
+        return {
+            **each[0],
+            **{name: sum(one[name] for one in each) for name in ("pairs", "found", "left_out")},
+            "languages": [None, None],  # several
+            "prepared": list(dict.fromkeys(what for one in each for what in one["prepared"])),
+            "misaligned": [stretch for one in each for stretch in one["misaligned"]],
+            "rules": rules,
+        }

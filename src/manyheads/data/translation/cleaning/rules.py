@@ -3,16 +3,178 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from manyheads.data.translation.cleaning.block import SideBlock
-from manyheads.data.translation.cleaning.numbers import numbers_differ
 from manyheads.errors import ConfigError
 from manyheads.text.sides import untagged
+
+Counts = npt.NDArray[np.int64]
+
+_UNKNOWN, _OTHER, _LETTER, _DIGIT, _SPACE = range(5)
+_KIND = np.zeros(0x110000, np.uint8)
+_SCRIPT = np.zeros(0x110000, np.uint8)
+_COMMON = 0
+"""Number of the script of characters that belong to no script, or to several."""
+_NUMBERS = {"": _COMMON}  # name of a script -> its number
+# One language writes these together.
+_TOGETHER = dict.fromkeys(
+    ("CJK", "HIRAGANA", "KATAKANA", "HENTAIGANA", "BOPOMOFO", "IDEOGRAPHIC", "MASU", "VERTICAL"), "EAST ASIAN"
+)
+_NO_SCRIPT = frozenset({"MODIFIER", "COMBINING", "SPACE"})
+
+
+def _classify(points: npt.NDArray[np.uint32]) -> None:
+    """Enter code points that are new into the tables.
+
+    The script is the first word of a letter's Unicode name, as LATIN or HANGUL, after compatible forms (half-width,
+    mathematical, presentation forms, jamo) were replaced by their usual ones; it is as new as Python's `unicodedata`.
+    """
+    for point in np.unique(points[_KIND[points] == _UNKNOWN]).tolist():
+        char, kind = chr(point), _OTHER
+        category = unicodedata.category(char)
+        if char.isspace():
+            kind = _SPACE
+        elif category == "Nd":
+            kind = _DIGIT
+        elif category[0] in "LM":
+            usual = unicodedata.normalize("NFKC", char)[0]
+            word = re.split("[ -]", unicodedata.name(usual, "UNNAMED"))[0]
+            if word != "VARIATION":  # selects the form of an emoji
+                kind = _LETTER
+                script = "" if word in _NO_SCRIPT else _TOGETHER.get(word, word)
+                _SCRIPT[point] = _NUMBERS.setdefault(script, min(len(_NUMBERS), 255))
+        _KIND[point] = kind
+
+
+class SideBlock:
+    """The sentences of one side of a block of pairs.
+
+    Args: texts: sentences without line feeds.
+
+    Attributes: chars, letters, digits, spaces: how many of each sentence's characters are of that kind; vowel signs and
+        accents are letters. (sentences,)
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        encoded = ("\n".join(texts) + "\n").encode("utf-32-le", "surrogatepass")
+        self._points = np.frombuffer(encoded, "<u4")
+        self._ends = np.flatnonzero(self._points == 0x0A)
+        _classify(self._points)
+        kinds = _KIND[self._points]
+        self.letters = self._count(kinds == _LETTER)
+        self.digits = self._count(kinds == _DIGIT)
+        self.spaces = self._count(kinds == _SPACE) - 1  # without the line feed
+        self.chars = self._count(np.ones(len(self._points), np.bool_)) - 1
+
+    def usual_script(self) -> int:
+        """Return the number of the script that most letters are of."""
+        counts = np.bincount(_SCRIPT[self._points], minlength=2)
+        counts[_COMMON] = 0
+        return int(counts.argmax())
+
+    def letters_of(self, script: int) -> Counts:
+        """Return the number of letters of one script. (sentences,)"""
+        return self._count(_SCRIPT[self._points] == script)
+
+    def letters_with_script(self) -> Counts:
+        """Return the number of letters that belong to one script. (sentences,)"""
+        return self._count(_SCRIPT[self._points] != _COMMON)
+
+    def has(self, char: str) -> npt.NDArray[np.bool_]:
+        """Return which sentences contain a character. (sentences,)"""
+        found = np.zeros(len(self._ends), np.bool_)
+        places = np.flatnonzero(self._points == ord(char))
+        found[np.searchsorted(self._ends, places)] = True
+        return found
+
+    def _count(self, which: npt.NDArray[np.bool_]) -> Counts:
+        """Return how many characters of each sentence, with the line feed after it, are marked."""
+        ends = np.cumsum(which, dtype=np.int64)[self._ends]
+        return np.diff(ends, prepend=0)
+
+
+# Digits of any script; between them one separator of groups, of decimals, or of hours and minutes.
+_NUMBER = re.compile(r"\d+(?:(?:[.,:'’\u066b\u066c \u00a0\u2009\u202f]|\s?h\s?)\d+)*")
+_DIGITS = re.compile(r"\d+")
+_OTHER_DIGIT = re.compile(r"[^\D0-9]")
+_THOUSANDS = re.compile(r"(?<=\d)(?:000)+\Z")
+_YEAR = re.compile(r"[12]\d{3}")
+_HALF_OF_DAY = re.compile(r"\d\s?(?:[ap]\.?\s?m\b|o['’]clock)", re.IGNORECASE)
+
+
+class _Number(NamedTuple):
+    """A number as it can be read.
+
+    whole: all digits together, without thousands that are only zeros: 10,000 is 10.
+    parts: the digits between separators, without zeros in front: those of at least two digits, and the hour of a time.
+    digits: all digits without zeros at the end.
+    is_decimal: at most two digits are behind the last separator.
+    is_time: there are two parts, and the second has two digits.
+    """
+
+    whole: str
+    parts: list[str]
+    digits: str
+    is_decimal: bool
+    is_time: bool
+
+
+def numbers_differ(source: str, target: str) -> bool:
+    """Return whether each text has a number of at least two digits that is in no reading a number of the other.
+
+    So 1,500 is 1500, 1 500 and 1.5; ३० is 30; 90 is 1990; 15:30 is 3.30; and a date has the same day, month and year in
+    whatever order. What is in one text alone, as a number that the other has in words, is no difference.
+    """
+    first, second = _numbers_in(source), _numbers_in(target)
+    hours = any(_HALF_OF_DAY.search(text) for text in (source, target))
+    return _has_another(first, second, hours) and _has_another(second, first, hours)
+
+
+def _numbers_in(text: str) -> list[_Number]:
+    if not text.isascii():
+        text = _OTHER_DIGIT.sub(lambda found: str(unicodedata.decimal(found[0])), text)
+    found = []
+    for one in _NUMBER.findall(text):
+        runs = _DIGITS.findall(one)
+        whole = "".join(runs).lstrip("0") or "0"
+        if sum(map(len, runs)) > 1:
+            is_time = len(runs) == 2 and len(runs[1]) == 2
+            parts = [run.lstrip("0") for run in runs if (len(run) > 1 or is_time) and run.strip("0")]
+            is_decimal = len(runs) > 1 and len(runs[-1]) < 3
+            found.append(_Number(_THOUSANDS.sub("", whole), parts, whole.rstrip("0"), is_decimal, is_time))
+    return found
+
+
+def _has_another(numbers: list[_Number], others: list[_Number], hours: bool) -> bool:
+    """Return whether a number is not among others. hours: 3 and 15 can be the same."""
+    known = {part for other in others for part in (*other.parts, other.whole)}
+    decimals = {other.digits for other in others if other.is_decimal}
+    digits = {other.digits for other in others}
+    years = {part[2:].lstrip("0") for part in known if _YEAR.fullmatch(part)}
+    times = {
+        str(int(part) % 12 or 12)
+        for other in others
+        if hours or other.is_time
+        for part in other.parts
+        if len(part) < 3 and int(part) < 25
+    }
+    found = known | years | times
+    return not all(
+        number.whole in known
+        or number.digits in (digits if number.is_decimal else decimals)
+        or all(
+            part in found or (_YEAR.fullmatch(part) and part[2:].lstrip("0") in known)
+            for part in number.parts or [number.whole]
+        )
+        for number in numbers
+    )
+
 
 Found = npt.NDArray[np.bool_]
 MARKUP = re.compile(r"</?[a-zA-Z][^<>]*>|<!--|&(?:[a-zA-Z]{2,8}|#\d+);|\{\{|\]\]|\[\[")

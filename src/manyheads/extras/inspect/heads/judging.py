@@ -13,7 +13,7 @@ from manyheads.config.build import build
 from manyheads.config.options import given_options
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.data.language.segments import eval_segments
-from manyheads.data.progress import Progress, telling
+from manyheads.data.lines import Progress, telling
 from manyheads.data.translation.readers import PairFiles, ReadReport
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator

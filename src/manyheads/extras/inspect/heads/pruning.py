@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from manyheads.catalogue import ARCHITECTURES, build_model
-from manyheads.data.progress import Progress
+from manyheads.data.lines import Progress
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings, read_settings
 from manyheads.decoding.shortlist import shortlist_files
 from manyheads.decoding.translator import Translator

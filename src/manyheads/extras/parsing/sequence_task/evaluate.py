@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from manyheads.data.lines import ReadReport, describe, read_lines
-from manyheads.data.progress import Progress, telling
+from manyheads.data.lines import Progress, ReadReport, describe, read_lines, telling
 from manyheads.data.translation.prepared import PreparedData
 from manyheads.decoding.truncation import counted_truncations
 from manyheads.distributed.process import refuse_ranks

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from manyheads.data.lines import Progress
 from manyheads.data.preparing import prepare
-from manyheads.data.progress import Progress
 from manyheads.data.translation.preparing import Pairs, PairSource
 from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile

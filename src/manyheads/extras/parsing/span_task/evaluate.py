@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyheads.data.lines import ReadReport, describe
-from manyheads.data.progress import Progress, telling
+from manyheads.data.lines import Progress, ReadReport, describe, telling
 from manyheads.decoding.truncation import naming_lines
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import DataError

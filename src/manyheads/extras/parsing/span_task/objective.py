@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from manyheads.data.progress import Progress
+from manyheads.data.lines import Progress
 from manyheads.errors import ConfigError
 from manyheads.extras.parsing.brackets import SIGNATURE, judge_trees
 from manyheads.extras.parsing.parser import parse_batches

@@ -10,10 +10,9 @@ from operator import length_hint
 from pathlib import Path
 from typing import Any
 
-from manyheads.data.lines import ReadReport, stored_lines
+from manyheads.data.lines import Progress, ReadReport, stored_lines
 from manyheads.data.preparing import CONTROL, given_splits, prepare
-from manyheads.data.progress import Progress
-from manyheads.data.translation.preparing_sides import REPORT_ROWS, SidesSource
+from manyheads.data.translation.preparing import REPORT_ROWS, SidesSource
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile

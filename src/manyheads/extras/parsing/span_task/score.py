@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from manyheads.data.line_source import GivenItems
-from manyheads.data.lines import ReadReport
-from manyheads.data.progress import Progress, telling
+from manyheads.data.lines import GivenItems, Progress, ReadReport, telling
 from manyheads.decoding.truncation import naming_lines
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.extras.parsing.parser import ChartParser

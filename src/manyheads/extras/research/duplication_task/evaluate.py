@@ -6,7 +6,7 @@ from functools import partial
 
 from manyheads.config.files import Source, load_yaml
 from manyheads.config.options import refuse_given
-from manyheads.data.progress import Progress
+from manyheads.data.lines import Progress
 from manyheads.data.settings import DUPLICATION
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError

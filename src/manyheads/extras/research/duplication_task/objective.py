@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from manyheads.data.progress import Progress
+from manyheads.data.lines import Progress
 from manyheads.errors import ConfigError
 from manyheads.extras.research.duplication import DuplicationData, DuplicationStream, evaluate_duplication, held_out
 from manyheads.models.language_model import LanguageModel
@@ -28,7 +28,7 @@ def open_objective(config: TextConfig, data_dir: Path, progress: Progress | None
 
 
 class DuplicationObjective(PlainObjective):
-    """0w0w for a language model; `data.language.lanes` sequences of `data.segment_len` tokens a step.
+    """0w0w for a language model; `data.language.segments` sequences of `data.segment_len` tokens a step.
 
     Args: config: of the run.
 

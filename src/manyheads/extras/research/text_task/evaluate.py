@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.data.progress import Progress, telling
+from manyheads.data.lines import Progress, telling
 from manyheads.data.settings import DUPLICATION
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from manyheads.data.progress import Progress
+from manyheads.data.lines import Progress
 from manyheads.data.translation.readers import ReadReport
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
