@@ -22,7 +22,6 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Generic, Literal, Protocol, TypeVar, cast
 
-from manyheads.data import lines as byte_lines
 from manyheads.data.sgm import is_sgm, sgm_segments
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.guarded import open_regular, open_stream
@@ -372,9 +371,9 @@ def _decoded(lines: ByteLines, name: str, on_bad_utf8: OnBadUtf8, report: ReadRe
     offset = 0
     while (raw := lines.next()) is not None:
         start, offset = offset, offset + len(raw) + 1
-        if len(raw) > byte_lines.MAX_LINE_BYTES:
+        if len(raw) > MAX_LINE_BYTES:
             raise DataError(
-                f"{name}: line {lines.given}, at byte {start}, is longer than {byte_lines.MAX_LINE_BYTES} bytes;"
+                f"{name}: line {lines.given}, at byte {start}, is longer than {MAX_LINE_BYTES} bytes;"
                 ' lines must end in "\\n". Split it, or leave it out.'
             )
         if lines.given == 1:

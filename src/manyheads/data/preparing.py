@@ -23,7 +23,7 @@ from typing import Any, Self, TypeVar
 import tokenizers
 
 from manyheads.data.lines import Progress
-from manyheads.data.prepared_folder import file_record, write_data
+from manyheads.data.manifest import file_record, write_data
 from manyheads.errors import ConfigError, ManyHeadsError
 from manyheads.files.commit import make_folder, remove_folder, write_file, write_text
 from manyheads.files.guarded import read_limited

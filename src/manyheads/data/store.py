@@ -1,4 +1,4 @@
-"""Token ids on disk, mapped into memory: any sentence, or any part of a text, is read without reading what is before it.
+"""Token ids on disk, mapped into memory: any sentence or part of a text is read without reading what is before it.
 
 A folder contains, for each side of the data, `*.ids.bin` (all ids in a row, little-endian) and `*.offsets.bin` (int64:
 the position where each sentence begins, and the end of the last one), and manifest.json with the SHA-256 of each file.
@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.data.prepared_folder import file_record, read_manifest, refuse_strangers, verify_file, write_data
+from manyheads.data.manifest import file_record, read_manifest, refuse_strangers, verify_file, write_data
 from manyheads.errors import DataError
 
 FORMAT_VERSION = 2  # manifests contain their own SHA-256 from version 2 on

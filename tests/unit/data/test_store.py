@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import manyheads.data.prepared_folder as data_manifest
+import manyheads.data.manifest as data_manifest
 from manyheads.data.store import PairStore, write_pairs
 from manyheads.errors import DataError, ManyHeadsError, SaveError
 from manyheads.files import commit

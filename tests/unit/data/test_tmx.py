@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from manyheads.data import lines as byte_lines
+from manyheads.data import lines
 from manyheads.data.lines import ReadReport
 from manyheads.data.translation.readers import PairFiles
 from manyheads.data.translation.tmx import tmx_pairs
@@ -223,7 +223,7 @@ def test_blocks_of_any_size_give_the_same(size: int, tmp_path: Path, monkeypatch
     text = tmx(*OTHERS, GOOD, unit(en="a<!-- <tu> -->b\n", de="R&D"), unit(en="ü", de="ä" * 50), header="srclang='en'")
     text = text.replace("fr", "en-x")
     expected = read(tmp_path, text, (None, None), "replace")
-    monkeypatch.setattr(byte_lines, "CHUNK_BYTES", size)
+    monkeypatch.setattr(lines, "CHUNK_BYTES", size)
     monkeypatch.setattr("manyheads.data.translation.tmx._LONGEST_MARK", 20)
     assert read(tmp_path, text, (None, None), "replace") == expected
     with pytest.raises(DataError, match="line 8: translation unit 5 has '&'"):
@@ -232,7 +232,7 @@ def test_blocks_of_any_size_give_the_same(size: int, tmp_path: Path, monkeypatch
 
 def test_a_unit_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyheads.data.translation.tmx.MOST_UNIT_CHARS", 10_000)
-    monkeypatch.setattr(byte_lines, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(lines, "CHUNK_BYTES", 1000)
     with pytest.raises(DataError, match="line 4: a translation unit does not end in 10,000 characters"):
         read(tmp_path, tmx(GOOD, unit(en="x\n" * 10_000, de="y")))
 

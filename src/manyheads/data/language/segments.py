@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from manyheads.data.batch import SegmentBatch
 from manyheads.data.sampler import Permutation, mix
 from manyheads.data.settings import SegmentSettings, length_at, memory_len_at, memory_lens
-from manyheads.data.store import IntArray, TokenStore
+from manyheads.data.store import TokenStore
 from manyheads.errors import ConfigError, DataError
 from manyheads.seeding import derive_seed
 

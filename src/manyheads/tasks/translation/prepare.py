@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from manyheads.data.prepared_folder import MAX_MANIFEST_BYTES
+from manyheads.data.manifest import MAX_MANIFEST_BYTES
 from manyheads.data.preparing import SPLITS
 from manyheads.data.translation.cleaning.cleaner import (
     CLEANING_RULES,

@@ -1,4 +1,4 @@
-"""Cleaning of training pairs while they are read: rules find unsuitable pairs, which are counted and, if asked, left out.
+"""Cleaning of training pairs while they are read: rules find unsuitable pairs; they are counted or left out.
 
 Shifted stretches: long sentences have long translations. If line n of one file belongs to line n + k of the other, the
 lengths agree at that shift, and not without it (Gale and Church 1993, Computational Linguistics 19(1), use the same
