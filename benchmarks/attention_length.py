@@ -27,8 +27,7 @@ import torch
 
 from manyheads.catalogue import build_model
 from manyheads.cli.machine import set_up_machine
-from manyheads.models.transformer_xl.config import Attending
-from manyheads.models.transformer_xl.presets import PRESETS
+from manyheads.models.transformer_xl.config import PRESETS, Attending
 
 VOCAB = 10_000
 LENGTHS = (400, 800, 1800, 2800, 3800)

@@ -39,12 +39,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.data.batch import PairBatch, SegmentBatch
-from manyheads.models.reformer import presets as reformers
-from manyheads.models.reformer.build import build as build_reformer
-from manyheads.models.transformer import presets as transformers
-from manyheads.models.transformer.build import build as build_transformer
-from manyheads.models.transformer_xl import presets as xls
-from manyheads.models.transformer_xl.build import build as build_xl
+from manyheads.models.reformer import config as reformers
+from manyheads.models.reformer.model import build as build_reformer
+from manyheads.models.transformer import config as transformers
+from manyheads.models.transformer.model import build as build_transformer
+from manyheads.models.transformer_xl import config as xls
+from manyheads.models.transformer_xl.model import build as build_xl
 from manyheads.nn.kernels import policy
 
 PART_SECONDS = 180

@@ -44,7 +44,7 @@ def build(**changes: Any) -> Any:
     import torch
 
     from manyheads.catalogue import build_model
-    from manyheads.models.reformer.presets import PRESETS
+    from manyheads.models.reformer.config import PRESETS
 
     torch.manual_seed(0)
     return build_model(replace(PRESETS["million"], vocab_size=256, **changes)).train()

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from manyheads.catalogue import build_model
-from manyheads.models.transformer import presets as transformers
-from manyheads.models.transformer_xl import presets as xls
+from manyheads.models.transformer import config as transformers
+from manyheads.models.transformer_xl import config as xls
 
 BYTES = 4  # of a weight, a gradient, a moment: float32
 

@@ -15,7 +15,7 @@ from manyheads.catalogue import build_model
 from manyheads.cli.main import main
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.models.pretrained import save_pretrained
-from manyheads.models.transformer import presets
+from manyheads.models.transformer import config as presets
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -21,7 +21,7 @@ import torch
 from manyheads.catalogue import build_model
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.models.pretrained import save_pretrained
-from manyheads.models.transformer import presets
+from manyheads.models.transformer import config as presets
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

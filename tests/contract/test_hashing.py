@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.errors import ConfigError, RequestError, ShapeError
-from manyheads.models.reformer.layers import AttentionSublayer
+from manyheads.models.reformer.model import AttentionSublayer
 from manyheads.nn.attention import lsh
 from manyheads.nn.kernels import lsh as lsh_kernel
 
@@ -114,7 +114,7 @@ def test_the_seed_moves_in_training_alone(hashing: Any) -> None:
 def test_layers_hash_differently(hashing: Any) -> None:
     model = hashing.build(layers=("lsh",))
     first, second = (layer.attention.self_attn for layer in model.body.layers)
-    from manyheads.models.reformer.layers import Call
+    from manyheads.models.reformer.model import Call
 
     call = Call(None, 3)
     assert not torch.equal(first.draw(call.seed_of(0)), second.draw(call.seed_of(1)))

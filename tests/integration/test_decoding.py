@@ -17,7 +17,7 @@ from manyheads.decoding.translator import Translator
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.models.transformer.presets import PRESETS
+from manyheads.models.transformer.config import PRESETS
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -24,7 +24,7 @@ from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.extras.parsing.span_task.settings import SpanConfig
-from manyheads.models.reformer.presets import PRESETS as REFORMERS
+from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.tasks.table import RUNS
 from manyheads.tasks.translation.settings import TrainConfig

@@ -23,7 +23,7 @@ import torch
 
 from manyheads.catalogue import build_model
 from manyheads.models.pretrained import save_pretrained
-from manyheads.models.transformer import presets
+from manyheads.models.transformer import config as presets
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

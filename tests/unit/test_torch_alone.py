@@ -63,12 +63,12 @@ import warnings
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch works without it
 import torch
 import manyheads.nn
-from manyheads.models.reformer.build import build as build_reformer, build_seq2seq
-from manyheads.models.reformer import presets as reformers
-from manyheads.models.transformer.build import build as build_transformer
-from manyheads.models.transformer import presets as transformers
-from manyheads.models.transformer_xl.build import build as build_xl
-from manyheads.models.transformer_xl import presets as xls
+from manyheads.models.reformer.model import build as build_reformer, build_seq2seq
+from manyheads.models.reformer import config as reformers
+from manyheads.models.transformer.model import build as build_transformer
+from manyheads.models.transformer import config as transformers
+from manyheads.models.transformer_xl.model import build as build_xl
+from manyheads.models.transformer_xl import config as xls
 from manyheads.data.batch import PairBatch, SegmentBatch
 from dataclasses import replace
 

@@ -28,7 +28,7 @@ from manyheads.errors import ConfigError, ManyHeadsError
 from manyheads.files.commit import make_folder, remove_folder, write_file, write_text
 from manyheads.files.guarded import read_limited
 from manyheads.files.locks import locked
-from manyheads.text.tokenizer_file import TokenizerFile
+from manyheads.text.pipeline import TokenizerFile
 
 VERSION = "1"  # raise it if the same input gives other parts
 MARK = "README.txt"

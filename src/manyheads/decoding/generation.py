@@ -20,7 +20,7 @@ from manyheads.decoding.repetition import Repetition
 from manyheads.decoding.sampling import draw
 from manyheads.decoding.settings import GenerationSettings
 from manyheads.errors import RequestError
-from manyheads.models.language_ensemble import LanguageEnsemble
+from manyheads.models.ensemble import LanguageEnsemble
 from manyheads.models.language_model import LanguageModel
 from manyheads.seeding import derive_seed
 from manyheads.text.vocabulary import Vocabulary

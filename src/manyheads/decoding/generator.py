@@ -19,7 +19,7 @@ from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.settings import GenerationOverrides, GenerationSettings, check_drawing
 from manyheads.decoding.text_ids import check_texts
 from manyheads.errors import RequestError
-from manyheads.models.language_ensemble import LanguageEnsemble
+from manyheads.models.ensemble import LanguageEnsemble
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import save_pretrained, unmixed
 from manyheads.text.vocabulary import Vocabulary
@@ -85,7 +85,7 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
         """Load a generator from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
         Several paths are an ensemble, which averages the models' probabilities of each token (see
-        `models.language_ensemble`). Their vocabularies must be equal. Settings are those of the first one.
+        `models.ensemble`). Their vocabularies must be equal. Settings are those of the first one.
 
         `revision` is a branch, tag or commit of a model on the hub.
         With `bf16` its linear layers are cast permanently (see `device.narrow`): the model cannot be trained or saved.

@@ -1,4 +1,4 @@
-"""Texts for a search in which some words are kept (see `text.kept_words`), and the translations with these words.
+"""Texts for a search in which some words are kept (see `text.words`), and the translations with these words.
 
 A text becomes one row or several for the search, or none: a text without a letter is copied. Of a text in capitals a
 second row is searched in sentence case; of both, the translation with the higher log-probability a token is taken.
@@ -17,8 +17,8 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.stand_ins import Shown, has_all, restored, show, stand_ins_of
 from manyheads.decoding.translation import Translation
 from manyheads.decoding.translation_model import TranslationModel
-from manyheads.text.kept_words import has_words, hide, is_loose, unhide
 from manyheads.text.sides import TAG, Side
+from manyheads.text.words import has_words, hide, is_loose, unhide
 
 _LETTERS = re.compile(r"[^\W\d_]+")
 _LEAST_CAPITALS = 4

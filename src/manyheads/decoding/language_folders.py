@@ -10,7 +10,7 @@ import torch
 from manyheads.decoding.model_runner import model_folder
 from manyheads.decoding.settings import GenerationSettings, read_settings
 from manyheads.errors import ConfigError, ModelFileError
-from manyheads.models.language_ensemble import LanguageEnsemble
+from manyheads.models.ensemble import LanguageEnsemble
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import load
 from manyheads.text.vocabularies import load_vocabulary

@@ -23,8 +23,7 @@ from manyheads.decoding.device import (
 )
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.models.encoders import EncoderEnsemble
-from manyheads.models.hub import resolve_model_path
-from manyheads.models.pretrained import load, read_config, save_pretrained, unmixed
+from manyheads.models.pretrained import load, read_config, resolve_model_path, save_pretrained, unmixed
 from manyheads.text.of_folder import has_tokenizer
 from manyheads.text.tokenizer import Tokenizer
 

@@ -1,4 +1,4 @@
-"""Stand-ins: words that the model reads and writes in place of things that are not words (see `text.kept_words`).
+"""Stand-ins: words that the model reads and writes in place of things that are not words (see `text.words`).
 
 A model seldom copies an address, and spells it wrongly where it has never seen one. It copies a name that it knows. So
 such a name stands in the source, and the translation has the address in its place.
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from manyheads.decoding.forced import can_force
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation_model import TranslationModel
-from manyheads.text.kept_words import is_loose, kept_index
 from manyheads.text.sides import tag_of
-from manyheads.text.words import AFTER, BEFORE, LETTER, stands
+from manyheads.text.words import AFTER, BEFORE, LETTER, is_loose, kept_index, stands
 
 _NAMES = ("Tom", "Maria", "Anna", "Peter", "David", "Martin", "Daniel", "Robert", "Linda", "Paul", "Laura", "Alex")
 """First names that many languages spell alike."""

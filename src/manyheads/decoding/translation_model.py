@@ -26,9 +26,8 @@ from manyheads.models.ensemble import Ensemble
 from manyheads.models.pretrained import load, read_languages, save_pretrained, unmixed
 from manyheads.models.protocols import Searchable
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.text.languages import LanguagePair
 from manyheads.text.of_folder import load_tokenizer
-from manyheads.text.sides import IntoLanguage, TranslationTokenizer, check_target
+from manyheads.text.sides import IntoLanguage, LanguagePair, TranslationTokenizer, check_target
 
 
 class TranslationModel(RunsModel[Searchable]):

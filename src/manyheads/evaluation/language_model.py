@@ -18,7 +18,7 @@ from manyheads.data.store import TokenSide, TokenStore
 from manyheads.errors import refuse_nan
 from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
 from manyheads.evaluation.reading import Reading
-from manyheads.models.language_ensemble import NO_MEMORY
+from manyheads.models.ensemble import NO_MEMORY
 from manyheads.text.vocabulary import Vocabulary
 
 

@@ -11,7 +11,7 @@ from manyheads.config.build import build
 from manyheads.config.files import load_yaml
 from manyheads.data.settings import CopyTaskSettings
 from manyheads.errors import ConfigError, DataError
-from manyheads.text.languages import LanguagePair
+from manyheads.text.sides import LanguagePair
 
 EMBEDDED = "embedded:tatoeba-en-de"
 COPY_TASK = "copy-task"

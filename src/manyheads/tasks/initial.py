@@ -14,7 +14,7 @@ from manyheads.config.files import Source, load_yaml, to_plain
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.json_object import read_object
 from manyheads.files.verify import file_sha256
-from manyheads.models.hub import resolve_model_path
+from manyheads.models.pretrained import resolve_model_path
 from manyheads.tasks.held_out import run_file, run_section
 from manyheads.tasks.table import RUNS
 from manyheads.training.settings import RunConfig

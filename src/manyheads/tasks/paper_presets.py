@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from manyheads.data.settings import SegmentSettings
 from manyheads.evaluation.reading import Reading
-from manyheads.models.reformer.presets import PRESETS as REFORMERS
-from manyheads.models.transformer_xl.presets import PRESETS as XLS
+from manyheads.models.reformer.config import PRESETS as REFORMERS
+from manyheads.models.transformer_xl.config import PRESETS as XLS
 from manyheads.tasks.language_modelling.settings import TextConfig, TextValidationSettings
 from manyheads.training.settings import OptimiserSettings, ScheduleSettings, TrainingSettings
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from manyheads.data.settings import DUPLICATION, DataSettings, SegmentSettings
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.evaluation.reading import Reading
+from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.models.reformer.config import ReformerConfig
-from manyheads.models.reformer.presets import PRESETS as REFORMERS
+from manyheads.models.transformer.config import PRESETS as TRANSFORMERS
 from manyheads.models.transformer.config import TransformerConfig
-from manyheads.models.transformer.presets import PRESETS as TRANSFORMERS
-from manyheads.models.transformer_xl.presets import PRESETS as XLS
+from manyheads.models.transformer_xl.config import PRESETS as XLS
 from manyheads.tasks.language_modelling.settings import TextConfig, TextValidationSettings
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings

@@ -17,17 +17,17 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from manyheads.errors import DataError
-from manyheads.text.long_lines import joins_before
 from manyheads.text.pipeline import (
     BYTE_PIECES,
     BYTE_SCORE,
     SPECIAL_PIECES,
     WHITE_OF_TARGETS,
     assemble,
+    check_encodable,
     heads_of,
+    joins_before,
     normalizer,
 )
-from manyheads.text.tokenizer_file import check_encodable
 
 T = TypeVar("T")
 Told = Callable[[str, int, int], None]

@@ -1,17 +1,192 @@
-"""The stages of a tokenizer file: normalising text, splitting it into words, encoding and decoding.
+"""The file tokenizer.json and its stages: normalising text, splitting it into words, encoding and decoding.
 
 Kind, case folding, pieces and symbols determine a file completely. A loaded file is checked by building it again from
-these four; any other content is damage and is refused.
+these four; any other content is damage and is refused. Very long texts are split, so that encoding needs memory for one
+part only (about 130 bytes per token).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from itertools import product, takewhile
+from pathlib import Path
 from typing import Any
 
-from manyheads.errors import DataError
+from manyheads.errors import DataError, SaveError
+from manyheads.files.guarded import read_limited
 from manyheads.text.sides import TAG
+
+SEARCHED = 4096  # number of characters before the end of a part that are searched for a space
+
+
+def grouped(texts: Sequence[str], most: int) -> Iterator[list[str]]:
+    """Yield groups of consecutive texts with at most `most` characters together; a longer text is a group by itself."""
+    group: list[str] = []
+    room = most
+    for text in texts:
+        if group and len(text) > room:
+            yield group
+            group, room = [], most
+        group.append(text)
+        room -= len(text)
+    if group:
+        yield group
+
+
+def in_parts(text: str, most: int, *, through_words: bool) -> Iterator[tuple[str, bool]]:
+    """Split a text into parts whose ids, concatenated, are the ids of the text.
+
+    The text is split at a single space between two words; the tokenizer adds this space to the second part again. If
+    there is no such space nearby, it is split inside a word, but not before a character that combines with the one
+    before. In this case the ids can differ from those of the whole word, but they decode to the same text.
+
+    Args:
+        most: maximum number of characters of a part.
+        through_words: split inside a word if there is no space; otherwise the part extends to the next space.
+
+    Returns: pairs (part, whether the tokenizer adds a space before it, as at the start of a text).
+    """
+    start, begins = 0, True
+    while len(text) - start > most:
+        stop = _last_space(text, max(start, start + most - SEARCHED), start + most)
+        if stop is None and not through_words:
+            stop = _next_space(text, start + most)
+        if stop is not None:
+            yield text[start:stop], begins
+            start, begins = stop + 1, True
+        elif not through_words:
+            break
+        else:
+            stop = start + most
+            while stop > start + max(1, most // 2) and joins_before(text[stop]):
+                stop -= 1
+            yield text[start:stop], begins
+            start, begins = stop, False
+    yield text[start:], begins
+
+
+def _last_space(text: str, start: int, stop: int) -> int | None:
+    while (place := text.rfind(" ", start + 1, stop)) != -1:
+        if _is_single(text, place):
+            return place
+        stop = place
+    return None
+
+
+def _next_space(text: str, start: int) -> int | None:
+    while (place := text.find(" ", start, len(text) - 1)) != -1:
+        if _is_single(text, place):
+            return place
+        start = place + 1
+    return None
+
+
+def _is_single(text: str, place: int) -> bool:
+    return not text[place - 1].isspace() and not text[place + 1].isspace()
+
+
+def joins_before(char: str) -> bool:
+    """Return whether NFC can join the character with the previous one (marks, Hangul vowels and final consonants)."""
+    return unicodedata.category(char)[0] == "M" or "\u1160" <= char <= "\u11ff"
+
+
+MAX_FILE_BYTES = 64 * 2**20
+
+
+class TokenizerFile(ABC):
+    """Conversion between text and ids that is stored in one tokenizer.json, which contains no code."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Number of ids, including special ones."""
+
+    @abstractmethod
+    def to_json(self) -> str:
+        """Return the content of tokenizer.json."""
+
+    @abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text, see `encode`."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of one text, without ids for its beginning and end.
+
+        Raises: DataError: the text contains an unpaired surrogate.
+        """
+        return self.encode_batch([text])[0]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file's bytes, in hexadecimal."""
+        return hashlib.sha256(self.to_json().encode("utf-8")).hexdigest()
+
+    def files(self) -> dict[str, bytes]:
+        """Return the name and the content of tokenizer.json."""
+        return {"tokenizer.json": self.to_json().encode("utf-8")}
+
+    def save(self, path: str | Path) -> None:
+        """Write tokenizer.json without syncing it; a caller that commits a whole folder syncs the files.
+
+        Raises: SaveError: the path cannot be written.
+        """
+        try:
+            Path(path).write_bytes(self.to_json().encode("utf-8"))
+        except OSError as error:
+            raise SaveError(f"Cannot write the tokenizer {path}: {error.strerror or error}.") from error
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids as integers. Raises: DataError: an id is outside the vocabulary."""
+        known = [int(index) for index in ids]
+        if known and not (min(known) >= 0 and max(known) < self.vocab_size):
+            wrong = next(index for index in known if not 0 <= index < self.vocab_size)
+            raise DataError(f"Id {wrong} is outside the vocabulary; ids are 0 to {self.vocab_size - 1}.")
+        return known
+
+
+def read_tokenizer_file(path: str | Path) -> str:
+    """Return the text of a tokenizer.json.
+
+    Raises: DataError: it is missing, not a regular file, too large, or not UTF-8.
+    """
+    path = Path(path)
+    try:
+        return read_limited(path, MAX_FILE_BYTES).decode("utf-8")
+    except OSError as error:
+        raise DataError(f"Cannot read the tokenizer {path}: {error.strerror or error}.") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 at byte {error.start}; it is damaged or not a tokenizer file.") from None
+
+
+def parse_json(content: str | bytes, where: str) -> Any:
+    """Return the value of a JSON text. where: its name in the message.
+
+    Raises: DataError: the content is not JSON in UTF-8.
+    """
+    try:
+        return json.loads(content if isinstance(content, str) else content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is not valid JSON: {error}.") from None
+
+
+def check_encodable(texts: Sequence[str]) -> None:
+    """Raise DataError for unpaired surrogates, which Python and JSON can store but UTF-8 and the library cannot."""
+    try:
+        "".join(texts).encode("utf-8")
+    except UnicodeEncodeError:
+        for number, text in enumerate(texts):
+            for position, char in enumerate(text):
+                if "\ud800" <= char <= "\udfff":
+                    raise DataError(
+                        f"Text {number} contains half a surrogate pair (U+{ord(char):04X}) at character {position};"
+                        " it is not valid Unicode text. Remove or replace that character."
+                    ) from None
+
 
 SPECIAL_PIECES = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0 to 3
 BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))  # ids 4 to 259 of `bpe` and `unigram`

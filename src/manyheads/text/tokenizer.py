@@ -28,21 +28,25 @@ from tokenizers import normalizers
 
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.learning import SYMBOL_SCORE, Told, learn_pieces
-from manyheads.text.long_lines import grouped, in_parts
 from manyheads.text.pipeline import (
     SPACE_SIGN,
     SPECIAL_PIECES,
     WHITE,
     WHITE_OF_TARGETS,
+    TokenizerFile,
     assemble,
+    check_encodable,
+    grouped,
     heads_of,
+    in_parts,
     normalizer,
+    parse_json,
+    read_tokenizer_file,
     replacements,
     take_apart,
 )
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.sides import Capabilities, refuse_untagged, tag_of, untagged
-from manyheads.text.tokenizer_file import TokenizerFile, check_encodable, parse_json, read_tokenizer_file
 
 MAX_CHARS_AT_ONCE = 500_000
 

@@ -13,11 +13,16 @@ from typing import Any, get_args
 
 from manyheads.errors import DataError
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable, Told, thinned
-from manyheads.text.long_lines import in_parts
-from manyheads.text.pipeline import BYTE_PIECES, LANGUAGE_FORMAT, SPECIAL_PIECES
+from manyheads.text.pipeline import (
+    BYTE_PIECES,
+    LANGUAGE_FORMAT,
+    SPECIAL_PIECES,
+    in_parts,
+    parse_json,
+    read_tokenizer_file,
+)
 from manyheads.text.settings import ITEM_BYTES, TokenizerSettings, VocabularySettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.tokenizer_file import parse_json, read_tokenizer_file
 from manyheads.text.vocabulary import FORMAT_VERSION, ByteVocabulary, Documents, IdVocabulary, Vocabulary
 from manyheads.text.word_vocabulary import SymbolVocabulary, WordVocabulary
 

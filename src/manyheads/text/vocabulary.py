@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.errors import DataError
-from manyheads.text.pipeline import LANGUAGE_FORMAT
+from manyheads.text.pipeline import LANGUAGE_FORMAT, TokenizerFile, check_encodable
 from manyheads.text.settings import ITEM_BYTES
-from manyheads.text.tokenizer_file import TokenizerFile, check_encodable
 
 FORMAT_VERSION = 1
 Documents = Literal["none", "files", "lines", "fixed"]

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
 from manyheads.errors import DataError
+from manyheads.text.pipeline import check_encodable
 from manyheads.text.settings import VocabularySettings
-from manyheads.text.tokenizer_file import check_encodable
 from manyheads.text.vocabulary import Documents, Vocabulary
 from manyheads.text.words import words_of
 

@@ -30,10 +30,10 @@ from manyheads.extras.documents.translating import (
     Unit,
     UnitTranslator,
 )
-from manyheads.models.transformer import presets
-from manyheads.text.kept_words import private
+from manyheads.models.transformer import config as presets
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.words import private
 
 pytest.importorskip("markdown_it")
 

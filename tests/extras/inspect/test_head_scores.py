@@ -27,7 +27,7 @@ from manyheads.extras.inspect.heads.scores import (
 from manyheads.models.head_names import Head, all_heads
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.models.transformer.presets import PRESETS
+from manyheads.models.transformer.config import PRESETS
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.kernels.policy import fast
 

@@ -18,7 +18,7 @@ from manyheads.extras.inspect.heads.scores import masked_heads, masks_without
 from manyheads.extras.peers.convert import export_folder
 from manyheads.models.head_names import parse_heads
 from manyheads.models.pretrained import load, read_config, save_pretrained
-from manyheads.models.reformer.presets import PRESETS as REFORMERS
+from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.vocabulary import ByteVocabulary
 

@@ -15,7 +15,7 @@ from offline_pages import record_of
 from manyheads.catalogue import build_model
 from manyheads.extras.inspect.commands import KINDS
 from manyheads.models.pretrained import save_pretrained
-from manyheads.models.reformer.presets import PRESETS as REFORMERS
+from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.vocabulary import ByteVocabulary
 

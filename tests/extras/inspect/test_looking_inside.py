@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.extras.inspect.tracing import TracedTensor, folded, trace
 from manyheads.models.attentions import attentions_of
-from manyheads.models.transformer import presets
+from manyheads.models.transformer import config as presets
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.attention.observing import observe
 

@@ -16,10 +16,9 @@ from manyheads.extras.inspect.heads.pruning import prune
 from manyheads.extras.inspect.heads.scores import attention_layers, masked_heads, masks_without
 from manyheads.models.head_names import Head, all_heads, parse_heads, prunable
 from manyheads.models.pretrained import load, save_pretrained
-from manyheads.models.reformer.presets import PRESETS as REFORMERS
-from manyheads.models.reformer.presets import SEQ2SEQ_PRESETS
-from manyheads.models.transformer.config import TransformerConfig
-from manyheads.models.transformer.presets import PRESETS
+from manyheads.models.reformer.config import PRESETS as REFORMERS
+from manyheads.models.reformer.config import SEQ2SEQ_PRESETS
+from manyheads.models.transformer.config import PRESETS, TransformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig
 

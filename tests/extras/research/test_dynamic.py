@@ -16,7 +16,7 @@ from manyheads.errors import NonFiniteError
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.dynamic import Adaptation, evaluate_dynamically, gradient_rms
-from manyheads.models.transformer_xl.presets import PRESETS
+from manyheads.models.transformer_xl.config import PRESETS
 from manyheads.text.vocabulary import ByteVocabulary
 from tests.segment_batches import ids
 from tests.tiny_run import TINY_REFORMER

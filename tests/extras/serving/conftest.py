@@ -15,7 +15,7 @@ from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.settings import ServingSettings
 from manyheads.models.pretrained import save_pretrained
-from manyheads.models.transformer import presets
+from manyheads.models.transformer import config as presets
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -21,7 +21,7 @@ from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.scoring import _chosen
 from manyheads.extras.serving.settings import ServingSettings
 from manyheads.models.pretrained import save_pretrained
-from manyheads.models.reformer.presets import PRESETS
+from manyheads.models.reformer.config import PRESETS
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.vocabulary import ByteVocabulary
 

@@ -15,7 +15,7 @@ from manyheads.checkpoint.format import save_checkpoint
 from manyheads.decoding.settings import load_settings
 from manyheads.decoding.translator import Translator
 from manyheads.models.pretrained import load, portable_state, save_pretrained
-from manyheads.models.transformer_xl.presets import PRESETS
+from manyheads.models.transformer_xl.config import PRESETS
 
 Cli = Callable[..., int]
 

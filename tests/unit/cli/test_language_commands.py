@@ -21,7 +21,7 @@ from manyheads.decoding.options import GenerationOptions
 from manyheads.decoding.text_scoring import score_texts
 from manyheads.errors import ConfigError
 from manyheads.models.pretrained import save_pretrained
-from manyheads.models.reformer.presets import PRESETS as REFORMERS
+from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.text.vocabulary import ByteVocabulary
 
 Cli = Callable[..., int]

@@ -16,7 +16,7 @@ from hub_server import FakeHub, running_hub
 
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.cli.main import main
-from manyheads.models.model_card import CardFacts, make_card
+from manyheads.models.hub import CardFacts, make_card
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.text.settings import TokenizerSettings

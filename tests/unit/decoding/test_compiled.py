@@ -19,8 +19,7 @@ from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.errors import RequestError
-from manyheads.models.ensemble import Ensemble
-from manyheads.models.language_ensemble import LanguageEnsemble
+from manyheads.models.ensemble import Ensemble, LanguageEnsemble
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.reformer.config import ReformerSeq2SeqConfig
 from manyheads.models.seq2seq import Seq2Seq

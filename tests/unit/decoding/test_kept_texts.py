@@ -16,10 +16,10 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.stand_ins import restored, show, stand_ins_of
 from manyheads.decoding.translator import Translator
 from manyheads.extras.documents.terms import translate_with_phrases
-from manyheads.models.transformer import presets
-from manyheads.text.kept_words import hide, unhide
+from manyheads.models.transformer import config as presets
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.words import hide, unhide
 
 WORDS = "the cat sees a dog and Tom and Maria and you read a book in the old house X Y Z"
 THINGS = ("https://x.org/a_b?c=d", "a.b@c.de", "{name}", "2020-01-01", "@alice", "😊", "👨👩", "🇩🇪", "/usr/bin/x")

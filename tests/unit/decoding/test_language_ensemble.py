@@ -25,12 +25,12 @@ from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.language_model import EnsembleReading, evaluate_text, token_losses
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.inspect.attending import shapes_of, text_views
-from manyheads.models.language_ensemble import NO_MEMORY, LanguageEnsemble
+from manyheads.models.ensemble import NO_MEMORY, LanguageEnsemble
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.protocols import PreparesSteps
+from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.models.reformer.config import ReformerConfig
-from manyheads.models.reformer.presets import PRESETS as REFORMERS
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.seeding import derive_seed
 from manyheads.text.settings import VocabularySettings

@@ -14,8 +14,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.repetition import Repetition
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
-from manyheads.models.ensemble import Ensemble
-from manyheads.models.language_ensemble import LanguageEnsemble
+from manyheads.models.ensemble import Ensemble, LanguageEnsemble
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.transformer.config import TransformerConfig

@@ -12,7 +12,7 @@ from manyheads.data.store import TokenStore
 from manyheads.errors import ConfigError
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
-from manyheads.models.transformer_xl.presets import PRESETS
+from manyheads.models.transformer_xl.config import PRESETS
 from manyheads.text.vocabulary import ByteVocabulary
 from tests.segment_batches import ids
 

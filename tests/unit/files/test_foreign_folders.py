@@ -34,12 +34,12 @@ from manyheads.models.pretrained import load, save_pretrained
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.tasks.language_modelling.held_out import held_text
 from manyheads.tasks.table import task_of_folder
-from manyheads.text.marian_files import read_bytes
+from manyheads.text.marian import read_bytes
 from manyheads.text.of_folder import load_tokenizer
+from manyheads.text.pipeline import read_tokenizer_file
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.tokenizer_file import read_tokenizer_file
 from manyheads.training.record.log import MOST_LINE_BYTES, Metrics
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")

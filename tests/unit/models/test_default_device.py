@@ -14,9 +14,9 @@ from torch import Tensor
 
 from manyheads.catalogue import build_model
 from manyheads.extras.classification.config import REFORMERS as CLASSIFIER_PRESETS
-from manyheads.models.reformer import presets as reformer_presets
-from manyheads.models.transformer.presets import PRESETS as TRANSFORMER_PRESETS
-from manyheads.models.transformer_xl.presets import PRESETS as XL_PRESETS
+from manyheads.models.reformer import config as reformer_presets
+from manyheads.models.transformer.config import PRESETS as TRANSFORMER_PRESETS
+from manyheads.models.transformer_xl.config import PRESETS as XL_PRESETS
 from manyheads.nn.kernels.topk import likeliest, top_k
 
 VOCAB = 20

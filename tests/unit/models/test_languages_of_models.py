@@ -13,7 +13,7 @@ from manyheads.catalogue import build_model
 from manyheads.cli.records import describe_folder
 from manyheads.errors import ModelFileError
 from manyheads.models.pretrained import load, read_languages, save_pretrained
-from manyheads.models.transformer import presets
+from manyheads.models.transformer import config as presets
 
 CONFIG = dataclasses.replace(presets.PRESETS["debug"], source_vocab_size=11, target_vocab_size=11)
 

@@ -16,9 +16,9 @@ from manyheads.catalogue import build_model
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import RequestError
 from manyheads.extras.parsing.chart import log_partition
-from manyheads.models.reformer.presets import PRESETS as REFORMERS
-from manyheads.models.transformer.presets import PRESETS as TRANSFORMERS
-from manyheads.models.transformer_xl.presets import PRESETS as XLS
+from manyheads.models.reformer.config import PRESETS as REFORMERS
+from manyheads.models.transformer.config import PRESETS as TRANSFORMERS
+from manyheads.models.transformer_xl.config import PRESETS as XLS
 from manyheads.nn import Bias, Causal, Dense, Mask, MultiHeadAttention, TorchMultiheadAttention
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention

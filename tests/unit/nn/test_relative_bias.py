@@ -17,8 +17,8 @@ from manyheads.extras.peers.kimiyoung_transformer_xl import OfficialTransformerX
 from manyheads.extras.peers.marian import Marian
 from manyheads.extras.peers.transfo_xl import TransfoXL
 from manyheads.models.head_names import Head
-from manyheads.models.transformer.presets import PRESETS
-from manyheads.models.transformer_xl.presets import PRESETS as XL_PRESETS
+from manyheads.models.transformer.config import PRESETS
+from manyheads.models.transformer_xl.config import PRESETS as XL_PRESETS
 from manyheads.nn import Causal, KeyValueCache, Lengths, MultiHeadAttention
 from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.attention.relative_bias import RelativeBias, local_slopes

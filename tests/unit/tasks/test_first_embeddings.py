@@ -16,7 +16,7 @@ from manyheads.data.cooccurrence import cooccurrence_embeddings, neighbour_embed
 from manyheads.data.store import PairStore
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
-from manyheads.models.reformer.presets import SEQ2SEQ_PRESETS
+from manyheads.models.reformer.config import SEQ2SEQ_PRESETS
 from manyheads.seeding import derive_seed
 from manyheads.tasks.first_embeddings import begin_embeddings
 from manyheads.tasks.presets import debug, duplication, reformer_debug, xl_debug

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.text.kept_words import KEPT, PRIVATE, has_words, hide, is_loose, kept_index, unhide
+from manyheads.text.words import KEPT, PRIVATE, has_words, hide, is_loose, kept_index, unhide
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.errors import ConfigError
-from manyheads.text.languages import guess_language, language_tag, same_language, warn_of_languages
+from manyheads.text.sides import guess_language, language_tag, same_language, warn_of_languages
 
 
 @pytest.mark.parametrize(

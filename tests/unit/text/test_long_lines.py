@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from manyheads.text import tokenizer as module
 from manyheads.text.learning import MAX_LEARNED_CHARS
-from manyheads.text.long_lines import grouped, in_parts
+from manyheads.text.pipeline import grouped, in_parts
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

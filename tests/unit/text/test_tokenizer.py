@@ -242,7 +242,7 @@ def test_missing_file_and_folder_and_size(tmp_path: Path, monkeypatch: pytest.Mo
             Tokenizer.load(path)
     with pytest.raises(SaveError, match="Cannot write"):
         Tokenizer.train(SENTENCES, TokenizerSettings(vocab_size=400)).save(tmp_path)
-    monkeypatch.setattr("manyheads.text.tokenizer_file.MAX_FILE_BYTES", 10)
+    monkeypatch.setattr("manyheads.text.pipeline.MAX_FILE_BYTES", 10)
     (tmp_path / "large.json").write_text(" " * 11)
     with pytest.raises(DataError, match="at most 10"):
         Tokenizer.load(tmp_path / "large.json")

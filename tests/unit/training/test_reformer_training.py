@@ -19,7 +19,7 @@ from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.duplication import DuplicationStream, duplicated, held_out
 from manyheads.models.reformer.config import ReformerConfig
-from manyheads.models.transformer_xl.presets import PRESETS as XL_MODELS
+from manyheads.models.transformer_xl.config import PRESETS as XL_MODELS
 from manyheads.seeding import derive_seed
 from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.training.plan.planner import Planner

@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 from manyheads.data.batch import SegmentBatch
 from manyheads.data.sampler import Permutation, mix
 from manyheads.data.settings import SegmentSettings, length_at, memory_len_at, memory_lens
-from manyheads.data.store import TokenStore
+from manyheads.data.store import IntArray, TokenStore
 from manyheads.errors import ConfigError, DataError
 from manyheads.seeding import derive_seed
 
 __all__ = ["SegmentBatch", "SegmentStream", "eval_segments"]
 
-IntArray = NDArray[np.int64]
 
 STANDARD_DEVIATION = 5
 SHORTEST = 5

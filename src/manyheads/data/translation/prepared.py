@@ -33,9 +33,9 @@ from manyheads.data.store import PairStore
 from manyheads.data.translation.preparing import SIDES, PairList, prepare_corpus
 from manyheads.errors import ConfigError, DataError
 from manyheads.seeding import derive_seed
-from manyheads.text.languages import LanguagePair
 from manyheads.text.of_folder import tokenizer_of_task
 from manyheads.text.settings import TokenizerSettings
+from manyheads.text.sides import LanguagePair
 from manyheads.text.tokenizer import Tokenizer
 
 __all__ = ["PreparedData", "TATOEBA", "open_data", "prepare_corpus"]

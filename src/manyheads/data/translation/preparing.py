@@ -25,10 +25,9 @@ from manyheads.data.store import IntArray, write_pairs
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.verify import file_sha256
 from manyheads.text.growing import Growth
-from manyheads.text.languages import LanguagePair
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable, thinned
 from manyheads.text.settings import GrowthSettings, TokenizerSettings
-from manyheads.text.sides import untagged
+from manyheads.text.sides import LanguagePair, untagged
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.words import is_blank
 

@@ -19,7 +19,7 @@ from manyheads.distributed.sharded_lines import model_identity, run_lines
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.documents.formats import FORMATS, decode, format_of, read_document
 from manyheads.extras.documents.sentence_ends import split_sentences
-from manyheads.text.languages import language_tag
+from manyheads.text.sides import language_tag
 
 if TYPE_CHECKING:
     from manyheads.decoding.translator import Translator

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from manyheads.text.kept_words import PRIVATE
+from manyheads.text.words import PRIVATE
 
 GLUE = chr(PRIVATE + 0xFFF0)  # a space at which no line is broken
 
@@ -39,7 +39,7 @@ class Tag:
             sentence, for example code, an image, a URL.
         pair: the same number for the two tags of a pair.
         is_text: code is text without the format's escapes; otherwise it is written as it is.
-        is_loose: a word that is no part of the grammar; see `text.kept_words.is_loose`.
+        is_loose: a word that is no part of the grammar; see `text.words.is_loose`.
     """
 
     code: str

@@ -23,8 +23,8 @@ from manyheads.extras.documents.parts import Part, Tag, Text
 from manyheads.extras.documents.sentences import Sentence
 from manyheads.models.attentions import attentions_of
 from manyheads.models.ensemble import Ensemble
-from manyheads.text.kept_words import PRIVATE, kept_index, with_letters
 from manyheads.text.sides import Side
+from manyheads.text.words import PRIVATE, kept_index, with_letters
 
 
 def align(translator: Translator, source: str, target: str) -> list[tuple[int, int, int, int]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from manyheads.extras.documents.parts import Part, Tag, Text
-from manyheads.text.kept_words import KEPT, MAX_KEPT, PRIVATE, has_words, private
+from manyheads.text.words import KEPT, MAX_KEPT, PRIVATE, has_words, private
 
 # Where a long sentence is divided, the best places first: after clauses, before conjunctions, between words.
 CLAUSE_ENDS = (

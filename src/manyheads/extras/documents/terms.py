@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from manyheads.data.lines import read_lines
 from manyheads.decoding.degenerate import is_degenerate
 from manyheads.errors import DataError
-from manyheads.text.kept_words import hide, unhide
-from manyheads.text.words import begins, stands
+from manyheads.text.words import begins, hide, stands, unhide
 
 if TYPE_CHECKING:
     from manyheads.decoding.translator import Translator

@@ -20,7 +20,7 @@ from manyheads.extras.documents.parts import Document, Part, Text
 from manyheads.extras.documents.placing import align, place, unchanged
 from manyheads.extras.documents.sentences import Sentence, sentences_of, split_at_clauses
 from manyheads.extras.documents.terms import Terms, contains
-from manyheads.text.kept_words import is_loose, kept_index, private, with_letters
+from manyheads.text.words import is_loose, kept_index, private, with_letters
 
 AGAIN: dict[str, Any] = {"repetition_penalty": 1.5, "no_repeat_ngram_size": 3, "min_new_tokens": 2}
 """Decoding settings of the second search, after an output that degenerated."""

@@ -52,11 +52,10 @@ from manyheads.files.json_object import read_object
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import load, read_config, save_pretrained, usage_example, yaml_list
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.text.marian import MarianTokenizer
-from manyheads.text.marian_files import MarianOptions
+from manyheads.text.marian import MarianOptions, MarianTokenizer
 from manyheads.text.of_folder import has_tokenizer, load_tokenizer
+from manyheads.text.pipeline import MAX_FILE_BYTES
 from manyheads.text.sides import TranslationTokenizer
-from manyheads.text.tokenizer_file import MAX_FILE_BYTES
 from manyheads.text.word_vocabulary import SymbolVocabulary
 
 TRAINED_BY = ("fairseq/Transformer", "opennmt-py/Transformer", "joeynmt/Transformer")

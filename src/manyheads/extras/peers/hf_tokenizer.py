@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.errors import DataError
+from manyheads.text.pipeline import parse_json, read_tokenizer_file
 from manyheads.text.sides import TAG, tag_of
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.tokenizer_file import parse_json, read_tokenizer_file
 
 _FILE = "tokenizer.json"
 

@@ -33,8 +33,7 @@ from manyheads.extras.peers.xl_weights import (
 )
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.transformer_xl.config import AttentionKind, TransformerXLConfig
-from manyheads.models.transformer_xl.layers import AbsoluteLayer
-from manyheads.models.transformer_xl.model import TransformerXL, distances_back
+from manyheads.models.transformer_xl.model import AbsoluteLayer, TransformerXL, distances_back
 from manyheads.models.transformer_xl.state import LayerInputs, XLState
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.heads.sampled import LogUniformCandidates

@@ -20,8 +20,7 @@ from manyheads.extras.peers.marian_generation import (
     settings_from_peer,
 )
 from manyheads.models.transformer.config import TransformerConfig
-from manyheads.text.marian import MarianTokenizer
-from manyheads.text.marian_files import MarianOptions, file_names, read_bytes, read_json
+from manyheads.text.marian import MarianOptions, MarianTokenizer, file_names, read_bytes, read_json
 from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer import Tokenizer
 

@@ -23,8 +23,7 @@ from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, require
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.reformer.config import ReformerConfig
-from manyheads.models.reformer.layers import Call, ReformerLayer
-from manyheads.models.reformer.model import Reformer
+from manyheads.models.reformer.model import Call, Reformer, ReformerLayer
 from manyheads.nn.attention.observing import observe
 
 _ACTIVATIONS = {

@@ -27,7 +27,7 @@ from manyheads.extras.serving.refusals import Refusal, too_long
 from manyheads.extras.serving.scoring import PairBatch, TextBatch
 from manyheads.extras.serving.settings import ServingSettings, names_of_models, plain_tag
 from manyheads.files.guarded import read_limited
-from manyheads.models.hub import resolve_model_path
+from manyheads.models.pretrained import resolve_model_path
 
 M = TypeVar("M", bound="ServedModel")
 _MOST_BYTES = 1 << 20

@@ -1,11 +1,15 @@
-"""The Reformer, top to bottom.
+"""The Reformer, top to bottom. Its layers' two sublayers are F, attention of one kind or another, and G, feed-forward.
 
-Paper: Kitaev et al. 2020, "Reformer: The Efficient Transformer", arXiv:2001.04451.
+Paper: Kitaev et al. 2020, "Reformer: The Efficient Transformer", arXiv:2001.04451; the layers: sec. 3, eq. 7 and 9:
+y1 = x1 + F(x2), y2 = x2 + G(y1), with norm and dropout inside F and G.
+
+The state between calls is the seed of the hashes, and in generation the caches of earlier tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast
 
 import torch
@@ -13,16 +17,224 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import RequestError, ShapeError
-from manyheads.models.reformer.config import ReformerConfig
-from manyheads.models.reformer.layers import AttentionSublayer, Call, FeedForwardSublayer, ReformerLayer
-from manyheads.models.reformer.state import ReformerState, seed_tensor
+from manyheads.models.language_model import LanguageModel
+from manyheads.models.reformer.config import LayerKind, ReformerConfig, ReformerSeq2SeqConfig
 from manyheads.models.size_checks import check_vocabularies
+from manyheads.nn.attention.cache import KeyValueCache
+from manyheads.nn.attention.local import LocalSelfAttention
+from manyheads.nn.attention.lsh import LSHSelfAttention
+from manyheads.nn.attention.lsh_cache import LSHCache
 from manyheads.nn.chunking import chunk_slices
+from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.kernels.reversible import recomputed, through_sublayers
-from manyheads.nn.layers import Dropout
+from manyheads.nn.layers import Dropout, FeedForward
 from manyheads.nn.positions import AxialPositions, TokenEmbedding, positions_of_kind
-from manyheads.nn.shapes import Float, Int
+from manyheads.nn.pytrees import State, register_state
+from manyheads.nn.shapes import Bool, Float, Int
+from manyheads.seeding import derive_seed
+
+Cache = LSHCache | KeyValueCache
+
+
+@register_state
+@dataclass(frozen=True)
+class ReformerState(State):
+    """The state of a Reformer; see `Reformer.start`.
+
+    Shape: hash_seed () int64 on the CPU: seed of the next training call's rotations; positions (lanes,) int64: number
+        of tokens read, if there are caches; caches: one per layer; empty: every call begins a new sequence.
+    """
+
+    hash_seed: Tensor
+    positions: Tensor
+    caches: tuple[Cache, ...] = ()
+
+    def with_next_seed(self) -> ReformerState:
+        """Return the state for the next training call. Consecutive seeds are hashed before they are used."""
+        return replace(self, hash_seed=(self.hash_seed + 1) & (2**63 - 1))
+
+    def after(self, new_len: int, lengths: Tensor | None, caches: tuple[Cache, ...]) -> ReformerState:
+        """Return the state after new_len more tokens, of which `lengths` are real in each lane."""
+        return replace(self, positions=self.positions + (new_len if lengths is None else lengths), caches=caches)
+
+    def reset(self, lanes: Bool[Tensor, " lanes"]) -> ReformerState:
+        """Empty the caches of the lanes marked True. The hash seed is kept.
+
+        Raises: ShapeError: the number of marks differs from the number of lanes.
+        """
+        if lanes.shape != self.positions.shape:
+            raise ShapeError(
+                f"{tuple(lanes.shape)} marks do not fit {len(self.positions)} lanes; give one mark per lane."
+            )
+        lanes = lanes.to(self.positions.device)
+        caches = tuple(cache.reset(lanes) for cache in self.caches)
+        return replace(self, positions=self.positions.masked_fill(lanes, 0), caches=caches)
+
+    def reorder(self, rows: Int[Tensor, "*rows"]) -> ReformerState:
+        """Return the lanes with these ids, in this order; see `protocols.SearchState.reorder`."""
+        rows = rows.flatten()
+        caches = tuple(cache.reorder(rows) for cache in self.caches)
+        return replace(self, positions=self.positions.index_select(0, rows), caches=caches)
+
+
+def seed_tensor(seed: int) -> Tensor:
+    """Return a hash seed as a state stores it."""
+    return torch.tensor(seed, dtype=torch.int64, device="cpu")
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments that all layers of one call share.
+
+    Args:
+        lengths: real tokens of each row, padding on the right; None: all.
+        hash_seed: seed of all rotations of this call.
+        num_hashes: hash rounds; None: the config's; 0: exact attention.
+        rotations: layer index -> rotations to use in place of drawn ones.
+        is_shared: all layers draw the same rotations.
+    """
+
+    lengths: Tensor | None
+    hash_seed: int
+    num_hashes: int | None = None
+    rotations: Mapping[int, Tensor] = field(default_factory=dict)
+    is_shared: bool = False
+
+    def seed_of(self, layer: int) -> int:
+        """Return a different seed for every layer, or the same."""
+        return self.hash_seed if self.is_shared else derive_seed(self.hash_seed, "rotations", layer)
+
+
+class AttentionSublayer(nn.Module):
+    """F: dropout(attention(LN(x))); see `nn.reversible.Sublayer`.
+
+    Args: config: of the model; index: of the layer.
+    """
+
+    chunk_len = 0
+
+    wiring = "reversible"
+
+    @staticmethod
+    def equation() -> tuple[str, str]:
+        """Return the name and the equation of the changed stream; the module returns its addend, of the same shape."""
+        return "changed stream", "x + attention(LN(x')), x' the other stream"
+
+    def __init__(self, config: ReformerConfig, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.kind: LayerKind = config.kinds[index]
+        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.self_attn = _attention(config, self.kind)
+        self.keep_attention = config.keep_attention
+        self.dropout = Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        call: Call,
+        shared: tuple[Tensor, ...] = (),
+        kept: tuple[Tensor, ...] | None = None,
+    ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Tensor, ...]]:
+        """Return the addend of the other stream, and the values that attention keeps for the recomputation."""
+        h = low_precision(self.norm(x))
+        if isinstance(self.self_attn, LocalSelfAttention):
+            return self.dropout(self.self_attn(h, lengths=call.lengths)), ()
+        num_hashes = 0 if self.kind == "full" else call.num_hashes
+        out, kept = self.self_attn.forward_keeping(
+            h,
+            kept,
+            lengths=call.lengths,
+            rotations=call.rotations.get(self.index),
+            seed=call.seed_of(self.index),
+            num_hashes=num_hashes,
+            keep_output=self.keep_attention,
+        )
+        return self.dropout(out), kept
+
+    def start(self, rows: int, call: Call) -> LSHCache | KeyValueCache:
+        """Return an empty cache; see the kinds' `start`."""
+        if isinstance(self.self_attn, LocalSelfAttention):
+            return self.self_attn.start(rows)
+        return self.self_attn.start(
+            rows,
+            rotations=call.rotations.get(self.index),
+            seed=call.seed_of(self.index),
+            num_hashes=0 if self.kind == "full" else call.num_hashes,
+        )
+
+    def step(
+        self,
+        x: Float[Tensor, "rows new_len d_model"],
+        cache: LSHCache | KeyValueCache,
+        lengths: Tensor | None,
+    ) -> tuple[Float[Tensor, "rows new_len d_model"], LSHCache | KeyValueCache]:
+        """Compute `forward` for the next positions of every row, with a cache of the earlier ones."""
+        out, cache = self.self_attn.step(self.norm(x), cache, lengths)  # type: ignore[arg-type]
+        return self.dropout(out), cache
+
+
+class FeedForwardSublayer(nn.Module):
+    """G: dropout(feed-forward(LN(x))), `ff_chunk_len` positions at a time; see `nn.reversible.Sublayer`."""
+
+    wiring = "reversible"
+
+    @staticmethod
+    def equation() -> tuple[str, str]:
+        return "changed stream", "x + feed-forward(LN(x')), x' the other stream"
+
+    def __init__(self, config: ReformerConfig | ReformerSeq2SeqConfig) -> None:
+        super().__init__()
+        self.chunk_len = config.ff_chunk_len
+        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.net = FeedForward(config.d_model, config.d_ff, activation=config.activation, dropout=config.dropout)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        call: object = None,
+        shared: tuple[Tensor, ...] = (),
+        kept: tuple[Tensor, ...] | None = None,
+    ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Tensor, ...]]:
+        """Return the addend of the other stream; nothing is kept."""
+        return self.dropout(self.net(low_precision(self.norm(x)))), ()
+
+
+class ReformerLayer(nn.Module):
+    """F and G of one reversible layer."""
+
+    def __init__(self, config: ReformerConfig, index: int) -> None:
+        super().__init__()
+        self.attention = AttentionSublayer(config, index)
+        self.feed_forward = FeedForwardSublayer(config)
+
+
+def _attention(config: ReformerConfig, kind: LayerKind) -> LSHSelfAttention | LocalSelfAttention:
+    if kind == "local":
+        return LocalSelfAttention(
+            config.d_model,
+            config.num_heads,
+            config.width_of_heads,
+            chunk_len=config.local_chunk_len,
+            chunks_before=config.local_chunks_before,
+            chunks_after=config.local_chunks_after,
+            causal=config.causal,
+            wrap=config.local_wrap,
+            sloped=config.local_slopes,
+            train_slopes=config.train_slopes,
+            dropout=config.attention_dropout,
+        )
+    return LSHSelfAttention(
+        config.d_model,
+        config.num_heads,
+        config.width_of_heads,
+        settings=replace(config.lsh, num_hashes=0) if kind == "full" else config.lsh,
+        max_len=config.max_len,
+        dropout=config.attention_dropout,
+    )
+
 
 # Positions whose streams are joined at once if the config gives no chunk length.
 _JOINED = 4096
@@ -189,3 +401,9 @@ def _positions_of(config: ReformerConfig) -> nn.Module | None:
     if config.positions == "axial":
         return AxialPositions(*config.axes)
     return positions_of_kind(config.positions, config.d_model, config.max_len)
+
+
+def build(config: ReformerConfig) -> LanguageModel:
+    """Return the language model's body and head, with random weights. The body returns both residual streams."""
+    head = LinearHead(2 * config.d_model, config.vocab_size, bias=True)
+    return LanguageModel(Reformer(config), head, config)

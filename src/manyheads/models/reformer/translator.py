@@ -13,13 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.models.reformer.config import ReformerSeq2SeqConfig
-from manyheads.models.reformer.layers import FeedForwardSublayer
+from manyheads.models.reformer.model import FeedForwardSublayer
+from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.size_checks import check_vocabularies
 from manyheads.nn.attention.cache import DecoderState, KeyValueCache, source_mask
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.lsh_cache import LSHCache
 from manyheads.nn.attention.masks import Causal, Lengths
 from manyheads.nn.attention.multi_head import MultiHeadAttention
+from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.reversible import through_sublayers
 from manyheads.nn.layers import Dropout
 from manyheads.nn.positions import TokenEmbedding, positions_of_kind
@@ -257,3 +259,9 @@ class ReformerTranslator(nn.Module):
 
     def _decoder(self) -> list[DecoderLayer]:
         return cast(list[DecoderLayer], list(self.decoder_layers))
+
+
+def build_seq2seq(config: ReformerSeq2SeqConfig) -> Seq2Seq:
+    """Return the encoder-decoder's body and head, with random weights."""
+    head = LinearHead(config.d_model, config.target_vocab_size)
+    return Seq2Seq(ReformerTranslator(config), head, config)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from manyheads.config.options import given_options, refuse_given
 from manyheads.errors import ConfigError
-from manyheads.text.languages import LanguagePair, language_tag
+from manyheads.text.sides import LanguagePair, language_tag
 
 if TYPE_CHECKING:
     from manyheads.tasks.translation.options import PrepareOptions

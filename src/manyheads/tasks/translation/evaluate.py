@@ -33,7 +33,7 @@ from manyheads.tasks.held_out import (
 from manyheads.tasks.report import NoPictures, machine_lines, model_line, search_line, search_record
 from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.tasks.translation.options import EvaluateOptions
-from manyheads.text.languages import LanguagePair
+from manyheads.text.sides import LanguagePair
 
 BLOCK_PAIRS = 256
 """Pairs that one of several ranks judges at once."""

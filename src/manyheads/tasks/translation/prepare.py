@@ -34,8 +34,8 @@ from manyheads.tasks.preparation import (
 )
 from manyheads.tasks.translation.directions import directions
 from manyheads.tasks.translation.options import PrepareOptions
-from manyheads.text.languages import LanguagePair, language_tag, warn_of_languages
 from manyheads.text.settings import TokenizerSettings
+from manyheads.text.sides import LanguagePair, language_tag, warn_of_languages
 from manyheads.text.tokenizer import Tokenizer
 
 LEFT_OUT = ("empty_dropped", "bad_utf8_skipped", "units_incomplete", "bad_units_skipped")

@@ -15,7 +15,7 @@ from torch import Tensor
 from manyheads.catalogue import TASKS
 from manyheads.data.lines import Progress
 from manyheads.distributed.group import Group
-from manyheads.text.languages import LanguagePair
+from manyheads.text.sides import LanguagePair
 from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.signals import StopFlag
 from manyheads.training.settings import RunConfig

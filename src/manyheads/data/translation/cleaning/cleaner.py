@@ -3,11 +3,12 @@
 Shifted stretches: long sentences have long translations. If line n of one file belongs to line n + k of the other, the
 lengths agree at that shift, and not without it (Gale and Church 1993, Computational Linguistics 19(1), use the same
 fact to align sentences). Pairs of several directions are read one direction after another; their sources begin with
-the tag of the target language.
+the tag of the target language. A text that was prepared for another tool has marks that stand apart or are escaped.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain, islice
@@ -20,9 +21,33 @@ from manyheads.data.lines import ReadReport
 from manyheads.data.translation.cleaning.rules import RULES, HeldOut, Limits, PairBlock, Rule, Usual, usual_of
 from manyheads.data.translation.preparing import Pairs
 from manyheads.errors import DataError
-from manyheads.text.languages import LanguagePair, guess_language
-from manyheads.text.sides import tagged
-from manyheads.text.tokenised import how_prepared
+from manyheads.text.sides import LanguagePair, guess_language, tagged
+
+_APART = re.compile(r"\w [.,](?=\s|\Z)")
+_ATTACHED = re.compile(r"\w[.,](?=\s|\Z)")
+_ESCAPED = re.compile(r"&(?:apos|quot|amp|lt|gt|#91|#93|#124);|@-@")
+_PLAIN = re.compile("['\"&<>]")
+LEAST_TEXTS = 2
+LEAST_SHARE = 0.01  # of the texts
+MOST_OTHERS = 0.05  # plain marks for each escaped one
+
+
+def how_prepared(texts: Sequence[str]) -> list[str]:
+    """Return what is unusual about texts, for people: that they are tokenised, or escaped. Empty for natural text."""
+    told = []
+    least = max(LEAST_TEXTS, LEAST_SHARE * len(texts))
+    apart = [len(_APART.findall(text)) for text in texts]
+    with_apart = sum(count > 0 for count in apart)
+    if with_apart >= least and sum(apart) > sum(len(_ATTACHED.findall(text)) for text in texts):
+        told.append(f"is tokenised (' ,' or ' .' in {with_apart:,} of {len(texts):,} lines); detokenise it")
+    escaped = [len(_ESCAPED.findall(text)) for text in texts]
+    with_escaped = sum(count > 0 for count in escaped)
+    if with_escaped >= least:
+        plain = sum(len(_PLAIN.findall(_ESCAPED.sub("", text))) for text in texts)
+        if plain <= MOST_OTHERS * sum(escaped):
+            told.append(f"is escaped as Moses does it (&quot;, &apos;, @-@ in {with_escaped:,} lines); unescape it")
+    return told
+
 
 Lengths = npt.NDArray[np.int64]
 WINDOW = 40  # pairs that are compared at once
@@ -116,7 +141,7 @@ class CleaningReport:
         limits: name of a rule -> its limit; None: it has none. Rules that are off are missing.
         usual: target characters for each source character.
         languages: of source and target, as the first pairs look; None: unknown.
-        prepared: what is unusual about the first pairs, see `text.tokenised`.
+        prepared: what is unusual about the first pairs, see `data.translation.cleaning.cleaner`.
     """
 
     num_pairs: int = 0
