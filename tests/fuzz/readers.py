@@ -16,7 +16,7 @@ from typing import Any
 from hostile.base import Base, reseal
 
 from manyheads.errors import ManyHeadsError
-from manyheads.files.guarded import RefusedFileError
+from manyheads.files.safe_open import RefusedFileError
 
 __all__ = ["Reader", "fault_of", "make_readers"]
 

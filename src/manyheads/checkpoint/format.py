@@ -22,7 +22,7 @@ from torch import Tensor
 from manyheads.checkpoint.sharded import SHARDS, Allocate, read_shards
 from manyheads.errors import CheckpointError
 from manyheads.files.commit import write_folder
-from manyheads.files.guarded import read_limited
+from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import FORMAT_VERSION, verify_folder
 
 SCALARS = "scalars.json"

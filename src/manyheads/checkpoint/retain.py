@@ -9,7 +9,7 @@ from manyheads.checkpoint.format import step_of, verify_checkpoint
 from manyheads.errors import CheckpointError, SaveError
 from manyheads.files.commit import remove_folder, write_text
 from manyheads.files.faults import saving
-from manyheads.files.guarded import read_limited
+from manyheads.files.safe_open import read_limited
 
 LEAST_KEPT = 2
 _MOST_POINTER_BYTES = 4096

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import CheckpointError, DataError, ModelFileError
-from manyheads.files.guarded import check_regular
 from manyheads.files.json_object import read_object
+from manyheads.files.safe_open import check_regular
 from manyheads.files.verify import MANIFEST, read_manifest
 
 if TYPE_CHECKING:

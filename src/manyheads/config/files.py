@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from manyheads.errors import ConfigError
-from manyheads.files.guarded import read_limited, read_stream
+from manyheads.files.safe_open import read_limited, read_stream
 
 MAX_BYTES = 2**20
 """Maximum size of a settings file.

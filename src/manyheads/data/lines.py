@@ -24,7 +24,7 @@ from typing import IO, Generic, Literal, Protocol, TypeVar, cast
 
 from manyheads.data.sgm import is_sgm, sgm_segments
 from manyheads.errors import ConfigError, DataError
-from manyheads.files.guarded import open_regular, open_stream
+from manyheads.files.safe_open import open_regular, open_stream
 
 __all__ = [
     "OnBadUtf8",

@@ -11,7 +11,7 @@ from typing import Any
 
 from manyheads.errors import DataError
 from manyheads.files.commit import remove_stale, write_folder
-from manyheads.files.guarded import read_limited
+from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import MANIFEST, file_sha256
 
 MAX_MANIFEST_BYTES = 4 * 2**20

@@ -10,7 +10,7 @@ from typing import Any
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, DataError, needing_extra
 from manyheads.files.commit import write_output
-from manyheads.files.guarded import read_stream
+from manyheads.files.safe_open import read_stream
 from manyheads.text.vocabulary import IdVocabulary
 
 _MOST_BYTES = 100_000_000

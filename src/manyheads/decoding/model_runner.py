@@ -22,7 +22,7 @@ from manyheads.decoding.device import (
     pack,
 )
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.models.encoders import EncoderEnsemble
+from manyheads.extras.classification.encoder_with_head import EncoderEnsemble
 from manyheads.models.pretrained import load, read_config, resolve_model_path, save_pretrained, unmixed
 from manyheads.text.of_folder import has_tokenizer
 from manyheads.text.tokenizer import Tokenizer
@@ -157,7 +157,7 @@ class RunsEncoder(RunsModel[M]):
     ) -> Self:
         """Load a model from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
-        Several paths are an ensemble, which averages the models' probabilities (see `models.encoders`).
+        Several paths are an ensemble, which averages the models' probabilities (see `extras.classification.encoder_with_head`).
 
         Raises: ModelFileError: a file is missing, damaged or refused, or the model is for another task. ConfigError,
             DataError: the content of a file is invalid, or the models cannot be averaged. RequestError: no such device

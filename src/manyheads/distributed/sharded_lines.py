@@ -18,7 +18,7 @@ from manyheads.data.lines import Source
 from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process
 from manyheads.errors import ConfigError, DataError, ManyHeadsError, RequestError
-from manyheads.files.guarded import open_regular, read_limited
+from manyheads.files.safe_open import open_regular, read_limited
 
 if TYPE_CHECKING:
     from manyheads.distributed.group import Group

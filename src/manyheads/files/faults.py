@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from manyheads.errors import SaveError
-from manyheads.files.guarded import RefusedFileError
+from manyheads.files.safe_open import RefusedFileError
 
 _REMEDIES = {
     errno.ENOSPC: "free some space or choose another folder",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.errors import ModelFileError
-from manyheads.files.guarded import read_limited
+from manyheads.files.safe_open import read_limited
 
 MOST_BYTES = 16 << 20
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from manyheads.errors import ManyHeadsError
 from manyheads.files.commit import is_other_process
 from manyheads.files.faults import saving
-from manyheads.files.guarded import open_in_place
+from manyheads.files.safe_open import open_in_place
 
 try:
     import fcntl

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
 from manyheads.errors import CheckpointError
-from manyheads.files.guarded import RefusedFileError, open_regular, read_limited
+from manyheads.files.safe_open import RefusedFileError, open_regular, read_limited
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"

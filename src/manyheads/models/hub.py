@@ -19,7 +19,7 @@ from safetensors import safe_open
 
 from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS
 from manyheads.errors import ConfigError, ModelFileError, SaveError
-from manyheads.files.guarded import read_limited
+from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import MANIFEST, read_manifest, render_manifest, verify_folder
 from manyheads.models.pretrained import (
     FETCHED,

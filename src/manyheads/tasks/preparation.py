@@ -13,7 +13,7 @@ from manyheads.config.build import build
 from manyheads.config.options import given_options, names_of, option
 from manyheads.data.lines import OnBadUtf8
 from manyheads.errors import ConfigError, DataError
-from manyheads.files.spared import check_spares_folders
+from manyheads.files.output_safety import check_spares_folders
 
 if TYPE_CHECKING:
     from manyheads.text.growing import Growth

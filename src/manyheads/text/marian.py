@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.errors import DataError, needing_extra
-from manyheads.files.guarded import read_limited
+from manyheads.files.safe_open import read_limited
 from manyheads.text.pipeline import MAX_FILE_BYTES, check_encodable, parse_json
 from manyheads.text.sides import Capabilities, untagged
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.errors import DataError, SaveError
-from manyheads.files.guarded import read_limited
+from manyheads.files.safe_open import read_limited
 from manyheads.text.sides import TAG
 
 SEARCHED = 4096  # number of characters before the end of a part that are searched for a space

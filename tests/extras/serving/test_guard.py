@@ -172,7 +172,7 @@ def test_keys_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         writer.write("long enough\n")
     assert ApiKeys.read(f"/dev/fd/{handle}").allow("long enough")
     os.close(handle)
-    monkeypatch.setattr("manyheads.files.guarded.WRITER_SECONDS", 0.1)
+    monkeypatch.setattr("manyheads.files.safe_open.WRITER_SECONDS", 0.1)
     with pytest.raises(ConfigError, match="nobody writes into this pipe; name a file"):
         ApiKeys.read(str(path))
 

@@ -28,7 +28,7 @@ from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsE
 from manyheads.extras.inspect.drawings.pages import save_page
 from manyheads.extras.peers.convert import _read_object
 from manyheads.files.commit import temporary_name
-from manyheads.files.guarded import RefusedFileError
+from manyheads.files.safe_open import RefusedFileError
 from manyheads.files.verify import verify_folder
 from manyheads.models.pretrained import load, save_pretrained
 from manyheads.models.transformer.config import TransformerConfig

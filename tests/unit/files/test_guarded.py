@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from manyheads.files.guarded import (
+from manyheads.files.safe_open import (
     RefusedFileError,
     check_no_link,
     check_regular,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.errors import DataError
-from manyheads.files.guarded import RefusedFileError, open_regular, open_stream, read_stream
+from manyheads.files.safe_open import RefusedFileError, open_regular, open_stream, read_stream
 
 SOURCES = Path(__file__).resolve().parents[3] / "src" / "manyheads"
 
@@ -132,7 +132,7 @@ def test_devices() -> None:
 
 
 def test_a_pipe_that_nobody_writes_is_waited_for_shortly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyheads.files.guarded.WRITER_SECONDS", 0.05)
+    monkeypatch.setattr("manyheads.files.safe_open.WRITER_SECONDS", 0.05)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(RefusedFileError, match="nobody writes into this pipe; name a file"):

@@ -9,7 +9,7 @@ import pytest
 
 from manyheads.errors import ConfigError
 from manyheads.files.commit import write_folder
-from manyheads.files.spared import check_spares_folders
+from manyheads.files.output_safety import check_spares_folders
 from manyheads.files.verify import verify_folder
 
 

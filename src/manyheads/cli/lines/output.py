@@ -14,7 +14,7 @@ from typing import IO, Self
 from manyheads.cli.printing import say
 from manyheads.data.lines import describe
 from manyheads.errors import CheckpointError, ConfigError, DataError, SaveError
-from manyheads.files.spared import check_spares_folders
+from manyheads.files.output_safety import check_spares_folders
 
 # Without tab and line feed. The last two ranges are marks that change the direction of the text after them.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -15,7 +15,7 @@ from manyheads.data.lines import Source
 from manyheads.decoding.truncation import counted_truncations, naming_lines, tell_bad_lines
 from manyheads.distributed import sharded_lines
 from manyheads.distributed.process import this_process
-from manyheads.files.spared import check_spares_folders
+from manyheads.files.output_safety import check_spares_folders
 
 if TYPE_CHECKING:
     from manyheads.cli.watching.phases import Phases

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manyheads.data.batch import RowBatch, padded_rows
-from manyheads.data.row_stream import RowStream
 from manyheads.data.sampler import by_length
 from manyheads.data.store import IntArray, SideWriter, StoreFormat, TokenSide, sides_from_lists
 from manyheads.errors import DataError
+from manyheads.extras.classification.row_stream import RowStream
 from manyheads.extras.classification.settings import LabelledSettings
 
 _FORMAT = StoreFormat("manyheads.labelled", "num_texts", ("text", "label"), ("uint16", "uint32"))

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
 from manyheads.extras.classification.config import Pooling, ReformerClassifierConfig, TransformerClassifierConfig
+from manyheads.extras.classification.encoder_with_head import EncoderEnsemble, EncoderWithHead
 from manyheads.extras.classification.labelled_store import LabelledBatch
-from manyheads.models.encoders import EncoderEnsemble, EncoderWithHead
 from manyheads.models.ensemble import mean_log_probs
 from manyheads.models.protocols import Output
 from manyheads.models.reformer.model import Reformer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, Union
 from manyheads.catalogue import configs_of
 from manyheads.data.settings import RowSettings
 from manyheads.extras.classification.config import REFORMERS, TRANSFORMERS, TransformerClassifierConfig
-from manyheads.tasks.encoder_settings import EncoderConfig
+from manyheads.extras.classification.encoder_settings import EncoderConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import JudgingSettings, OptimiserSettings, ScheduleSettings, TrainingSettings
 

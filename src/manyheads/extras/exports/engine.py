@@ -12,7 +12,7 @@ from typing import Any
 from manyheads.errors import ConfigError, MissingExtraError, ModelFileError
 from manyheads.extras.exports import EXPORTS, Check, ExportOptions, NotComparedError
 from manyheads.files.commit import write_folder
-from manyheads.files.spared import check_spares_folders
+from manyheads.files.output_safety import check_spares_folders
 from manyheads.files.verify import list_files
 from manyheads.models.pretrained import read_config
 

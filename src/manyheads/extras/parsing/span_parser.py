@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
+from manyheads.extras.classification.encoder_with_head import EncoderEnsemble, EncoderWithHead
 from manyheads.extras.parsing.chart import log_partition, span_probabilities
 from manyheads.extras.parsing.span_data import SpanBatch
 from manyheads.extras.parsing.transformer_config import TransformerSpanParserConfig
-from manyheads.models.encoders import EncoderEnsemble, EncoderWithHead
 from manyheads.models.protocols import Output
 from manyheads.models.size_checks import check_vocabularies
 from manyheads.models.transformer.model import Encoder

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from manyheads.errors import ModelFileError
 from manyheads.extras.peers import legacy_pickle_child as child
-from manyheads.files.guarded import open_regular
+from manyheads.files.safe_open import open_regular
 
 T = TypeVar("T")
 _SOURCES = Path(__file__).resolve().parents[3]

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ModelFileError
-from manyheads.files.guarded import check_regular, read_limited
+from manyheads.files.safe_open import check_regular, read_limited
 
 _FOOTER_BYTES = 48
 _MAGIC = 0xDB4775248B80FB57

@@ -26,7 +26,7 @@ from manyheads.extras.serving.jobs import GenerationBatch, Prompt, Row, RuntimeB
 from manyheads.extras.serving.refusals import Refusal, too_long
 from manyheads.extras.serving.scoring import PairBatch, TextBatch
 from manyheads.extras.serving.settings import ServingSettings, names_of_models, plain_tag
-from manyheads.files.guarded import read_limited
+from manyheads.files.safe_open import read_limited
 from manyheads.models.pretrained import resolve_model_path
 
 M = TypeVar("M", bound="ServedModel")

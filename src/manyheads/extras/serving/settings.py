@@ -14,7 +14,7 @@ from manyheads.config.build import build, convert
 from manyheads.config.checks import Range, at_least, between, check, set_tuples
 from manyheads.decoding.engines import engine_named
 from manyheads.errors import ConfigError
-from manyheads.files.guarded import read_stream
+from manyheads.files.safe_open import read_stream
 
 ENVIRONMENT_PREFIX = "MANYHEADS_"
 ENGINES = ("torch", "ctranslate2")

@@ -20,7 +20,7 @@ from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.evaluation.reading import Reading
-from manyheads.files.guarded import check_no_link
+from manyheads.files.safe_open import check_no_link
 from manyheads.tasks.language_modelling.held_out import HeldText, held_text, readings_of
 from manyheads.tasks.language_modelling.options import EvaluateOptions
 from manyheads.tasks.language_modelling.trial import try_reading

@@ -16,7 +16,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.language_model import EnsembleReading
 from manyheads.evaluation.reading import Reading
-from manyheads.files.guarded import check_no_link
+from manyheads.files.safe_open import check_no_link
 from manyheads.tasks.held_out import chosen_split, own_data, run_section
 from manyheads.tasks.language_modelling.options import EvaluateOptions
 from manyheads.text.settings import VocabularySettings

@@ -23,7 +23,7 @@ from manyheads.data.translation.prepared import PreparedData
 from manyheads.data.translation.preparing import CLEANING, Pairs, Rest, prepare_corpus
 from manyheads.data.translation.readers import PairFiles
 from manyheads.errors import ConfigError
-from manyheads.files.guarded import read_limited
+from manyheads.files.safe_open import read_limited
 from manyheads.tasks.preparation import (
     check_holdout,
     check_keys,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from manyheads.errors import DataError
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.files.faults import saving
-from manyheads.files.guarded import open_regular, open_to_append
+from manyheads.files.safe_open import open_regular, open_to_append
 from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
 
 if TYPE_CHECKING:

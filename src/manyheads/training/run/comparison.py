@@ -8,7 +8,7 @@ from typing import Any
 from manyheads.config.files import to_json
 from manyheads.errors import ManyHeadsError
 from manyheads.files.commit import write_text
-from manyheads.files.guarded import read_limited
+from manyheads.files.safe_open import read_limited
 from manyheads.models.pretrained import load
 from manyheads.training.record.report import Reporter, ValidationReport
 from manyheads.training.run.assembly import Assembly

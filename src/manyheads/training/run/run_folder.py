@@ -18,9 +18,9 @@ from manyheads.config.files import to_json, to_yaml
 from manyheads.errors import ConfigError
 from manyheads.files.commit import make_folder, sync, write_text
 from manyheads.files.faults import saving
-from manyheads.files.guarded import RefusedFileError, check_no_link, check_writable_file
 from manyheads.files.locks import locked
-from manyheads.files.spared import check_spares_folders
+from manyheads.files.output_safety import check_spares_folders
+from manyheads.files.safe_open import RefusedFileError, check_no_link, check_writable_file
 from manyheads.training.settings import RunConfig
 
 

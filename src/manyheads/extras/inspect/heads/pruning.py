@@ -41,8 +41,8 @@ from manyheads.extras.inspect.heads.judging import (
 from manyheads.extras.inspect.heads.options import CurveOptions, HeadTextOptions, Order
 from manyheads.extras.inspect.heads.scores import attention_layers, check_heads, nats_per_token
 from manyheads.files.commit import write_text
-from manyheads.files.guarded import open_regular, read_limited
 from manyheads.files.json_object import json_text
+from manyheads.files.safe_open import open_regular, read_limited
 from manyheads.models.head_names import Head, all_heads, kept_heads, parse_heads, prunable
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import load, read_config, read_languages, resolve_model_path, save_pretrained

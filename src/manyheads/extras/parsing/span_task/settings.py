@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from manyheads.extras.classification.encoder_settings import EncoderConfig
 from manyheads.extras.parsing.span_settings import SpanSettings
 from manyheads.extras.parsing.transformer_config import PRESETS as TRANSFORMERS
 from manyheads.extras.parsing.transformer_config import TransformerSpanParserConfig
-from manyheads.tasks.encoder_settings import EncoderConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import JudgingSettings, OptimiserSettings, ScheduleSettings, TrainingSettings
 

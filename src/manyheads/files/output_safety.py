@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from manyheads.errors import ConfigError
-from manyheads.files.guarded import read_limited
+from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import MANIFEST, READ
 
 _READ_FROM_DATA = (".json", ".bin", ".txt")
