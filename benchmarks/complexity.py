@@ -29,7 +29,7 @@ from manyheads.nn.attention.local import local_attention
 from manyheads.nn.attention.lsh import hash_vectors, lsh_attention, rotations
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.attention import plain_attention
-from manyheads.training.plan.measuring import peak_bytes
+from manyheads.training.plan.planner import peak_bytes
 
 HEADS, HEAD_DIM, CHUNK, ROUNDS = 4, 64, 64, 4
 LAYERS, D_FF = 2, 1024

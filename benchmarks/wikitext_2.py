@@ -29,9 +29,7 @@ from manyheads.models.protocols import Output
 from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.tasks.language_modelling.objective import LanguageObjective
 from manyheads.tasks.language_modelling.settings import TextConfig
-from manyheads.training.optim.ema import MovingAverage
-from manyheads.training.optim.optimiser import build_optimiser
-from manyheads.training.optim.schedule import learning_rate
+from manyheads.training.optim.optimiser import MovingAverage, build_optimiser, learning_rate
 from manyheads.training.run.clock import RunClock
 from manyheads.training.run.state import Memory
 from manyheads.training.run.step import Stepper

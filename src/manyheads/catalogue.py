@@ -399,8 +399,8 @@ class Task:
     The modules:
 
     - `objective.py`: `open_objective(config, data_dir, progress)` opens the data of a run.
-    - `plan.py`: `Trial(config)`, training steps without the data (see `training.plan.trial.Trial`).
-    - `validator.py` of a task of sentence pairs: `Validator`, see `tasks.translation.validator`.
+    - `plan.py`: `Trial(config)`, training steps without the data (see `training.plan.planner.Trial`).
+    - `validator.py` of a task of sentence pairs: `Validator`, see `tasks.translation.objective`.
     - `options.py`: `PREPARE`, `EVALUATE` and `SCORE`, the options of these commands.
     - `prepare.py`: `preparation(options)` returns a function that takes `folder`, `replace` and `progress`, makes the
       folder and returns its manifest; `summary(folder, manifest)` returns the text to be printed then.
@@ -509,10 +509,10 @@ PRESETS: Table[Callable[..., Any]] = Table(
         "reformer-classifier-demo": f"{_CLASSIFICATION}.settings:reformer_classifier_demo",
         "chart-debug": f"{_PARSING}.span_task.settings:chart_debug",
         "chart-parser": f"{_PARSING}.span_task.settings:chart_parser",
-        "vanilla-lm": "manyheads.tasks.paper_presets:vanilla_lm",
-        "million": "manyheads.tasks.paper_presets:million",
-        "enwik8": "manyheads.tasks.paper_presets:enwik8",
-        "imagenet64": "manyheads.tasks.paper_presets:imagenet64",
+        "vanilla-lm": "manyheads.tasks.presets:vanilla_lm",
+        "million": "manyheads.tasks.presets:million",
+        "enwik8": "manyheads.tasks.presets:enwik8",
+        "imagenet64": "manyheads.tasks.presets:imagenet64",
     },
 )
 """Complete runs by name: a function -> the settings of the run."""

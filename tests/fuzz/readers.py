@@ -89,7 +89,7 @@ def _readers_of_text(samples: dict[str, bytes]) -> Iterator[Reader]:
 
 
 def _readers_of_settings(samples: dict[str, bytes]) -> Iterator[Reader]:
-    from manyheads.cli.command_line.train_options import read_arguments
+    from manyheads.cli.commands.train import read_arguments
 
     yield Reader(
         "run settings", "yaml", samples["settings.yaml"], ".yaml", lambda path: read_arguments(["--config", str(path)])
@@ -139,7 +139,7 @@ def _in_folder(folder: Path, name: str, use: Callable[[Path], Any], *, seal: boo
 def _readers_of_folders(base: Base, folder: Path) -> Iterator[Reader]:
     import manyheads
     from manyheads.checkpoint.format import load_checkpoint
-    from manyheads.cli.lines.record import lines_of
+    from manyheads.cli.lines.output import lines_of
     from manyheads.cli.records import describe_folder
     from manyheads.data.translation.prepared import PreparedData
     from manyheads.decoding.translator import Translator

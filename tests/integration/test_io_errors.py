@@ -381,7 +381,7 @@ def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.Monkey
 
     with pytest.raises(SaveError, match=r"No space left .* bytes are needed, \d+ bytes are free"):
         save(1)
-    monkeypatch.setattr("manyheads.files.faults.free_bytes", lambda path: -1)  # begin all the same
+    monkeypatch.setattr("manyheads.files.commit.free_bytes", lambda path: -1)  # begin all the same
     for step in (1, 2, 3, 4):
         save(step)
     with pytest.raises(SaveError, match=r"step-00000005: No space left on device .*free space unknown"):

@@ -26,9 +26,9 @@ from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.tasks.language_modelling.settings import TextConfig
-from manyheads.tasks.table import RUNS
+from manyheads.tasks.report import RUNS
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.training.optim.schedule import learning_rate
+from manyheads.training.optim.optimiser import learning_rate
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
 MADE_HERE = ("embedded:", "copy-task", "duplication-task")

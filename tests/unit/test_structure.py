@@ -119,7 +119,7 @@ def test_training_and_everything_below_know_no_task() -> None:
 
 # Modules that ask about devices or compilers for another reason than speed.
 ASKING = {
-    "manyheads.cli.machine_report": "prints what the machine has",
+    "manyheads.cli.commands.doctor": "prints what the machine has",
     "manyheads.decoding.compiled": "a compiler is needed on CPUs only",
     "manyheads.decoding.device": "chooses the device",
     "manyheads.decoding.text_search": "another engine runs on CPUs only",

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from manyheads.checkpoint.format import step_of, verify_checkpoint
 from manyheads.errors import CheckpointError, SaveError
-from manyheads.files.commit import remove_folder, write_text
-from manyheads.files.faults import saving
+from manyheads.files.commit import remove_folder, saving, write_text
 from manyheads.files.safe_open import read_limited
 
 LEAST_KEPT = 2

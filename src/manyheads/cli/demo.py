@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from manyheads.catalogue import HOOKS, load
 from manyheads.cli.command_line.pages import program
-from manyheads.cli.lines.output_checks import OutputCheck
+from manyheads.cli.lines.output import OutputCheck
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.main import guarded
-from manyheads.cli.printing import say
+from manyheads.cli.streams import say
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
@@ -118,7 +118,7 @@ def judge(run_dir: Path, config: TrainConfig, bleu: float) -> tuple[bool, str]:
     Returns: whether it is a failure, which it is after LEAST_MINUTES of training; and a message.
     """
     from manyheads.cli.records import describe_folder
-    from manyheads.training.run.few_steps import FEWEST_STEPS
+    from manyheads.training.run.clock import FEWEST_STEPS
 
     record = describe_folder(run_dir)
     steps, tokens, trained = record["step"], record["target_tokens"] or 0, record["minutes"] or 0.0

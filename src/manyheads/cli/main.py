@@ -15,10 +15,8 @@ from types import ModuleType
 
 from manyheads import __version__
 from manyheads.catalogue import COMMANDS, PLUGINS, entries_of
-from manyheads.cli.printing import say
-from manyheads.cli.stopping import StoppedBySystem, stoppable
-from manyheads.cli.streams import abandon_output, set_up_streams
-from manyheads.config.suggest import did_you_mean
+from manyheads.cli.streams import StoppedBySystem, abandon_output, say, set_up_streams, stoppable
+from manyheads.config.checks import did_you_mean
 from manyheads.errors import ManyHeadsError, RequestError, SaveError, is_out_of_memory
 
 EXIT_CODES = (

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import CheckpointError, DataError, ModelFileError
-from manyheads.files.json_object import read_object
 from manyheads.files.safe_open import check_regular
-from manyheads.files.verify import MANIFEST, read_manifest
+from manyheads.files.verify import MANIFEST, read_manifest, read_object
 
 if TYPE_CHECKING:
     from manyheads.text.sides import TranslationTokenizer

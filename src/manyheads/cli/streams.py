@@ -1,11 +1,25 @@
-"""Handling of standard input, output and error that are closed, full, or no longer read."""
+"""Handling of standard input, output and error that are closed, full, or no longer read.
+
+A clean end on SIGTERM, and on SIGHUP, which a closed terminal sends.
+
+Printing for people. Names and texts from files cannot control the terminal.
+
+A folder's name, a value of its config.json or a sample can contain escape sequences, which change colours, move the
+cursor or retitle the window, and characters that reverse the text beside them. Here they become visible. Data for
+other programs (`--json`, translations in a pipe, files) is not printed by these functions.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
-from typing import Any
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TextIO
 
 
 def set_up_streams() -> None:
@@ -47,3 +61,64 @@ class _Messages(io.FileIO):
 def abandon_output() -> None:
     """Discard the unwritten rest of standard output. Otherwise Python would try again at exit, and report an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class StoppedBySystem(BaseException):
+    """Raised in the main thread by a signal, so that `finally` and `with` delete what is half written.
+
+    It is no Exception, so that nothing that handles an error goes on after it. number: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Raise StoppedBySystem for the first SIGTERM or SIGHUP within the block; the second ends the process at once.
+
+    A signal that is ignored, as by nohup, or that somebody else handles, stays so. Only the main thread can handle
+    signals; in other threads the block has no effect.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        for one in handled:
+            signal.signal(one, signal.SIG_DFL)
+        raise StoppedBySystem(number)
+
+    handled: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
+        known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has one
+        handled = [one for one in known if signal.getsignal(one) is signal.SIG_DFL]
+    for one in handled:
+        signal.signal(one, handle)
+    try:
+        yield
+    finally:
+        for one in handled:
+            if signal.getsignal(one) is handle:
+                signal.signal(one, signal.SIG_DFL)
+
+
+def say(*parts: object, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
+    """Print as `print` does, with the characters of `printable`. file: None: standard output, as it is now."""
+    text = " ".join(map(str, parts))
+    print(printable(text), end=end, file=sys.stdout if file is None else file, flush=flush)
+
+
+def say_or_json(record: object, text: str, *, as_json: bool) -> None:
+    """Print a record as JSON for programs, or its text for people."""
+    if as_json:
+        from manyheads.files.verify import json_text  # imported here, because help does not need it
+
+        print(json_text(record, indent=2))
+    else:
+        say(text)
+
+
+def printable(text: str) -> str:
+    """Return a text in which characters that are not printable, other than line ends, are written as Python does."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
-from manyheads.config.checks import one_or_more
-from manyheads.config.files import Source
-from manyheads.config.merge import field_types, merge, tag_of, variants
-from manyheads.config.suggest import did_you_mean
+from manyheads.config.checks import did_you_mean, one_or_more
+from manyheads.config.files import Source, field_types, merge, tag_of, variants
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Union, get_args, get_origin
 
-from manyheads.config.merge import field_types, tag_of, variants
+from manyheads.config.files import field_types, tag_of, variants
 
 _ENTRY = re.compile(r"(\w+): (.*)", re.DOTALL)
 _HEADING = re.compile(r"[A-Z]\w+:(\s|$)")

@@ -26,7 +26,7 @@ from manyheads.data.lines import Progress
 from manyheads.data.manifest import file_record, write_data
 from manyheads.errors import ConfigError, ManyHeadsError
 from manyheads.files.commit import make_folder, remove_folder, write_file, write_text
-from manyheads.files.locks import locked
+from manyheads.files.output_safety import locked
 from manyheads.files.safe_open import read_limited
 from manyheads.text.pipeline import TokenizerFile
 

@@ -1,7 +1,7 @@
 """Reference implementation of beam search: one sentence, plain lists, no caching.
 
 It shares no code with `decoding.beam`, and without early stopping it always continues to the length limit.
-`naive_marian_search` is the reference for `decoding.rules.MarianRules`.
+`naive_marian_search` is the reference for `decoding.search_problem.MarianRules`.
 """
 
 from __future__ import annotations

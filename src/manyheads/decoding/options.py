@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, make_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_origin
 
 from manyheads.config.checks import at_least, check
-from manyheads.config.merge import field_types
+from manyheads.config.files import field_types
 from manyheads.config.options import option
 from manyheads.data.lines import Progress
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings, drawing_options

@@ -7,14 +7,21 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from manyheads.decoding.batching import Told, cut_batches, map_batches, padded
 from manyheads.decoding.beam import beam_search_steps
 from manyheads.decoding.greedy_and_sampling import greedy_and_sampling_steps
 from manyheads.decoding.hypothesis import Hypothesis, Stop
-from manyheads.decoding.rules import RULES, Rules
-from manyheads.decoding.search_problem import Grammar, SearchProblem, SearchSteps, length_limits, run_to_end
+from manyheads.decoding.search_problem import (
+    RULES,
+    Grammar,
+    Rules,
+    SearchProblem,
+    SearchSteps,
+    length_limits,
+    run_to_end,
+)
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.shortlist import Candidates, Shortlist
+from manyheads.decoding.text_ids import Told, cut_batches, map_batches, padded
 from manyheads.errors import RequestError
 from manyheads.models.protocols import Searchable
 

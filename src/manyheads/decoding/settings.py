@@ -17,7 +17,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 from manyheads.config.build import build
 from manyheads.config.checks import BELOW_ONE, POSITIVE_FRACTION, Range, at_least, between, check, set_tuples
 from manyheads.errors import ConfigError
-from manyheads.files.json_object import read_object
+from manyheads.files.verify import read_object
 
 T = TypeVar("T")
 _MOST_IDS = 100_000

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from manyheads.decoding.batching import Told
 from manyheads.decoding.engines import SearchEngine
 from manyheads.decoding.hypothesis import Hypothesis, Stop
 from manyheads.decoding.model_runner import ModelRunner
@@ -13,8 +12,7 @@ from manyheads.decoding.reranking import Reranker
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.shortlist import Shortlist
-from manyheads.decoding.text_ids import encode_texts
-from manyheads.decoding.truncation import fit, source_limit
+from manyheads.decoding.text_ids import Told, encode_texts, fit, source_limit
 from manyheads.errors import RequestError
 from manyheads.models.protocols import Searchable
 from manyheads.text.sides import TranslationTokenizer

@@ -7,14 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Unpack, overload
 
-from manyheads.decoding.batching import Told
 from manyheads.decoding.forced import translate_forced
-from manyheads.decoding.hypothesis import Stop
+from manyheads.decoding.hypothesis import Scored, Stop, Translation, one_line
 from manyheads.decoding.kept_texts import Candidate, KeptTexts
-from manyheads.decoding.pair_scoring import score_pairs
+from manyheads.decoding.reranking import score_pairs
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
-from manyheads.decoding.text_ids import check_texts
-from manyheads.decoding.translation import Scored, Translation, one_line
+from manyheads.decoding.text_ids import Told, check_texts
 from manyheads.decoding.translation_model import TranslationModel
 from manyheads.errors import RequestError
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyheads.data.lines import Source
-from manyheads.distributed.launch import start
-from manyheads.distributed.process import this_process
+from manyheads.distributed.process import start, this_process
 from manyheads.errors import ConfigError, DataError, ManyHeadsError, RequestError
 from manyheads.files.safe_open import open_regular, read_limited
 
@@ -102,9 +101,8 @@ def _run_in_group(
 @contextmanager
 def _for_this_command(folder: Path, output: str) -> Iterator[None]:
     """Keep other commands out of the folder of the blocks. Raises: ConfigError: another command works in it."""
-    from manyheads.files.commit import make_folder, remove_folder, remove_stale
-    from manyheads.files.faults import saving
-    from manyheads.files.locks import locked
+    from manyheads.files.commit import make_folder, remove_folder, remove_stale, saving
+    from manyheads.files.output_safety import locked
 
     def in_use(owner: str) -> ConfigError:
         return ConfigError(

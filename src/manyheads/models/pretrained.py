@@ -27,12 +27,11 @@ from torch.overrides import TorchFunctionMode
 from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, build_model, foreign_entries
 from manyheads.checkpoint.format import needed_bytes, write_tensors
 from manyheads.config.build import build
+from manyheads.config.checks import did_you_mean
 from manyheads.config.files import to_json, to_plain
-from manyheads.config.suggest import did_you_mean
 from manyheads.errors import CheckpointError, ConfigError, ManyHeadsError, ModelFileError, SaveError
 from manyheads.files.commit import write_folder
-from manyheads.files.json_object import read_object
-from manyheads.files.verify import MANIFEST, verify_folder
+from manyheads.files.verify import MANIFEST, read_object, verify_folder
 from manyheads.models.protocols import Composite, ModelConfig
 from manyheads.text.sides import LanguagePair
 
@@ -142,7 +141,7 @@ def save_pretrained(
         card: README.md; None writes a short one.
         weights: other values under the same names, such as an average; None: the model's.
         more: further files, name -> content.
-        task: what the model was trained for, a name in `tasks.table.TASKS`; None: it is not recorded.
+        task: what the model was trained for, a name in `tasks.report.TASKS`; None: it is not recorded.
         languages: source and target language of each direction that it translates, as in BCP 47, if known.
         replace: replace an existing folder.
 
@@ -305,7 +304,7 @@ def read_config(folder: Path) -> Any:
             f"{file} has format_version {version!r}; this manyheads reads {FORMAT_VERSION}."
             " Install a newer manyheads, or convert the model."
         )
-    values.pop("task", None)  # for `tasks.table.task_of_folder`
+    values.pop("task", None)  # for `tasks.report.task_of_folder`
     values.pop("languages", None)  # for `read_languages`
     plugins = values.pop("plugins", None)
     needs = f" The model needs {', '.join(map(str, plugins))}: install it, or give --plugin." if plugins else ""

@@ -52,7 +52,7 @@ class Seq2Seq(nn.Module):
         """Return the loss of a batch with teacher forcing, summed over target tokens (with EOS, without BOS and
         padding).
 
-        With `num_sampled` candidates replace the vocabulary: see `nn.heads.sampled`.
+        With `num_sampled` candidates replace the vocabulary: see `nn.heads.linear`.
         """
         hidden = self.body(batch.source, batch.source_lengths, batch.target_input)
         labels = batch.target_labels

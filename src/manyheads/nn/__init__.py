@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights, masked_softmax
     from manyheads.nn.kernels.policy import fast
     from manyheads.nn.kernels.relative import relative_shift
-    from manyheads.nn.layers import FeedForward, Residual
+    from manyheads.nn.layers import FeedForward, Residual, ReversibleSequence
     from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions, sinusoidal_table
-    from manyheads.nn.reversible_sequence import ReversibleSequence
 
 _LAZY = {
     "AdaptiveEmbedding": "heads.adaptive",

@@ -1,16 +1,23 @@
-"""The data sets of a run: one, or several that are mixed, all with the same ids."""
+"""The data sets of a run: one, or several that are mixed, all with the same ids.
+
+The first embeddings of a model, learned from counts: `initial.embeddings`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch
+from torch import Tensor
+
 from manyheads.data.settings import DataSettings, RowSettings, SegmentSettings, shares_of
+from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
 from manyheads.files.verify import MANIFEST
-from manyheads.tasks.table import json_or_empty
+from manyheads.tasks.report import json_or_empty
 
 Settings = TypeVar("Settings", DataSettings, SegmentSettings)
 Data = TypeVar("Data", bound="_HasDigest")
@@ -90,3 +97,33 @@ def fewer_tokens(data: DataSettings | RowSettings) -> str:
         f"(data.max_tokens {data.max_tokens}, data.accumulate {data.accumulate}): lower max_tokens, or raise"
         f" accumulate to {2 * data.accumulate}, which splits each step into smaller parts; either makes it a new run."
     )
+
+
+@torch.no_grad()
+def begin_embeddings(
+    tables: Iterable[Tensor], rows: int, learn: Callable[[int], Tensor], seed: int, group: Group
+) -> None:
+    """Give tables the vectors that `learn` finds, turned randomly.
+
+    They have length 1, as random vectors of N(0, 1 / width) have on average. The rotation prevents that a direction of
+    the vectors belongs to certain positions or heads. Ids without information keep their random vectors.
+
+    Args:
+        tables: of embeddings and outputs, (ids, width), on a CPU; all have one width. One that occurs twice is written
+            once.
+        rows: the number of ids.
+        learn: see `data.cooccurrence`; given the width, it returns (rows, width).
+        seed: of the turn.
+        group: the ranks, all of which get the vectors that the main one computes.
+    """
+    distinct = list({id(one): one for one in tables}.values())
+    table = None
+    if group.is_main:
+        width = distinct[0].shape[1]
+        normal = torch.randn(width, width, generator=torch.Generator().manual_seed(seed))
+        table = learn(width) @ torch.linalg.qr(normal)[0]
+    table = group.joined(table, rows=rows)
+    for weight in distinct:
+        new = table[: len(weight)].to(weight)
+        old = weight[: len(new)]
+        old.copy_(torch.where(new.any(1, keepdim=True), new, old))

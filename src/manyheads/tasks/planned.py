@@ -12,13 +12,12 @@ from typing import Any
 from manyheads.catalogue import MODEL_TASKS, TASKS
 from manyheads.config.build import convert, resolve
 from manyheads.config.describe import show_value
-from manyheads.config.files import Source
-from manyheads.config.merge import from_dotted, to_dotted
+from manyheads.config.files import Source, from_dotted, to_dotted
 from manyheads.data.prepared_folder import read_prepared
 from manyheads.errors import ConfigError, DataError
 from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.tasks.presets import demo, xl_demo
-from manyheads.tasks.table import json_or_empty
+from manyheads.tasks.report import json_or_empty
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.pipeline import MAX_FILE_BYTES
 from manyheads.training.plan.rule import REFERENCE_LAYERS, REFERENCE_WIDTH, Choice, Facts, Plan, plan_run
@@ -153,8 +152,7 @@ def _reference(kind: str, manifest: Mapping[str, Any], typed: Source) -> Any:
 
 def _measured(config: Any, length: int, rows: int) -> tuple[float, str]:
     from manyheads.decoding.device import choose_device
-    from manyheads.training.plan.measuring import tokens_per_second
-    from manyheads.training.plan.trial import trial_of
+    from manyheads.training.plan.planner import tokens_per_second, trial_of
     from manyheads.training.run.precision import resolve_precision
 
     device = choose_device(config.device)

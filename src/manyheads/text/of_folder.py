@@ -7,7 +7,7 @@ from typing import Any
 
 from manyheads.catalogue import TASKS, load
 from manyheads.errors import DataError
-from manyheads.files.json_object import read_object
+from manyheads.files.verify import read_object
 from manyheads.text.marian import MarianTokenizer
 from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
-from manyheads.config.suggest import did_you_mean
+from manyheads.config.checks import did_you_mean
 from manyheads.errors import ConfigError, RequestError
 
 LanguagePair = tuple[str, str]

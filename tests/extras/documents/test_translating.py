@@ -12,11 +12,9 @@ import pytest
 import torch
 
 from manyheads.catalogue import build_model
-from manyheads.decoding.degenerate import is_degenerate
-from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.hypothesis import Hypothesis, Translation
+from manyheads.decoding.kept_texts import is_degenerate, restored, show
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.stand_ins import restored, show
-from manyheads.decoding.translation import Translation
 from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError, RequestError
 from manyheads.extras.documents import translating

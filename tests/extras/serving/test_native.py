@@ -14,7 +14,6 @@ from starlette.testclient import TestClient
 
 from manyheads.catalogue import build_model
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.text_scoring import score_texts
 from manyheads.decoding.translator import Translator
 from manyheads.errors import NonFiniteError
 from manyheads.extras.serving.app import build_app
@@ -23,6 +22,7 @@ from manyheads.extras.serving.settings import ServingSettings
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.reformer.config import PRESETS
 from manyheads.models.transformer_xl.config import TransformerXLConfig
+from manyheads.tasks.language_modelling.score import score_texts
 from manyheads.text.vocabulary import ByteVocabulary
 
 ENGLISH = "Hello, how are you? I am hungry.\n\nThe cat sees the dog."

@@ -15,7 +15,6 @@ from starlette.testclient import TestClient
 
 from manyheads.catalogue import build_model
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.text_scoring import score_texts
 from manyheads.decoding.translator import Translator
 from manyheads.extras.documents.html import read_html
 from manyheads.extras.documents.sentence_ends import split_sentences
@@ -28,6 +27,7 @@ from manyheads.extras.serving.refusals import Refusal
 from manyheads.extras.serving.settings import ServingSettings
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.transformer_xl.config import TransformerXLConfig
+from manyheads.tasks.language_modelling.score import score_texts
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabularies import PieceVocabulary

@@ -22,7 +22,7 @@ from manyheads.catalogue import COMMANDS
 from manyheads.cli import main
 from manyheads.cli.command_line import parsing, task_pages
 from manyheads.cli.command_line.parsing import make_parser, read
-from manyheads.cli.command_line.train_options import TrainOptions, read_arguments
+from manyheads.cli.commands.train import TrainOptions, read_arguments
 from manyheads.config.files import Source, to_plain
 from manyheads.errors import ManyHeadsError
 from manyheads.extras.inspect.commands import KINDS

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from manyheads.cli.watching.heartbeat import Heartbeat, Phase
+from manyheads.cli.watching.phases import Heartbeat, Phase
 
 
 class Clock:

@@ -18,10 +18,10 @@ from manyheads.catalogue import build_model
 from manyheads.cli.main import main
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.options import GenerationOptions
-from manyheads.decoding.text_scoring import score_texts
 from manyheads.errors import ConfigError
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.reformer.config import PRESETS as REFORMERS
+from manyheads.tasks.language_modelling.score import score_texts
 from manyheads.text.vocabulary import ByteVocabulary
 
 Cli = Callable[..., int]

@@ -21,14 +21,13 @@ from manyheads.data.store import TokenStore
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.options import EnsembleOptions
 from manyheads.decoding.settings import GenerationSettings
-from manyheads.decoding.text_scoring import score_texts
 from manyheads.evaluation.language_model import EnsembleReading, evaluate_text
 from manyheads.evaluation.reading import Reading
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.tasks.language_modelling.options import ScoreOptions
-from manyheads.tasks.language_modelling.score import score
+from manyheads.tasks.language_modelling.score import score, score_texts
 from manyheads.text.vocabulary import ByteVocabulary
 
 Cli = Callable[..., int]

@@ -13,9 +13,10 @@ import pytest
 import shtab
 
 from manyheads.catalogue import COMMANDS
-from manyheads.cli import machine, machine_report
-from manyheads.cli.command_line.program_parser import program_parser
+from manyheads.cli import machine
 from manyheads.cli.commands import doctor
+from manyheads.cli.commands import doctor as machine_report
+from manyheads.cli.commands.completion import program_parser
 
 Program = Callable[..., int]
 

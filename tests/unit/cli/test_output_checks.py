@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.cli.lines.output_checks import OutputCheck
-from manyheads.decoding.degenerate import repeats_itself
+from manyheads.cli.lines.output import OutputCheck
 from manyheads.decoding.generator import Generator
+from manyheads.decoding.kept_texts import repeats_itself
 from manyheads.text.tokenizer import Tokenizer
 
 Program = Callable[..., int]

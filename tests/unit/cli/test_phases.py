@@ -12,8 +12,15 @@ import time
 import pytest
 from rich.console import Console
 
-from manyheads.cli.watching.interruptible import StoppedBySignalError, interruptible
-from manyheads.cli.watching.phases import DELAY_SECONDS, PhaseBars, PhaseLines, showing_if_long, showing_phases
+from manyheads.cli.watching.phases import (
+    DELAY_SECONDS,
+    PhaseBars,
+    PhaseLines,
+    StoppedBySignalError,
+    interruptible,
+    showing_if_long,
+    showing_phases,
+)
 from manyheads.data.lines import Progress, telling
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.cli.watching.interruptible import StoppedBySignalError
+from manyheads.cli.watching.phases import StoppedBySignalError
 from manyheads.data.translation.prepared import PreparedData
 from manyheads.data.translation.preparing import PairList, Rest
 from manyheads.errors import ConfigError, DataError

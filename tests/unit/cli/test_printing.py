@@ -13,7 +13,7 @@ import torch
 
 import manyheads
 from manyheads.catalogue import build_model
-from manyheads.cli.printing import printable, say
+from manyheads.cli.streams import printable, say
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.vocabulary import ByteVocabulary

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from manyheads.catalogue import build_model
-from manyheads.cli.command_line.train_options import read_arguments
+from manyheads.cli.commands.train import read_arguments
 from manyheads.cli.main import main
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, RequestError

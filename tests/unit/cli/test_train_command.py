@@ -20,10 +20,9 @@ from rich.console import Console
 
 from manyheads.catalogue import PRESETS
 from manyheads.cli.command_line.pages import program
-from manyheads.cli.command_line.train_options import TrainOptions, read_arguments
-from manyheads.cli.commands.train import train_and_watch
+from manyheads.cli.commands.train import TrainOptions, read_arguments, train_and_watch
 from manyheads.cli.watching.training import LiveReporter, summary
-from manyheads.config.merge import dotted_names
+from manyheads.config.files import dotted_names
 from manyheads.distributed.process import Process
 from manyheads.errors import ConfigError
 from manyheads.files.verify import FORMAT_VERSION

@@ -14,7 +14,7 @@ import pytest
 
 from manyheads.cli import demo
 from manyheads.cli.command_line.pages import program
-from manyheads.cli.lines.record import lines_of
+from manyheads.cli.lines.output import lines_of
 from manyheads.cli.main import main
 
 Program = Callable[..., int]

@@ -10,8 +10,7 @@ import pytest
 from manyheads.config.build import build, resolve
 from manyheads.config.checks import BELOW_ONE, at_least, check
 from manyheads.config.describe import describe
-from manyheads.config.files import Source, parse_yaml
-from manyheads.config.merge import from_dotted, tag_of
+from manyheads.config.files import Source, from_dotted, parse_yaml, tag_of
 from manyheads.errors import ConfigError
 
 

@@ -9,8 +9,8 @@ import pytest
 from manyheads.catalogue import PRESETS
 from manyheads.config.build import resolve
 from manyheads.config.describe import argument_docs, describe, show_value
-from manyheads.config.merge import dotted_names, from_dotted
-from manyheads.tasks.table import RUNS
+from manyheads.config.files import dotted_names, from_dotted
+from manyheads.tasks.report import RUNS
 from manyheads.training.settings import RunConfig
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from manyheads.cli.command_line.parsing import read as read_options
-from manyheads.config.suggest import did_you_mean, nearest
+from manyheads.config.checks import did_you_mean, nearest
 from manyheads.errors import ConfigError
 from manyheads.tasks.translation.settings import TrainConfig
 

@@ -15,7 +15,7 @@ import pytest
 
 import manyheads
 from manyheads.config.build import build, convert
-from manyheads.config.merge import field_types
+from manyheads.config.files import field_types
 from manyheads.decoding.settings import GenerationSettings, read_settings
 from manyheads.errors import ConfigError
 

@@ -17,9 +17,8 @@ from manyheads.decoding import search_problem
 from manyheads.decoding.beam import beam_search_steps
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.naive import naive_beam_search
-from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.search import run_to_end, search_all, search_steps
-from manyheads.decoding.search_problem import SearchProblem, length_limits
+from manyheads.decoding.search_problem import BeamRules, SearchProblem, length_limits
 from manyheads.decoding.settings import DecodingSettings
 
 IDS: dict[str, int] = {"pad_id": 0, "bos_id": 1, "eos_id": 2}

@@ -10,10 +10,10 @@ import torch
 from manyheads.catalogue import build_model
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.settings import GenerationSettings
-from manyheads.decoding.text_scoring import score_texts
 from manyheads.extras.serving.scoring import TextBatch
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
+from manyheads.tasks.language_modelling.score import score_texts
 from manyheads.text.vocabulary import ByteVocabulary, Vocabulary
 from manyheads.text.word_vocabulary import WordVocabulary
 

@@ -12,11 +12,11 @@ import manyheads
 from manyheads.catalogue import build_model
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
-from manyheads.decoding.text_scoring import score_texts
 from manyheads.decoding.translator import Translator
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
+from manyheads.tasks.language_modelling.score import score_texts
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabulary import ByteVocabulary

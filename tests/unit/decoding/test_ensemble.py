@@ -18,8 +18,8 @@ from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.data.batch import PairBatch
 from manyheads.decoding.device import inference
 from manyheads.decoding.naive import naive_beam_search
-from manyheads.decoding.rules import BeamRules
 from manyheads.decoding.search import search_all
+from manyheads.decoding.search_problem import BeamRules
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, RequestError
@@ -31,7 +31,7 @@ from manyheads.models.ensemble import Ensemble, mean_log_probs
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.protocols import PreparesSteps, Restrictable, Scorable, Searchable
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.tasks.translation.likelihood import likelihood_of
+from manyheads.tasks.translation.score import likelihood_of
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

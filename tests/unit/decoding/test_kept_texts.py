@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from manyheads.catalogue import build_model
 from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.kept_texts import KeptTexts
+from manyheads.decoding.kept_texts import KeptTexts, restored, show, stand_ins_of
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.stand_ins import restored, show, stand_ins_of
 from manyheads.decoding.translator import Translator
 from manyheads.extras.documents.terms import translate_with_phrases
 from manyheads.models.transformer import config as presets

@@ -17,10 +17,9 @@ from torch.utils import _pytree as pytree
 from manyheads.catalogue import build_model
 from manyheads.data.store import TokenStore
 from manyheads.decoding.device import inference
+from manyheads.decoding.generation import PrefixCache
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.settings import GenerationSettings
-from manyheads.decoding.text_scoring import score_texts
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.language_model import EnsembleReading, evaluate_text, token_losses
 from manyheads.evaluation.reading import Reading
@@ -33,6 +32,7 @@ from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.seeding import derive_seed
+from manyheads.tasks.language_modelling.score import score_texts
 from manyheads.text.settings import VocabularySettings
 from manyheads.text.vocabularies import learn_vocabulary
 from manyheads.text.vocabulary import ByteVocabulary
@@ -128,7 +128,7 @@ def mean_log(each: Sequence[Sequence[float]]) -> list[float]:
 
 @pytest.mark.parametrize("at_once", [512, 5])
 def test_texts_are_scored_by_averages_by_hand(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyheads.decoding.text_scoring.READ_AT_ONCE", at_once)
+    monkeypatch.setattr("manyheads.tasks.language_modelling.score.READ_AT_ONCE", at_once)
     models, texts = unlike(), ["It is a truth", "", "a", "Zürich, ein Anfang"]
     if at_once == 5:
         del models[2]  # its positions count from the last token that is read with others
@@ -369,7 +369,7 @@ def test_what_an_ensemble_cannot_do(folders: list[Path], tmp_path: Path) -> None
 def test_a_wrong_precision_is_found_before_weights_are_read(
     folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manyheads.decoding.language_folders.load", lambda *_, **__: pytest.fail("weights were read"))
+    monkeypatch.setattr("manyheads.decoding.generator.load", lambda *_, **__: pytest.fail("weights were read"))
     with pytest.raises(RequestError, match="precision is 'fp8'"):
         Generator.from_pretrained(folders[0], "cpu", cast(Any, "fp8"))
     with pytest.raises(RequestError, match="device 'gpu' is unknown"):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.naive import naive_beam_search, naive_marian_search
-from manyheads.decoding.rules import Marian5Rules, MarianRules
 from manyheads.decoding.search import search_all
+from manyheads.decoding.search_problem import Marian5Rules, MarianRules
 from manyheads.decoding.settings import DecodingSettings
 
 # As Marian has them: EOS first, padding last and given to the decoder first.

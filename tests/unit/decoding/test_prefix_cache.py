@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from manyheads.catalogue import build_model
-from manyheads.decoding.generation import READ_AT_ONCE, Continuation
+from manyheads.decoding.generation import READ_AT_ONCE, Continuation, PrefixCache
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
@@ -99,7 +98,7 @@ class Sized:
 
 
 def test_the_least_recently_used_states_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyheads.decoding.prefix_cache.tree_leaves", lambda state: state.values)
+    monkeypatch.setattr("manyheads.decoding.generation.tree_leaves", lambda state: state.values)
     cache = PrefixCache(100, 2)
 
     def state(size: int) -> Sized:

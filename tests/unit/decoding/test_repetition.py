@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from manyheads.catalogue import build_model
-from manyheads.decoding.constraints import Constraints
+from manyheads.decoding.constraints import Constraints, Repetition
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.repetition import Repetition
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.models.ensemble import Ensemble, LanguageEnsemble

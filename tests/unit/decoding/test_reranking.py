@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from manyheads.catalogue import ARCHITECTURES, build_model
-from manyheads.decoding.rules import RULES
+from manyheads.decoding.search_problem import RULES
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, RequestError

@@ -17,8 +17,7 @@ import torch
 from manyheads.checkpoint.format import load_checkpoint, save_checkpoint
 from manyheads.checkpoint.retain import apply_retention, find_latest, read_pointer, write_pointer
 from manyheads.errors import SaveError
-from manyheads.files.commit import remove_stale, write_text
-from manyheads.files.faults import check_free_space
+from manyheads.files.commit import check_free_space, remove_stale, write_text
 
 ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES)
 

@@ -19,7 +19,7 @@ from manyheads.checkpoint.retain import apply_retention, find_latest, read_point
 from manyheads.cli import demo
 from manyheads.cli.command_line.task_pages import parse_for_task
 from manyheads.cli.commands import evaluate
-from manyheads.cli.lines.record import lines_of
+from manyheads.cli.lines.output import lines_of
 from manyheads.cli.records import describe_folder
 from manyheads.config.files import MAX_BYTES
 from manyheads.data.manifest import read_manifest
@@ -33,7 +33,7 @@ from manyheads.files.verify import verify_folder
 from manyheads.models.pretrained import load, save_pretrained
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.tasks.language_modelling.held_out import held_text
-from manyheads.tasks.table import task_of_folder
+from manyheads.tasks.report import task_of_folder
 from manyheads.text.marian import read_bytes
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.pipeline import read_tokenizer_file
@@ -285,7 +285,7 @@ def test_info_of_a_run_with_json_of_another_shape(run: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("module", "name", "step"),
-    [("manyheads.files.json_object", "read_limited", 4), ("manyheads.files.verify", "list_files", 2)],
+    [("manyheads.files.verify", "read_limited", 4), ("manyheads.files.verify", "list_files", 2)],
 )
 def test_info_of_a_run_that_deletes_a_checkpoint_meanwhile(
     run: Path, module: str, name: str, step: int, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.errors import ModelFileError
-from manyheads.files.json_object import json_text, read_object
+from manyheads.files.verify import json_text, read_object
 
 
 def test_an_object_is_read(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from manyheads.nn.kernels.attention import dot_product_attention, plain_attentio
 from manyheads.nn.kernels.loss import plain_loss, smoothed_loss
 from manyheads.nn.kernels.policy import fast
 from manyheads.nn.kernels.reversible import recomputed
-from manyheads.nn.reversible_sequence import ReversibleSequence
+from manyheads.nn.layers import ReversibleSequence
 
 
 @pytest.fixture(params=["plain", "fast"], autouse=True)

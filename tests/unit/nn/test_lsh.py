@@ -20,7 +20,7 @@ from manyheads.nn.attention.multi_head import merge_heads, split_heads
 from manyheads.nn.attention.naive import naive_dot_product_attention, naive_lsh_attention
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.lsh import attend_pairs
-from manyheads.nn.reversible_sequence import ReversibleSequence
+from manyheads.nn.layers import ReversibleSequence
 
 B, H, D, E, CHUNK = 2, 2, 8, 6, 4
 FACTORS = (6,)

@@ -29,7 +29,7 @@ from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.policy import fast, is_fast
 from manyheads.nn.kernels.reversible import recomputed
-from manyheads.nn.reversible_sequence import ReversibleSequence
+from manyheads.nn.layers import ReversibleSequence
 
 WIDTH, LENGTH, VOCAB = 16, 40, 50
 

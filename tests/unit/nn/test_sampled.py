@@ -10,8 +10,7 @@ import torch.nn.functional as F
 
 from manyheads.errors import ConfigError
 from manyheads.nn.heads.adaptive import AdaptiveHead
-from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.heads.sampled import LogUniformCandidates, sampled_loss
+from manyheads.nn.heads.linear import LinearHead, LogUniformCandidates, sampled_loss
 
 V, D, N = 40, 6, 9
 

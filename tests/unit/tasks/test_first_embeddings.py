@@ -18,7 +18,7 @@ from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
 from manyheads.models.reformer.config import SEQ2SEQ_PRESETS
 from manyheads.seeding import derive_seed
-from manyheads.tasks.first_embeddings import begin_embeddings
+from manyheads.tasks.data_sets import begin_embeddings
 from manyheads.tasks.presets import debug, duplication, reformer_debug, xl_debug
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.run.assembly import assemble

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.catalogue import build_model
-from manyheads.cli.command_line.train_options import read_arguments
+from manyheads.cli.commands.train import read_arguments
 from manyheads.config.files import to_yaml
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from manyheads.cli.command_line.train_options import read_arguments
+from manyheads.cli.commands.train import read_arguments
 from manyheads.config.files import Source, to_yaml
 from manyheads.data.language.preparing import prepare_ids, prepare_text
 from manyheads.data.language.texts import RawFiles, TextBlock
@@ -306,8 +306,8 @@ def test_the_rate_is_measured(folders: Path) -> None:
     import torch
 
     from manyheads.tasks.presets import debug
-    from manyheads.tasks.translation.plan import Trial
-    from manyheads.training.plan.measuring import tokens_per_second
+    from manyheads.tasks.translation.objective import Trial
+    from manyheads.training.plan.planner import tokens_per_second
 
     trial = Trial(debug()).at(8)
     assert tokens_per_second(trial, 8, 2, torch.device("cpu")) > 0

@@ -68,7 +68,7 @@ def test_nothing_is_checked_where_free_memory_is_not_reported(monkeypatch: pytes
 
 def test_force_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal becomes a warning, which the beginning of the run shows."""
-    from manyheads.cli.command_line.train_options import read_arguments
+    from manyheads.cli.commands.train import read_arguments
 
     config = changed(TINY, model=SIZES)
     monkeypatch.setattr(capacity, "free_memory_bytes", lambda device: 1000)

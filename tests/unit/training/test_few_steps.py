@@ -9,7 +9,7 @@ import torch
 
 from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.training.run.few_steps import FewSteps
+from manyheads.training.run.clock import FewSteps
 from manyheads.training.settings import RunConfig, TrainingSettings
 
 

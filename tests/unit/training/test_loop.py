@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-import manyheads.tasks.translation.validator
+import manyheads.tasks.translation.objective
 import manyheads.training.record.recorder
 import manyheads.training.run.clock
 import manyheads.training.run.loop
 from manyheads.checkpoint.format import load_checkpoint
 from manyheads.checkpoint.retain import list_checkpoints, read_pointer
-from manyheads.cli.comparison import compare_runs
-from manyheads.cli.lines.record import lines_of
+from manyheads.cli.commands.info import compare_runs
+from manyheads.cli.lines.output import lines_of
 from manyheads.cli.records import describe_folder
 from manyheads.config.files import to_plain
 from manyheads.data.translation.prepared import prepare_corpus
@@ -32,8 +32,8 @@ from manyheads.errors import CheckpointError, ConfigError, DataError, NonFiniteE
 from manyheads.files.commit import temporary_name
 from manyheads.files.verify import verify_folder
 from manyheads.models.pretrained import load
+from manyheads.tasks.translation.objective import Validator
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.tasks.translation.validator import Validator
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.optim.optimiser import MuonWithAdam
 from manyheads.training.plan.first_step import first_step
@@ -659,7 +659,7 @@ def test_a_save_that_fails_stops_or_is_survived(small: Make, monkeypatch: pytest
 
 
 def test_too_little_space_is_said_before_the_first_step(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyheads.files.faults.free_bytes", lambda path: 10_000)
+    monkeypatch.setattr("manyheads.files.commit.free_bytes", lambda path: 10_000)
     reporter = Recording()
     with pytest.raises(SaveError, match="10000 bytes are free"):
         train(small(), reporter=reporter)

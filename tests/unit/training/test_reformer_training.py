@@ -163,8 +163,8 @@ import resource, sys
 from manyheads.cli.machine import set_up_machine
 set_up_machine()
 import torch
-from manyheads.tasks.language_modelling.plan import Trial
-from manyheads.training.plan.measuring import take_steps
+from manyheads.tasks.language_modelling.objective import Trial
+from manyheads.training.plan.planner import take_steps
 from manyheads.training.run.precision import resolve_precision
 sys.path.insert(0, sys.argv[1])
 from tests_footprint_config import CONFIG
@@ -210,7 +210,7 @@ def test_memory_grows_with_length_as_it_is_counted(monkeypatch: pytest.MonkeyPat
     from manyheads.training.plan import planner as planning
 
     # Only what is counted: what the process takes besides differs from run to run, and these steps are small.
-    monkeypatch.setattr("manyheads.training.plan.measuring.peak_resident_bytes", lambda: 0)
+    monkeypatch.setattr("manyheads.training.plan.planner.peak_resident_bytes", lambda: 0)
     model = replace(TINY_REFORMER.model, max_len=4096, vocab_size=257)  # type: ignore[arg-type]
     config = changed(TINY_REFORMER, model=model)
     before = planning.LONGEST_PROBE

@@ -21,8 +21,8 @@ from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.attention.scores import AdditiveScore
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.training.optim.ema import MovingAverage
 from manyheads.training.optim.optimiser import (
+    MovingAverage,
     MuonWithAdam,
     build_optimiser,
     load_optimiser_tensors,

@@ -1,4 +1,6 @@
-"""Parsing of all commands.
+"""A command as a function of its options.
+
+Parsing of all commands.
 
 A dataclass declares the options; argparse reads them as text, and pydantic converts the text to values.
 
@@ -12,20 +14,38 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
+from functools import wraps
 from typing import Any, TypeVar, get_origin
 
 from manyheads.cli.command_line.pages import help_page, option_lines
 from manyheads.config.build import convert
+from manyheads.config.checks import did_you_mean
 from manyheads.config.describe import kind_of, show_value
-from manyheads.config.files import Source
-from manyheads.config.merge import dotted_names, field_types, from_dotted, list_names
+from manyheads.config.files import Source, dotted_names, field_types, from_dotted, list_names
 from manyheads.config.options import REQUIRED, CommandPage, names_of
-from manyheads.config.suggest import did_you_mean
 from manyheads.errors import ConfigError
 
 T = TypeVar("T")
+
+
+def command(page: CommandPage[T], name: str) -> Callable[[Callable[[T], int]], Callable[[Sequence[str]], int]]:
+    """Turn a function of options into one of the arguments after the command's name; see `parsing.parse`.
+
+    Args: page: of the options. name: of the command, for its help page and messages.
+    """
+
+    def of_arguments(run: Callable[[T], int]) -> Callable[[Sequence[str]], int]:
+        @wraps(run)
+        def parsed(arguments: Sequence[str]) -> int:
+            return run(parse(page, arguments, name))
+
+        return parsed
+
+    return of_arguments
+
+
 _NO_VALUE = object()
 _FILES = {"FILE", "DIR", "MODEL", "INPUT", "RUN", "DATA", "PATH", "SOURCE"}
 """Metavars for the name of a file or folder. A shell completes such names."""

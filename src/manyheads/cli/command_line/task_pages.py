@@ -12,7 +12,7 @@ from manyheads.cli.command_line.parsing import option_names, parse, read
 from manyheads.config.options import CommandPage
 from manyheads.errors import ModelFileError
 from manyheads.models.pretrained import is_hub_name, resolve_model_path
-from manyheads.tasks.table import task_of_folder
+from manyheads.tasks.report import task_of_folder
 
 _USUAL = "translation"
 

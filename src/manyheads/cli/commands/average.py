@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from manyheads.cli.command_line.command import command
+from manyheads.cli.command_line.parsing import command
 from manyheads.cli.lines.output import check_model_output
-from manyheads.cli.printing import say
+from manyheads.cli.streams import say
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading

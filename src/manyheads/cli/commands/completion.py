@@ -1,13 +1,50 @@
-"""`manyheads completion bash|zsh|fish`: a script that completes commands, options, settings and presets."""
+"""One parser of all commands, for tab completion.
+
+`manyheads completion bash|zsh|fish`: a script that completes commands, options, settings and presets.
+"""
 
 from __future__ import annotations
 
+import argparse
+import importlib
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Literal
 
-from manyheads.cli.command_line.command import command
-from manyheads.cli.command_line.program_parser import program_parser
+from manyheads.catalogue import COMMANDS, PRESETS
+from manyheads.cli.command_line.parsing import command, make_parser
+from manyheads.cli.main import module_of
 from manyheads.config.options import CommandPage, argument
+from manyheads.tasks.report import RUNS
+
+
+def program_parser() -> argparse.ArgumentParser:
+    """A parser of all commands, for `shtab`; commands themselves make their own."""
+    program = argparse.ArgumentParser("manyheads")
+    program.add_argument("--version", action="store_true", help="print the version")
+    commands = program.add_subparsers()
+    for name, command in COMMANDS.items():
+        if name != "inspect":
+            _add(commands, name, command.summary, module_of(name))
+            continue
+        kinds = commands.add_parser(name, help=command.summary).add_subparsers()
+        for kind, shown in module_of(name).KINDS.items():
+            _add(kinds, kind, shown, importlib.import_module(f"{command.module}.{kind}"))
+    return program
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, about: str, module: ModuleType
+) -> None:
+    settings = list(RUNS.values()) if name == "train" else []
+    pages = getattr(module, "PAGES", None) or [module.PAGE]
+    parents = [make_parser(page.options, settings, complete=True) for page in pages]
+    parser = commands.add_parser(name, help=about, parents=parents, add_help=False, conflict_handler="resolve")
+    for action in parser._actions:
+        if "--preset" in action.option_strings:
+            action.choices = list(PRESETS)
+        if name == "help" and action.dest == "command":
+            action.choices = list(COMMANDS)
 
 
 @dataclass(frozen=True, kw_only=True)

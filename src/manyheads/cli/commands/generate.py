@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.generate_options import PAGE, GenerateOptions
+from manyheads.cli.command_line.parsing import command
 from manyheads.cli.lines.conversation import greet, is_conversation
 from manyheads.cli.lines.output import check_files
 from manyheads.cli.lines.running import write_lines

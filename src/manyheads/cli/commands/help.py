@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from manyheads.catalogue import COMMANDS, PRESETS, TASKS
-from manyheads.cli.command_line.command import command
-from manyheads.cli.command_line.parsing import parse
+from manyheads.cli.command_line.parsing import command, parse
 from manyheads.cli.main import main, module_of
-from manyheads.cli.printing import say
+from manyheads.cli.streams import say
+from manyheads.config.checks import did_you_mean
 from manyheads.config.options import CommandPage, argument
-from manyheads.config.suggest import did_you_mean
 from manyheads.tasks.translation.settings import TrainConfig
 
 

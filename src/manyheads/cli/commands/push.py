@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from manyheads.cli.command_line.command import command
-from manyheads.cli.printing import say
+from manyheads.cli.command_line.parsing import command
+from manyheads.cli.streams import say
 from manyheads.config.options import CommandPage, argument, option
 
 

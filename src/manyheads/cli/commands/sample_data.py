@@ -6,9 +6,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from manyheads.cli.command_line.command import command
 from manyheads.cli.command_line.pages import program
-from manyheads.cli.printing import say
+from manyheads.cli.command_line.parsing import command
+from manyheads.cli.streams import say
 from manyheads.config.options import CommandPage, argument, option
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyheads.cli.command_line.command import command
-from manyheads.cli.printing import say
+from manyheads.cli.command_line.parsing import command
+from manyheads.cli.streams import say
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import CommandPage, argument, option

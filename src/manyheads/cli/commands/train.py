@@ -1,37 +1,192 @@
-"""`manyheads train`: builds the config from a preset, files and single settings, runs the training loop, and shows its
-progress."""
+"""The command line of `manyheads train`: its options, and the settings of a run by their dotted names.
+
+`manyheads train`: builds the config from a preset, files and single settings, runs the training loop, and shows its
+progress.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyheads.cli.command_line.parsing import read
-from manyheads.cli.command_line.train_options import (
-    PAGE,
-    TrainOptions,
-    read_arguments,
-    settings_page,
-    size_by_precision,
-)
+from manyheads.catalogue import PRESETS, SIZED_BY_PRECISION
+from manyheads.cli.command_line.pages import help_page, option_lines
+from manyheads.cli.command_line.parsing import fill, option_rows, read
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.printing import say
+from manyheads.cli.streams import say
 from manyheads.cli.watching.phases import showing_if_long
+from manyheads.config.checks import at_least, check
+from manyheads.config.describe import describe
 from manyheads.config.files import Source, to_yaml
-from manyheads.distributed.launch import start
-from manyheads.distributed.process import Process, refuse_ranks, this_process
+from manyheads.config.options import CommandPage, option
+from manyheads.distributed.process import DEFAULT_TIMEOUT, Process, refuse_ranks, start, this_process
 from manyheads.errors import ConfigError, RankLostError
+from manyheads.tasks.layers import resolve_run
+from manyheads.tasks.report import RUNS
+from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
 
 if TYPE_CHECKING:
+    from manyheads.distributed.group import Group
     from manyheads.training.plan.first_step import FirstStep
     from manyheads.training.record.report import TrainResult
 
 __all__ = ["PAGE", "run", "train_and_watch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Options of `manyheads train` besides the settings of the run."""
+
+    preset: str | None = option("Name of a complete run; see below.", None, metavar="NAME")
+    architecture: str | None = option(
+        "Train this kind of model instead of the one in the preset or the files, with the same sizes. "
+        "(--model.architecture does not keep the sizes.)",
+        None,
+        metavar="NAME",
+    )
+    config: tuple[str, ...] = option(
+        "YAML files of settings. Later files override earlier ones.", (), metavar="FILE ..."
+    )
+    init: str | None = option(
+        "Begin from this model, with its weights, tokenizer and sizes, a new optimiser and a lower learning rate: a"
+        " model folder, a run folder, or owner/name on the hub. Prepare the data with `prepare --tokenizer MODEL`. The"
+        " same as --initial.model.",
+        None,
+        metavar="MODEL",
+    )
+    resume: str = option(
+        "Checkpoint to resume from. auto: the newest intact one in the run's folder, if there is one; latest; best; or "
+        "the path of a checkpoint. none: begin again (the files of the earlier run are moved to previous-N/).",
+        "auto",
+        metavar="auto|latest|best|PATH|none",
+    )
+    minutes: float | None = option(
+        "The same as --training.max_minutes. On prepared data without a preset, a file or a model, the settings are "
+        "planned for this time.",
+        metavar="M",
+        default_is="20 for a planned run; otherwise the preset's",
+    )
+    same_arithmetic: bool = option("The same as --training.same_arithmetic.", False)
+    force: bool = option("The same as --training.ignore_memory: train although memory seems too small.", False)
+    timeout: float = option(
+        "With several ranks (torchrun): a rank that shows no sign of life for this many seconds is "
+        "lost, and the other ranks end.",
+        DEFAULT_TIMEOUT,
+        metavar="S",
+    )
+    print_config: bool = option("Print the resulting settings as YAML, and end.", False)
+    dry_run: bool = option("Show data, shapes, parameters and memory, take one step, save nothing, and end.", False)
+    fit: bool = option(
+        "Find the largest --data.max-tokens (or lanes, or segment length) whose training on a CPU fits into the free"
+        " memory, print the settings, and end.",
+        False,
+    )
+    memory_mib: int | None = option(
+        "With --fit: use N MiB of memory.", metavar="N", default_is="nine tenths of the free memory"
+    )
+    quiet: bool = option("Print only warnings and the result.", False, aliases=("-q",))
+    verbose: bool = option("Also print the settings and a line for every logged step.", False, aliases=("-v",))
+
+    def __post_init__(self) -> None:
+        if self.quiet and self.verbose:
+            raise ConfigError("--quiet and --verbose contradict each other; give one of them.")
+        if self.memory_mib is not None and not self.fit:
+            raise ConfigError(f"--memory-mib {self.memory_mib} needs --fit.")
+        check(self, "--", at_least(1), "memory_mib")
+
+
+PAGE = CommandPage(
+    TrainOptions,
+    "Train a model. Settings come from a preset, then from files, then from single options; later ones override "
+    "earlier ones. Without a preset, a file or a model, sizes and schedule are planned for the data, the minutes and "
+    "this machine. To continue a stopped run, give the same command again. `manyheads help train WORD` shows the "
+    "settings about a word.",
+    (
+        "manyheads train --preset debug",
+        "manyheads train --preset demo --minutes 2 --run-dir runs/short --model.dropout 0.2",
+        "manyheads train --data.path data/mine --minutes 10",
+        "manyheads train --init runs/demo --data.path data/mine --run-dir runs/mine",
+    ),
+)
+
+
+def read_arguments(
+    arguments: Sequence[str], precision: str = "bf16", plan: Callable[[Source], Source] | None = None
+) -> tuple[TrainOptions, RunConfig]:
+    """The options and the config of a command line.
+
+    Args:
+        precision: for presets whose sizes depend on it.
+        plan: see `tasks.layers.resolve_run`.
+
+    Raises: ConfigError: unknown options, and all that `tasks.layers.resolve_run` refuses, in one message.
+    """
+    given = read(TrainOptions, arguments, tuple(RUNS.values()))
+    try:
+        options = fill(TrainOptions, given)
+    except ConfigError as error:  # continue with the options that are certain, to find further mistakes
+        given.mistakes.append(str(error))
+        options = TrainOptions(preset=given.options.get("preset"), config=given.options.get("config", ()))
+    same_as = {
+        ("training", "max_minutes"): options.minutes,
+        ("training", "same_arithmetic"): options.same_arithmetic or None,
+        ("training", "ignore_memory"): options.force or None,
+        ("initial", "model"): options.init,
+    }
+    for (section, name), value in same_as.items():
+        if value is not None:
+            given.settings.values.setdefault(section, {})[name] = value
+    config = resolve_run(
+        given.settings,
+        preset=options.preset,
+        files=options.config,
+        architecture=options.architecture,
+        precision=precision,
+        resume=options.resume,
+        plan=plan,
+        mistakes=given.mistakes,
+    )
+    return options, config
+
+
+def size_by_precision(
+    arguments: Sequence[str], options: TrainOptions, config: RunConfig, resume: str, group: Group | None = None
+) -> RunConfig:
+    """The settings again, with the sizes that the preset has for the precision of this run.
+
+    Args: resume: see `TrainOptions`. group: the ranks of the run, of which the main one decides.
+    """
+    if options.preset not in SIZED_BY_PRECISION:
+        return config
+    set_up_machine()
+    from manyheads.training.run.precision import starting_precision
+
+    return read_arguments(arguments, starting_precision(config, resume, group))[1]
+
+
+def settings_page(preset: str) -> str:
+    """The help page of `train`. preset: whose settings are the defaults in it; empty for none."""
+    presets = option_lines((name, (make.__doc__ or "").partition("\n")[0]) for name, make in PRESETS.items())
+    sections = [("options", option_lines(option_rows(TrainOptions))), ("presets", presets)]
+    defaults: RunConfig = PRESETS[preset]() if preset in PRESETS else TrainConfig()
+    chosen = f"preset {preset}" if preset in PRESETS else "without a preset"
+    by_section: dict[str, list[tuple[str, str]]] = {}
+    for setting in describe(type(defaults), defaults):
+        section, dot, _ = setting.path.partition(".")
+        # --run-dir, --seed ... are written as the options of commands.
+        name = setting.path if dot else setting.path.replace("_", "-")
+        is_flag = setting.kind == "true|false" and setting.default == "false"
+        default = f" [{setting.default}]" if setting.default not in ("", "null", "false", "[]") else ""
+        row = f"--{name}{'' if is_flag else f' {setting.kind}'}", f"{setting.help}{default}"
+        by_section.setdefault(section if dot else "run", []).append(row)
+    sections += [(f"{name} [defaults {chosen}]", option_lines(rows)) for name, rows in by_section.items()]
+    return help_page("manyheads train [OPTIONS] [--SECTION.KEY VALUE ...]", PAGE.description, PAGE.examples, sections)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.catalogue import HOOKS, load
-from manyheads.cli.command_line.command import command
+from manyheads.cli.command_line.parsing import command
 from manyheads.cli.command_line.translate_options import PAGE, TranslateOptions
 from manyheads.cli.lines.conversation import greet, is_conversation
 from manyheads.cli.lines.output import check_files
@@ -16,7 +16,7 @@ from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.distributed.sharded_lines import is_sharded
 from manyheads.models.pretrained import is_hub_name, resolve_model_path
-from manyheads.tasks.table import task_of_folder
+from manyheads.tasks.report import task_of_folder
 
 if TYPE_CHECKING:
     from manyheads.cli.lines.translations import TranslationLines

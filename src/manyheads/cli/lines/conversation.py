@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from manyheads.cli.printing import say
-from manyheads.config.suggest import did_you_mean
+from manyheads.cli.streams import say
+from manyheads.config.checks import did_you_mean
 from manyheads.errors import ConfigError, ManyHeadsError
 
 

@@ -1,18 +1,27 @@
-"""Output of results to standard output or a file: lines of UTF-8 that end in "\\n" on every system."""
+"""Output of results to standard output or a file: lines of UTF-8 that end in "\n" on every system.
+
+Counts outputs that are empty or repeat the same words. A command reports them once, on standard error.
+
+Readable text of a record: the output of `info` and `doctor`.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
-from manyheads.cli.printing import say
+from manyheads.cli.streams import say
 from manyheads.data.lines import describe
+from manyheads.decoding.kept_texts import repeats_itself
 from manyheads.errors import CheckpointError, ConfigError, DataError, SaveError
 from manyheads.files.output_safety import check_spares_folders
 
@@ -96,7 +105,7 @@ def _open_file(path: Path) -> IO[bytes]:
     """
     if path.exists() and not path.is_file():
         return path.open("wb")
-    from manyheads.files.locks import take
+    from manyheads.files.output_safety import take
 
     file = path.open("ab")  # emptied only when nobody else writes it
     if not take(file.fileno()):
@@ -167,3 +176,129 @@ def check_model_output(output: Path, replace: bool) -> None:
             f"{output} also holds {others[0]}, which is not of the model and which --replace would delete; move it, or"
             " choose another folder."
         )
+
+
+# If more outputs than this are bad, the cause is the model, not a few unusual inputs.
+_MANY = 0.2
+_MOST_NAMED = 5
+_SHORTEST_TEXT = 10
+
+
+class OutputCheck:
+    """Counts what a command writes.
+
+    Args:
+        name: what the outputs are called: `translations`, `texts`.
+        learn_more: advice if many are bad.
+        forbid: advice if few are bad: options that prevent such outputs.
+    """
+
+    def __init__(self, name: str, *, learn_more: str, forbid: str) -> None:
+        self._name = name
+        self._learn_more = learn_more
+        self._forbid = forbid
+        self._total = self._num_empty = self._num_repeating = 0
+        self._named: list[int] = []  # of the first bad lines: a stream has no end
+        self._told = False
+
+    def see(self, number: int, source: str, output: str) -> None:
+        """Note one output. If the source repeats itself, so may the output.
+
+        Args: number: of the line, from 1.
+        """
+        self._total += 1
+        if not output.strip():
+            self._num_empty += 1
+        elif repeats_itself(output) and not repeats_itself(source):
+            self._num_repeating += 1
+        else:
+            return
+        if len(self._named) < _MOST_NAMED:
+            self._named.append(number)
+
+    def see_text(self, number: int, prompt: str, text: str, *, may_be_empty: bool) -> None:
+        """Note a text that goes on from a prompt. A few characters may well be blank.
+
+        Args: may_be_empty: if a stop text comes at once there is no text, and this is not an error of the model.
+        """
+        if len(text) >= _SHORTEST_TEXT or not (text or may_be_empty):
+            self.see(number, prompt, text)
+
+    def tell(self) -> None:
+        """Print one warning if any output was empty or repeated itself; never a second one."""
+        if self._named and not self._told:
+            self._told = True
+            say(f"manyheads: warning: {self.describe()}", file=sys.stderr)
+
+    def describe(self) -> str:
+        """The counts, the lines they are of, and what to do."""
+        num_bad = self._num_empty + self._num_repeating
+        empty = "is empty" if num_bad == 1 else "are empty"
+        repeating = f"repeat{'s' if num_bad == 1 else ''} the same words again and again"
+        if self._num_empty and self._num_repeating:
+            what = f"are empty ({self._num_empty:,}) or {repeating} ({self._num_repeating:,})"
+        else:
+            what = empty if self._num_empty else repeating
+        named = ", ".join(map(str, self._named)) + (", ..." if num_bad > _MOST_NAMED else "")
+        told = f"{num_bad:,} of {self._total:,} {self._name} {what} (line{'s' if num_bad > 1 else ''} {named})."
+        is_model = num_bad >= _MANY * self._total
+        return f"{told} {f'The model has hardly learned: {self._learn_more}' if is_model else self._forbid}"
+
+
+_PACKED = ("config", "decoding", "environment", "counts")
+"""Records of many small values."""
+
+
+def lines_of(record: dict[str, Any], indent: str = "") -> list[str]:
+    """A record as `name  value` lines; inner records indented below their names, settings packed into few lines."""
+    known = {name: value for name, value in record.items() if value is not None}
+    if known.get("last_validation") == known.get("best"):
+        known.pop("last_validation", None)
+    width = max((len(name) for name, value in known.items() if not isinstance(value, dict)), default=0)
+    lines = []
+    for name, value in known.items():
+        shown = name.replace("_", " ")
+        if not isinstance(value, dict):
+            lines.append(f"{indent}{shown:<{width}}  {_shown(name, value)}".rstrip())
+        elif name in _PACKED:
+            lines += [f"{indent}{shown}", *_packed(value, f"{indent}  ")]
+        elif value:
+            lines += [f"{indent}{shown}", *lines_of(value, f"{indent}  ")]
+    return lines
+
+
+def _packed(record: dict[str, Any], indent: str) -> list[str]:
+    """Return one paragraph with all plain values, then a paragraph for each inner record."""
+    inner = {name: value for name, value in record.items() if isinstance(value, dict)}
+    plain = {name: value for name, value in record.items() if name not in inner}
+    width = max(map(len, inner), default=0)
+    lines = _paragraph("", plain, indent)
+    for name, values in inner.items():
+        flat = {key: value.get("kind") if isinstance(value, dict) else value for key, value in values.items()}
+        lines += _paragraph(f"{name:<{width}}  ", flat, indent)
+    return lines
+
+
+def _paragraph(lead: str, values: dict[str, Any], indent: str) -> list[str]:
+    text = ", ".join(f"{name}\0{_shown(name, value)}".replace(" ", "\0") for name, value in values.items())
+    wrapped = textwrap.wrap(
+        text,
+        min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120),
+        initial_indent=indent + lead,
+        subsequent_indent=indent + " " * len(lead),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\0", " ") for line in wrapped]  # a name and its value stay on one line
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, int) and name not in ("seed", "format_version"):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        return ", ".join(_shown(name, item) for item in value) or "none"
+    return str(value)

@@ -14,15 +14,14 @@ from manyheads.catalogue import HOOKS, load
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.command_line.translate_options import TranslateOptions
 from manyheads.cli.lines.conversation import Command, converse, whole_number
-from manyheads.cli.lines.output import LineWriter
-from manyheads.cli.lines.output_checks import OutputCheck
-from manyheads.cli.printing import say
+from manyheads.cli.lines.output import LineWriter, OutputCheck
+from manyheads.cli.streams import say
 from manyheads.data.lines import LinesOf, Progress, telling
-from manyheads.decoding.translation import Translation, one_line
+from manyheads.decoding.hypothesis import Translation, one_line
 from manyheads.decoding.translator import Translator
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import ConfigError, RequestError
-from manyheads.files.json_object import json_text
+from manyheads.files.verify import json_text
 from manyheads.tasks.report import LineWork
 
 

@@ -1,16 +1,24 @@
-"""Progress of work in phases: a bar for each in a terminal, plain lines elsewhere."""
+"""A thread that shows how long the work has taken, also while the working thread is in one long computation.
+
+A clean end on signals, also for work that waits in a library or for a pipe.
+
+Progress of work in phases: a bar for each in a terminal, plain lines elsewhere.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
-from manyheads.cli.watching.heartbeat import Heartbeat, Phase
+from manyheads.data.lines import Progress
 from manyheads.distributed.process import this_process
 
 if TYPE_CHECKING:
@@ -18,6 +26,149 @@ if TYPE_CHECKING:
 
     from rich.console import Console
     from rich.progress import TaskID
+
+
+class Phase:
+    """The current phase of the work: its name, its progress, and the time since it began.
+
+    Args: clock: seconds, of any origin.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._now = ("", 0, 0, clock(), 0)
+
+    def begin(self, what: str, done: int = 0, total: int = 0) -> None:
+        """Set all of it; the time starts again where `what` changes. total: 0 while it is unknown."""
+        before, _, _, since, first = self._now
+        if what != before:
+            since, first = self._clock(), done
+        # One assignment, so the displaying thread never sees a part of a change.
+        self._now = (what, done, total, since, first)
+
+    def seconds(self) -> float:
+        """Since `what` changed."""
+        return self._clock() - self._now[3]
+
+    def describe(self) -> str:
+        """`translating: 512 of 1,000, 12s so far, 11s left`; empty before the first `begin`."""
+        from manyheads.training.record.log import format_seconds  # imported only when needed: --help must be fast
+
+        what, done, total, since, first = self._now
+        if not what:
+            return ""
+        count = f"{done:,} of {total:,}, " if total else f"{done:,}, " if done else ""
+        seconds = self._clock() - since
+        left = f", {format_seconds(seconds * (total - done) / (done - first))} left" if first < done < total else ""
+        return f"{what}: {count}{format_seconds(seconds)} so far{left}"
+
+
+class Heartbeat:
+    """Calls a function again and again, from a thread of its own, inside a `with` block.
+
+    The thread ends with the block. If the function cannot write any more (a closed terminal), the thread ends early.
+
+    Args:
+        beat: must be safe to call beside the thread that works, and short.
+        seconds: between two calls.
+    """
+
+    def __init__(self, beat: Callable[[], None], seconds: float) -> None:
+        self._beat = beat
+        self._seconds = seconds
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._end.wait(self._seconds):
+                self._beat()
+        except (OSError, ValueError):
+            return  # the stream is closed; the working thread will notice it itself
+
+
+T = TypeVar("T")
+GRACE_SECONDS = 3.0
+
+
+class StoppedBySignalError(Exception):
+    """Raised inside the work by its own progress function, where nothing is half done. `number` is the signal's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by signal {number}")
+        self.number = number
+
+
+def interruptible(work: Callable[[Progress], T], show: Progress, abandon: Callable[[], None]) -> T:
+    """Do work that SIGINT, SIGTERM and SIGHUP can stop even while it waits in a library or for a pipe.
+
+    The work runs in a thread of its own. After a signal its next call of the progress function raises
+    StoppedBySignalError, so that it cleans up by itself; if no call comes within a few seconds, `abandon` cleans up
+    and the process ends at once with 128 + the signal's number.
+
+    Args:
+        work: called with the progress function.
+        show: what the progress function shows.
+        abandon: removes whatever is half written. Called from the main thread while the work still stands.
+
+    Raises: StoppedBySignalError; whatever the work raises.
+    """
+    caught: list[int] = []
+    result: list[T] = []
+    failure: list[BaseException] = []
+    done = threading.Event()
+
+    def progress(what: str, count: int, total: int) -> None:
+        if caught:
+            raise StoppedBySignalError(caught[0])
+        show(what, count, total)
+
+    def target() -> None:
+        try:
+            result.append(work(progress))
+        except BaseException as error:
+            failure.append(error)
+        finally:
+            done.set()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+
+    before = {number: signal.signal(number, handle) for number in _signals()}
+    try:
+        threading.Thread(target=target, daemon=True).start()
+        since = None
+        while not done.wait(0.05):
+            since = since or (time.monotonic() if caught else None)
+            if since and (time.monotonic() - since > GRACE_SECONDS or len(caught) > 1):
+                abandon()
+                os._exit(128 + caught[0])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+def _signals() -> tuple[signal.Signals, ...]:
+    """Only the main thread may handle signals. SIGHUP stays ignored where it is ignored, as by nohup."""
+    if threading.current_thread() is not threading.main_thread():
+        return ()
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # Windows has none
+        return signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    return signal.SIGINT, signal.SIGTERM
+
 
 DELAY_SECONDS = 2.0
 PLAIN_SECONDS = 10.0

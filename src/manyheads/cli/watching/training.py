@@ -21,9 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from manyheads.cli.command_line.pages import program
-from manyheads.cli.printing import printable
-from manyheads.cli.watching.heartbeat import Heartbeat, Phase
-from manyheads.evaluation.perplexity import show_perplexity
+from manyheads.cli.streams import printable
+from manyheads.cli.watching.phases import Heartbeat, Phase
+from manyheads.evaluation.likelihood import show_perplexity
 from manyheads.training.record.log import PlainReporter, Stream, format_seconds
 from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
 

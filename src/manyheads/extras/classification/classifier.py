@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.decoding.model_runner import RunsEncoder
-from manyheads.decoding.text_ids import encode_texts
-from manyheads.decoding.truncation import fit
+from manyheads.decoding.text_ids import encode_texts, fit
 from manyheads.errors import RequestError, refuse_nan
 from manyheads.extras.classification.labelled_store import LabelledStore, eval_labelled
 from manyheads.extras.classification.model import ClassifierEnsemble, SequenceClassifier

@@ -9,12 +9,12 @@ import torch
 from manyheads.extras.classification.labelled_store import LabelledBatch
 from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.tasks.data_sets import vocabulary_size
-from manyheads.training.plan.trial import TokenTrial
+from manyheads.training.plan.planner import TokenTrial
 
 
 @dataclass(frozen=True)
 class Trial(TokenTrial):
-    """Texts of random ids; see `training.plan.trial.TokenTrial`."""
+    """Texts of random ids; see `training.plan.planner.TokenTrial`."""
 
     config: ClassificationConfig
     unit = "texts"

@@ -27,7 +27,7 @@ _FORMS = ("tsv", "jsonl", "texts", "labels")
 
 
 def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
-    """See `tasks.table.Task`.
+    """See `tasks.report.Task`.
 
     Raises: ConfigError: training or validation texts are missing, or are given in two forms.
     """
@@ -62,7 +62,7 @@ def _files(options: PrepareOptions, split: str, given: dict[str, Any]) -> Labell
 
 
 def summary(folder: Path, manifest: dict[str, Any]) -> str:
-    """See `tasks.table.Task`."""
+    """See `tasks.report.Task`."""
     data = LabelledData.open(folder, verify=False)
     lines = vocabulary_lines(manifest)
     for split, counts in manifest["counts"].items():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.data.lines import read_lines
-from manyheads.decoding.degenerate import is_degenerate
+from manyheads.decoding.kept_texts import is_degenerate
 from manyheads.errors import DataError
 from manyheads.text.words import begins, hide, stands, unhide
 
@@ -164,7 +164,7 @@ def translate_with_phrases(
     Raises: as `Translator.translate`.
     """
     from manyheads.decoding.forced import translate_forced  # these import torch
-    from manyheads.decoding.stand_ins import restored, show, stand_ins_of
+    from manyheads.decoding.kept_texts import restored, show, stand_ins_of
 
     settings = translator.options(**{**overrides, "do_sample": False, "num_return_sequences": 1})
     hidden = [hide(text) if settings.keep_words else (text, []) for text in texts]

@@ -8,14 +8,22 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from manyheads.decoding.degenerate import is_degenerate
 from manyheads.decoding.forced import translate_forced
-from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.kept_texts import in_sentence_case, is_in_capitals, quality
-from manyheads.decoding.stand_ins import MOST_STAND_INS, Shown, has_all, restored, show, stand_ins_of
-from manyheads.decoding.translation import Translation
+from manyheads.decoding.hypothesis import Hypothesis, Translation
+from manyheads.decoding.kept_texts import (
+    MOST_STAND_INS,
+    Shown,
+    has_all,
+    in_sentence_case,
+    is_degenerate,
+    is_in_capitals,
+    quality,
+    restored,
+    show,
+    stand_ins_of,
+)
+from manyheads.decoding.text_ids import source_limit
 from manyheads.decoding.translator import Translator
-from manyheads.decoding.truncation import source_limit
 from manyheads.extras.documents.parts import Document, Part, Text
 from manyheads.extras.documents.placing import align, place, unchanged
 from manyheads.extras.documents.sentences import Sentence, sentences_of, split_at_clauses

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.catalogue import Table
-from manyheads.config.suggest import not_among
+from manyheads.config.checks import not_among
 from manyheads.errors import ConfigError, ManyHeadsError
 
 __all__ = ["EXPORTS", "Check", "ExportOptions", "Format", "NotComparedError", "check_architecture"]

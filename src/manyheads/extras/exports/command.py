@@ -6,11 +6,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from manyheads.cli.command_line.command import command
-from manyheads.cli.printing import say
+from manyheads.cli.command_line.parsing import command
+from manyheads.cli.streams import say
 from manyheads.config.options import CommandPage, Shared, option
 from manyheads.extras.exports import EXPORTS, ExportOptions
-from manyheads.files.json_object import json_text
+from manyheads.files.verify import json_text
 
 # The values of --quantization of all formats.
 _QUANTIZATIONS = tuple(dict.fromkeys(kind for one in EXPORTS.values() for kind in one.quantizations))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.catalogue import ARCHITECTURES
-from manyheads.config.suggest import not_among
+from manyheads.config.checks import not_among
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.extras.classification.classifier import Classifier

@@ -14,10 +14,10 @@ from manyheads.cli.commands.translate import converse_or_write, translate
 from manyheads.cli.lines.conversation import converse, greet, is_conversation
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.lines.translations import TranslationLines
-from manyheads.cli.printing import say
+from manyheads.cli.streams import say
 from manyheads.config.options import given_options, refuse_given
 from manyheads.data.lines import LinesOf, Progress, telling
-from manyheads.decoding.translation import Translation, one_line
+from manyheads.decoding.hypothesis import Translation, one_line
 from manyheads.distributed.process import local_device
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import ConfigError

@@ -6,11 +6,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from manyheads.cli.command_line.command import command
+from manyheads.cli.command_line.parsing import command
 from manyheads.cli.lines.output import check_model_output
-from manyheads.cli.printing import say
+from manyheads.cli.streams import say
+from manyheads.config.checks import not_among
 from manyheads.config.options import CommandPage, argument, option
-from manyheads.config.suggest import not_among
 from manyheads.errors import ConfigError
 from manyheads.extras.peers import FORMATS
 

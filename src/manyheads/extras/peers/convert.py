@@ -47,8 +47,8 @@ from manyheads.extras.peers.tf_transformer_xl import (
 from manyheads.extras.peers.toolkits import options_of_folder
 from manyheads.extras.peers.xl_weights import notes_of_export
 from manyheads.files.commit import write_folder
-from manyheads.files.json_object import read_object
 from manyheads.files.safe_open import read_limited
+from manyheads.files.verify import read_object
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import load, read_config, save_pretrained, usage_example, yaml_list
 from manyheads.models.seq2seq import Seq2Seq

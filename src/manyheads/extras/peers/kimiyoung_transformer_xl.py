@@ -35,8 +35,7 @@ from manyheads.models.language_model import LanguageModel
 from manyheads.models.transformer_xl.config import AttentionKind, TransformerXLConfig
 from manyheads.models.transformer_xl.model import AbsoluteLayer, TransformerXL, distances_back
 from manyheads.models.transformer_xl.state import LayerInputs, XLState
-from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.heads.sampled import LogUniformCandidates
+from manyheads.nn.heads.linear import LinearHead, LogUniformCandidates
 
 _KINDS: tuple[AttentionKind, ...] = ("relative", "relative_learned", "absolute", "absolute_learned")
 
@@ -320,7 +319,7 @@ class SampleLogits(Peer):
     """The sampled softmax (utils/log_uniform_sampler.py): an embedding, a bias and a sampler.
 
     in.hidden (T, B, d), in.labels (T, B), in.neg_samples: the ids that the peer drew. Differs from ours
-    (`nn.heads.sampled`): the probability of being drawn uses log1p(p) instead of -log1p(-p), so it is too low for 2
+    (`nn.heads.linear`): the probability of being drawn uses log1p(p) instead of -log1p(-p), so it is too low for 2
     n_sample draws with replacement; it is also subtracted from the target's logit; and a candidate that equals the
     target stays in the sum with a logit of -1e30.
     """

@@ -3,7 +3,7 @@
 Differs from ours: a query that may attend to nothing attends to all keys equally; a bias on the logits that is not a
 parameter; a table of positions in the file, which is normally sinusoidal (another table is kept as learned positions);
 embeddings under up to four names, of which a file may lack some. Unknown options in a config.json have no effect in the
-peer and none here. Rules of generation: `marian_generation`, `decoding.rules`.
+peer and none here. Rules of generation: `marian_generation`, `decoding.search_problem`.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from manyheads.config.files import load_yaml
-from manyheads.config.merge import to_dotted
+from manyheads.config.files import load_yaml, to_dotted
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, decode, encode, require

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from sacrebleu.significance import PairedTest
 
 from manyheads.errors import DataError
-from manyheads.evaluation.bleu import bleu_metric, composed
-from manyheads.evaluation.fast_chrf import FastCHRF
+from manyheads.evaluation.bleu import FastCHRF, bleu_metric, composed
 from manyheads.evaluation.tokenizers import AUTO, choose_tokenizer
 
 RESAMPLES = 1000

@@ -13,10 +13,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from manyheads.decoding.engines import SearchEngine
-from manyheads.decoding.generation import NewToken
+from manyheads.decoding.generation import NewToken, PrefixCache
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.search import search_steps
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.decoding.translator import Translator

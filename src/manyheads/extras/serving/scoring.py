@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from manyheads.decoding.batching import padded
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generator import Generator
+from manyheads.decoding.text_ids import padded
 from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError, refuse_nan
 from manyheads.extras.serving.jobs import Done, Event, Remaining

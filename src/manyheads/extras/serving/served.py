@@ -13,14 +13,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from manyheads.decoding.generation import READ_AT_ONCE, context_settings
+from manyheads.decoding.generation import READ_AT_ONCE, PrefixCache, context_settings
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.prefix_cache import PrefixCache
 from manyheads.decoding.search_problem import length_limits
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
-from manyheads.decoding.text_ids import encode_texts
+from manyheads.decoding.text_ids import encode_texts, source_limit
 from manyheads.decoding.translator import Translator
-from manyheads.decoding.truncation import source_limit
 from manyheads.extras.inspect.attending import open_model
 from manyheads.extras.serving.jobs import GenerationBatch, Prompt, Row, RuntimeBatch, TranslationBatch
 from manyheads.extras.serving.refusals import Refusal, too_long

@@ -1,4 +1,6 @@
-"""Selects the implementation: the only file that asks about processors, compilers, dtypes and sizes for speed.
+"""Compares the speed of implementations on this machine.
+
+Selects the implementation: the only file that asks about processors, compilers, dtypes and sizes for speed.
 
 Outside `fast()` the answer is torch's own operations, which autograd, transforms and hooks of torch know. Within it, a
 kernel asks one question and uses the fastest implementation, which the answer names. What saves memory (tiles, chunks,
@@ -10,9 +12,11 @@ weights and the attention of beams.
 
 from __future__ import annotations
 
+import math
 import platform
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
@@ -22,7 +26,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.nn.kernels.measuring import least_seconds
+ROUNDS = 7
+"""Calls of each implementation that are timed; one more comes first, in which libraries prepare their kernels."""
+
+
+@torch.no_grad()
+def least_seconds(*calls: Callable[[], object], rounds: int = ROUNDS, num_threads: int = 1) -> list[float]:
+    """Call the functions in turn and return the least time of each.
+
+    Other programs on the machine can only make a time longer. By default one thread computes: on a busy machine two
+    threads wait for each other for longer than a small product takes, and the wait would be measured.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        least = [math.inf] * len(calls)
+        for number in range(1 + rounds):
+            for index, call in enumerate(calls):
+                started = time.perf_counter()
+                call()
+                if number:
+                    least[index] = min(least[index], time.perf_counter() - started)
+        return [max(seconds, 1e-9) for seconds in least]
+    finally:
+        torch.set_num_threads(threads)
+
 
 AttentionPath = Literal["products", "rounded products", "sums", "sdpa"]
 RelativePath = Literal["products", "tiles", "sums", "sdpa"]

@@ -1,15 +1,86 @@
-"""Log-probabilities of given texts, each line by itself."""
+"""Log-probabilities of given texts under a language model, per token; each line by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import torch
+
+from manyheads.data.language.segments import SegmentBatch
 from manyheads.data.lines import LinesOf, Progress, telling
+from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.text_scoring import score_texts
+from manyheads.decoding.hypothesis import Scored
+from manyheads.decoding.text_ids import Told, cut_batches, map_batches, padded
 from manyheads.distributed.sharded_lines import model_identity
+from manyheads.errors import RequestError, refuse_nan
 from manyheads.tasks.language_modelling.options import ScoreOptions
 from manyheads.tasks.report import LineWork, score_line
+
+
+def score_texts(
+    generator: Generator,
+    texts: Sequence[str],
+    *,
+    max_rows: int = 64,
+    told: Told | None = None,
+    first_number: int = 1,
+) -> list[Scored]:
+    """Return the log-probabilities of every token of each text, each text separately from its beginning.
+
+    The first token is predicted from the end of a document, or of a line if there are no documents. If lines are
+    documents, the end of each line is scored too. Texts of any length are read in segments, with the memory length of
+    generation.
+
+    Args:
+        generator: model, vocabulary and memory.
+        texts: without line breaks if lines are documents.
+        max_rows: number of texts that are read in parallel.
+        told: called from time to time with the number of finished texts.
+        first_number: number of the first text in messages.
+
+    Returns: in the order of the texts; an empty text has no tokens, unless its end is scored.
+    Raises: RequestError: a text is longer than the model's positions. NonFiniteError: the model gives NaN.
+    """
+    vocabulary = generator.vocabulary
+    encoded = vocabulary.encode_batch(list(texts))
+    if vocabulary.documents == "lines":
+        encoded = [[*ids, vocabulary.line_id] for ids in encoded]
+    longest = generator.model.max_len
+    for number, ids in enumerate(encoded, first_number):
+        if longest is not None and len(ids) > longest:
+            raise RequestError(
+                f"text {number} has {len(ids):,} tokens, but the model has {longest:,} positions; split it."
+            )
+    full = [ids for ids in encoded if ids]
+    batches = cut_batches([len(ids) for ids in full], max_rows=max_rows)
+    losses = iter(map_batches(lambda batch: _losses(generator, [full[place] for place in batch]), batches, told))
+    return [Scored(vocabulary.tokens(ids), next(losses) if ids else []) for ids in encoded]
+
+
+@torch.no_grad()
+def _losses(generator: Generator, rows: list[list[int]]) -> list[list[float]]:
+    """Return the log-probabilities of each row's tokens; no row may be empty."""
+    model, start = generator.model, generator.vocabulary.start_id
+    ids, lengths = padded([[start, *row] for row in rows])
+    lengths, parts = lengths - 1, []
+    with generator.runner.inference():
+        state = model.start(len(rows), context_settings(model, generator.settings))
+        for begin in range(0, ids.shape[1] - 1, READ_AT_ONCE):
+            end = min(begin + READ_AT_ONCE, ids.shape[1] - 1)
+            batch = SegmentBatch(
+                tokens=ids[:, begin:end],
+                targets=ids[:, begin + 1 : end + 1],
+                lengths=(lengths - begin).clamp(min=0, max=end - begin),
+                resets=torch.zeros(len(rows), dtype=torch.bool),
+                sample_ids=torch.arange(len(rows)),
+            )
+            losses, state = model.token_losses(batch.to(generator.device), state)
+            parts.append(losses.float().cpu())
+    log_probs = -torch.cat(parts, dim=1)
+    found = [row[:count] for row, count in zip(log_probs, lengths.tolist(), strict=True)]
+    refuse_nan(any(bool(row.isnan().any()) for row in found))
+    return [row.tolist() for row in found]
 
 
 def score(options: ScoreOptions, show: Progress) -> LineWork[str]:

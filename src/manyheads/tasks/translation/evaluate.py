@@ -11,17 +11,16 @@ from typing import Any
 
 from manyheads.data.lines import GivenItems, Progress, describe, read_lines, telling
 from manyheads.data.translation.readers import ReadReport, check_segments, first_suspicious, refuse_documents
+from manyheads.decoding.hypothesis import one_line
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.translation import one_line
+from manyheads.decoding.text_ids import counted_truncations, naming_lines
 from manyheads.decoding.translator import Translator
-from manyheads.decoding.truncation import counted_truncations, naming_lines
 from manyheads.distributed.process import refuse_ranks, this_process
 from manyheads.distributed.sharded_lines import is_sharded, model_identity, run_lines
 from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.evaluation.bleu import Score, corpus_bleu, corpus_chrf
 from manyheads.evaluation.likelihood import Likelihood
-from manyheads.evaluation.text_hints import text_hints
-from manyheads.evaluation.tokenizers import AUTO, TokenizerChoice, check_tokenizer, choose_tokenizer
+from manyheads.evaluation.tokenizers import AUTO, TokenizerChoice, check_tokenizer, choose_tokenizer, text_hints
 from manyheads.tasks.held_out import (
     COPY_TASK,
     copy_settings,
@@ -31,8 +30,8 @@ from manyheads.tasks.held_out import (
     pairs_of_split,
 )
 from manyheads.tasks.report import NoPictures, machine_lines, model_line, search_line, search_record
-from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.tasks.translation.options import EvaluateOptions
+from manyheads.tasks.translation.score import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.text.sides import LanguagePair
 
 BLOCK_PAIRS = 256

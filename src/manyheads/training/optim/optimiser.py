@@ -1,4 +1,10 @@
-"""Adam, AdamW and Muon: fused if the device supports it, weight decay for matrices only, moments saved by parameter
+"""The Transformer paper's learning rate; the other schedules are in `training`.
+
+Learning rates as pure functions of the step and the progress of the run, so they need no saved state.
+
+A moving average of the weights, which is used for validation and the model folder.
+
+Adam, AdamW and Muon: fused if the device supports it, weight decay for matrices only, moments saved by parameter
 name.
 
 Muon (Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks") is for the matrices of linear
@@ -12,15 +18,122 @@ processes all of them, as with replicated matrices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.distributed.shards import part_of, whole
+from manyheads.distributed.wrap import part_of, whole
 from manyheads.errors import CheckpointError
-from manyheads.training.settings import OptimiserSettings
+from manyheads.training.settings import OptimiserSettings, ScheduleSettings
+
+__all__ = ["highest_rate", "learning_rate", "noam"]
+
+
+def noam(step: int, *, factor: float, d_model: int, warmup_steps: int) -> float:
+    """Return factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5); step 0 counts as 1.
+
+    Paper: Vaswani et al. 2017, sec. 5.3, eq. 3.
+    """
+    step = max(step, 1)
+    return float(factor * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
+
+
+def learning_rate(settings: ScheduleSettings, *, peak: float, d_model: int, step: int, progress: float = 0.0) -> float:
+    """Return the rate for optimiser step `step`.
+
+    Args:
+        settings: the kind of schedule, and its warm-up.
+        peak: highest rate; for `noam` a factor.
+        d_model: width of the model; used by `noam` only.
+        step: counted from 1; 0 counts as 1.
+        progress: progress of the run by steps or by the clock, whichever is larger, in [0, 1].
+
+    `cosine` and `linear` fall after the warm-up. The warm-up's fraction of the run is estimated as progress * warmup /
+    step, which is exact if steps limit the run and approximate if the clock does.
+    """
+    step, warmup = max(step, 1), settings.warmup_steps
+    if settings.kind == "noam":
+        return noam(step, factor=peak, d_model=d_model, warmup_steps=warmup)
+    if step <= warmup:
+        return peak * step / warmup
+    if settings.kind == "inverse_sqrt":
+        return peak * math.sqrt(warmup / step)
+    if settings.kind == "constant":
+        return peak
+    progress = min(max(progress, 0.0), 1.0)
+    start = progress * warmup / step
+    done = (progress - start) / (1 - start)
+    falling = (1 + math.cos(math.pi * done)) / 2 if settings.kind == "cosine" else 1 - done
+    return peak * (settings.min_ratio + (1 - settings.min_ratio) * falling)
+
+
+def highest_rate(settings: ScheduleSettings, *, peak: float, d_model: int) -> float:
+    """Return the highest rate of a schedule. Args: as of `learning_rate`; for `noam`, `peak` is only a factor of it."""
+    if settings.kind != "noam":
+        return peak
+    return noam(settings.warmup_steps, factor=peak, d_model=d_model, warmup_steps=settings.warmup_steps)
+
+
+class MovingAverage:
+    """Exponential moving average of parameters: average <- d * average + (1 - d) * parameter.
+
+    d = min(decay, (1 + step) / (10 + step)), so that even in a short run the random initial weights have little
+    influence.
+
+    Args:
+        named: the parameters, by name.
+        decay: in (0, 1).
+    """
+
+    def __init__(self, named: Mapping[str, nn.Parameter], decay: float) -> None:
+        self._named = dict(named)
+        self._decay = decay
+        self.tensors: dict[str, Tensor] = {name: parameter.detach().clone() for name, parameter in named.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Update the averages after optimiser step `step` (counted from 1)."""
+        decay = min(self._decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.tensors.values()), list(self._named.values()), 1 - decay)
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load saved averages.
+
+        Raises: CheckpointError: names or shapes differ from the model's.
+        """
+        if tensors.keys() != self.tensors.keys():
+            odd = sorted(tensors.keys() ^ self.tensors.keys())[0]
+            raise CheckpointError(
+                f"The averaged weights of the checkpoint do not match the model: only one of them has {odd!r}."
+            )
+        for name, tensor in tensors.items():
+            if tensor.shape != self.tensors[name].shape:
+                raise CheckpointError(
+                    f"The averaged weight {name!r} has shape {tuple(tensor.shape)},"
+                    f" the model's {tuple(self.tensors[name].shape)}."
+                )
+            self.tensors[name].copy_(tensor)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Use the averages as the model's weights inside the block, then restore the trained weights bit for bit."""
+        trained = {name: parameter.detach().clone() for name, parameter in self._named.items()}
+        self._assign(self.tensors)
+        try:
+            yield
+        finally:
+            self._assign(trained)
+
+    @torch.no_grad()
+    def _assign(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._named.items():
+            parameter.copy_(tensors[name])
+
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic polynomial that moves all singular values towards 1
 _STEPS = 5

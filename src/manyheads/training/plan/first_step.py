@@ -13,9 +13,8 @@ from pathlib import Path
 from statistics import median
 
 from manyheads.decoding.device import choose_device
-from manyheads.training.plan import measuring
-from manyheads.training.plan.planner import MIB
-from manyheads.training.plan.trial import Trial, trial_of
+from manyheads.training.plan import planner as measuring
+from manyheads.training.plan.planner import MIB, Trial, trial_of
 from manyheads.training.run.assembly import Assembly, assemble
 from manyheads.training.run.device import computing, peak_memory_bytes
 from manyheads.training.run.objective import Batch

@@ -1,24 +1,299 @@
 """The memory of a run before it begins, and the largest step that fits.
 
-Memory is predicted from short steps on random ids. It is linear in the rows of a step, and linear or quadratic in its
-length, so the polynomial through the peaks of some steps gives the peak of any other step.
+`Trial` is the interface of a task: training steps at any size, and the settings that determine the size. All allocations
+of torch in a step are counted. These counts are exact and reproducible; the size of the process is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
+from manyheads.catalogue import TASKS, build_model
 from manyheads.data.lines import Progress
 from manyheads.errors import ConfigError
-from manyheads.training.plan import measuring
-from manyheads.training.plan.trial import Knob, Trial, trial_of
-from manyheads.training.run.device import computing, free_memory_bytes
+from manyheads.seeding import derive_seed
+from manyheads.training.optim.optimiser import build_optimiser
+from manyheads.training.run.device import check_capacity, computing, free_memory_bytes, peak_memory_bytes, status_bytes
+from manyheads.training.run.objective import Batch
 from manyheads.training.run.precision import resolve_precision
+from manyheads.training.run.step import Stepper
 from manyheads.training.settings import RunConfig
+
+LARGEST = 1 << 24
+_SHORT_STEP = 16
+_PROBE_TOKENS = (512, 2048)
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A setting that determines the size of a step.
+
+    Attributes:
+        setting: its name.
+        now: its value in the config.
+        given: a description of the settings on which its largest value depends.
+        steps: sizes of a micro-batch -> (length, rows) of the step that is measured for each.
+        least, most: the smallest and largest size to consider.
+        accumulate: the setting's value is `accumulate` times the size.
+    """
+
+    setting: str
+    now: int
+    given: str
+    steps: Mapping[int, tuple[int, int]]
+    least: int = 1
+    most: int = LARGEST
+    accumulate: int = 1
+
+
+class Trial(Protocol):
+    """The steps of a run at any size, without its data. Each task has its own (`tasks/*/plan.py`).
+
+    config: of the run. longest: tokens of its longest row. rows: rows of its micro-batches. vocabulary: a line about
+    its size, which `at` sets if the config has none.
+    """
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def longest(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def vocabulary(self) -> str: ...
+
+    def at(self, length: int) -> Self:
+        """Return the trial for rows of `length` tokens, with vocabulary sizes in its config.
+
+        Raises: ConfigError: the model cannot read rows of that length, or the size of a vocabulary is unknown.
+        """
+
+    def batch(self, length: int, rows: int) -> Batch:
+        """Return a micro-batch of random ids."""
+
+    def begin(self, model: Any, lanes: int, seed: int) -> Any:
+        """See `Objective.begin`."""
+
+    def knobs(self) -> list[Knob]:
+        """Return the settings that determine the size of a step. Of two with the same name the smaller value counts."""
+
+
+def trial_of(config: RunConfig) -> Trial:
+    """Return the trial of a run's task."""
+    trial: Trial = TASKS[config.task].module("plan").Trial(config)
+    return trial
+
+
+@dataclass(frozen=True)
+class TokenTrial:
+    """The common part of trials whose batches are limited in tokens; see `Trial`. unit: what a row is, for people."""
+
+    config: Any
+    vocabulary: str = ""
+    unit: ClassVar[str]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row; here, of rows with one side."""
+        longest: int = self.config.data.max_len
+        return longest
+
+    @property
+    def rows(self) -> int:
+        """Rows of the longest length; see `Trial.rows`."""
+        tokens: int = self.config.data.max_tokens // self.config.data.accumulate
+        return max(1, tokens // self.longest)
+
+    def begin(self, model: Any, lanes: int, seed: int) -> None:
+        """See `Trial.begin`."""
+
+    def knobs(self) -> list[Knob]:
+        """The tokens of a step; see `Trial.knobs`.
+
+        Long rows have more attention scores, short ones are more. The kind that takes more memory per token decides.
+        """
+        data, longest = self.config.data, self.longest
+        parts = f", accumulate {data.accumulate}" if data.accumulate > 1 else ""
+        given = f"{self.unit} of at most {longest:,}{parts}"
+        knobs = []
+        for length in sorted({min(_SHORT_STEP, longest), longest}):
+            few, many = (max(1, tokens // length) for tokens in _PROBE_TOKENS)
+            steps = {rows * length: (length, rows) for rows in (few, max(many, few + 1))}
+            common = {"least": length, "accumulate": data.accumulate}
+            knobs.append(Knob("data.max_tokens", data.max_tokens, given, steps, **common))
+        return knobs
+
+
+_ENOUGH_SECONDS = 1.5
+_MOST_STEPS = 8
+
+
+R = TypeVar("R")
+
+_STEPS = 2
+"""The first step of an optimiser creates its moments; the second has them from the beginning."""
+
+_STATUS = "/proc/self/status"
+
+
+def take_steps(
+    trial: Trial, config: Any, length: int, rows: int, told: Callable[[], None] = lambda: None
+) -> tuple[int, int]:
+    """Build a model and compute two steps on random ids.
+
+    Args:
+        trial: creates the batch.
+        config: of the run, with vocabulary sizes and its precision resolved.
+        length: tokens of each row.
+        rows: rows of the batch.
+        told: called after each step.
+
+    Returns: the bytes of weights, gradients, moments and averages; and the bytes of the averages alone, which are not
+        allocated here.
+    """
+    check_capacity(config, config.model, torch.device("cpu"))
+    torch.manual_seed(derive_seed(config.seed, "weights"))
+    model: Any = build_model(config.model)
+    optimiser = build_optimiser(model, config.optimiser, config.precision)
+    batch = trial.batch(length, rows)
+    stepper = Stepper(model, optimiser, config, torch.device("cpu"), begin=partial(trial.begin, model))
+    for step in range(1, _STEPS + 1):
+        stepper.take([batch], step, 0.0)
+        told()
+    bare = state_bytes(model, optimiser)
+    whole = state_bytes(model, optimiser, averages=bool(config.training.ema_decay))
+    return whole, whole - bare
+
+
+def counting_steps(progress: Progress | None, num_trials: int) -> Callable[[], None]:
+    """Return a function to call after each step, when `take_steps` is called this many times."""
+    if progress is None:
+        return lambda: None
+    phase, total, numbers = "trying steps", _STEPS * num_trials, count(1)
+    progress(phase, 0, total)
+    return lambda: progress(phase, next(numbers), total)
+
+
+def state_bytes(model: nn.Module, optimiser: torch.optim.Optimizer, averages: bool = False) -> int:
+    """Return the bytes of weights, gradients, moments and, if there are any, averages. Call it after a step."""
+    parameters = list(model.parameters())
+    moments = (value for parameter in parameters for value in optimiser.state.get(parameter, {}).values())
+    return (2 + averages) * sum(parameter.nbytes for parameter in parameters) + sum(
+        moment.nbytes
+        for moment in moments
+        if isinstance(moment, torch.Tensor) and moment.dim()  # not counts of steps
+    )
+
+
+def peak_and_state_bytes(
+    trial: Trial, config: Any, length: int, rows: int, told: Callable[[], None] = lambda: None
+) -> tuple[int, int]:
+    """Return the peak of the bytes that torch allocates during `take_steps`, and the bytes of the state; both with
+    averages.
+    """
+    (state, averages), most = peak_bytes(lambda: take_steps(trial, config, length, rows, told))
+    return most + averages, state
+
+
+def peak_bytes(run: Callable[[], R]) -> tuple[R, int]:
+    """Return what `run` returns, and the peak of the bytes that torch allocates on the CPU while it runs."""
+    watched = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with _quietly():
+        watched.start()
+    try:
+        returned = run()
+    finally:
+        with _quietly():
+            watched.stop()
+    recorded: Any = watched.profiler
+    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return returned, most
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Suppress what torch's profiler writes to standard error, below Python, when it starts and stops."""
+    if sys.stderr is not None:
+        sys.stderr.flush()
+    try:
+        kept = os.dup(2)
+    except OSError:  # standard error is closed
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def forget_peak() -> None:
+    """Reset the process's peak memory if the system supports it."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak_resident_bytes() -> int:
+    """Return the process's peak memory since `forget_peak`, or since its start."""
+    return status_bytes(_STATUS, "VmHWM") or peak_memory_bytes(torch.device("cpu"))
+
+
+def resident_bytes() -> int:
+    """Return the process's current memory, or its peak if the system does not report it."""
+    return status_bytes(_STATUS, "VmRSS") or peak_memory_bytes(torch.device("cpu"))
+
+
+def tokens_per_second(trial: Trial, length: int, rows: int, device: torch.device) -> float:
+    """Take training steps on random ids, and return their tokens per second (of pairs, those of one side).
+
+    The first step is not counted, because it also prepares memory and kernels.
+
+    Args:
+        trial: of a run with its precision and vocabulary sizes resolved.
+        length: tokens of each row.
+        rows: rows of a step.
+        device: of the run.
+
+    Cost: two to nine steps; it ends after the step at which 1.5 seconds have passed.
+    """
+    config = trial.config
+    with computing(config, device):
+        torch.manual_seed(config.seed)
+        model: Any = build_model(config.model).to(device)
+        optimiser = build_optimiser(model, config.optimiser, config.precision)
+        stepper = Stepper(model, optimiser, config, device, begin=partial(trial.begin, model))
+        batch = trial.batch(length, rows)
+        seconds: list[float] = []
+        while len(seconds) < 2 or (sum(seconds[1:]) < _ENOUGH_SECONDS and len(seconds) <= _MOST_STEPS):
+            started = time.monotonic()
+            stepper.take([batch], len(seconds) + 1, 0.0)
+            seconds.append(time.monotonic() - started)
+    return length * rows / max(median(seconds[1:]), 1e-9)
+
 
 LONGEST_PROBE = 8192
 """Longer steps are not measured, but extrapolated from shorter ones."""
@@ -128,14 +403,14 @@ class Planner:
         config = resolve_precision(trial.config, cpu)
         probes = _probe_lengths(length, config.model.memory_degree)
         with computing(config, cpu):
-            told = measuring.counting_steps(progress, 2 + len(probes))
+            told = counting_steps(progress, 2 + len(probes))
             # The first step loads libraries, whose memory counts as the program's.
-            measuring.take_steps(trial, config, min(length, _SHORT), 1, told)
-            program = measuring.resident_bytes()
-            measuring.forget_peak()
-            measuring.take_steps(trial, config, probes[-1], rows, told)
-            real = measuring.peak_resident_bytes() - program
-            found = [measuring.peak_and_state_bytes(trial, config, probe, rows, told) for probe in probes]
+            take_steps(trial, config, min(length, _SHORT), 1, told)
+            program = resident_bytes()
+            forget_peak()
+            take_steps(trial, config, probes[-1], rows, told)
+            real = peak_resident_bytes() - program
+            found = [peak_and_state_bytes(trial, config, probe, rows, told) for probe in probes]
         peaks, states = zip(*found, strict=True)
         counted = _polynomial(dict(zip(probes, peaks, strict=True)), length)
         # Kernels and gaps between memory blocks are not part of the counted tensors.

@@ -15,9 +15,8 @@ from manyheads.files.commit import write_text
 from manyheads.training.record.log import Board, MetricsLog
 from manyheads.training.record.report import Reporter, StepReport, ValidationReport
 from manyheads.training.run.assembly import Assembly
-from manyheads.training.run.clock import RunClock
+from manyheads.training.run.clock import FewSteps, RunClock
 from manyheads.training.run.device import peak_memory_bytes
-from manyheads.training.run.few_steps import FewSteps
 from manyheads.training.run.nonfinite import Fault
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.step import StepResult

@@ -21,10 +21,9 @@ from manyheads.checkpoint.format import (
 from manyheads.checkpoint.retain import apply_retention, list_checkpoints, read_pointer, set_aside_newer, write_pointer
 from manyheads.checkpoint.sharded import write_shards
 from manyheads.config.files import to_plain
-from manyheads.distributed.shards import local
+from manyheads.distributed.wrap import local
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError, NonFiniteError, SaveError
-from manyheads.files.commit import remove_stale
-from manyheads.files.faults import check_free_space
+from manyheads.files.commit import check_free_space, remove_stale
 from manyheads.models.pretrained import load_weights, portable_state, save_pretrained
 from manyheads.training.optim.optimiser import without_foreign_momenta
 from manyheads.training.record.log import MetricsLog

@@ -1,10 +1,13 @@
-"""Progress of a run by steps and by the clock."""
+"""Progress of a run by steps and by the clock, and a warning if minutes allow too few steps to learn."""
 
 from __future__ import annotations
 
 import time
+from statistics import median
 
-from manyheads.training.settings import TrainingSettings
+import torch
+
+from manyheads.training.settings import RunConfig, TrainingSettings
 
 
 class RunClock:
@@ -49,3 +52,79 @@ class RunClock:
         """Return the seconds to the end at the current rate; None while unknown."""
         progress = self.progress(step)
         return self.elapsed() * (1 - progress) / progress if progress else None
+
+
+FEWEST_STEPS = 150
+MOST_LOOKS = 10
+"""The number of steps whose time is measured; later steps are not considered."""
+
+_FIRST_MARGIN = 10.0
+_EARLY_MARGIN = 2.0
+_NUM_EARLY = 4
+"""The first step also allocates memory and prepares kernels, the next ones do so for new shapes.
+
+So with fewer measured steps, the warning needs a larger difference.
+"""
+
+
+class FewSteps:
+    """Estimates the number of steps from the time of this process's first steps.
+
+    Args:
+        config: of the run; without `training.max_minutes` there is no warning.
+        device: the model's device.
+    """
+
+    def __init__(self, config: RunConfig, device: str) -> None:
+        self._config = config
+        self._device = device
+        training = config.training
+        self._limit_seconds = 60 * training.max_minutes
+        self._enough = min(FEWEST_STEPS, training.max_steps or FEWEST_STEPS)
+        self._seconds: list[float] = []
+        self._tokens: list[int] = []
+        self._is_over = not self._limit_seconds
+
+    def after(self, step: int, elapsed_seconds: float, seconds: float, num_tokens: int) -> str | None:
+        """Record the time of a step.
+
+        Args:
+            step: its number in the run.
+            elapsed_seconds: of the whole run.
+            seconds: of this step.
+            num_tokens: target tokens of the step.
+
+        Returns: a warning, at most once; None otherwise.
+        """
+        if self._is_over:
+            return None
+        self._seconds.append(seconds)
+        self._tokens.append(num_tokens)
+        seen = len(self._seconds)
+        margin = _FIRST_MARGIN if seen == 1 else _EARLY_MARGIN if seen <= _NUM_EARLY else 1.0
+        typical = max(self._typical_seconds(), 1e-9)
+        left = max(self._limit_seconds - elapsed_seconds, 0.0)
+        is_few = step + margin * left / typical < self._enough
+        self._is_over = is_few or seen == MOST_LOOKS
+        return self._warning(step + int(left / typical), typical) if is_few else None
+
+    def _typical_seconds(self) -> float:
+        """Return the median without the first step, which is the slowest; for two steps the shorter time."""
+        return min(self._seconds) if len(self._seconds) <= 2 else median(self._seconds[1:])
+
+    def _warning(self, num_steps: int, seconds: float) -> str:
+        config = self._config
+        shown = f"{seconds:.2g}" if seconds < 10 else f"{seconds:,.0f}"
+        minutes = f"{config.training.max_minutes:g} minute{'' if config.training.max_minutes == 1 else 's'}"
+        data = getattr(config, "data", None)
+        sizes = [name for name in ("max_tokens", "lanes", "segment_len") if hasattr(data, name)]
+        threads = torch.get_num_threads()
+        smaller = " or ".join(f"--data.{name}" for name in sizes)
+        return (
+            f"This run will make about {num_steps:,} step{'' if num_steps == 1 else 's'} in {minutes}; below"
+            f" {FEWEST_STEPS} a model learns little. In {config.precision} with"
+            f" {threads} thread{'' if threads == 1 else 's'} on {self._device} a step takes {shown} s,"
+            f" {median(self._tokens) / seconds:,.0f} target tokens/s. Change what limits it: --precision"
+            " (`manyheads doctor` measures which is faster), --num-threads, a lower"
+            f" {smaller} or a smaller model, or more --minutes."
+        )

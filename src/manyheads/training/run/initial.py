@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.config.suggest import did_you_mean
+from manyheads.config.checks import did_you_mean
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.verify import file_sha256
 from manyheads.models.pretrained import (

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.distributed.shards import local, whole
+from manyheads.distributed.wrap import local, whole
 
 _SHOWN = 12
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from manyheads.data.batch import share
 from manyheads.distributed.group import Group
-from manyheads.distributed.shards import whole
+from manyheads.distributed.wrap import whole
 from manyheads.models.pretrained import load_portable_state, portable_state
 from manyheads.training.run.objective import Batch
 

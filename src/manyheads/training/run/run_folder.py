@@ -16,10 +16,8 @@ import torch
 from manyheads.checkpoint.retain import list_checkpoints
 from manyheads.config.files import to_json, to_yaml
 from manyheads.errors import ConfigError
-from manyheads.files.commit import make_folder, sync, write_text
-from manyheads.files.faults import saving
-from manyheads.files.locks import locked
-from manyheads.files.output_safety import check_spares_folders
+from manyheads.files.commit import make_folder, saving, sync, write_text
+from manyheads.files.output_safety import check_spares_folders, locked
 from manyheads.files.safe_open import RefusedFileError, check_no_link, check_writable_file
 from manyheads.training.settings import RunConfig
 

@@ -20,11 +20,10 @@ from torch.utils import _pytree as pytree
 from manyheads.checkpoint.sharded import Allocate
 from manyheads.data.batch import share
 from manyheads.distributed.group import Group
-from manyheads.distributed.shards import is_part, part_of
+from manyheads.distributed.wrap import is_part, part_of
 from manyheads.errors import CheckpointError
 from manyheads.models.pretrained import load_portable_state, portable_name, portable_state
-from manyheads.training.optim.ema import MovingAverage
-from manyheads.training.optim.optimiser import load_optimiser_tensors, optimiser_tensors
+from manyheads.training.optim.optimiser import MovingAverage, load_optimiser_tensors, optimiser_tensors
 
 
 class Memory:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.distributed.shards import whole
+from manyheads.distributed.wrap import whole
 from manyheads.models.protocols import Output
 from manyheads.nn.kernels.dropout import numbered_rows
 from manyheads.seeding import derive_seed

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.linear import Packed
-from manyheads.nn.kernels.measuring import ROUNDS, least_seconds
+from manyheads.nn.kernels.policy import ROUNDS, least_seconds
 from manyheads.nn.layers import Linear
 from manyheads.tasks.presets import copy
 from manyheads.training.run.device import computing

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from manyheads.cli.command_line.pages import help_page
-from manyheads.cli.printing import say
-from manyheads.config.suggest import did_you_mean
+from manyheads.cli.streams import say
+from manyheads.config.checks import did_you_mean
 
 __all__ = ["KINDS", "run"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from manyheads.cli.command_line.command import command
+from manyheads.cli.command_line.parsing import command
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.printing import say
+from manyheads.cli.streams import say
 from manyheads.config.checks import between, check
 from manyheads.config.options import refuse_given
 from manyheads.errors import RequestError

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
-from manyheads.cli.command_line.command import command
+from manyheads.cli.command_line.parsing import command
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.printing import say
+from manyheads.cli.streams import say
 from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, Shared, option
 from manyheads.errors import ConfigError
 from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
-from manyheads.files.json_object import json_text
+from manyheads.files.verify import json_text
 
 if TYPE_CHECKING:
     from manyheads.extras.inspect.embeddings import EmbeddedWord, NamedEmbeddings, Neighbour

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from manyheads.cli.command_line.command import command
-from manyheads.cli.printing import say
-from manyheads.config.checks import between, check
+from manyheads.cli.command_line.parsing import command
+from manyheads.cli.streams import say
+from manyheads.config.checks import between, check, not_among
 from manyheads.config.options import given_options
-from manyheads.config.suggest import not_among
 from manyheads.errors import ConfigError
 from manyheads.extras.inspect.options import MASKS_PAGE as PAGE
 from manyheads.extras.inspect.options import MasksOptions, check_kinds, write_figure
-from manyheads.files.json_object import json_text
+from manyheads.files.verify import json_text
 
 __all__ = ["PAGE", "run"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import manyheads
-from manyheads.cli.command_line.command import command
+from manyheads.cli.command_line.parsing import command
 from manyheads.extras.inspect.options import POSITIONS_PAGE as PAGE
 from manyheads.extras.inspect.options import PositionsOptions, check_kinds, write_figure
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from manyheads.cli.command_line.command import command
+from manyheads.cli.command_line.parsing import command
 from manyheads.cli.lines.output import check_model_output
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.printing import say
+from manyheads.cli.streams import say
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage
 from manyheads.extras.inspect.heads.options import PruneOptions

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from manyheads.cli.command_line.command import command
+from manyheads.cli.command_line.parsing import command
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.printing import say_or_json
+from manyheads.cli.streams import say_or_json
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage, Shared, group
 from manyheads.decoding.options import DeviceOptions

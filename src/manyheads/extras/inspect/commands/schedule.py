@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyheads.cli.command_line.command import command
+from manyheads.cli.command_line.parsing import command
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError
 from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure

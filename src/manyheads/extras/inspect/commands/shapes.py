@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from manyheads.cli.command_line.command import command
+from manyheads.cli.command_line.parsing import command
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.printing import say_or_json
+from manyheads.cli.streams import say_or_json
 from manyheads.config.options import CommandPage, Shared, option
 from manyheads.extras.inspect.options import ModelOptions
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manyheads.cli.command_line.command import command
+from manyheads.cli.command_line.parsing import command
 from manyheads.errors import ConfigError
 from manyheads.extras.inspect.options import SMOOTHING_PAGE as PAGE
 from manyheads.extras.inspect.options import SmoothingOptions, check_kinds, write_figure

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from manyheads.catalogue import PRESETS
-from manyheads.config.suggest import not_among
+from manyheads.config.checks import not_among
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.extras.inspect.drawings.figure import (
     COLOURS,
@@ -25,9 +25,8 @@ from manyheads.extras.inspect.drawings.figure import (
 )
 from manyheads.nn.attention.local import local_attention, spread_chunks
 from manyheads.nn.attention.masks import Causal, Lengths, Mask, Window, dense_mask
-from manyheads.nn.schedules import noam
 from manyheads.nn.shapes import Bool
-from manyheads.training.optim.schedule import learning_rate
+from manyheads.training.optim.optimiser import learning_rate, noam
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

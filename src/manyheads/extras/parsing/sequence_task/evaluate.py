@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from manyheads.data.lines import Progress, ReadReport, describe, read_lines, telling
 from manyheads.data.translation.prepared import PreparedData
-from manyheads.decoding.truncation import counted_truncations
+from manyheads.decoding.text_ids import counted_truncations
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.likelihood import Likelihood
@@ -23,7 +23,7 @@ from manyheads.extras.parsing.tokenizer import task_of
 from manyheads.extras.parsing.trees import Leaf, Node, escape, format_tree, leaves_of, parse_tree
 from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.report import NoPictures, machine_lines, model_line, search_line, search_record
-from manyheads.tasks.translation.likelihood import likelihood_lines, likelihood_of, likelihood_record
+from manyheads.tasks.translation.score import likelihood_lines, likelihood_of, likelihood_record
 from manyheads.text.words import words_of
 
 BaselineKind = Literal["flat", "right"]

@@ -24,7 +24,7 @@ __all__ = ["preparation", "prepare_trees", "summary"]
 
 
 def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
-    """See `tasks.table.Task`.
+    """See `tasks.report.Task`.
 
     Raises: ConfigError: the validation trees are missing, or `options.tree_root` is not a label.
     """

@@ -10,12 +10,12 @@ import torch
 from manyheads.extras.parsing.span_data import MOST_HASHES, MOST_PIECES, SpanBatch
 from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.tasks.data_sets import vocabulary_size
-from manyheads.training.plan.trial import TokenTrial
+from manyheads.training.plan.planner import TokenTrial
 
 
 @dataclass(frozen=True)
 class Trial(TokenTrial):
-    """Sentences of random features; see `training.plan.trial.TokenTrial`."""
+    """Sentences of random features; see `training.plan.planner.TokenTrial`."""
 
     config: SpanConfig
     unit = "sentences"

@@ -162,7 +162,7 @@ class _SpanSource(SidesSource):
 
 
 def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
-    """See `tasks.table.Task`.
+    """See `tasks.report.Task`.
 
     Raises: ConfigError: the validation trees are missing, or `options.tree_root` is not a label.
     """
@@ -182,7 +182,7 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
 
 
 def summary(folder: Path, manifest: dict[str, Any]) -> str:
-    """See `tasks.table.Task`."""
+    """See `tasks.report.Task`."""
     data = SpanData.open(folder, verify=False)
     lines = [
         *vocabulary_lines(manifest),

@@ -17,7 +17,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.language_model import bits_per, token_losses
-from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
+from manyheads.evaluation.likelihood import perplexity_of, show_perplexity
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.comparison import PAGE_EXAMPLES, Comparison, Example, letters
 from manyheads.extras.research.dynamic import Dynamic
@@ -28,8 +28,7 @@ from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.tasks.held_out import own_data, run_file
 from manyheads.tasks.language_modelling.evaluate import evaluate as evaluate_text
 from manyheads.tasks.language_modelling.held_out import HeldText, held_text, readings_of
-from manyheads.tasks.report import Report, machine_lines, model_record
-from manyheads.tasks.table import task_of_folder
+from manyheads.tasks.report import Report, machine_lines, model_record, task_of_folder
 from manyheads.text.vocabulary import Vocabulary
 
 LEAST_DOCUMENTS = 30

@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from manyheads.config.merge import field_types
+from manyheads.config.files import field_types
 from manyheads.decoding.settings import facts_of
 from manyheads.extras.serving.refusals import Refusal
 from manyheads.extras.serving.served import ServedTranslator, find_model

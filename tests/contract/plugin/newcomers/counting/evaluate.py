@@ -30,7 +30,7 @@ class CountingReport(NoPictures):
 
 
 def evaluate(options: EvaluateOptions, show: Any) -> CountingReport:
-    """See `tasks.table.Task`."""
+    """See `tasks.report.Task`."""
     generator = Generator.from_pretrained(options.model)
     held = held_text(generator, options.model, data=options.data, split=options.split)
     ids = torch.as_tensor(held.store.ids[:200].astype("int64"))[None]

@@ -15,12 +15,12 @@ from newcomers.counting.options import PrepareOptions
 
 
 def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
-    """See `tasks.table.Task`."""
+    """See `tasks.report.Task`."""
     holdout = Holdout(valid=Path(options.counted).stat().st_size // 10)
     text = TextFiles(paths=[options.counted])
     return partial(prepare_text, train=text, vocabulary=VocabularySettings(level="bytes"), holdout=holdout)
 
 
 def summary(folder: Path, manifest: dict[str, Any]) -> str:
-    """See `tasks.table.Task`."""
+    """See `tasks.report.Task`."""
     return f"counted {manifest['counts']['train']['bytes']} bytes into {folder}"

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.kept_texts import Candidate
-from manyheads.decoding.rules import BeamRules
+from manyheads.decoding.search_problem import BeamRules
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import prefix_ids
 from manyheads.extras.serving.api.native.bodies import TranslateBody, of_alternatives, of_tokens, rounded
