@@ -28,7 +28,8 @@ from tiny_run import TINY, TINY_REFORMER, TINY_TEXT, changed
 from manyheads.checkpoint.format import save_checkpoint
 from manyheads.data.sampler import next_position
 from manyheads.distributed.group import Group
-from manyheads.distributed.process import start, this_process
+from manyheads.distributed.launch import start
+from manyheads.distributed.process import this_process
 from manyheads.distributed.wrap import whole
 from manyheads.errors import SaveError
 from manyheads.models.pretrained import portable_state

@@ -157,7 +157,7 @@ class RunsEncoder(RunsModel[M]):
     ) -> Self:
         """Load a model from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
 
-        Several paths are an ensemble, which averages the models' probabilities (see `extras.classification.encoder_with_head`).
+        Several paths are an ensemble, which averages the models' probabilities (see `models.ensemble`).
 
         Raises: ModelFileError: a file is missing, damaged or refused, or the model is for another task. ConfigError,
             DataError: the content of a file is invalid, or the models cannot be averaged. RequestError: no such device

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyheads.data.lines import Source
-from manyheads.distributed.process import start, this_process
+from manyheads.distributed.launch import start
+from manyheads.distributed.process import this_process
 from manyheads.errors import ConfigError, DataError, ManyHeadsError, RequestError
 from manyheads.files.safe_open import open_regular, read_limited
 

@@ -1,7 +1,4 @@
-"""One parser of all commands, for tab completion.
-
-`manyheads completion bash|zsh|fish`: a script that completes commands, options, settings and presets.
-"""
+"""`manyheads completion bash|zsh|fish`: a script that completes commands, options, settings and presets."""
 
 from __future__ import annotations
 
@@ -23,13 +20,13 @@ def program_parser() -> argparse.ArgumentParser:
     program = argparse.ArgumentParser("manyheads")
     program.add_argument("--version", action="store_true", help="print the version")
     commands = program.add_subparsers()
-    for name, command in COMMANDS.items():
+    for name, entry in COMMANDS.items():
         if name != "inspect":
-            _add(commands, name, command.summary, module_of(name))
+            _add(commands, name, entry.summary, module_of(name))
             continue
-        kinds = commands.add_parser(name, help=command.summary).add_subparsers()
+        kinds = commands.add_parser(name, help=entry.summary).add_subparsers()
         for kind, shown in module_of(name).KINDS.items():
-            _add(kinds, kind, shown, importlib.import_module(f"{command.module}.{kind}"))
+            _add(kinds, kind, shown, importlib.import_module(f"{entry.module}.{kind}"))
     return program
 
 

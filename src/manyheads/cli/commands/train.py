@@ -24,7 +24,8 @@ from manyheads.config.checks import at_least, check
 from manyheads.config.describe import describe
 from manyheads.config.files import Source, to_yaml
 from manyheads.config.options import CommandPage, option
-from manyheads.distributed.process import DEFAULT_TIMEOUT, Process, refuse_ranks, start, this_process
+from manyheads.distributed.launch import DEFAULT_TIMEOUT, start
+from manyheads.distributed.process import Process, refuse_ranks, this_process
 from manyheads.errors import ConfigError, RankLostError
 from manyheads.tasks.layers import resolve_run
 from manyheads.tasks.report import RUNS

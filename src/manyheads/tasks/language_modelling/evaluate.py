@@ -21,7 +21,8 @@ from manyheads.catalogue import HOOKS, load
 from manyheads.data.lines import Progress, telling
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.group import Group
-from manyheads.distributed.process import start, this_process
+from manyheads.distributed.launch import start
+from manyheads.distributed.process import this_process
 from manyheads.errors import MissingExtraError, refuse_nan
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.evaluation.likelihood import Likelihood, show_perplexity

@@ -1,7 +1,7 @@
 """The memory of a run before it begins, and the largest step that fits.
 
-`Trial` is the interface of a task: training steps at any size, and the settings that determine the size. All allocations
-of torch in a step are counted. These counts are exact and reproducible; the size of the process is not.
+`Trial` is the interface of a task: training steps at any size, and the settings that determine the size. All
+allocations of torch in a step are counted. These counts are exact and reproducible; the size of the process is not.
 """
 
 from __future__ import annotations
