@@ -1,7 +1,4 @@
-"""Options of `manyheads prepare` for language models.
-
-Preparation for language models: of text, of ids in binary files, or of pictures.
-"""
+"""`manyheads prepare` for language models: of text, of ids in binary files, or of pictures."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from manyheads.data.language.preparing import prepare_ids, prepare_text
 from manyheads.data.language.texts import IdSource, Pictures, RawFiles, TextFiles, find_layout
 from manyheads.data.preparing import Holdout
 from manyheads.errors import ConfigError
-from manyheads.tasks import preparation
+from manyheads.tasks import preparation as common
 from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, summary_of, vocabulary_lines
 from manyheads.text.settings import IdSettings, VocabularySettings
 from manyheads.text.vocabularies import load_vocabulary
@@ -26,7 +23,7 @@ from manyheads.text.word_vocabulary import SymbolVocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextVocabularyOptions(preparation.VocabularyOptions):
+class TextVocabularyOptions(common.VocabularyOptions):
     """Vocabulary and documents."""
 
     level: Literal["bytes", "bpe", "words"] | None = option(
@@ -45,7 +42,7 @@ class TextVocabularyOptions(preparation.VocabularyOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareOptions(preparation.PrepareOptions):
+class PrepareOptions(common.PrepareOptions):
     """Options of `manyheads prepare --task lm`."""
 
     corpus: tuple[str, ...] = option(
