@@ -26,7 +26,7 @@ from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.tasks.language_modelling.settings import TextConfig
-from manyheads.tasks.report import RUNS
+from manyheads.tasks.table import RUNS
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.optim.optimiser import learning_rate
 

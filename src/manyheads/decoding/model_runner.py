@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import nn
@@ -22,10 +21,8 @@ from manyheads.decoding.device import (
     pack,
 )
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.extras.classification.encoder_with_head import EncoderEnsemble
-from manyheads.models.pretrained import load, read_config, resolve_model_path, save_pretrained, unmixed
+from manyheads.models.pretrained import read_config, resolve_model_path
 from manyheads.text.of_folder import has_tokenizer
-from manyheads.text.tokenizer import Tokenizer
 
 M = TypeVar("M")
 
@@ -120,86 +117,6 @@ class RunsModel(Generic[M]):
         """Move the model to another device. Returns: this object. Raises: RequestError: see `ModelRunner.to`."""
         self.runner.to(device)
         return self
-
-
-class RunsEncoder(RunsModel[M]):
-    """The common part of `Classifier` and `ChartParser`: a model that reads one text, and its tokenizer.
-
-    Args:
-        model: a composite; it is put into evaluation mode.
-        tokenizer: of texts.
-        device: the device of the model; `auto` chooses one.
-        precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device.
-
-    Attributes: task: of the model, as in `ARCHITECTURES`. ensemble: the class that makes one model of several.
-
-    Raises: RequestError: no such device or precision.
-    """
-
-    task: ClassVar[ModelTask]
-    ensemble: ClassVar[type[EncoderEnsemble]]
-
-    def __init__(
-        self, model: M, tokenizer: Tokenizer, device: str | torch.device = "auto", precision: Precision = "fp32"
-    ) -> None:
-        self.runner = ModelRunner(model, device, precision)
-        self.tokenizer = tokenizer
-
-    @classmethod
-    @unmixed
-    def from_pretrained(
-        cls,
-        path: str | Path | Sequence[str | Path],
-        device: str | torch.device = "auto",
-        precision: Precision = "fp32",
-        *,
-        revision: str | None = None,
-    ) -> Self:
-        """Load a model from a model folder, a run folder, or `owner/name` on the Hugging Face hub.
-
-        Several paths are an ensemble, which averages the models' probabilities (see `models.ensemble`).
-
-        Raises: ModelFileError: a file is missing, damaged or refused, or the model is for another task. ConfigError,
-            DataError: the content of a file is invalid, or the models cannot be averaged. RequestError: no such device
-            or precision.
-        """
-        paths = [path] if isinstance(path, str | Path) else list(path)
-        if not paths:
-            raise ConfigError("an ensemble needs at least one model, but the list of paths is empty.")
-        folders = [model_folder(one, cls.task, revision) for one in paths]
-        tokenizers = [Tokenizer.load(folder / "tokenizer.json") for folder in folders]
-        for folder, tokenizer in zip(folders[1:], tokenizers[1:], strict=True):
-            check_same_vocabulary(folders[0], tokenizers[0].digest, folder, tokenizer.digest)
-        chosen = choose_device(device)
-        choose_precision(precision, chosen)  # its errors come before weights are read
-        models: list[Any] = [load(folder, device=chosen) for folder in folders]
-        for folder, one in zip(folders, models, strict=True):
-            if tokenizers[0].vocab_size > one.config.vocab_size:
-                raise ModelFileError(
-                    f"{folder} does not fit together: its tokenizer has {tokenizers[0].vocab_size:,} ids, its model"
-                    f" {one.config.vocab_size:,}. Copy the folder again."
-                )
-        model: Any = models[0] if len(models) == 1 else cls.ensemble(models)
-        made = cls(model, tokenizers[0], chosen, precision)
-        made.runner.prepare_weights()
-        return made
-
-    @property
-    def models(self) -> list[Any]:
-        """The models of the ensemble, or the only model."""
-        model: Any = self.model
-        return list(model.models)
-
-    def save_pretrained(self, path: str | Path) -> None:
-        """Write a model folder.
-
-        Raises: SaveError: it could not be written, or the weights were rounded to bf16. RequestError: this is an
-            ensemble.
-        """
-        model: Any = self.model
-        if self.models[0] is not model:
-            raise RequestError("an ensemble cannot be saved as one model folder; save each of its models.")
-        save_pretrained(model, path, tokenizer=self.tokenizer, task=self.task)
 
 
 def model_folder(path: str | Path, task: ModelTask, revision: str | None = None) -> Path:

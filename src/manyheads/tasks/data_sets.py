@@ -17,7 +17,7 @@ from manyheads.data.settings import DataSettings, RowSettings, SegmentSettings, 
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
 from manyheads.files.verify import MANIFEST
-from manyheads.tasks.report import json_or_empty
+from manyheads.tasks.table import json_or_empty
 
 Settings = TypeVar("Settings", DataSettings, SegmentSettings)
 Data = TypeVar("Data", bound="_HasDigest")

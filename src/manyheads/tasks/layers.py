@@ -20,7 +20,7 @@ from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.verify import file_sha256, read_object
 from manyheads.models.pretrained import resolve_model_path
 from manyheads.tasks.held_out import COPY_TASK, EMBEDDED, run_file, run_section
-from manyheads.tasks.report import RUNS, task_of_folder
+from manyheads.tasks.table import RUNS, task_of_folder
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
 

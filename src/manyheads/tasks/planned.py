@@ -17,7 +17,7 @@ from manyheads.data.prepared_folder import read_prepared
 from manyheads.errors import ConfigError, DataError
 from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.tasks.presets import demo, xl_demo
-from manyheads.tasks.report import json_or_empty
+from manyheads.tasks.table import json_or_empty
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.pipeline import MAX_FILE_BYTES
 from manyheads.training.plan.rule import REFERENCE_LAYERS, REFERENCE_WIDTH, Choice, Facts, Plan, plan_run

@@ -16,7 +16,7 @@ from manyheads.config.build import build
 from manyheads.config.checks import ABOVE_ZERO, BELOW_ONE, FRACTION, POSITIVE_FRACTION, Range, at_least, between, check
 from manyheads.config.files import field_types, tag_of, variants
 from manyheads.errors import ConfigError
-from manyheads.tasks.report import RUNS
+from manyheads.tasks.table import RUNS
 from manyheads.training.settings import RunConfig
 
 

@@ -10,7 +10,7 @@ from manyheads.catalogue import PRESETS
 from manyheads.config.build import resolve
 from manyheads.config.describe import argument_docs, describe, show_value
 from manyheads.config.files import dotted_names, from_dotted
-from manyheads.tasks.report import RUNS
+from manyheads.tasks.table import RUNS
 from manyheads.training.settings import RunConfig
 
 

@@ -33,7 +33,7 @@ from manyheads.files.verify import verify_folder
 from manyheads.models.pretrained import load, save_pretrained
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.tasks.language_modelling.held_out import held_text
-from manyheads.tasks.report import task_of_folder
+from manyheads.tasks.table import task_of_folder
 from manyheads.text.marian import read_bytes
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.pipeline import read_tokenizer_file

@@ -13,7 +13,7 @@ from manyheads.cli.command_line.task_pages import _fitting, parse_for_task
 from manyheads.errors import ConfigError
 from manyheads.extras.research.duplication_task.objective import DuplicationObjective
 from manyheads.tasks.presets import duplication
-from manyheads.tasks.report import RUNS, task_of_folder
+from manyheads.tasks.table import RUNS, task_of_folder
 from manyheads.training.run.objective import open_objective
 
 

@@ -15,7 +15,7 @@ from manyheads.decoding.engines import EngineName, engine_named
 from manyheads.decoding.options import DecodingOptions, RerankingOptions, TranslationDeviceOptions
 from manyheads.decoding.settings import DecodingSettings, check_drawing, load_settings
 from manyheads.errors import ConfigError
-from manyheads.tasks.report import task_of_folder
+from manyheads.tasks.table import task_of_folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from manyheads.catalogue import COMMANDS, PRESETS
 from manyheads.cli.command_line.parsing import command, make_parser
 from manyheads.cli.main import module_of
 from manyheads.config.options import CommandPage, argument
-from manyheads.tasks.report import RUNS
+from manyheads.tasks.table import RUNS
 
 
 def program_parser() -> argparse.ArgumentParser:

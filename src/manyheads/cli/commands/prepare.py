@@ -13,7 +13,7 @@ from manyheads.cli.command_line.task_pages import pages_of, parse_for_named_task
 from manyheads.cli.streams import say
 from manyheads.cli.watching.phases import StoppedBySignalError, interruptible, showing_phases
 from manyheads.tasks.preparation import check_output
-from manyheads.tasks.report import task_of_folder
+from manyheads.tasks.table import task_of_folder
 
 PAGES = pages_of("prepare")
 

@@ -45,7 +45,7 @@ The token comes from `hf auth login` or HF_TOKEN.""",
 @command(PAGE, "push")
 def run(options: PushOptions) -> int:
     """Push a model. Returns: the exit code."""
-    from manyheads.models.hub import CardFacts, make_upload, read_evaluation, send
+    from manyheads.models.push import CardFacts, make_upload, read_evaluation, send
 
     facts = CardFacts(licence=options.license, datasets=options.dataset, evaluation=read_evaluation(options.evaluation))
     upload = make_upload(options.model, options.name, facts)

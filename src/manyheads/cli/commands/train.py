@@ -28,7 +28,7 @@ from manyheads.distributed.launch import DEFAULT_TIMEOUT, start
 from manyheads.distributed.process import Process, refuse_ranks, this_process
 from manyheads.errors import ConfigError, RankLostError
 from manyheads.tasks.layers import resolve_run
-from manyheads.tasks.report import RUNS
+from manyheads.tasks.table import RUNS
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
 

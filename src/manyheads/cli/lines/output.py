@@ -21,7 +21,7 @@ from typing import IO, Any, Self
 
 from manyheads.cli.streams import say
 from manyheads.data.lines import describe
-from manyheads.decoding.kept_texts import repeats_itself
+from manyheads.decoding.hypothesis import repeats_itself
 from manyheads.errors import CheckpointError, ConfigError, DataError, SaveError
 from manyheads.files.output_safety import check_spares_folders
 

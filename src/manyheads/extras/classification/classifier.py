@@ -9,9 +9,9 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from manyheads.decoding.model_runner import RunsEncoder
 from manyheads.decoding.text_ids import encode_texts, fit
 from manyheads.errors import RequestError, refuse_nan
+from manyheads.extras.classification.encoder_with_head import RunsEncoder
 from manyheads.extras.classification.labelled_store import LabelledStore, eval_labelled
 from manyheads.extras.classification.model import ClassifierEnsemble, SequenceClassifier
 

@@ -9,13 +9,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from manyheads.decoding.forced import translate_forced
-from manyheads.decoding.hypothesis import Hypothesis, Translation
+from manyheads.decoding.hypothesis import Hypothesis, Translation, is_degenerate
 from manyheads.decoding.kept_texts import (
     MOST_STAND_INS,
     Shown,
     has_all,
     in_sentence_case,
-    is_degenerate,
     is_in_capitals,
     quality,
     restored,

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from manyheads.catalogue import ARCHITECTURES
 from manyheads.decoding.device import Precision
-from manyheads.decoding.model_runner import RunsEncoder
 from manyheads.decoding.settings import DecodingOverrides
 from manyheads.decoding.text_ids import check_texts
 from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError, RequestError, refuse_nan
+from manyheads.extras.classification.encoder_with_head import RunsEncoder
 from manyheads.extras.parsing.bracketing import ParsingSettings, Restored
 from manyheads.extras.parsing.chart import best_splits, tree_spans
 from manyheads.extras.parsing.parsing_task import ParsingTask

@@ -11,7 +11,7 @@ from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.errors import ConfigError
 from manyheads.tasks.language_modelling.settings import TextConfig
-from manyheads.tasks.report import RUNS
+from manyheads.tasks.table import RUNS
 
 
 def find_config(path: Path) -> TextConfig:

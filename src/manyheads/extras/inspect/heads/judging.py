@@ -33,7 +33,7 @@ from manyheads.models.pretrained import read_config, resolve_model_path
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.tasks.held_out import copy_settings, own_data, pairs_of_split, run_section
 from manyheads.tasks.language_modelling.held_out import held_text
-from manyheads.tasks.report import task_of_folder
+from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.translation.score import reference_batches
 
 _TASKS = ("translation", "text", "ids")

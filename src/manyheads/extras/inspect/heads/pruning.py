@@ -47,7 +47,7 @@ from manyheads.models.head_names import Head, all_heads, kept_heads, parse_heads
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import load, read_config, read_languages, resolve_model_path, save_pretrained
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.tasks.report import task_of_folder
+from manyheads.tasks.table import task_of_folder
 from manyheads.text.of_folder import tokenizer_of_folder
 
 Model = TypeVar("Model", bound=Seq2Seq | LanguageModel)

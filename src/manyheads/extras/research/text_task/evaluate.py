@@ -28,7 +28,8 @@ from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.tasks.held_out import own_data, run_file
 from manyheads.tasks.language_modelling.evaluate import evaluate as evaluate_text
 from manyheads.tasks.language_modelling.held_out import HeldText, held_text, readings_of
-from manyheads.tasks.report import Report, machine_lines, model_record, task_of_folder
+from manyheads.tasks.report import Report, machine_lines, model_record
+from manyheads.tasks.table import task_of_folder
 from manyheads.text.vocabulary import Vocabulary
 
 LEAST_DOCUMENTS = 30

@@ -16,7 +16,8 @@ from manyheads.extras.research.comparison import PAGE_EXAMPLES, Comparison, Exam
 from manyheads.extras.research.paired import most_different, paired_scores, sentence_chrf
 from manyheads.extras.research.translation_task.options import EvaluateOptions
 from manyheads.tasks.held_out import own_data, run_file
-from manyheads.tasks.report import Report, machine_lines, search_line, task_of_folder
+from manyheads.tasks.report import Report, machine_lines, search_line
+from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.translation.evaluate import HeldOutSet, find_test_set, reference_lines, run_model, tokenizer_of
 from manyheads.tasks.translation.evaluate import evaluate as evaluate_one
 
