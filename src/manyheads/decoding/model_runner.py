@@ -21,7 +21,8 @@ from manyheads.decoding.device import (
     pack,
 )
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.models.pretrained import read_config, resolve_model_path
+from manyheads.models.hub import resolve_model_path
+from manyheads.models.pretrained import read_config
 from manyheads.text.of_folder import has_tokenizer
 
 M = TypeVar("M")

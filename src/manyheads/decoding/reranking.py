@@ -19,17 +19,8 @@ from manyheads.decoding.hypothesis import Hypothesis, Scored, Stop, check_stop
 from manyheads.decoding.model_runner import ModelRunner
 from manyheads.decoding.search_problem import RULES
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import (
-    Told,
-    check_texts,
-    cut,
-    cut_batches,
-    encode_texts,
-    fit,
-    map_batches,
-    padded,
-    scored_limit,
-)
+from manyheads.decoding.text_ids import Told, check_texts, cut_batches, encode_texts, map_batches, padded
+from manyheads.decoding.truncation import cut, fit, scored_limit
 from manyheads.errors import ConfigError, RequestError, refuse_nan
 from manyheads.models.protocols import Scorable, Searchable
 from manyheads.text.sides import TranslationTokenizer

@@ -12,7 +12,8 @@ from manyheads.decoding.reranking import Reranker
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.shortlist import Shortlist
-from manyheads.decoding.text_ids import Told, encode_texts, fit, source_limit
+from manyheads.decoding.text_ids import Told, encode_texts
+from manyheads.decoding.truncation import fit, source_limit
 from manyheads.errors import RequestError
 from manyheads.models.protocols import Searchable
 from manyheads.text.sides import TranslationTokenizer

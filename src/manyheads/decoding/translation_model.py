@@ -19,8 +19,8 @@ from manyheads.decoding.model_runner import ModelRunner, RunsModel, check_same_v
 from manyheads.decoding.reranking import Reranker, check_reranking, check_reverse
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings, check_drawing, load_settings
 from manyheads.decoding.shortlist import Shortlist
-from manyheads.decoding.text_ids import check_target_limit
 from manyheads.decoding.text_search import TextSearch
+from manyheads.decoding.truncation import check_target_limit
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.models.ensemble import Ensemble
 from manyheads.models.pretrained import load, read_languages, save_pretrained, unmixed

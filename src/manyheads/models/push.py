@@ -21,8 +21,8 @@ from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS
 from manyheads.errors import ConfigError, ModelFileError, SaveError
 from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import MANIFEST, read_manifest, render_manifest, verify_folder
-from manyheads.models.hub import FETCHED, is_hub_name
-from manyheads.models.pretrained import WEIGHTS, read_config, read_languages, resolve_model_path, usage_example
+from manyheads.models.hub import FETCHED, is_hub_name, resolve_model_path
+from manyheads.models.pretrained import WEIGHTS, read_config, read_languages, usage_example
 
 _BLEU = {"bleu": "BLEU", "chrf": "chrF"}
 _OF_CLASSIFIERS = {"accuracy": "Accuracy", "macro_f1": "Macro F1"}

@@ -18,7 +18,7 @@ from manyheads.config.files import Source, field_types, load_yaml, tag_of, to_pl
 from manyheads.data.settings import shares_of
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.verify import file_sha256, read_object
-from manyheads.models.pretrained import resolve_model_path
+from manyheads.models.hub import resolve_model_path
 from manyheads.tasks.held_out import COPY_TASK, EMBEDDED, run_file, run_section
 from manyheads.tasks.table import RUNS, task_of_folder
 from manyheads.tasks.translation.settings import TrainConfig

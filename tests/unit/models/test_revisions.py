@@ -9,7 +9,8 @@ import pytest
 from manyheads import Generator, Translator
 from manyheads.cli.main import main
 from manyheads.errors import ModelFileError
-from manyheads.models.pretrained import load, resolve_model_path
+from manyheads.models.hub import resolve_model_path
+from manyheads.models.pretrained import load
 
 
 def test_a_folder_with_a_revision_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

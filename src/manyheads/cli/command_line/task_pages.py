@@ -11,8 +11,7 @@ from manyheads.catalogue import TASKS, Task
 from manyheads.cli.command_line.parsing import option_names, parse, read
 from manyheads.config.options import CommandPage
 from manyheads.errors import ModelFileError
-from manyheads.models.hub import is_hub_name
-from manyheads.models.pretrained import resolve_model_path
+from manyheads.models.hub import is_hub_name, resolve_model_path
 from manyheads.tasks.table import task_of_folder
 
 _USUAL = "translation"

@@ -9,7 +9,7 @@ from manyheads.cli.lines.output import LineWriter, check_files
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.streams import printable
 from manyheads.cli.watching.phases import showing_if_long
-from manyheads.decoding.text_ids import tell_bad_lines
+from manyheads.decoding.truncation import tell_bad_lines
 from manyheads.files.verify import json_text
 
 PAGES = pages_of("evaluate")

@@ -15,8 +15,7 @@ from manyheads.cli.lines.running import write_lines
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.distributed.sharded_lines import is_sharded
-from manyheads.models.hub import is_hub_name
-from manyheads.models.pretrained import resolve_model_path
+from manyheads.models.hub import is_hub_name, resolve_model_path
 from manyheads.tasks.table import task_of_folder
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.streams import StoppedBySystem, say
 from manyheads.data.lines import Source
-from manyheads.decoding.text_ids import counted_truncations, naming_lines, tell_bad_lines
+from manyheads.decoding.truncation import counted_truncations, naming_lines, tell_bad_lines
 from manyheads.distributed import sharded_lines
 from manyheads.distributed.process import this_process
 from manyheads.files.output_safety import check_spares_folders

@@ -62,7 +62,7 @@ A model that a format cannot represent is refused. docs/exporting.md shows how t
 def run(options: ExportCommandOptions) -> int:
     """Export a model. Returns: the exit code."""
     from manyheads.extras.exports.engine import export_model
-    from manyheads.models.pretrained import resolve_model_path
+    from manyheads.models.hub import resolve_model_path
 
     asked = ExportOptions(to=options.to, quantization=options.quantization, runtime=options.runtime)
     done = export_model(resolve_model_path(options.model), Path(options.output), asked, check=not options.no_check)

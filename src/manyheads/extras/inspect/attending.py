@@ -22,7 +22,8 @@ from manyheads.extras.inspect.drawings.attention import AttentionView, attention
 from manyheads.extras.inspect.tracing import TracedTensor, trace
 from manyheads.models.attentions import attentions_of, buckets_of
 from manyheads.models.ensemble import Ensemble, LanguageEnsemble
-from manyheads.models.pretrained import read_config, resolve_model_path
+from manyheads.models.hub import resolve_model_path
+from manyheads.models.pretrained import read_config
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _DIGITS = "₀₁₂₃₄₅₆₇₈₉"

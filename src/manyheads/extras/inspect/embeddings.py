@@ -22,7 +22,8 @@ from manyheads.decoding.generator import Generator
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.extras.classification.classifier import Classifier
 from manyheads.extras.inspect.attending import legible, open_model
-from manyheads.models.pretrained import read_config, resolve_model_path
+from manyheads.models.hub import resolve_model_path
+from manyheads.models.pretrained import read_config
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding
 from manyheads.nn.positions import TokenEmbedding
 from manyheads.nn.shapes import Float

@@ -34,7 +34,8 @@ from manyheads.extras.parsing.span_parser import SpanParser, SpanParserEnsemble
 from manyheads.extras.parsing.span_settings import MOST_WORDS
 from manyheads.extras.parsing.tokenizer import task_of
 from manyheads.extras.parsing.trees import Node, parse_tree
-from manyheads.models.pretrained import read_config, resolve_model_path
+from manyheads.models.hub import resolve_model_path
+from manyheads.models.pretrained import read_config
 from manyheads.text.words import words_of
 
 BATCH_WORDS = 1024

@@ -67,7 +67,7 @@ def run(options: ConvertOptions) -> int:
     """Convert a model. Returns: the exit code."""
     output = Path(options.output)
     check_model_output(output, options.replace)
-    from manyheads.models.pretrained import resolve_model_path
+    from manyheads.models.hub import resolve_model_path
 
     source = resolve_model_path(options.source, revision=options.revision)
     if output.exists() and output.samefile(source):

@@ -17,15 +17,16 @@ from manyheads.decoding.generation import READ_AT_ONCE, PrefixCache, context_set
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.search_problem import length_limits
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
-from manyheads.decoding.text_ids import encode_texts, source_limit
+from manyheads.decoding.text_ids import encode_texts
 from manyheads.decoding.translator import Translator
+from manyheads.decoding.truncation import source_limit
 from manyheads.extras.inspect.attending import open_model
 from manyheads.extras.serving.jobs import GenerationBatch, Prompt, Row, RuntimeBatch, TranslationBatch
 from manyheads.extras.serving.refusals import Refusal, too_long
 from manyheads.extras.serving.scoring import PairBatch, TextBatch
 from manyheads.extras.serving.settings import ServingSettings, names_of_models, plain_tag
 from manyheads.files.safe_open import read_limited
-from manyheads.models.pretrained import resolve_model_path
+from manyheads.models.hub import resolve_model_path
 
 M = TypeVar("M", bound="ServedModel")
 _MOST_BYTES = 1 << 20

@@ -26,8 +26,8 @@ from manyheads.data.translation.batches import TrainingStream, eval_batches
 from manyheads.data.translation.bpe_dropout import BpeDropout
 from manyheads.data.translation.prepared import TATOEBA, PreparedData, open_data
 from manyheads.decoding.hypothesis import SearchStopped
-from manyheads.decoding.text_ids import source_limit
 from manyheads.decoding.translator import Translator
+from manyheads.decoding.truncation import source_limit
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, DataError, MissingExtraError
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf

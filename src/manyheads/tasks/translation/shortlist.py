@@ -19,7 +19,8 @@ from manyheads.decoding.shortlist import SHORTLIST, Shortlist
 from manyheads.errors import ConfigError, DataError, ModelFileError
 from manyheads.files.commit import write_folder
 from manyheads.files.verify import MANIFEST, list_files, verify_folder
-from manyheads.models.pretrained import read_config, resolve_model_path
+from manyheads.models.hub import resolve_model_path
+from manyheads.models.pretrained import read_config
 from manyheads.tasks.held_out import COPY_TASK, EMBEDDED, copy_settings, own_data, pairs_of_split, run_file
 from manyheads.text.of_folder import has_tokenizer, load_tokenizer
 from manyheads.text.sides import TranslationTokenizer

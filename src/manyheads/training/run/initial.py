@@ -13,13 +13,8 @@ from torch import Tensor, nn
 from manyheads.config.checks import did_you_mean
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.verify import file_sha256
-from manyheads.models.pretrained import (
-    load_portable_state,
-    load_weights,
-    portable_state,
-    read_config,
-    resolve_model_path,
-)
+from manyheads.models.hub import resolve_model_path
+from manyheads.models.pretrained import load_portable_state, load_weights, portable_state, read_config
 from manyheads.text.growing import old_ids_of
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabularies import load_vocabulary
