@@ -10,7 +10,7 @@ from manyheads.config.options import CommandPage, Shared, group, option
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.options import DeviceOptions, EnsembleOptions
 from manyheads.errors import ConfigError
-from manyheads.tasks.language_modelling.prepare import PREPARE
+from manyheads.tasks.language_modelling.prepare_options import PREPARE
 
 __all__ = [
     "EVALUATE",
