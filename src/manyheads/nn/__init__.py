@@ -60,7 +60,7 @@ _LAZY = {
     "MultiHeadAttention": "attention.multi_head",
     "RelativeMultiHeadAttention": "attention.relative:RelativeAttention",
     "Residual": "layers",
-    "ReversibleSequence": "reversible_sequence",
+    "ReversibleSequence": "layers",
     "SinusoidalPositions": "positions",
     "TorchMultiheadAttention": "attention.torch_compatible",
     "Window": "attention.masks",
