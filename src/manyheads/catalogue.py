@@ -540,6 +540,7 @@ PEERS: Table[type[Any]] = Table(
         "labml/MultiHeadAttention": f"{_PEERS}.labml:MultiHeadPeer",
         "labml/RelativeMultiHeadAttention": f"{_PEERS}.labml:RelativePeer",
         "labml/attention": f"{_PEERS}.labml:AllOfLabml",
+        "marian-nmt": f"{_PEERS}.marian_nmt:MarianNmt",
         "opennmt-py/Transformer": f"{_PEERS}.toolkits:OpenNMT",
         "reformer-pytorch/LSHAttention": f"{_PEERS}.reformer_pytorch:BareAttentionPeer",
         "reformer-pytorch/LSHSelfAttention": f"{_PEERS}.reformer_pytorch:SelfAttentionPeer",
