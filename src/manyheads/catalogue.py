@@ -432,14 +432,14 @@ class Task:
 
 
 _TEXT, _TRANSLATION = "manyheads.tasks.text", "manyheads.tasks.translation"
-_RESEARCH = "manyheads.extras.research"
+_RESEARCH, _SOURCES = "manyheads.extras.research", "manyheads.extras.sources"
 
 TASKS: Table[Task] = Table(
     "task",
     {
         "translation": Task(
             "sentences of one language to another",
-            (f"{_RESEARCH}.translation_task", _TRANSLATION),
+            (f"{_SOURCES}.translation_task", f"{_RESEARCH}.translation_task", _TRANSLATION),
             "translation",
             prepared_as="translation",
             recorded_as="translation",
@@ -456,7 +456,7 @@ TASKS: Table[Task] = Table(
         ),
         "text": Task(
             "the next token of a text",
-            (f"{_RESEARCH}.text_task", _TEXT),
+            (f"{_SOURCES}.text_task", f"{_RESEARCH}.text_task", _TEXT),
             "language-modelling",
             prepared_as="lm",
             recorded_as="language-modelling",
