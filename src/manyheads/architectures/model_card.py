@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -20,12 +20,13 @@ _OF_LANGUAGE_MODELS = {"perplexity": "Perplexity", "bits_per_byte": "Bits per by
 class CardFacts:
     """Facts about a model that its folder does not record.
 
-    licence: its identifier on the hub. datasets: names of the training data. evaluation: the output of
-    `manyheads evaluate --json`.
+    licence: its identifier on the hub. datasets: names of the training data. terms: of data that was fetched, which its
+    manifest records. evaluation: the output of `manyheads evaluate --json`.
     """
 
     licence: str | None = None
     datasets: Sequence[str] = ()
+    terms: Mapping[str, str] = field(default_factory=dict)
     evaluation: Mapping[str, Any] | None = None
 
 
@@ -127,6 +128,7 @@ def _limits(config: Any, facts: CardFacts) -> list[str]:
     most = config.longest_input if config.task == "translation" else None
     longest = f"Sources and translations have at most {most:,} tokens. " if most else ""
     lines = [f"- {longest}{MODEL_TASKS[config.task].limits.format(**_fields(config))}"]
-    lines += [] if facts.datasets else ["- The training data is not stated."]
+    lines += [f"- Terms of the training data {name}: {terms}." for name, terms in facts.terms.items()]
+    lines += [] if facts.datasets or facts.terms else ["- The training data is not stated."]
     lines += [] if facts.licence else ["- No licence is stated; ask the owner before you use it."]
     return lines

@@ -16,7 +16,8 @@ from manyheads.architectures.hub import FETCHED, is_hub_name, resolve_model_path
 from manyheads.architectures.model_card import CardFacts, make_card
 from manyheads.architectures.pretrained import WEIGHTS, read_config, read_languages, usage_example
 from manyheads.catalogue import ARCHITECTURES
-from manyheads.errors import ConfigError, ModelFileError, SaveError
+from manyheads.config.files import load_yaml
+from manyheads.errors import ConfigError, DataError, ModelFileError, SaveError
 from manyheads.files.guarded import read_limited
 from manyheads.files.verify import MANIFEST, read_manifest, render_manifest, verify_folder
 
@@ -73,6 +74,19 @@ def make_upload(model: str, name: str, facts: CardFacts) -> Upload:
     entries[_CARD] = {"sha256": hashlib.sha256(card).hexdigest(), "size": len(card)}
     files[MANIFEST] = render_manifest(entries).encode()
     return Upload(name, dict(sorted(files.items())), sorted(manifest.keys() - set(sent)))
+
+
+def terms_of_data(model: str) -> dict[str, str]:
+    """Return the terms of a run's training data, which its manifest records; none without a run or its data."""
+    from manyheads.data.manifest import read_manifest as read_data_manifest
+    from manyheads.data.preparing import FORMAT, FORMAT_VERSION
+
+    try:
+        path = load_yaml(Path(model) / "config.yaml").section("data").get("path")
+        terms = read_data_manifest(Path(str(path)), kind=FORMAT, version=FORMAT_VERSION).get("terms", {})
+    except (ConfigError, DataError):
+        return {}
+    return {str(name): str(text) for name, text in terms.items()} if isinstance(terms, dict) else {}
 
 
 def send(upload: Upload, *, revision: str | None = None, private: bool = False) -> str:

@@ -47,7 +47,12 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
                 return
             content = state.files[self.path]
             begin = int(wanted[6:-1]) if wanted and self.headers.get("If-Range") == f'"{hash(content)}"' else 0
+            if begin and begin >= len(content):
+                self.send_error(416)
+                return
             self.send_response(206 if begin else 200)
+            if begin:
+                self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")
             if not state.hides_length:
                 self.send_header("Content-Length", str(len(content) - begin))
             self.send_header("ETag", f'"{hash(content)}"')

@@ -19,6 +19,9 @@ import pytest
 from extras.sources.conftest import Site
 from hub_server import running_hub
 
+from manyheads.architectures.model_card import CardFacts, make_card
+from manyheads.architectures.push import terms_of_data
+from manyheads.architectures.transformer.config import TransformerConfig
 from manyheads.data.prepared import PreparedData
 from manyheads.extras.sources import archives, fetching, names
 from manyheads.extras.sources.names import ENTRIES, Entry
@@ -125,6 +128,17 @@ def test_a_transfer_that_broke_off_is_continued(
     assert counts(tmp_path / "data") == {"train": 8, "valid": 2}
 
 
+def test_a_kill_after_the_last_byte_is_recovered(site: Site, prepare: Run, tmp_path: Path) -> None:
+    site.files["/a.tsv"] = tsv(0, 10)
+    arguments = ("--from", f"url:{site.url}/a.tsv", "--valid-count", "2")
+    assert prepare(*arguments) == 0
+    [path] = (tmp_path / "cache").rglob("a.tsv")
+    path.with_name("a.tsv.tag").write_text(f'"{hash(site.files["/a.tsv"])}"')
+    path.rename(path.with_name("a.tsv.part"))
+    assert prepare(*arguments, "--replace") == 0
+    assert [wanted for _, wanted in site.requests] == [None, f"bytes={len(tsv(0, 10))}-", None]
+
+
 def test_a_file_that_changed_meanwhile_is_fetched_from_its_beginning(
     site: Site, prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +199,12 @@ def test_terms_are_accepted_by_name_and_recorded(
     origin = PreparedData.open(tmp_path / "data").manifest["origin"]["train"]
     assert "terms accepted: for research only" in origin
     assert "https://captions.example" in origin
+    assert terms_of_data(str(tmp_path)) == {}
+    (tmp_path / "config.yaml").write_text(f"data:\n  path: {tmp_path / 'data'}\n", encoding="utf-8")
+    terms = terms_of_data(str(tmp_path))
+    config = TransformerConfig(source_vocab_size=9, target_vocab_size=9)
+    card = make_card("a/b", config, [], 1, "", CardFacts(terms=terms))
+    assert "- Terms of the training data captions: for research only." in card
     shutil.rmtree(tmp_path / "data")
     changed = Entry("captions", "https://captions.example", entry.splits, sums={"a.tsv": ("sha1", "0" * 40)})
     monkeypatch.setitem(ENTRIES, "captions", changed)  # type: ignore[arg-type]
@@ -230,6 +250,7 @@ def test_files_of_data_on_the_hub(
         refused(prepare("--from", "hf:owner/name[it-en]", *more), capsys, tmp_path, "no config 'it-en'")
         hub.files["main"] = {"load.py": b"1/0"}
         refused(prepare("--from", "hf:owner/name", *more), capsys, tmp_path, "no files of data", "not run")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     refused(prepare("--from", "hf:owner/name", *more), capsys, tmp_path, "cannot be fetched from the hub")
 
 

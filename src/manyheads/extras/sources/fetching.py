@@ -182,6 +182,11 @@ def _opened(url: str, begin: int, tag: str) -> Iterator[http.client.HTTPResponse
                     raise DataError(f"{url} redirects to another place: {error}") from None
                 at = to
                 continue
+            if answer.status == 416 and begin:  # nothing is left to send, or the file is another one
+                begin = 0
+                continue
+            if answer.status == 206 and not (answer.getheader("Content-Range") or "").startswith(f"bytes {begin}-"):
+                raise DataError(f"{at} sent another part of the file than was asked for; run the command again.")
             if answer.status not in (200, 206):
                 raise DataError(f"{at} answered {answer.status} {answer.reason}; is the address right?")
             yield answer

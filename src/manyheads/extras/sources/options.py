@@ -1,19 +1,15 @@
-"""Options of `manyheads prepare` for data by name, and what both tasks do with them."""
+"""Options of `manyheads prepare` for data by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from manyheads.config.options import option
-from manyheads.data.progress import Progress
 from manyheads.errors import ConfigError
-from manyheads.extras.sources.fetching import Lock
-from manyheads.extras.sources.finding import Fetcher, Found, Wanted, check_terms, find, plan_lines, wanted_of
 
-PLAN = "plan"
+if TYPE_CHECKING:
+    from manyheads.extras.sources.finding import Wanted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +52,8 @@ class SourceOptions:
 
     def wanted(self) -> dict[str, list[Wanted]]:
         """Return the sources of each split. Raises: ConfigError: one is unknown, or its terms were not accepted."""
+        from manyheads.extras.sources.finding import check_terms, wanted_of
+
         given = (
             ("train", self.train, "--from"),
             ("valid", self.valid, "--valid-from"),
@@ -65,39 +63,3 @@ class SourceOptions:
         if not self.dry_run:
             check_terms([one for each in found.values() for one in each], self.accept_terms)
         return found
-
-
-def preparing(
-    sources: SourceOptions,
-    languages: tuple[str | None, str | None],
-    prepare: Callable[[dict[str, list[Found]]], Callable[..., dict[str, Any]]],
-    *,
-    is_pairs: bool,
-) -> Callable[..., dict[str, Any]]:
-    """Return the function that fetches the sources of a command and then prepares them, see `catalogue.Task`.
-
-    Args: languages: of source and target. prepare: makes the function that prepares, from the files of each split.
-    Raises: ConfigError: see `SourceOptions.wanted`.
-    """
-    wanted = sources.wanted()
-
-    def run(output: Path, *, replace: bool, progress: Progress) -> dict[str, Any]:
-        lock = Lock.beside(output, sources.update)
-        if sources.dry_run:
-            return {PLAN: plan_lines([one for each in wanted.values() for one in each], lock)}
-        fetcher = Fetcher(lock, progress, sources.most_bytes, languages)
-        try:
-            found = {split: [find(one, fetcher, is_pairs=is_pairs) for one in each] for split, each in wanted.items()}
-        finally:
-            if not sources.update:
-                lock.save()
-        lock.save()
-        manifest = prepare(found)(output, replace=replace, progress=progress)
-        return {**manifest, "fetched": fetcher.said}
-
-    return run
-
-
-def plan_text(lines: Sequence[str]) -> str:
-    """Return what a dry run prints."""
-    return "\n".join([*lines, "nothing was fetched: this was a dry run"])
