@@ -26,7 +26,7 @@ from manyheads.data.progress import Progress, telling
 from manyheads.errors import DataError
 from manyheads.files.commit import make_folder, remove_folder, write_text
 from manyheads.files.faults import check_free_space, saving
-from manyheads.files.guarded import check_no_link, open_regular, open_to_append
+from manyheads.files.guarded import check_no_link, open_regular, open_to_append, read_limited
 from manyheads.files.json_object import read_object
 from manyheads.files.locks import locked
 
@@ -251,7 +251,7 @@ def _shown(url: str) -> str:
 def _download(url: str, path: Path, about: Path, show: Progress, most_bytes: int) -> None:
     part, tags = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.tag")
     about.unlink(missing_ok=True)
-    tag = tags.read_bytes().decode("latin-1") if part.is_file() and tags.is_file() else ""
+    tag = read_limited(tags, 1000).decode("latin-1") if part.is_file() and tags.is_file() else ""
     begin = part.stat().st_size if tag else 0
     again = "what was fetched stays, and the same command continues"
     try:

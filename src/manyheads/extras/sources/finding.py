@@ -140,6 +140,8 @@ def plan_lines(sources: Sequence[Wanted], lock: fetching.Lock) -> list[str]:
         lines.append(f"{one.option} {one.name or one.text}")
         if one.entry is not None:
             lines.append(f"  {one.entry.summary}; page: {one.entry.page}; {said_of(one.entry)}")
+            if one.entry.terms:
+                lines.append(f"  terms, accepted by --accept-terms {one.name}: {one.entry.terms}")
         for url in one.urls:
             size = lock.files.get(url, {}).get("bytes")
             state = "in the cache" if fetching.is_cached(url) else "to be fetched"

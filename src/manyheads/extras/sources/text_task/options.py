@@ -30,7 +30,7 @@ class PrepareOptions(task.PrepareOptions):
         super().__post_init__()
         object.__setattr__(self, "corpus", given)
         if not self.corpus and not self.sources.train:
-            raise ConfigError("--corpus is required: the training text; or --from, which fetches it.")
+            raise ConfigError("Missing: --corpus, or --from, which fetches it. See manyheads prepare --task lm --help.")
 
 
 PREPARE = replace(

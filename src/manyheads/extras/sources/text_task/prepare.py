@@ -12,8 +12,8 @@ from manyheads.config.options import given_options, refuse_given
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.sources.finding import Found
 from manyheads.extras.sources.reading import SourceTexts
-from manyheads.extras.sources.text_task.options import PrepareOptions
 from manyheads.extras.sources.running import PLAN, plan_text, preparing
+from manyheads.extras.sources.text_task.options import PrepareOptions
 from manyheads.tasks.preparation import check_holdout
 from manyheads.tasks.text import prepare as task
 

@@ -9,8 +9,8 @@ from typing import Any
 from manyheads.config.options import given_options, refuse_given
 from manyheads.extras.sources.finding import Found
 from manyheads.extras.sources.reading import ChainedPairs, pairs_of
-from manyheads.extras.sources.translation_task.options import PrepareOptions
 from manyheads.extras.sources.running import PLAN, plan_text, preparing
+from manyheads.extras.sources.translation_task.options import PrepareOptions
 from manyheads.tasks.preparation import check_holdout
 from manyheads.tasks.translation import prepare as task
 
