@@ -45,7 +45,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: demo test first-minute check fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes docs release lock audit setup clean
+.PHONY: demo test first-minute check fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes docs release lock audit dates setup clean
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
@@ -143,6 +143,10 @@ release: $(RELEASE_READY)
 # requirements.lock, from pyproject.toml and constraints.txt.
 lock: $(RELEASE_READY)
 	$(RELEASE_VENV)/bin/python release/lock.py
+
+# release/dates.json, for the lower bounds of extras; asks the package index.
+dates: $(RELEASE_READY)
+	$(RELEASE_VENV)/bin/python release/dates.py
 
 # Known vulnerabilities of what is locked, and of torch; asks the package index.
 audit: $(RELEASE_READY)

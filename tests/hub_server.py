@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.state.requests.append(f"{self.command} {self.path}")
-        if found := re.match(r"/api/models/owner/name(?:/(?:revision|tree)/([^/?]+))?", self.path):
+        if found := re.match(r"/api/(?:models|datasets)/owner/name(?:/(?:revision|tree)/([^/?]+))?", self.path):
             revision = found[1] or "main"
             files = self.state.files_of(revision)
             if files is None:
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 siblings = [{"rfilename": name} for name in files]
                 self._send({"id": "owner/name", "sha": self.state.commit(revision), "siblings": siblings})
-        elif found := re.fullmatch(r"/owner/name/resolve/([^/]+)/(.+)", self.path):
+        elif found := re.fullmatch(r"(?:/datasets)?/owner/name/resolve/([^/]+)/(.+)", self.path):
             content = (self.state.files_of(found[1]) or {})[found[2]]
             commit = self.state.commit(found[1])
             self._send(content, extra={"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'})

@@ -432,14 +432,14 @@ class Task:
 
 
 _TEXT, _TRANSLATION = "manyheads.tasks.language_modelling", "manyheads.tasks.translation"
-_RESEARCH = "manyheads.extras.research"
+_RESEARCH, _SOURCES = "manyheads.extras.research", "manyheads.extras.sources"
 
 TASKS: Table[Task] = Table(
     "task",
     {
         "translation": Task(
             "sentences of one language to another",
-            (f"{_RESEARCH}.translation_task", _TRANSLATION),
+            (f"{_SOURCES}.translation_task", f"{_RESEARCH}.translation_task", _TRANSLATION),
             "translation",
             prepared_as="translation",
             recorded_as="translation",
@@ -456,7 +456,7 @@ TASKS: Table[Task] = Table(
         ),
         "text": Task(
             "the next token of a text",
-            (f"{_RESEARCH}.text_task", _TEXT),
+            (f"{_SOURCES}.text_task", f"{_RESEARCH}.text_task", _TEXT),
             "language-modelling",
             prepared_as="lm",
             recorded_as="language-modelling",
@@ -540,6 +540,7 @@ PEERS: Table[type[Any]] = Table(
         "labml/MultiHeadAttention": f"{_PEERS}.labml:MultiHeadPeer",
         "labml/RelativeMultiHeadAttention": f"{_PEERS}.labml:RelativePeer",
         "labml/attention": f"{_PEERS}.labml:AllOfLabml",
+        "marian-nmt": f"{_PEERS}.marian_nmt:MarianNmt",
         "opennmt-py/Transformer": f"{_PEERS}.toolkits:OpenNMT",
         "reformer-pytorch/LSHAttention": f"{_PEERS}.reformer_pytorch:BareAttentionPeer",
         "reformer-pytorch/LSHSelfAttention": f"{_PEERS}.reformer_pytorch:SelfAttentionPeer",

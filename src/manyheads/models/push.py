@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import yaml
 from safetensors import safe_open
 
 from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS
-from manyheads.errors import ConfigError, ModelFileError, SaveError
+from manyheads.config.files import load_yaml
+from manyheads.errors import ConfigError, DataError, ModelFileError, SaveError
 from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import MANIFEST, read_manifest, render_manifest, verify_folder
 from manyheads.models.hub import FETCHED, is_hub_name, resolve_model_path
@@ -33,12 +34,13 @@ _OF_LANGUAGE_MODELS = {"perplexity": "Perplexity", "bits_per_byte": "Bits per by
 class CardFacts:
     """Facts about a model that its folder does not record.
 
-    licence: its identifier on the hub. datasets: names of the training data. evaluation: the output of
-    `manyheads evaluate --json`.
+    licence: its identifier on the hub. datasets: names of the training data. terms: of data that was fetched, which its
+    manifest records. evaluation: the output of `manyheads evaluate --json`.
     """
 
     licence: str | None = None
     datasets: Sequence[str] = ()
+    terms: Mapping[str, str] = field(default_factory=dict)
     evaluation: Mapping[str, Any] | None = None
 
 
@@ -140,7 +142,8 @@ def _limits(config: Any, facts: CardFacts) -> list[str]:
     most = config.longest_input if config.task == "translation" else None
     longest = f"Sources and translations have at most {most:,} tokens. " if most else ""
     lines = [f"- {longest}{MODEL_TASKS[config.task].limits.format(**_fields(config))}"]
-    lines += [] if facts.datasets else ["- The training data is not stated."]
+    lines += [f"- Terms of the training data {name}: {terms}." for name, terms in facts.terms.items()]
+    lines += [] if facts.datasets or facts.terms else ["- The training data is not stated."]
     lines += [] if facts.licence else ["- No licence is stated; ask the owner before you use it."]
     return lines
 
@@ -198,6 +201,19 @@ def make_upload(model: str, name: str, facts: CardFacts) -> Upload:
     entries[_CARD] = {"sha256": hashlib.sha256(card).hexdigest(), "size": len(card)}
     files[MANIFEST] = render_manifest(entries).encode()
     return Upload(name, dict(sorted(files.items())), sorted(manifest.keys() - set(sent)))
+
+
+def terms_of_data(model: str) -> dict[str, str]:
+    """Return the terms of a run's training data, which its manifest records; none without a run or its data."""
+    from manyheads.data.manifest import read_manifest as read_data_manifest
+    from manyheads.data.preparing import FORMAT, FORMAT_VERSION
+
+    try:
+        path = load_yaml(Path(model) / "config.yaml").section("data").get("path")
+        terms = read_data_manifest(Path(str(path)), kind=FORMAT, version=FORMAT_VERSION).get("terms", {})
+    except (ConfigError, DataError):
+        return {}
+    return {str(name): str(text) for name, text in terms.items()} if isinstance(terms, dict) else {}
 
 
 def send(upload: Upload, *, revision: str | None = None, private: bool = False) -> str:

@@ -56,6 +56,7 @@ EXCEPTIONS = {
     "cli/machine.py": "/proc",
     "cli/streams.py": "the null device",
     "cli/lines/output.py": "the file that the user named for the output, and the null device",
+    "extras/sources/archives.py": "tarfile reads what `open_regular` has opened",
     "data/store.py": "numpy maps files that `verify` has checked by kind, size and checksum",
     "extras/peers/tensorflow.py": "numpy maps a file after `check_regular`",
     "models/pretrained.py": "safetensors opens by name, after its kind is checked",

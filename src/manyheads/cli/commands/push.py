@@ -45,9 +45,14 @@ The token comes from `hf auth login` or HF_TOKEN.""",
 @command(PAGE, "push")
 def run(options: PushOptions) -> int:
     """Push a model. Returns: the exit code."""
-    from manyheads.models.push import CardFacts, make_upload, read_evaluation, send
+    from manyheads.models.push import CardFacts, make_upload, read_evaluation, send, terms_of_data
 
-    facts = CardFacts(licence=options.license, datasets=options.dataset, evaluation=read_evaluation(options.evaluation))
+    facts = CardFacts(
+        licence=options.license,
+        datasets=options.dataset,
+        terms=terms_of_data(options.model),
+        evaluation=read_evaluation(options.evaluation),
+    )
     upload = make_upload(options.model, options.name, facts)
     for file in upload.left_out:
         say(f"manyheads: {file} is left out; no model is read from such a file.", file=sys.stderr)

@@ -91,5 +91,10 @@ FORMATS: Mapping[str, Format] = {
         description="--from only: config.yaml, a checkpoint with --from-pickle, vocabularies, a sentencepiece model",
         is_written=False,
     ),
+    "marian-nmt": Format(
+        architecture="transformer",
+        description="--from only: Marian's own files, .npz, decoder.yml, vocab.yml or .spm; needs manyheads[spm]",
+        is_written=False,
+    ),
 }
 """Those of PEERS that are whole models."""

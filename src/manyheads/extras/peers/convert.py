@@ -8,6 +8,7 @@ peer's two config files as peer.json, so that converting back loses nothing. Fol
     fairseq     checkpoint_best.pt  dict.en.txt  dict.de.txt  [sentencepiece.bpe.model]
     OpenNMT-py  model_step_N.pt
     JoeyNMT     config.yaml  best.ckpt  [src_vocab.txt  trg_vocab.txt  sentencepiece.model]
+    Marian      model.npz  decoder.yml  vocab.yml or vocab.spm  [source.spm  target.spm]
 
 Their text is read with a sentencepiece model only; other segmentations are programs of their own.
 """
@@ -33,6 +34,7 @@ from manyheads.extras.peers import FORMATS, PEERS, marian_folder
 from manyheads.extras.peers.kimiyoung_transformer_xl import options_of_module
 from manyheads.extras.peers.legacy_pickle import Saved, read_saved
 from manyheads.extras.peers.marian import Marian, Pegasus, fitted
+from manyheads.extras.peers.marian_nmt import is_marian_folder, read_folder
 from manyheads.extras.peers.reformer import HFReformer
 from manyheads.extras.peers.tensorflow import find_prefix, read_checkpoint, verifies_data
 from manyheads.extras.peers.tf_transformer_xl import (
@@ -160,7 +162,7 @@ TORCH, OFFICIAL_XL = "torch/Transformer", "kimiyoung/TransformerXL"
 SEQUENCE_MODELS: dict[str, type[Marian]] = {"transformers/Marian": Marian, "transformers/Pegasus": Pegasus}
 TRANSFO_XL = "transformers/TransfoXL"
 FIRST_MEMORIES = {TRANSFO_XL: "zeros", OFFICIAL_XL: "empty"}
-TENSORFLOW_XL, REFORMER = "tf/Transformer-XL", "transformers/Reformer"
+TENSORFLOW_XL, REFORMER, MARIAN_NMT = "tf/Transformer-XL", "transformers/Reformer", "marian-nmt"
 PEER_FILE = "peer.json"
 TEST_TEXT = "test.txt"
 _OFFICIAL_PICKLE = "model.pt"
@@ -189,6 +191,8 @@ def guess_peer(folder: Path) -> str:
         return OFFICIAL_XL
     if find_checkpoint(folder) is not None:
         return TENSORFLOW_XL
+    if is_marian_folder(folder):
+        return MARIAN_NMT
     config = _read_object(folder / "config.json")
     if "format_version" in config:
         raise ModelFileError(f"{folder} is a model of manyheads already; to convert it back, use --to PEER.")
@@ -222,7 +226,13 @@ def import_folder(
         raise ConfigError(f"a model of {peer} is two stacks without embeddings or output: there is nothing to run.")
     notes: list[str] = []
     more: dict[str, bytes] = {}
-    if peer == TENSORFLOW_XL:
+    tokenizer: TranslationTokenizer | SymbolVocabulary | None = None
+    settings: DecodingSettings | None = None
+    if peer == MARIAN_NMT:
+        marian = read_folder(source)
+        config, weights = {"model": marian.options}, marian.weights
+        tokenizer, settings, notes = marian.tokenizer, marian.settings, marian.notes
+    elif peer == TENSORFLOW_XL:
         config, weights = _read_tensorflow(source, notes)
     elif peer in TRAINED_BY:
         saved = _read_weights(source, from_pickle)
@@ -233,10 +243,10 @@ def import_folder(
         config = _read_config(source, peer, weights, saved.settings)
     model = PEERS[peer].from_peer(config, weights).module
     config = config["model"] if FORMATS[peer].model_type else config
-    tokenizer: TranslationTokenizer | SymbolVocabulary | None = None
-    settings: DecodingSettings | None = None
     next_command = ""
-    kept = {"peer": peer, "config": config}
+    kept: dict[str, Any] = {"peer": peer, "config": config}
+    if peer == MARIAN_NMT:
+        next_command = _translation(output, marian.tokenizer)
     if peer in SEQUENCE_MODELS:
         files = marian_folder.read(SEQUENCE_MODELS[peer], source, config, model.config)
         tokenizer, settings = files.tokenizer, files.settings

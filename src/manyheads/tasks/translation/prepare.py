@@ -110,13 +110,8 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
         raise ConfigError("--valid-pair and --test-pair go with --pair, which names the training pairs.")
     if options.pair:
         return _of_directions(options, limits)
-    languages = _languages(options)
-    files: dict[str, PairFiles] = {}
-    for split in SPLITS:
-        prefix = "" if split == "train" else f"{split}_"
-        given = {form: getattr(options, prefix + form) for form in _FORMS}
-        if any(path is not None for path in given.values()):
-            files[split] = _files(options, split, given, languages or (None, None))
+    languages = languages_of(options)
+    files = named_files(options, languages)
     if "train" not in files:
         raise ConfigError(
             "There are no training pairs: give --source and --target, or --tsv, --jsonl or --pairs; for several"
@@ -124,7 +119,25 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
         )
     check_keys(options, ("source_key", "target_key"), any(each.has_keys for each in files.values()))
     check_holdout(options, [f"--valid-{form}" for form in _FORMS], "--valid-count", "500")
-    splits: dict[str, Pairs] = {**files}
+    return of_splits({**files}, options, languages)
+
+
+def named_files(options: PrepareOptions, languages: LanguagePair | None) -> dict[str, PairFiles]:
+    """Return the files of each split that the options name. Raises: ConfigError: see `_files`."""
+    files: dict[str, PairFiles] = {}
+    for split in SPLITS:
+        prefix = "" if split == "train" else f"{split}_"
+        given = {form: getattr(options, prefix + form) for form in _FORMS}
+        if any(path is not None for path in given.values()):
+            files[split] = _files(options, split, given, languages or (None, None))
+    return files
+
+
+def of_splits(
+    splits: dict[str, Pairs], options: PrepareOptions, languages: LanguagePair | None
+) -> Callable[..., dict[str, Any]]:
+    """Return the function that prepares the pairs of these splits in one direction."""
+    limits = parse_limits(options.clean_rule, CLEANING_RULES)
     splits |= {split: RememberedPairs(splits[split]) for split in ("valid", "test") if split in splits}
     held_out = [splits[split] for split in ("valid", "test") if split in splits]
     cleaner = CleanedPairs(splits["train"], clean=options.clean, limits=limits, held_out=held_out)
@@ -188,7 +201,7 @@ def _files(options: PrepareOptions, split: str, given: Mapping[str, Any], langua
         raise ConfigError(f"The {split} pairs: {error}") from None
 
 
-def _languages(options: PrepareOptions) -> LanguagePair | None:
+def languages_of(options: PrepareOptions) -> LanguagePair | None:
     """Raises: ConfigError: one language without the other, no language tag, or the same language twice."""
     if options.source_lang is None and options.target_lang is None:
         return None

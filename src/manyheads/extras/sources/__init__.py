@@ -1,0 +1,1 @@
+"""Data by name: `manyheads prepare --from SOURCE` fetches files and prepares them."""

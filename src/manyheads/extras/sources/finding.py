@@ -1,0 +1,460 @@
+"""From SOURCE to files on this disk: its kinds, what each fetches, and which of the files are which split and side."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from manyheads.config.checks import did_you_mean
+from manyheads.data.lines import Progress
+from manyheads.errors import ConfigError, DataError
+from manyheads.extras.sources import fetching
+from manyheads.extras.sources.archives import UNPACKED, is_archive, unpack
+from manyheads.extras.sources.names import ENTRIES, SPLITS, Entry
+from manyheads.files.commit import write_folder
+from manyheads.files.verify import MANIFEST
+
+KINDS = ("url:", "hf:", "sacrebleu:", "opus:", "mtdata:")
+PAIR_FORMS = (".tsv", ".csv", ".jsonl", ".tmx", ".parquet")
+_ENDS = tuple(f"{form}.gz" for form in PAIR_FORMS)
+_SPLIT = re.compile(r"(?:^|[^a-z])(train|training|valid|validation|val|dev|test|eval)(?=[^a-z]|$)")
+_SPLIT_OF = {"train": "train", "training": "train", "test": "test", "eval": "test"}
+_DATA = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".txt", ".tmx", ".tokens", ".raw")
+MOST_LISTED = 20_000
+MTDATA_SECONDS = 24 * 3600
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A SOURCE of a command line. split: which part of it is wanted. entry: if it is a name. option: its option."""
+
+    text: str
+    split: str
+    option: str
+    entry: Entry | None = None
+    name: str = ""
+
+    @property
+    def kind(self) -> str:
+        """One of KINDS, or empty: a file or folder of this disk."""
+        return next((kind for kind in KINDS if self.text.startswith(kind)), "")
+
+    @property
+    def rest(self) -> str:
+        return self.text.removeprefix(self.kind)
+
+    @property
+    def urls(self) -> list[str]:
+        return self.rest.split(",") if self.kind == "url:" else []
+
+
+@dataclass(frozen=True)
+class Found:
+    """Files of a split, in order: of pairs each file of a form of pairs, or source and target in turn. origin: for the
+    manifest. folder: the only folder that holds all of the source, for a layout.
+    """
+
+    files: tuple[Path, ...]
+    origin: str
+    folder: Path | None = None
+
+
+@dataclass
+class Fetcher:
+    """What all sources of a command share. languages: of source and target, or None."""
+
+    lock: fetching.Lock
+    show: Progress
+    most_bytes: int
+    languages: tuple[str | None, str | None] = (None, None)
+    said: list[str] = field(default_factory=list)
+
+
+def wanted_of(texts: Sequence[str], split: str, option: str) -> list[Wanted]:
+    """Return the sources of an option, names replaced by what they stand for.
+
+    Raises: ConfigError: one is unknown, or is not fetched.
+    """
+    return [_wanted(text, split, option) for text in texts]
+
+
+def _wanted(text: str, split: str, option: str) -> Wanted:
+    entry = ENTRIES.get(text)
+    if entry is not None:
+        if entry.instead:
+            raise ConfigError(f"{option} {text}: {entry.instead}.")
+        source = entry.splits.get(split, entry.splits["train"])
+        return replace(_wanted(source, split, option), entry=entry, name=text)
+    one = Wanted(text, split, option)
+    if one.kind == "sacrebleu:" and split == "train":
+        raise ConfigError(
+            f"--from {text} is a test set, and a model that has seen it cannot be judged by it; --valid-from and"
+            " --test-from take it."
+        )
+    if one.kind == "url:":
+        for url in one.urls:
+            try:
+                fetching.check_address(url)
+            except DataError as error:
+                raise ConfigError(f"{option}: {error}") from None
+        if len(one.urls) > 2:
+            raise ConfigError(f"{option} {text}: url: takes one address, or two, source,target.")
+    if not one.kind and not Path(text).exists():
+        known = [*ENTRIES, *KINDS]
+        hint = did_you_mean(text.partition(":")[0] + (":" if ":" in text else ""), known)
+        raise ConfigError(
+            f"{option} {text} is unknown: it is no file or folder, no name ({', '.join(ENTRIES)}), and begins with none"
+            f" of {' '.join(KINDS)}.{hint}"
+        )
+    return one
+
+
+def check_terms(sources: Sequence[Wanted], accepted: Sequence[str]) -> None:
+    """Raises: ConfigError: terms were not accepted, or no source has the name that was."""
+    asked = {one.name: one.entry for one in sources if one.entry is not None and one.entry.terms}
+    for name, entry in asked.items():
+        if name not in accepted and entry is not None:
+            raise ConfigError(f"{name} has terms: {entry.terms}. Read them, then give --accept-terms {name}.")
+    for name in accepted:
+        if name not in asked:
+            raise ConfigError(
+                f"--accept-terms {name}: no source of this command has terms of this name.{did_you_mean(name, asked)}"
+            )
+
+
+def plan_lines(sources: Sequence[Wanted], lock: fetching.Lock) -> list[str]:
+    """Return what would be fetched, a line for each file; nothing is sent for it."""
+    lines = []
+    for one in sources:
+        lines.append(f"{one.option} {one.name or one.text}")
+        if one.entry is not None:
+            lines.append(f"  {one.entry.summary}; page: {one.entry.page}; {said_of(one.entry)}")
+            if one.entry.terms:
+                lines.append(f"  terms, accepted by --accept-terms {one.name}: {one.entry.terms}")
+        for url in one.urls:
+            size = lock.files.get(url, {}).get("bytes")
+            state = "in the cache" if fetching.is_cached(url) else "to be fetched"
+            lines.append(f"  {url}: {state}, {f'{size:,} bytes' if isinstance(size, int) else 'size unknown'}")
+        if one.kind in ("hf:", "opus:", "mtdata:", "sacrebleu:"):
+            lines.append(f"  {one.text}: fetched by {_PROGRAMS[one.kind]}, size unknown")
+    return lines
+
+
+_PROGRAMS = {
+    "hf:": "huggingface_hub", "opus:": "mtdata", "mtdata:": "mtdata", "sacrebleu:": "sacrebleu",
+}  # fmt: skip
+
+
+def said_of(entry: Entry) -> str:
+    """Return when an entry was tried."""
+    return f"verified: {entry.verified}" if entry.verified else "not tried"
+
+
+def find(one: Wanted, fetcher: Fetcher, *, is_pairs: bool) -> Found:
+    """Fetch a source and return the files of its split.
+
+    Raises: DataError: it cannot be fetched, or lacks the files. ConfigError: it needs options.
+    """
+    roots, origin = _PLACES[one.kind](one, fetcher)
+    if one.entry is not None:
+        _check_sums(one.entry, roots, fetcher)
+        terms = f", terms accepted: {one.entry.terms}" if one.entry.terms else ""
+        origin = f"{one.name} ({origin}; {one.entry.page}{terms})"
+    folders = [root for root in roots if root.is_dir()]
+    if one.entry is not None:
+        fetcher.said.append(f"{one.name}: {said_of(one.entry)}")
+    if is_pairs and one.kind != "hf:" and len(roots) == 2 and not folders:
+        return Found(tuple(roots), origin)
+    listed = [path for root in roots for path in (_listed(root) if root.is_dir() else [root])]
+    files = _of_split(one, listed, roots)
+    if is_pairs:
+        files = _sides(one, files, fetcher.languages)
+    if not files:
+        raise DataError(f"{one.option} {one.name or one.text} has no files of data for the {one.split} split.")
+    return Found(tuple(files), origin, _top(folders[0]) if len(roots) == 1 and folders else None)
+
+
+def _top(folder: Path) -> Path:
+    """Return the folder inside that holds the files, where an archive has one folder at its top."""
+    inside = [path for path in folder.iterdir() if path.name != MANIFEST and not path.name.startswith(".")]
+    return _top(inside[0]) if len(inside) == 1 and inside[0].is_dir() else folder
+
+
+def _check_sums(entry: Entry, roots: Sequence[Path], fetcher: Fetcher) -> None:
+    """Raises: DataError: a file has another digest than its publisher states."""
+    for name, (algorithm, digest) in entry.sums.items():
+        for path in [path for root in roots for path in (root.rglob(name) if root.is_dir() else [root])]:
+            if path.name == name:
+                found = fetching.digest_of(path, fetcher.show, f"checking {name}").sums[algorithm]
+                if found != digest:
+                    raise DataError(
+                        f"{name} has the {algorithm.upper()} {found}, and {entry.page} states {digest}: it is damaged,"
+                        " or another file. Remove it from the cache to fetch it again."
+                    )
+
+
+def _listed(folder: Path) -> list[Path]:
+    paths = []
+    for place, names, files in os.walk(folder):
+        names[:] = sorted(name for name in names if not name.startswith("."))
+        own = {MANIFEST} if place == str(folder) and folder.name.endswith(UNPACKED) else set()  # of `write_folder`
+        paths += [Path(place, name) for name in sorted(files) if not name.startswith(".") and name not in own]
+        if len(paths) > MOST_LISTED:
+            raise DataError(f"{folder} has more than {MOST_LISTED:,} files; name a folder inside it.")
+    return paths
+
+
+def _of_split(one: Wanted, files: Sequence[Path], roots: Sequence[Path]) -> list[Path]:
+    """Return the files of a split, by words in their names or their folders' names; if no name has such a word, all."""
+    if len(files) == 1 and list(files) == list(roots):
+        return list(files)  # a file that was named itself
+    found: dict[str, list[Path]] = {}
+    common = Path(os.path.commonpath([path.parent for path in files])) if files else Path()
+    for path in files:
+        root = next((root for root in roots if root.is_dir() and path.is_relative_to(root)), common)
+        parts = reversed(path.relative_to(root).parts)
+        words = (words[-1] for part in parts if (words := _SPLIT.findall(part.lower())))
+        word = next(words, "")
+        found.setdefault(_SPLIT_OF.get(word, "valid") if word else "", []).append(path)
+    named = [split for split in SPLITS if split in found]
+    if not named:
+        return found.get("", [])
+    if one.split not in found:
+        raise DataError(
+            f"{one.option} {one.name or one.text} has no {one.split} split; its files are those of {', '.join(named)}."
+        )
+    return found[one.split]
+
+
+def _sides(one: Wanted, files: Sequence[Path], languages: tuple[str | None, str | None]) -> list[Path]:
+    """Return files of pairs: each of a form of pairs, or source and target in turn.
+
+    Raises: ConfigError: the languages are needed. DataError: a side is missing.
+    """
+    tables = [path for path in files if path.name.lower().endswith((*PAIR_FORMS, *_ENDS))]
+    if tables:
+        return tables
+    plain = {path: path.name.removesuffix(".gz") for path in files}
+    ends = {name.rpartition(".")[2] for name in plain.values() if "." in name}
+    source, target = languages
+    if source is None or target is None:
+        raise ConfigError(
+            f"{one.option} {one.name or one.text} has files of the languages {', '.join(sorted(ends)) or 'none'}; give"
+            " --source-lang and --target-lang."
+        )
+    paired = []
+    for path, name in plain.items():
+        stem, _, end = name.rpartition(".")
+        if end == source:
+            others = [
+                other for other, its in plain.items() if its == f"{stem}.{target}" and other.parent == path.parent
+            ]
+            if not others:
+                raise DataError(f"{path.name} has no file {stem}.{target} beside it, its translation.")
+            paired += [path, others[0]]
+    if not paired:
+        raise DataError(
+            f"{one.option} {one.name or one.text} has no files that end in .{source} and .{target}, and none in"
+            f" {', '.join(PAIR_FORMS)}."
+        )
+    return paired
+
+
+def _from_disk(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
+    path = Path(one.text)
+    return [unpack(path, fetcher.show) if is_archive(path) else path], str(path)
+
+
+def _from_url(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
+    roots = []
+    for url in one.urls:
+        if fetcher.lock.update:
+            fetching.forget(url)
+        path, record = fetching.fetch(url, fetcher.show, fetcher.most_bytes)
+        fetcher.lock.check(url, record)
+        roots.append(unpack(path, fetcher.show) if is_archive(path) else path)
+        fetcher.said.append(f"{url}: {record.num_bytes:,} bytes, SHA-256 {record.sums['sha256'][:12]}")
+    return roots, one.text
+
+
+def _from_hub(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
+    """Files of data in a repository of the hub, and no code. Raises: DataError, ConfigError."""
+    from huggingface_hub import HfApi, hf_hub_download
+
+    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:\[([\w.-]+)\])?(?:@([\w./-]+))?", one.rest)
+    if match is None:
+        raise ConfigError(f"{one.option} {one.text}: a data set of the hub is hf:owner/name or hf:owner/name[config].")
+    name, config, revision = match.groups()
+    try:
+        facts = HfApi().dataset_info(name, revision=revision)
+        names = sorted(file.rfilename for file in facts.siblings or [])
+        chosen = _of_config(one, names, config)
+        paths = [Path(hf_hub_download(name, file, repo_type="dataset", revision=facts.sha)) for file in chosen]
+    except (ConfigError, DataError):
+        raise
+    except Exception as error:  # of many kinds: the hub's, the network's, the cache's
+        raise DataError(
+            f"{one.text} cannot be fetched from the hub: {type(error).__name__}: {_first_line(error)}."
+            " Check the name and the network; what was fetched stays."
+        ) from error
+    for file, path in zip(chosen, paths, strict=True):
+        key = f"hf:{name}/{file}"
+        if revision is None or len(revision) != 40:
+            fetcher.lock.check(key, fetching.digest_of(path, fetcher.show, f"checking {path.name}"))
+    return paths, f"{one.text} at {str(facts.sha)[:12]}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _of_config(one: Wanted, names: Sequence[str], config: str | None) -> list[str]:
+    """Return the names of the files of data of a config: those in its folder, or all if there is but one.
+
+    Raises: DataError: there is none. ConfigError: there are several configs.
+    """
+    data = [name for name in names if name.removesuffix(".gz").lower().endswith(_DATA) and not name.startswith(".")]
+    if not data:
+        raise DataError(f"{one.text} has no files of data ({', '.join(_DATA)}); code that would make them is not run.")
+    heads = sorted({name.split("/")[0] for name in data if "/" in name})
+    if config is not None:
+        inside = [name for name in data if config in name.split("/")[:-1]]
+        named = inside or [name for name in data if fnmatchcase(name, f"{config}[-._]*")]
+        if not named:
+            raise DataError(f"{one.text} has no config {config!r}; its folders are {', '.join(heads) or 'none'}.")
+        return named
+    top = [name for name in data if "/" not in name]
+    if not top and len(heads) > 1 and not any(_SPLIT.search(head.lower()) for head in heads):
+        raise ConfigError(f"{one.text} has several configs: {', '.join(heads)}; give one, {one.text}[{heads[0]}].")
+    return data
+
+
+def _from_sacrebleu(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
+    """Source and first reference of a test set, as sacreBLEU gives them. Raises: ConfigError, DataError."""
+    from sacrebleu.dataset import DATASETS
+
+    test_set, _, direction = one.rest.rpartition("/")
+    if test_set not in DATASETS:
+        raise ConfigError(
+            f"{one.option} {one.text}: sacreBLEU has no test set {test_set!r}.{did_you_mean(test_set, DATASETS)}"
+        )
+    known = DATASETS[test_set]
+    if direction not in known.langpairs:
+        raise ConfigError(
+            f"{one.option} {one.text}: {test_set} has no direction {direction!r}."
+            f"{did_you_mean(direction, known.langpairs)}"
+        )
+    try:
+        with redirect_stderr(io.StringIO()):
+            known.process_to_text(direction)
+            files: Any = known  # without types
+            source, reference = files.get_source_file(direction), files.get_reference_files(direction)[0]
+    except (Exception, SystemExit) as error:
+        raise DataError(
+            f"{one.text} cannot be fetched by sacreBLEU: {_first_line(error)}. Check the network."
+        ) from error
+    return [Path(source), Path(reference)], f"{one.text}, sacreBLEU"
+
+
+def mtdata_program() -> list[str]:
+    """Return how mtdata is called, in an environment of its own. Raises: ConfigError: there is no way."""
+    if given := os.environ.get("MANYHEADS_MTDATA"):
+        return shlex.split(given)
+    if shutil.which("uvx"):
+        return ["uvx", "mtdata"]
+    if shutil.which("pipx"):
+        return ["pipx", "run", "mtdata"]
+    raise ConfigError(
+        "mtdata is a program in an environment of its own, because it needs older versions of our packages: install uv"
+        " or pipx, or name the program by MANYHEADS_MTDATA."
+    )
+
+
+def _from_mtdata(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
+    """Two files of a corpus, by the program mtdata. Raises: ConfigError, DataError."""
+    match = re.fullmatch(r"([\w.+-]+)(?:\[([\w]+)-([\w]+)\])?", one.rest)
+    if match is None:
+        raise ConfigError(f"{one.option} {one.text}: a corpus of mtdata is mtdata:GROUP-name-version-lang1-lang2.")
+    name = f"OPUS-{match[1]}" if one.kind == "opus:" else match[1]
+    codes = name.split("-")[-2:]
+    if len(name.split("-")) < 5:
+        raise ConfigError(
+            f"{one.option} {one.text}: a corpus is GROUP-name-version-lang1-lang2, for opus: without the group."
+        )
+    sides = _direction(one, codes, match.groups()[1:], fetcher.languages)
+    final = fetching.cache_folder() / "mtdata" / name
+    if not final.is_dir() or fetcher.lock.update:
+        program = mtdata_program()
+        fetcher.show(f"mtdata {name}", 0, 0)
+
+        def write(aside: Path) -> None:
+            with tempfile.TemporaryDirectory() as folder:
+                command = [*program, "get", "--langs", "-".join(codes), "--train", name, "--out", folder]
+                _run(command, one)
+                parts = {code: sorted(Path(folder).rglob(f"{name}.{code}*")) for code in codes}
+                for code, paths in parts.items():
+                    if len(paths) != 1:
+                        raise DataError(f"{one.text}: mtdata gave {len(paths)} files of {code} where one is expected.")
+                    shutil.copyfile(paths[0], aside / f"{code}{'.gz' if paths[0].suffix == '.gz' else ''}")
+
+        write_folder(final, write, replace=True)
+    paths = [next(path for path in sorted(final.iterdir()) if path.name.removesuffix(".gz") == code) for code in sides]
+    for path in paths:
+        fetcher.lock.check(
+            f"mtdata:{name}/{path.name}", fetching.digest_of(path, fetcher.show, f"checking {path.name}")
+        )
+    return paths, f"{one.text}, mtdata"
+
+
+def _run(command: Sequence[str], one: Wanted) -> None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=MTDATA_SECONDS, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DataError(
+            f"{one.text}: {command[0]} cannot be run: {getattr(error, 'strerror', None) or error}."
+        ) from error
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines() or ["no message"]
+        raise DataError(f"{one.text}: mtdata ended with the code {done.returncode}: {lines[-1][:300]}")
+
+
+def _direction(
+    one: Wanted, codes: Sequence[str], given: Sequence[str | None], languages: tuple[str | None, str | None]
+) -> list[str]:
+    """Return mtdata's codes of source and target. Raises: ConfigError: they are unclear."""
+    asked = [code or language for code, language in zip(given, languages, strict=True)]
+    if not any(asked):
+        return list(codes)
+    for order in (list(codes), list(codes)[::-1]):
+        if all(
+            wanted is None or code.split("_")[0].startswith(wanted.split("-")[0])
+            for wanted, code in zip(asked, order, strict=True)
+        ):
+            return order
+    raise ConfigError(
+        f"{one.option} {one.text} has the languages {' and '.join(codes)}, which are not clearly {asked[0]} and"
+        f" {asked[1]}; give the direction in these codes, {one.text}[{codes[0]}-{codes[1]}]."
+    )
+
+
+_PLACES: Mapping[str, Callable[[Wanted, Fetcher], tuple[list[Path], str]]] = {
+    "": _from_disk,
+    "url:": _from_url,
+    "hf:": _from_hub,
+    "sacrebleu:": _from_sacrebleu,
+    "opus:": _from_mtdata,
+    "mtdata:": _from_mtdata,
+}

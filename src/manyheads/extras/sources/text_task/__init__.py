@@ -1,0 +1,1 @@
+"""The modules of the task `text` with the options of this extra."""

@@ -1,0 +1,1 @@
+"""The modules of the task `translation` with the options of this extra."""
