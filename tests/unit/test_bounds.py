@@ -1,7 +1,7 @@
 """Lower bounds of extras: each has one, and neither it nor the version of constraints.txt is older than two years.
 
 Without a recent bound, pip resolves a conflict by taking an ancient version. Dates are those of release/dates.json
-(`make dates`), and an age counts up to the newest of the versions in constraints.txt, so that time alone breaks nothing.
+(`make dates`), and an age counts up to the newest of the versions in constraints.txt, so time alone breaks nothing.
 """
 
 from __future__ import annotations
