@@ -36,8 +36,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         done.append(texts[0])
         return encode(self, texts)
 
-    for module in ("preparing_sides", "preparing_pairs"):
-        monkeypatch.setattr(f"manyheads.data.{module}.PART_ROWS", 4)
+    monkeypatch.setattr("manyheads.data.translation.preparing.PART_ROWS", 4)
     monkeypatch.setattr(Tokenizer, "train", learn)
     monkeypatch.setattr(Tokenizer, "encode_batch", encode_batch)
     return done

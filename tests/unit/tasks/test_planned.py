@@ -306,7 +306,7 @@ def test_the_rate_is_measured(folders: Path) -> None:
     import torch
 
     from manyheads.tasks.presets import debug
-    from manyheads.tasks.translation.objective import Trial
+    from manyheads.tasks.translation.plan import Trial
     from manyheads.training.plan.planner import tokens_per_second
 
     trial = Trial(debug()).at(8)

@@ -1,8 +1,5 @@
 """Learning to predict the next token of a text: lanes of segments with memory, validated by likelihood and by
-samples.
-
-Training steps of a language model at any size, without its data.
-"""
+samples."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from torch import Tensor
 
 from manyheads.data.cooccurrence import count_ids, neighbour_embeddings
 from manyheads.data.language.prepared import TextData, open_text
-from manyheads.data.language.segments import SegmentBatch, SegmentStream
+from manyheads.data.language.segments import SegmentStream
 from manyheads.data.lines import Progress
 from manyheads.data.mixing import MixedSegments, lanes_of, mixed_digest
 from manyheads.data.settings import SegmentSettings
@@ -30,11 +27,10 @@ from manyheads.evaluation.language_model import bits_per, evaluate_text, segment
 from manyheads.evaluation.likelihood import Likelihood
 from manyheads.models.language_model import LanguageModel
 from manyheads.seeding import derive_seed
-from manyheads.tasks.data_sets import begin_embeddings, known_sets, open_sets, vocabulary_size
+from manyheads.tasks.data_sets import begin_embeddings, known_sets, open_sets
 from manyheads.tasks.held_out import chosen_split
 from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.text.vocabulary import IdVocabulary
-from manyheads.training.plan.planner import LARGEST, Knob
 from manyheads.training.record.report import Sample, ValidationReport
 from manyheads.training.run.objective import PlainObjective, Translate
 from manyheads.training.run.signals import StopFlag
@@ -272,87 +268,3 @@ class TextJudge:
             return bits_per(found.nll_sum, self.data.counts("valid")["bytes"])
         are_bytes = vocabulary.kind in ("bytes", "ids") and vocabulary.end_id is None
         return bits_per(found.nll_sum, found.num_tokens) if are_bytes else None
-
-
-_VOCABULARY_SIZES = {"bytes": 257, "bpe": 8000}
-"""Assumed size of a vocabulary that does not exist yet."""
-
-_BEYOND_CUTOFFS = 4 / 3
-"""Of a vocabulary of words that does not exist yet, beside the last cutoff, as in the papers' corpora."""
-
-_LEAST_PROBE = 64
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Segments of random ids; see `training.plan.planner.Trial`."""
-
-    config: TextConfig
-    vocabulary: str = ""
-
-    @property
-    def longest(self) -> int:
-        return self.config.data.segment_len
-
-    @property
-    def rows(self) -> int:
-        return -(-self.config.data.lanes // self.config.data.accumulate)
-
-    def at(self, length: int) -> Trial:
-        config, model, longest = self.config, self.config.model, self.config.model.longest_input
-        if longest is not None and length > longest:
-            raise ConfigError(
-                f"--length {length:,} is above model.max_len {longest:,}, the number of positions of the model; raise"
-                " it (and axial_shape with it), or give a smaller length."
-            )
-        size, told = vocabulary_size(model.vocab_size, config.data.path, *self._usual_size())
-        if not size:
-            raise ConfigError(
-                f"The size of the vocabulary is not known: {config.data.path} is no folder of prepared data, and words"
-                f" are not counted yet. Make it (manyheads prepare --task lm ... --output {config.data.path}), or set"
-                " model.vocab_size."
-            )
-        model = replace(model, vocab_size=size)
-        data = replace(config.data, segment_len=length, segment_lengths="fixed", length_schedule=())
-        reading = replace(config.reading, segment_len=min(config.reading.segment_len, length))
-        return Trial(replace(config, model=model, data=data, reading=reading), told)
-
-    def _usual_size(self) -> tuple[int, str]:
-        """The size of a vocabulary that is not there, or 0, and where the number is from."""
-        settings, cutoffs = self.config.vocabulary, getattr(self.config.model, "cutoffs", ())
-        if settings.vocab_size:
-            return settings.vocab_size, "from vocabulary.vocab_size"
-        if cutoffs:
-            return round(_BEYOND_CUTOFFS * cutoffs[-1]), "a third more than the last of model.cutoffs"
-        return _VOCABULARY_SIZES.get(settings.level, 0), f"as usual for {settings.level}"
-
-    def batch(self, length: int, rows: int) -> SegmentBatch:
-        ids = torch.randint(self.config.model.vocab_size, (rows, length + 1))
-        return SegmentBatch(
-            tokens=ids[:, :-1],
-            targets=ids[:, 1:],
-            lengths=torch.full((rows,), length),
-            resets=torch.zeros(rows, dtype=torch.bool),
-            sample_ids=torch.arange(rows),
-        )
-
-    def begin(self, model: Any, lanes: int, seed: int) -> Any:
-        return begin_hashing(self.config, model, lanes, seed)
-
-    def knobs(self) -> list[Knob]:
-        """Lanes and length of a segment; see `Trial.knobs`."""
-        data, model = self.config.data, self.config.model
-        now, most = data.segment_len, model.longest_input or LARGEST
-        longest = min(max(now, _LEAST_PROBE), most)
-        probes = {max(1, longest // part) for part in ((2, 1) if model.memory_degree == 1 else (4, 2, 1))}
-        given = f"segment_len {now:,}" + (f", accumulate {data.accumulate}" if data.accumulate > 1 else "")
-        return [
-            Knob("data.lanes", data.lanes, given, {rows: (now, rows) for rows in (1, 4)}, accumulate=data.accumulate),
-            Knob(
-                "data.segment_len",
-                now,
-                f"lanes {data.lanes:,}",
-                {probe: (probe, self.rows) for probe in sorted(probes)},
-                most=most,
-            ),
-        ]

@@ -1,0 +1,37 @@
+"""Training steps of a translator at any size, without its data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from manyheads.data.batch import PairBatch
+from manyheads.tasks.data_sets import vocabulary_size
+from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.training.plan.planner import TokenTrial
+
+
+@dataclass(frozen=True)
+class Trial(TokenTrial):
+    """Pairs of random ids; see `training.plan.planner.TokenTrial`."""
+
+    config: TrainConfig
+    unit = "sentences"
+
+    @property
+    def longest(self) -> int:
+        return max(self.config.data.max_source_len, self.config.data.max_target_len)
+
+    def at(self, length: int) -> Trial:
+        model, usual, told = self.config.model, self.config.tokenizer.vocab_size, ""
+        sizes = {}
+        for name in ("source_vocab_size", "target_vocab_size"):
+            sizes[name], told = vocabulary_size(getattr(model, name), self.config.data.path, usual)
+        return Trial(replace(self.config, model=replace(model, **sizes)), told)
+
+    def batch(self, length: int, rows: int) -> PairBatch:
+        lengths = torch.full((rows,), length)
+        sizes = (self.config.model.source_vocab_size, self.config.model.target_vocab_size)
+        source, target = (torch.randint(size, (rows, length)) for size in sizes)
+        return PairBatch(source, lengths, target, lengths, torch.arange(rows))
