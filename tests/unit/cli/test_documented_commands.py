@@ -35,7 +35,7 @@ PAGES = sorted(
     str(path.relative_to(ROOT))
     for pattern in ("*.md", "docs/**/*.md", "recipes/*.md", "recipes/**/*.yaml", "src/**/*.md", "benchmarks/README.md")
     for path in ROOT.glob(pattern)
-    if path.name not in ("CHANGELOG.md", "EXPERIMENTS.md")  # what was, at its time
+    if path.name != "CHANGELOG.md"  # what was, at its time
 )
 MODULES = [
     importlib.import_module(".".join(path.relative_to(ROOT / "src").with_suffix("").parts))

@@ -276,7 +276,7 @@ def test_steps_of_ragged_rows_and_reordered_caches() -> None:
 
 
 def test_a_cache_that_is_reset_does_not_grow() -> None:
-    """Row 1 begins again and again, then both rows: the buffers stay as large as after two turns, and the outputs the same."""
+    """Row 1 begins again and again, then both: the buffers stay as large as after two turns, the outputs the same."""
     module, x = attention(), torch.randn(2, 27, 12, dtype=torch.float64)
     cache, sizes = module.start(2, seed=4), []
     for turn in range(8):

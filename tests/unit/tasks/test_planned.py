@@ -93,7 +93,7 @@ def test_short_runs_begin_and_search_as_the_demo_does() -> None:
 
 
 def test_only_matrices_of_pairs_that_muon_trains_decay() -> None:
-    """Adam's decay is part of the gradient; and a text gains nothing within its first passes (EXPERIMENTS)."""
+    """Adam's decay is part of the gradient; and a text gains nothing within its first passes (experiments)."""
     assert plan()[1]["optimiser.weight_decay"] == demo().optimiser.weight_decay > 0
     assert "optimiser.weight_decay" not in plan(kind="text")[1]
     assert "optimiser.weight_decay" not in plan(given={"optimiser.name": "adam"})[1]
