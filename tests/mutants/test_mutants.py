@@ -1,4 +1,4 @@
-"""Mechanisms of reliability, removed one by one: the test that guards each must go red.
+"""Mechanisms of numerics and crash safety, removed one by one: the test that guards each must go red.
 
 `*.yaml` beside this file lists them: `goal`, `mechanism` (what is removed), `file`, `function` (its qualified name, or
 `module` for the whole file), `pattern` (text that occurs once in the function, whatever the white space in it),
