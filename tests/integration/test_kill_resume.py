@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -226,16 +226,12 @@ def test_some_kills_leave_no_trace(worker: Worker, undisturbed: tuple[Path, floa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
-def test_kills_before_operations_leave_no_trace(
-    worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path
-) -> None:
+def test_kills_before_operations_leave_no_trace(worker, undisturbed, tmp_path):
     kill_at_operations(worker, undisturbed, tmp_path, KILLS)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
-def test_kills_leave_no_trace_in_a_language_model(
-    worker: Worker, undisturbed_text: tuple[Path, float], tmp_path: Path
-) -> None:
+def test_kills_leave_no_trace_in_a_language_model(worker, undisturbed_text, tmp_path):
     """Memories and the places of lanes are part of what goes on."""
     assert "checkpoints/step-00000060/memory.safetensors" in outcome(undisturbed_text[0])
     kill_at_random(worker, undisturbed_text, tmp_path, TEXT_KILLS, "text")
@@ -244,9 +240,7 @@ def test_kills_leave_no_trace_in_a_language_model(
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
 @pytest.mark.parametrize("part", range(2))
-def test_fifty_kills_leave_no_trace_in_a_language_model(
-    worker: Worker, undisturbed_text: tuple[Path, float], tmp_path: Path, figure: Callable[..., None], part: int
-) -> None:
+def test_fifty_kills_leave_no_trace_in_a_language_model(worker, undisturbed_text, tmp_path, figure, part):
     kills = kill_at_random(worker, undisturbed_text, tmp_path, LONG_TEXT_KILLS, "text")
     figure(
         "R1",
@@ -262,9 +256,7 @@ def test_fifty_kills_leave_no_trace_in_a_language_model(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
-def test_kills_leave_no_trace_in_a_reformer(
-    worker: Worker, undisturbed_reformer: tuple[Path, float], tmp_path: Path
-) -> None:
+def test_kills_leave_no_trace_in_a_reformer(worker, undisturbed_reformer, tmp_path):
     """Seeds of hashes are part of what goes on."""
     memory = load_file(undisturbed_reformer[0] / "checkpoints" / "step-00000060" / "memory.safetensors")
     assert memory["0.0"].dtype == torch.int64
@@ -275,9 +267,7 @@ def test_kills_leave_no_trace_in_a_reformer(
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
 @pytest.mark.parametrize("part", range(2))
-def test_fifty_kills_leave_no_trace_in_a_reformer(
-    worker: Worker, undisturbed_reformer: tuple[Path, float], tmp_path: Path, figure: Callable[..., None], part: int
-) -> None:
+def test_fifty_kills_leave_no_trace_in_a_reformer(worker, undisturbed_reformer, tmp_path, figure, part):
     kills = kill_at_random(worker, undisturbed_reformer, tmp_path, LONG_TEXT_KILLS, "reformer")
     figure(
         "R1",
@@ -294,9 +284,7 @@ def test_fifty_kills_leave_no_trace_in_a_reformer(
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
 @pytest.mark.parametrize("part", range(2))
-def test_a_hundred_kills_leave_no_trace(
-    worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path, figure: Callable[..., None], part: int
-) -> None:
+def test_a_hundred_kills_leave_no_trace(worker, undisturbed, tmp_path, figure, part):
     kills = kill_at_random(worker, undisturbed, tmp_path, LONG_KILLS)
     figure(
         "R1",
@@ -312,9 +300,7 @@ def test_a_hundred_kills_leave_no_trace(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
-def test_a_hundred_kills_before_operations_leave_no_trace(
-    worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path, figure: Callable[..., None]
-) -> None:
+def test_a_hundred_kills_before_operations_leave_no_trace(worker, undisturbed, tmp_path, figure):
     kills = kill_at_operations(worker, undisturbed, tmp_path, LONG_KILLS)
     assert len(kills.before) >= 5
     figure(
@@ -330,9 +316,7 @@ def test_a_hundred_kills_before_operations_leave_no_trace(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_signals_end_in_a_complete_checkpoint_and_leave_no_trace(
-    worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path, number: signal.Signals
-) -> None:
+def test_signals_end_in_a_complete_checkpoint_and_leave_no_trace(worker, undisturbed, tmp_path, number):
     seconds = undisturbed[1]
     rng = random.Random()
     stopped = 0

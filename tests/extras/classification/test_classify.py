@@ -101,9 +101,7 @@ def classify(monkeypatch: pytest.MonkeyPatch, run: Cli, text: str, *arguments: A
     return run("classify", *arguments)
 
 
-def test_labels_from_a_pipe(
-    place: Path, manyheads: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_labels_from_a_pipe(place, manyheads, monkeypatch, capsys):
     """One line in, one line out, in order; an empty line gives an empty line."""
     text, run = "red and green\n\ncat and cat\n", place / "run"
     assert classify(monkeypatch, manyheads, text, run) == 0
@@ -146,9 +144,7 @@ def test_from_python(place: Path, tmp_path: Path) -> None:
         again.log_probs(["cat"], max_tokens=1)
 
 
-def test_score_info_and_average(
-    place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_score_info_and_average(place, manyheads, tmp_path, capsys):
     (tmp_path / "texts").write_text("cat and dog\ncat and dog\n")
     (tmp_path / "labels").write_text("animal\nfruit\n")
     run = place / "run"
@@ -176,9 +172,7 @@ def test_a_run_goes_on_from_a_classifier_with_the_same_labels(place: Path, manyh
     assert yaml.safe_load((tmp_path / "more/config.yaml").read_text())["initial"]["model"] == str(place / "run")
 
 
-def test_several_as_one(
-    place: Path, manyheads: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_as_one(place, manyheads, tmp_path, monkeypatch, capsys):
     run, other = place / "run", tmp_path / "mean"
     assert manyheads("average", run, "--last", "2", "--output", other) == 0
     capsys.readouterr()
@@ -266,9 +260,7 @@ def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: py
         assert not (new / "manifest.json").exists()
 
 
-def test_a_truncated_text_is_counted(
-    place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_truncated_text_is_counted(place, manyheads, tmp_path, capsys):
     (tmp_path / "long").write_text("red " * 40)
     assert manyheads("classify", place / "run", tmp_path / "long", "--max-tokens", 20, "--too-long", "truncate") == 0
     shown = capsys.readouterr()
@@ -277,9 +269,7 @@ def test_a_truncated_text_is_counted(
 
 
 @pytest.mark.parametrize("name", sorted(EXPORTS))
-def test_no_export_holds_a_classifier(
-    place: Path, manyheads: Cli, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_export_holds_a_classifier(place, manyheads, tmp_path, name, capsys):
     runtime = ["--runtime", tmp_path] if name == "web" else []
     assert manyheads("export", place / "run", "--to", name, "--output", tmp_path / "out", *runtime) == 2
     assert "transformer-classifier" in capsys.readouterr().err or runtime

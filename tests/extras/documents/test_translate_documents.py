@@ -28,9 +28,7 @@ def page(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_document_by_the_ending_of_its_name(
-    manyheads: Cli, model_folder: Path, page: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_document_by_the_ending_of_its_name(manyheads, model_folder, page, capsys):
     output = page.with_name("out.md")
     assert manyheads("translate", model_folder, page, "-o", output) == 0
     result = output.read_text(encoding="utf-8")
@@ -57,9 +55,7 @@ def test_a_packed_table(manyheads: Cli, model_folder: Path, tmp_path: Path, caps
     assert "line 1 looks like a header, and is translated; name the column, and it stays" in capsys.readouterr().err
 
 
-def test_the_segments_of_an_sgm_file_are_lines(
-    manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_segments_of_an_sgm_file_are_lines(manyheads, model_folder, tmp_path, capsys):
     texts = ["The cat sees the dog.", "She reads a book."]
     segments = "".join(f'<seg id="{number}">{text}</seg>\n' for number, text in enumerate(texts, 1))
     (tmp_path / "a.sgm").write_text(f'<srcset setid="x"><doc docid="a"><p>\n{segments}</p></doc></srcset>\n')
@@ -70,9 +66,7 @@ def test_the_segments_of_an_sgm_file_are_lines(
     assert others == [first, second, ""]
 
 
-def test_from_a_pipe_to_a_pipe(
-    manyheads: Cli, model_folder: Path, stdin: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_a_pipe_to_a_pipe(manyheads, model_folder, stdin, capsys):
     stdin(b"<p>The cat sees the dog.</p>")
     assert manyheads("translate", model_folder, "--format", "html") == 0
     result = capsys.readouterr().out
@@ -106,9 +100,7 @@ def test_lines_stay_lines(manyheads: Cli, model_folder: Path, page: Path, capsys
     assert capsys.readouterr().out.count("\n") == 2
 
 
-def test_the_same_command_goes_on_after_an_interruption(
-    manyheads: Cli, model_folder: Path, page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_command_goes_on_after_an_interruption(manyheads, model_folder, page, monkeypatch, capsys):
     whole, output = page.with_name("whole.md"), page.with_name("out.md")
     options = ("--lines-at-once", "1")
     assert manyheads("translate", model_folder, page, "-o", whole, *options) == 0
@@ -168,9 +160,7 @@ def test_a_page_of_our_own_differs_in_its_text_only(manyheads: Cli, model_folder
         (["-o", "."], "is a folder"),
     ],
 )
-def test_what_is_refused(
-    options: list[str], message: str, manyheads: Cli, model_folder: Path, page: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_refused(options, message, manyheads, model_folder, page, capsys):
     output = [] if "-o" in options else ["-o", page.with_name("out.md")]
     assert manyheads("translate", model_folder, page, *output, *options) == 2
     captured = capsys.readouterr()
@@ -180,9 +170,7 @@ def test_what_is_refused(
 
 
 @pytest.mark.parametrize("name", ["a.ass", "a.PO", "a.json.gz", "a b.docx", "a.xml", "a.lrc", "a.arb"])
-def test_known_formats_that_are_not_read_are_refused_by_name(
-    name: str, manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_known_formats_that_are_not_read_are_refused_by_name(name, manyheads, model_folder, tmp_path, capsys):
     path, output = tmp_path / name, tmp_path / "out"
     path.write_text("The cat sees the dog.\n", encoding="utf-8")
     assert manyheads("translate", model_folder, path, "-o", output) == 2
@@ -194,9 +182,7 @@ def test_known_formats_that_are_not_read_are_refused_by_name(
     assert output.read_text(encoding="utf-8").count("\n") == 1
 
 
-def test_subtitles_name_what_is_left(
-    manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_subtitles_name_what_is_left(manyheads, model_folder, tmp_path, capsys):
     path, output = tmp_path / "a.srt", tmp_path / "out.srt"
     path.write_text("1\n00:00:20 --> 00:00:24 Hello\nThe cat sees the dog.\n", encoding="utf-8")
     assert manyheads("translate", model_folder, path, "-o", output) == 0
@@ -208,9 +194,7 @@ def test_subtitles_name_what_is_left(
     assert not output.exists()
 
 
-def test_files_that_cannot_be_read(
-    manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_that_cannot_be_read(manyheads, model_folder, tmp_path, capsys):
     subtitles = "1\n".encode("utf-16")
     for content, message in (
         (b"a\n\xff", "byte 2, is not UTF-8; convert the file: iconv -f WINDOWS-1252 -t UTF-8 FILE"),
@@ -232,13 +216,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_prompt_names_the_languages(
-    manyheads: Cli,
-    model_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_prompt_names_the_languages(manyheads, model_folder, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "model"
     tokenizer = load_tokenizer(model_folder)
     save_pretrained(load(model_folder), folder, tokenizer=tokenizer, languages=[("en", "de")])

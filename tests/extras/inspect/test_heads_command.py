@@ -47,9 +47,7 @@ def language_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_pruned_model_is_saved_and_used(
-    manyheads: Program, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pruned_model_is_saved_and_used(manyheads, model_folder, tmp_path, capsys):
     output = tmp_path / "small"
     assert manyheads("prune", model_folder, "--heads", *REMOVED, "--output", output) == 0
     out = capsys.readouterr().out.split("\n")
@@ -82,9 +80,7 @@ def test_a_pruned_model_is_saved_and_used(
     assert manyheads("prune", model_folder, "--heads", *REMOVED, "--output", output) == 2
 
 
-def test_exports_refuse_uneven_heads_by_name(
-    manyheads: Program, model_folder: Path, language_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exports_refuse_uneven_heads_by_name(manyheads, model_folder, language_folder, tmp_path, capsys):
     assert manyheads("prune", model_folder, "--heads", "encoder.0.self:1", "--output", tmp_path / "small") == 0
     capsys.readouterr()
     for name in ("ctranslate2", "transformers", "onnx"):
@@ -100,13 +96,7 @@ def test_exports_refuse_uneven_heads_by_name(
             export_folder(tmp_path / "xl", tmp_path / "peer", name)
 
 
-def test_heads_are_judged_and_the_least_important_go(
-    manyheads: Program,
-    model_folder: Path,
-    text: tuple[str, ...],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_heads_are_judged_and_the_least_important_go(manyheads, model_folder, text, tmp_path, capsys):
     picture = tmp_path / "heads.svg"
     assert manyheads("inspect", "heads", model_folder, *text, "--json", "--output", picture) == 0
     captured = capsys.readouterr()
@@ -127,14 +117,7 @@ def test_heads_are_judged_and_the_least_important_go(
     assert capsys.readouterr().out.startswith("6 pairs of ")
 
 
-def test_the_curve_goes_on_where_it_was_stopped(
-    manyheads: Program,
-    model_folder: Path,
-    text: tuple[str, ...],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_curve_goes_on_where_it_was_stopped(manyheads, model_folder, text, tmp_path, capsys, monkeypatch):
     arguments = ("inspect", "pruning", model_folder, *text, "--num-beams", "1", "--output", tmp_path / "curve.png")
     assert manyheads(*arguments, "--share", "0.5", "0") == 0
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
@@ -163,9 +146,7 @@ def test_the_curve_goes_on_where_it_was_stopped(
     assert "is no record of a pruning curve" in capsys.readouterr().err
 
 
-def test_a_language_model(
-    manyheads: Program, language_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_language_model(manyheads, language_folder, tmp_path, capsys):
     (tmp_path / "text").write_text("he opened the door and went in. " * 20, encoding="utf-8")
     given = ("--text", tmp_path / "text")
     picture = tmp_path / "heads.png"
@@ -181,9 +162,7 @@ def test_a_language_model(
     assert manyheads("generate", output, "He ", "--max-new-tokens", "3") == 0
 
 
-def test_the_curve_of_a_very_bad_model(
-    manyheads: Program, language_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_curve_of_a_very_bad_model(manyheads, language_folder, tmp_path, capsys):
     """Its perplexity is beyond the numbers that Python has, and JSON has no infinity."""
     model = load(language_folder)
     with torch.no_grad():
@@ -229,14 +208,7 @@ def test_the_curve_of_a_very_bad_model(
         ),
     ],
 )
-def test_mistakes(
-    manyheads: Program,
-    model_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    said: str,
-) -> None:
+def test_mistakes(manyheads, model_folder, tmp_path, capsys, arguments, said):
     assert manyheads("prune", model_folder, *arguments, "--output", tmp_path / "x") == 2
     message = capsys.readouterr().err
     assert said in message
@@ -244,9 +216,7 @@ def test_mistakes(
     assert not (tmp_path / "x").exists()
 
 
-def test_other_models_are_refused_by_name(
-    manyheads: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_models_are_refused_by_name(manyheads, tmp_path, capsys):
     folder = tmp_path / "reformer"
     save_pretrained(
         build_model(dataclasses.replace(REFORMERS["debug"], vocab_size=256)), folder, tokenizer=ByteVocabulary()
@@ -260,22 +230,13 @@ def test_other_models_are_refused_by_name(
         assert f"{folder} is a reformer, whose heads can be neither masked nor pruned" in capsys.readouterr().err
 
 
-def test_a_random_share_needs_no_text(
-    manyheads: Program, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_random_share_needs_no_text(manyheads, model_folder, tmp_path, capsys):
     arguments = ("prune", model_folder, "--share", "0.25", "--by", "random", "--seed", "2", "--output", tmp_path / "x")
     assert manyheads(*arguments) == 0
     assert "18 heads are left" in capsys.readouterr().out
 
 
-def test_options_that_would_not_be_used_are_refused(
-    manyheads: Program,
-    model_folder: Path,
-    language_folder: Path,
-    text: tuple[str, ...],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_options_that_would_not_be_used_are_refused(manyheads, model_folder, language_folder, text, tmp_path, capsys):
     (tmp_path / "text").write_text("he opened the door and went in. " * 20, encoding="utf-8")
     language = (language_folder, "--text", tmp_path / "text", "--output", tmp_path / "x.png")
     translator = (model_folder, *text, "--output", tmp_path / "x.png")

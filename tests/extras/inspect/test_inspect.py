@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
@@ -44,9 +43,7 @@ def reformer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_buckets_of_a_reformer(
-    manyheads: Program, reformer_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_buckets_of_a_reformer(manyheads, reformer_folder, tmp_path, capsys):
     output, text = tmp_path / "buckets.svg", "he opened the door"
     assert manyheads("inspect", "buckets", reformer_folder, "--text", text, "--output", output) == 0
     assert "head 2, round 2" in output.read_text(encoding="utf-8")
@@ -64,9 +61,7 @@ def test_buckets_of_a_reformer(
 
 
 @pytest.mark.parametrize(("visible", "cut"), [("bucket", False), ("chunk", True)])
-def test_chunks_are_drawn_where_they_are_what_is_seen(
-    manyheads: Program, tmp_path: Path, visible: Literal["bucket", "chunk"], cut: bool
-) -> None:
+def test_chunks_are_drawn_where_they_are_what_is_seen(manyheads, tmp_path, visible, cut):
     config = dataclasses.replace(REFORMERS["debug"], vocab_size=256, visible=visible)
     save_pretrained(build_model(config), tmp_path / "model", tokenizer=ByteVocabulary())
     output = tmp_path / "buckets.svg"
@@ -74,16 +69,12 @@ def test_chunks_are_drawn_where_they_are_what_is_seen(
     assert ("cut into chunks" in output.read_text(encoding="utf-8")) is cut
 
 
-def test_buckets_of_another_model(
-    manyheads: Program, language_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_buckets_of_another_model(manyheads, language_folder, capsys):
     assert manyheads("inspect", "buckets", language_folder, "--text", "abc") == 2
     assert "no layer of this model hashes" in capsys.readouterr().err
 
 
-def test_attention_as_a_page_and_as_pictures(
-    manyheads: Program, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_attention_as_a_page_and_as_pictures(manyheads, model_folder, tmp_path, capsys):
     names = [str(tmp_path / f"look.{kind}") for kind in ("html", "png", "svg", "pdf")]
     assert manyheads("inspect", "attention", model_folder, "--text", "I am hungry. 你", "--output", *names) == 0
     assert capsys.readouterr().out.split("\n")[:-1] == names
@@ -107,9 +98,7 @@ def test_a_given_translation_is_looked_at(manyheads: Program, model_folder: Path
 
 
 @pytest.mark.parametrize(("memory", "columns"), [(None, 6), (4, 4), (0, 0), (9, 6)])
-def test_memory_of_a_language_model(
-    manyheads: Program, language_folder: Path, tmp_path: Path, memory: int | None, columns: int
-) -> None:
+def test_memory_of_a_language_model(manyheads, language_folder, tmp_path, memory, columns):
     output, text = tmp_path / "look.html", "fifteen letters"
     more = () if memory is None else ("--memory", str(memory))
     assert manyheads("inspect", "attention", language_folder, "--text", text, "--output", output, *more) == 0
@@ -121,9 +110,7 @@ def test_memory_of_a_language_model(
     assert view["keys"] == read[first - columns :]
 
 
-def test_shapes_as_a_table_and_as_json(
-    manyheads: Program, model_folder: Path, language_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shapes_as_a_table_and_as_json(manyheads, model_folder, language_folder, capsys):
     assert manyheads("inspect", "shapes", model_folder, "--text", "I am hungry.") == 0
     table = capsys.readouterr().out
     assert table.startswith("module ")
@@ -149,14 +136,7 @@ def test_shapes_as_a_table_and_as_json(
         ("smoothing", "--smoothing", "0.3", "--kind", "others", "--targets", "2", "0"),
     ],
 )
-def test_pictures(
-    manyheads: Program,
-    model_folder: Path,
-    language_folder: Path,
-    reformer_folder: Path,
-    tmp_path: Path,
-    arguments: tuple[str, ...],
-) -> None:
+def test_pictures(manyheads, model_folder, language_folder, reformer_folder, tmp_path, arguments):
     places = {"MODEL": str(model_folder), "LANGUAGE": str(language_folder), "REFORMER": str(reformer_folder)}
     output = tmp_path / "picture.svg"
     assert manyheads("inspect", *(places.get(word, word) for word in arguments), "--output", output) == 0
@@ -214,16 +194,7 @@ def test_pictures(
         (("atention",), "Did you mean attention?"),
     ],
 )
-def test_mistakes(
-    manyheads: Program,
-    model_folder: Path,
-    language_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    said: str,
-) -> None:
+def test_mistakes(manyheads, model_folder, language_folder, tmp_path, monkeypatch, capsys, arguments, said):
     monkeypatch.chdir(tmp_path)
     places = {"MODEL": str(model_folder), "LANGUAGE": str(language_folder)}
     assert manyheads("inspect", *(places.get(word, word) for word in arguments)) == 2

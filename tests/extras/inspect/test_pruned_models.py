@@ -56,9 +56,7 @@ def test_a_model_on_the_hub_keeps_its_task(manyheads: Program, tmp_path: Path, m
 
 
 @each
-def test_other_commands_take_a_pruned_translator(
-    manyheads: Program, pruned: Path, case: str, tmp_path: Path, capsys: Read, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_commands_take_a_pruned_translator(manyheads, pruned, case, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     heads = {f"{name}_heads": tuple(counts) for name, counts in LEFT[case].items()}
     lines = tmp_path / "lines"

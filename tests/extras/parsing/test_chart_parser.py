@@ -95,9 +95,7 @@ def test_evaluate(place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.Ca
         assert record["brackets"]["errors"] == 0
 
 
-def test_trees_from_a_pipe(
-    place: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trees_from_a_pipe(place, manyheads, capsys, monkeypatch):
     def give(text: str) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 
@@ -151,9 +149,7 @@ def test_a_model_that_gives_nan_gives_no_tree(place: Path) -> None:
         parser.log_probs([TREE])
 
 
-def test_scores_info_and_average(
-    place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_info_and_average(place, manyheads, tmp_path, capsys):
     trees = [TREE, TREE.replace("(VP (VBZ sees) (NP (DT a) (NN dog)))", "(NP (VBZ sees) (DT a)) (NN dog)")]
     (tmp_path / "two.ptb").write_text("\n".join(trees))
     assert manyheads("score", place / "run", "--trees", tmp_path / "two.ptb") == 0
@@ -190,9 +186,7 @@ def test_several_as_one(place: Path, manyheads: Cli, tmp_path: Path, capsys: pyt
     assert f"  model      {run} + {other}, " in shown.out
 
 
-def test_a_model_on_the_hub(
-    place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_on_the_hub(place, manyheads, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *arguments, **more: str(place / "run/model"))
     Path("sentences").write_text(f"{SENTENCE}\n")
@@ -215,9 +209,7 @@ def test_the_card_of_a_parser(place: Path, manyheads: Cli, tmp_path: Path, capsy
     assert "It continues text" not in card
 
 
-def test_what_a_tokenizer_comes_from(
-    place: Path, model_folder: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_tokenizer_comes_from(place, model_folder, manyheads, tmp_path, capsys):
     files = ["--trees", place / "train.ptb", "--valid-trees", place / "test.ptb"]
     for number, (model, is_begun_from) in enumerate(((place / "run", True), (model_folder, False))):
         more = ["--tokenizer", model, "--output", tmp_path / str(number)]

@@ -117,9 +117,7 @@ def test_progress_is_shown(run: Path, manyheads: Cli, told: Callable[[], dict[st
         assert shown[what][-1] == f"{count} of {count}"
 
 
-def test_right_trees_that_a_model_could_not_write(
-    run: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_right_trees_that_a_model_could_not_write(run, manyheads, tmp_path, capsys):
     """They are longer than what fits, with labels that were never seen; they are judged by all the same."""
     deep = f"{'(NEW ' * 20}(NN cat){')' * 20}"
     (tmp_path / "new.ptb").write_text(f"(ROOT {deep})\n{TREES[0]}\n", encoding="utf-8")
@@ -132,9 +130,7 @@ def test_right_trees_that_a_model_could_not_write(
     assert "tree 1 has" in captured.err
 
 
-def test_replaced_bytes_of_trees_are_counted(
-    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replaced_bytes_of_trees_are_counted(manyheads, tmp_path, capsys):
     for name, count in (("gold", 2), ("judged", 1)):
         (tmp_path / name).write_bytes(b"(ROOT (S (A a\xff)))\n" * count + b"(ROOT (S (A a)))\n" * (2 - count))
     files = ["--trees", tmp_path / "gold", "--hypotheses", tmp_path / "judged", "--on-bad-utf8", "replace"]
@@ -142,9 +138,7 @@ def test_replaced_bytes_of_trees_are_counted(
     assert "lines that are not UTF-8, bad bytes replaced: 3" in capsys.readouterr().err
 
 
-def test_the_top_label_of_the_data_is_no_bracket_without_a_model(
-    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_top_label_of_the_data_is_no_bracket_without_a_model(manyheads, tmp_path, capsys):
     """As in the model's own trees."""
     for name in ("train", "test"):
         (tmp_path / f"{name}.ptb").write_text("".join(f"{tree}\n" for tree in TREES[::9]), encoding="utf-8")
@@ -179,9 +173,7 @@ def test_baselines(data: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str
     assert "P 100.00  R 25.00" in capsys.readouterr().out
 
 
-def test_translate(
-    run: Path, manyheads: Cli, stdin: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_translate(run, manyheads, stdin, capsys):
     text = f"{SENTENCE}\n\n \t \na ( b\u00a0c\n".encode()
     stdin(text)
     assert manyheads("translate", run) == 0
@@ -200,9 +192,7 @@ def test_translate(
     assert {"written", "repairs"} <= records[0]["translations"][0].keys()
 
 
-def test_words_in_the_targets(
-    data: Path, manyheads: Cli, stdin: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_words_in_the_targets(data, manyheads, stdin, capsys):
     """A model that has learned almost nothing gives trees over the sentence all the same, unless it is not held to."""
     prepare(data, "written", "--tree-words", "write", "--tree-tags", "keep")
     run = train(data, "written", "run-written", model__tie_embeddings="all", training__max_steps=4)
@@ -247,18 +237,14 @@ def test_from_python(run: Path, model_folder: Path) -> None:
         Parser(Translator.from_pretrained(model_folder, "cpu"))
 
 
-def test_the_task_goes_with_an_average(
-    run: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_task_goes_with_an_average(run, manyheads, tmp_path, capsys):
     assert manyheads("average", run, "--last", "2", "--output", tmp_path / "mean") == 0
     assert manyheads("info", tmp_path / "mean", "--json") == 0
     out = capsys.readouterr().out
     assert json.loads(out[out.index("{") :])["tokenizer"]["task"]["name"] == "parsing"
 
 
-def test_mistakes(
-    run: Path, data: Path, model_folder: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes(run, data, model_folder, manyheads, capsys):
     trees = data / "test.ptb"
     (data / "bad.ptb").write_bytes(b"(S (A b)\n")
     (data / "short.ptb").write_bytes(TREES[0].encode() + b"\n")
@@ -297,9 +283,7 @@ def test_mistakes(
         assert "Traceback" not in captured.err
 
 
-def test_several_parsers_are_one(
-    manyheads: Cli, data: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_parsers_are_one(manyheads, data, run, tmp_path, capsys):
     found = []
     for more in ((), ("--ensemble", run)):
         assert manyheads("evaluate", run, "--trees", data / "test.ptb", "--json", *more) == 0

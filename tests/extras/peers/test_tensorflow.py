@@ -108,9 +108,7 @@ def test_no_byte_of_an_index_can_be_changed_unnoticed(copied: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(2000, marks=pytest.mark.slow)])
-def test_an_index_with_right_checksums_and_wrong_content_is_refused(
-    copied: Path, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
+def test_an_index_with_right_checksums_and_wrong_content_is_refused(copied, monkeypatch, count):
     """The parsers of blocks, entries and fields get past the checksum here."""
     monkeypatch.setitem(sys.modules, "crc32c", None)
     index = Path(f"{copied}.index")

@@ -49,9 +49,9 @@ def files(tmp_path: Path, pairs: list[tuple[str, str]]) -> list[str | Path]:
 
 
 def test_translators_side_by_side(
-    manyheads: Cli, model_folder: Path, other_folder: Path, files: list[str | Path], pairs: Any, tmp_path: Path,
-    capsys: Captured,
-) -> None:  # fmt: skip
+    manyheads, model_folder, other_folder, files, pairs, tmp_path,
+    capsys
+):  # fmt: skip
     page = tmp_path / "compared.html"
     assert manyheads("evaluate", model_folder, other_folder, *files, "--page", page, "--differences", 3) == 0
     lines = capsys.readouterr().out.split("\n")
@@ -74,9 +74,7 @@ def test_translators_side_by_side(
     assert spreads[-1] > 0
 
 
-def test_a_page_that_cannot_be_written_costs_no_figures(
-    manyheads: Cli, model_folder: Path, other_folder: Path, files: list[str | Path], tmp_path: Path, capsys: Captured
-) -> None:
+def test_a_page_that_cannot_be_written_costs_no_figures(manyheads, model_folder, other_folder, files, tmp_path, capsys):
     (tmp_path / "file").touch()
     page = tmp_path / "file" / "compared.html"
     assert manyheads("evaluate", model_folder, other_folder, *files, "--page", page) == 2
@@ -85,9 +83,7 @@ def test_a_page_that_cannot_be_written_costs_no_figures(
     assert str(page) in shown.err
 
 
-def test_equal_models_do_not_differ(
-    manyheads: Cli, model_folder: Path, files: list[str | Path], tmp_path: Path, capsys: Captured
-) -> None:
+def test_equal_models_do_not_differ(manyheads, model_folder, files, tmp_path, capsys):
     (tmp_path / "same").symlink_to(model_folder)
     assert manyheads("evaluate", model_folder, tmp_path / "same", *files, "--json") == 0
     record = json.loads(capsys.readouterr().out)
@@ -111,9 +107,7 @@ def language_models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [folder / "1", folder / "2"]
 
 
-def test_language_models_side_by_side(
-    manyheads: Cli, language_models: list[Path], tmp_path: Path, capsys: Captured
-) -> None:
+def test_language_models_side_by_side(manyheads, language_models, tmp_path, capsys):
     text = tmp_path / "text"
     text.write_text("the cat sees the dog, and the dog sees the cat.\n" * 12, encoding="utf-8")
     page = tmp_path / "compared.html"
@@ -131,9 +125,7 @@ def test_language_models_side_by_side(
     assert passages[0]["reference"].replace("⏎", "\n") in text.read_text()
 
 
-def test_a_token_of_probability_zero_is_no_token_left_out(
-    manyheads: Cli, language_models: list[Path], tmp_path: Path, capsys: Captured
-) -> None:
+def test_a_token_of_probability_zero_is_no_token_left_out(manyheads, language_models, tmp_path, capsys):
     model = load(language_models[1])
     with torch.no_grad():
         model.head.bias[ord("t")] = -torch.inf
@@ -153,9 +145,7 @@ def test_a_token_of_probability_zero_is_no_token_left_out(
         ("lines", True, Reading(segment_len=1, lanes=4, max_tokens=17)),
     ],
 )
-def test_losses_by_token_are_those_of_the_whole(
-    language_models: list[Path], documents: Any, ends: bool, reading: Reading
-) -> None:
+def test_losses_by_token_are_those_of_the_whole(language_models, documents, ends, reading):
     vocabulary = ByteVocabulary(documents=documents)
     config = dataclasses.replace(load(language_models[0]).config, vocab_size=vocabulary.vocab_size)
     torch.manual_seed(3)
@@ -177,9 +167,9 @@ def test_losses_by_token_are_those_of_the_whole(
 
 
 def test_mistakes(
-    manyheads: Cli, model_folder: Path, other_folder: Path, language_models: list[Path], files: list[str | Path],
-    tmp_path: Path, capsys: Captured,
-) -> None:  # fmt: skip
+    manyheads, model_folder, other_folder, language_models, files,
+    tmp_path, capsys
+):  # fmt: skip
     french = tmp_path / "french"
     first = Translator.from_pretrained(model_folder, "cpu")
     save_pretrained(first.model, french, tokenizer=first.tokenizer, languages=[("en", "fr")])

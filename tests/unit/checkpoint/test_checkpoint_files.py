@@ -33,9 +33,7 @@ def save(folder: Path, step: int, value: float = 0.0) -> Path:
 
 @settings(deadline=None, max_examples=30)
 @given(floats=st.lists(st.floats(allow_nan=False, allow_infinity=False)), seed=st.integers(0, 2**32))
-def test_tensors_and_floats_come_back_bit_for_bit(
-    tmp_path_factory: pytest.TempPathFactory, floats: list[float], seed: int
-) -> None:
+def test_tensors_and_floats_come_back_bit_for_bit(tmp_path_factory, floats, seed):
     folder = tmp_path_factory.mktemp("run")
     generator = torch.Generator().manual_seed(seed)
     tensors = {

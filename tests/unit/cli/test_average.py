@@ -44,9 +44,7 @@ def _factor(folder: Path, model_folder: Path) -> float:
     return float(ratios[0])
 
 
-def test_last_and_steps(
-    manyheads: Cli, run_folder: Path, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_last_and_steps(manyheads, run_folder, model_folder, tmp_path, capsys):
     assert manyheads("average", run_folder, "--last", "2", "--output", tmp_path / "a") == 0
     assert "steps 20, 30" in capsys.readouterr().out
     assert _factor(tmp_path / "a", model_folder) == pytest.approx(4.0, rel=1e-4)
@@ -76,9 +74,7 @@ def test_the_card_of_a_language_model(manyheads: Cli, tmp_path: Path) -> None:
     assert found["log_probs"].shape == (1, 5, 20)
 
 
-def test_nothing_is_destroyed(
-    manyheads: Cli, run_folder: Path, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_destroyed(manyheads, run_folder, model_folder, tmp_path, capsys):
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("x", encoding="utf-8")
@@ -118,9 +114,7 @@ def test_mistakes(manyheads: Cli, run_folder: Path, tmp_path: Path, capsys: pyte
     assert "no model yet" in capsys.readouterr().err
 
 
-def test_the_next_command_reads_a_text_as_the_run_does(
-    manyheads: Cli, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_next_command_reads_a_text_as_the_run_does(manyheads, run_folder, tmp_path, capsys):
     config = "seed: 1\ndata:\n  path: data/x\n"
     for reading, options in (
         ("", ""),

@@ -67,16 +67,12 @@ def test_one_picture(runs: Path, manyheads: Cli, tmp_path: Path) -> None:
         (("--curves", "a.txt"), "--curves a.txt: it must end in .png, .svg, .pdf"),
     ],
 )
-def test_mistakes(
-    runs: Path, manyheads: Cli, options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes(runs, manyheads, options, message, capsys):
     assert manyheads("info", runs / "first", runs / "second", *options) == 2
     assert message in capsys.readouterr().err
 
 
-def test_only_runs_are_compared(
-    runs: Path, model_folder: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_runs_are_compared(runs, model_folder, manyheads, capsys):
     assert manyheads("info", runs / "first", model_folder) == 2
     assert "is no run but model" in capsys.readouterr().err
     assert manyheads("info", runs / "new", "--curves", "a.png") == 2

@@ -50,9 +50,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, pairs:
     }
 
 
-def test_translations_are_those_of_the_average(
-    manyheads: Cli, folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str], pairs: list[tuple[str, str]]
-) -> None:
+def test_translations_are_those_of_the_average(manyheads, folders, tmp_path, capsys, pairs):
     output = tmp_path / "out"
     given = ("translate", folders["A"], folders["FILE"], "--output", output, "--verbose")
     assert manyheads(*given, "--ensemble", folders["B"], folders["EN-DE"]) == 0
@@ -67,9 +65,7 @@ def test_translations_are_those_of_the_average(
     ).translate(sources)
 
 
-def test_translations_are_ranked_again(
-    manyheads: Cli, folders: Folders, capsys: pytest.CaptureFixture[str], pairs: list[tuple[str, str]]
-) -> None:
+def test_translations_are_ranked_again(manyheads, folders, capsys, pairs):
     given = (
         "translate",
         folders["A"],
@@ -91,9 +87,7 @@ def test_translations_are_ranked_again(
     assert capsys.readouterr().out.split("\n")[:-1] == made.translate([source for source, _ in pairs], num_beams=4)
 
 
-def test_evaluated_and_scored(
-    manyheads: Cli, folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluated_and_scored(manyheads, folders, tmp_path, capsys):
     texts = ("--source", folders["FILE"], "--reference", folders["REFERENCE"])
     several = ("--ensemble", folders["B"], "--rerank", folders["EN-DE"], "--rerank-weight", "0.5")
     translated, judged = tmp_path / "translated", tmp_path / "judged"
@@ -168,9 +162,7 @@ def test_what_resumed_work_depends_on(folders: Folders) -> None:
         ("evaluate --hypotheses FILE --reference FILE --ensemble A", "there is no model to run; leave out --ensemble."),
     ],
 )
-def test_refused_with_one_sentence(
-    manyheads: Cli, folders: Folders, capsys: pytest.CaptureFixture[str], arguments: str, message: str
-) -> None:
+def test_refused_with_one_sentence(manyheads, folders, capsys, arguments, message):
     words = arguments.split()
     assert manyheads(words[0], *(str(folders.get(word, word)) for word in words[1:])) == 2
     told = capsys.readouterr()

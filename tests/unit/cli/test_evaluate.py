@@ -23,14 +23,7 @@ def files(tmp_path: Path, pairs: list[tuple[str, str]]) -> list[str | Path]:
     return ["--source", tmp_path / "source", "--reference", tmp_path / "reference"]
 
 
-def test_a_model_on_files(
-    manyheads: Cli,
-    model_folder: Path,
-    files: list[str | Path],
-    pairs: list[tuple[str, str]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_model_on_files(manyheads, model_folder, files, pairs, tmp_path, capsys):
     translator = Translator.from_pretrained(model_folder, "cpu")
     sources, references = map(list, zip(*pairs, strict=True))
     translations = [text.replace("\n", " ") for text in translator.translate(sources)]
@@ -63,9 +56,7 @@ def test_a_model_on_files(
     assert protocol["precision"] == "fp32"
 
 
-def test_progress_is_shown(
-    manyheads: Cli, model_folder: Path, files: list[str | Path], pairs: list[tuple[str, str]], told: Told
-) -> None:
+def test_progress_is_shown(manyheads, model_folder, files, pairs, told):
     assert manyheads("evaluate", model_folder, *files, "--max-tokens", "60") == 0
     shown = told()
     assert list(shown) == [
@@ -82,9 +73,7 @@ def test_progress_is_shown(
         assert shown[what][-1] == f"{len(pairs)} of {len(pairs)}"
 
 
-def test_translations_made_elsewhere(
-    manyheads: Cli, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_translations_made_elsewhere(manyheads, files, tmp_path, capsys):
     reference = tmp_path / "reference"
     assert manyheads("evaluate", "--hypotheses", reference, "--reference", reference) == 0
     out = capsys.readouterr().out
@@ -101,13 +90,7 @@ def test_translations_made_elsewhere(
     assert "BLEU = 100.00" in capsys.readouterr().out
 
 
-def test_data_by_name(
-    manyheads: Cli,
-    model_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_data_by_name(manyheads, model_folder, tmp_path, capsys, monkeypatch):
     from manyheads.data.corpora import tatoeba
 
     real = tatoeba.load_tatoeba
@@ -123,9 +106,7 @@ def test_data_by_name(
     assert "embedded:tatoeba-en-de valid" in capsys.readouterr().out
 
 
-def test_other_settings_in_the_working_folder_are_not_read(
-    manyheads: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str | Path]
-) -> None:
+def test_other_settings_in_the_working_folder_are_not_read(manyheads, tmp_path, monkeypatch, files):
     monkeypatch.chdir(tmp_path)
     pairs = ["--source", tmp_path / "source", "--target", tmp_path / "reference", "--vocab-size", "300"]
     assert manyheads("prepare", *pairs, "--valid-count", "2", "--output", "data") == 0
@@ -134,9 +115,7 @@ def test_other_settings_in_the_working_folder_are_not_read(
     assert manyheads("evaluate", "--hypotheses", "out", "--data", "data") == 0
 
 
-def test_prepared_data(
-    manyheads: Cli, model_folder: Path, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prepared_data(manyheads, model_folder, files, tmp_path, capsys):
     pairs = ["--source", tmp_path / "source", "--target", tmp_path / "reference", "--vocab-size", "300"]
     assert manyheads("prepare", *pairs, "--valid-count", "2", "--output", tmp_path / "data") == 0
     capsys.readouterr()
@@ -146,9 +125,7 @@ def test_prepared_data(
     assert "no test pairs" in capsys.readouterr().err
 
 
-def test_what_is_cut_or_replaced_is_counted(
-    manyheads: Cli, model_folder: Path, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_cut_or_replaced_is_counted(manyheads, model_folder, files, tmp_path, capsys):
     source, reference = tmp_path / "source", tmp_path / "reference"
     source.write_bytes(source.read_bytes() + b"x" * 40 + b"\nb\xe4d\nlast\n")
     reference.write_bytes(reference.read_bytes() + b"ok\n" + b"y" * 80 + b"\nlast\n")
@@ -163,9 +140,7 @@ def test_what_is_cut_or_replaced_is_counted(
     assert "manyheads: lines that are not UTF-8, bad bytes replaced: 1\n" in captured.err
 
 
-def test_mistakes(
-    manyheads: Cli, model_folder: Path, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes(manyheads, model_folder, files, tmp_path, capsys):
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "bad").write_bytes(b"\xff")
     empty, reference = tmp_path / "empty", tmp_path / "reference"
@@ -202,15 +177,7 @@ def test_mistakes(
 
 
 @pytest.mark.parametrize(("exchanged", "is_told"), [(3.6, False), (3.4, True)])
-def test_exchanged_files_are_noticed(
-    manyheads: Callable[..., int],
-    model_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    exchanged: float,
-    is_told: bool,
-) -> None:
+def test_exchanged_files_are_noticed(manyheads, model_folder, tmp_path, monkeypatch, capsys, exchanged, is_told):
     def likelihood(translator: object, pairs: list[tuple[str, str]], *more: object, **named: object) -> Likelihood:
         return Likelihood(4.0 if pairs[0][0] == "a cat" else exchanged, 1)
 

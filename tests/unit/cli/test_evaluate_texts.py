@@ -70,9 +70,7 @@ def test_the_language_of_data_and_of_hypotheses_counts(evaluated: Evaluated, wri
     assert record["protocol"]["bleu_tokenizer_why"] == "for the language zh-TW"
 
 
-def test_a_missing_package_is_said_once(
-    evaluated: Evaluated, write: Write, manyheads: Cli, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_said_once(evaluated, write, manyheads, capsys, monkeypatch):
     monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
     path = write("ja", ["今日は犬が好きです。", "彼女は古い家を見ています。"])
     record, said = evaluated("--hypotheses", path, "--reference", path)
@@ -86,9 +84,7 @@ def test_a_missing_package_is_said_once(
 
 
 @pytest.mark.parametrize("given", [["--reference", "a", "b"], ["--reference", "a", "--reference", "b"]])
-def test_several_references(
-    given: list[str], evaluated: Evaluated, write: Write, manyheads: Cli, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_references(given, evaluated, write, manyheads, capsys, monkeypatch):
     hypotheses, a, _ = write("h", [DE[0], OTHER[1], "Wir möchten nun ein Heft."]), write("a", DE), write("b", OTHER)
     monkeypatch.chdir(a.parent)
     record, _ = evaluated("--hypotheses", hypotheses, *given)
@@ -104,9 +100,7 @@ def test_several_references(
     assert 'h has 3 lines, b has 2 (lines end at "\\n" alone)' in error.replace(f"{hypotheses.parent}/", "")
 
 
-def test_models_with_several_references(
-    evaluated: Evaluated, write: Write, manyheads: Cli, capsys: Any, model_folder: Path, tmp_path: Path
-) -> None:
+def test_models_with_several_references(evaluated, write, manyheads, capsys, model_folder, tmp_path):
     source, a, b = write("s", ["I see a dog."] * 3), write("a", DE), write("b", OTHER)
     other = tmp_path / "other"
     other.symlink_to(model_folder)
@@ -159,9 +153,7 @@ def test_segments_of_sgm_files_must_agree(evaluated: Evaluated, write: Write, ma
     assert "b.sgm '7' of document 'd'. Give files of the same texts" in said
 
 
-def test_scoring_is_shown(
-    manyheads: Cli, write: Write, told: Callable[[], dict[str, list[str]]], monkeypatch: Any
-) -> None:
+def test_scoring_is_shown(manyheads, write, told, monkeypatch):
     monkeypatch.setattr("manyheads.evaluation.bleu._BLOCK", 2)
     path = write("a", DE)
     assert manyheads("evaluate", "--hypotheses", path, "--reference", path) == 0

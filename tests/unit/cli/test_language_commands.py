@@ -108,9 +108,7 @@ def test_progress_is_shown(run: Path, manyheads: Cli, tmp_path: Path, told: Call
     assert told()["scoring lines"] == ["0", "2", "4"]
 
 
-def test_evaluate_a_file_is_what_score_says(
-    run: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_a_file_is_what_score_says(run, manyheads, tmp_path, capsys):
     """One lane with a memory over everything is the text read at once; the first byte has nothing before it."""
     text = "He opened the door, and \u00fcber all. Once more."
     (tmp_path / "text.gz").write_bytes(gzip.compress(text.encode()))
@@ -148,9 +146,7 @@ def test_score(run: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.Capture
     assert records[0]["tokens"][:3] == ["H", "e", "▁"]
 
 
-def test_score_names_a_line_that_is_longer_than_the_models_positions(
-    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_score_names_a_line_that_is_longer_than_the_models_positions(manyheads, tmp_path, capsys):
     config = replace(REFORMERS["debug"], vocab_size=256)
     save_pretrained(build_model(config), tmp_path / "model", tokenizer=ByteVocabulary())
     (tmp_path / "in.txt").write_text(f"a\n\n{'b' * config.max_len}\n", encoding="utf-8")
@@ -161,9 +157,7 @@ def test_score_names_a_line_that_is_longer_than_the_models_positions(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_generate(
-    run: Path, manyheads: Cli, tmp_path: Path, stdin: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_generate(run, manyheads, tmp_path, stdin, capsys):
     short = ["--max-new-tokens", "12", "--seed", "3"]
     assert manyheads("generate", run, "He opened", *short) == 0
     text = capsys.readouterr().out
@@ -194,12 +188,7 @@ def test_generate(
 @pytest.mark.slow
 @pytest.mark.unhooked
 @pytest.mark.compiles
-def test_compiled_it_writes_the_same(
-    run: Path,
-    manyheads: Cli,
-    compiled_folder: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_compiled_it_writes_the_same(run, manyheads, compiled_folder, capsys):
     shown = []
     for options in ([], ["--compile"]):
         assert manyheads("generate", run, "He opened", "--max-new-tokens", "30", "--seed", "3", *options) == 0
@@ -218,9 +207,7 @@ def test_options_of_drawing_draw() -> None:
         GenerationOptions(greedy=True, seed=1).overrides()
 
 
-def test_mistakes_name_the_right_command(
-    run: Path, model_folder: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_name_the_right_command(run, model_folder, manyheads, tmp_path, capsys):
     (tmp_path / "text.txt").write_bytes(b"a text\n")
     shutil.copytree(run / "model", tmp_path / "alone")
     cases: list[tuple[list[str | Path], str]] = [
@@ -304,9 +291,7 @@ def damaged(run: Path) -> Path:
 
 
 @pytest.mark.parametrize("more", [["--recl", "--beside", "RUN"], [], ["--dynamic", "sgd", "--dynamic-rate", "0.1"]])
-def test_a_model_that_gives_nan_is_not_judged(
-    run: Path, damaged: Path, more: list[str], manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_gives_nan_is_not_judged(run, damaged, more, manyheads, tmp_path, capsys):
     """No comparison with NaN is true, so its context would seem to help at every length."""
     (tmp_path / "text").write_text("he opened the door and went in. " * 40, encoding="utf-8")
     more = [str(run) if word == "RUN" else word for word in more]

@@ -197,9 +197,7 @@ def test_what_resumed_work_depends_on(folders: Folders) -> None:
         ("evaluate R --text TEXT --max-tokens 40 --num-hashes 2 --beside OTHER", "has another vocabulary than"),
     ],
 )
-def test_refused_with_one_sentence(
-    manyheads: Cli, folders: Folders, capsys: pytest.CaptureFixture[str], arguments: str, message: str
-) -> None:
+def test_refused_with_one_sentence(manyheads, folders, capsys, arguments, message):
     words = arguments.split()
     assert manyheads(words[0], *(str(folders.get(word, word)) for word in words[1:])) == 2
     told = capsys.readouterr()
@@ -208,9 +206,7 @@ def test_refused_with_one_sentence(
     assert told.out == ""
 
 
-def test_a_duplication_model_reads_other_texts(
-    manyheads: Cli, folders: Folders, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_duplication_model_reads_other_texts(manyheads, folders, capsys):
     given = ("--text", folders["TEXT"], "--segment-len", "32", "--ensemble", folders["R"])
     assert manyheads("evaluate", folders["D"], *given) == 0
     assert f"{folders['D']} + {folders['R']}, " in capsys.readouterr().out

@@ -20,9 +20,7 @@ from manyheads.cli.commands import doctor
 Program = Callable[..., int]
 
 
-def test_doctor_finds_this_machine_ready(
-    manyheads: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_finds_this_machine_ready(manyheads, capsys, monkeypatch):
     monkeypatch.setattr(machine_report, "LEAST_FREE_BYTES", 0)
     monkeypatch.setattr(machine_report, "SECONDS_A_RATE", 0.01)
     monkeypatch.setattr(machine_report, "MATRIX", 64)
@@ -39,9 +37,7 @@ def test_doctor_finds_this_machine_ready(
     assert record["disk"]["writable"] is True
 
 
-def test_doctor_names_what_must_be_mended(
-    manyheads: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_doctor_names_what_must_be_mended(manyheads, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(machine_report, "LEAST_FREE_BYTES", 2**70)
     monkeypatch.setattr(machine_report, "LEAST_PYTHON", (4, 0))
     monkeypatch.setattr(machine_report, "NEEDED", ("no-such-package",))

@@ -139,9 +139,7 @@ def test_evaluation_by_direction(run: Path, data: Path, texts: Path, manyheads: 
     assert len(capsys.readouterr().out.split()) == 12
 
 
-def test_mistakes(
-    run: Path, data: Path, texts: Path, model_folder: Path, manyheads: Cli, tmp_path: Path, capsys: Captured
-) -> None:
+def test_mistakes(run, data, texts, model_folder, manyheads, tmp_path, capsys):
     line = tmp_path / "line"
     line.write_text("I see the cat 1\n")
     out = ["--output", tmp_path / "data"]

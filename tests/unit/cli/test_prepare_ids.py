@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +12,7 @@ Cli = Callable[..., int]
 Image = pytest.importorskip("PIL.Image")
 
 
-def test_the_command_prepares_ids_and_pictures(
-    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prepares_ids_and_pictures(manyheads, tmp_path, capsys):
     np.arange(1000, dtype="<u2").tofile(tmp_path / "events.bin")
     common = ["prepare", "--task", "lm", "--valid-bytes", "200"]
     given = ["--format", "u16", "--corpus", tmp_path / "events.bin", "-o", tmp_path / "events"]
@@ -61,9 +58,7 @@ def test_the_command_prepares_ids_and_pictures(
         ),
     ],
 )
-def test_options_that_contradict_each_other(
-    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
+def test_options_that_contradict_each_other(manyheads, tmp_path, capsys, arguments, message):
     (tmp_path / "a").write_bytes(b"abc")
     given = ["--corpus", tmp_path / "a", "--valid-bytes", "0", "-o", tmp_path / "data"]
     assert manyheads("prepare", "--task", "lm", *given, *arguments) == 2

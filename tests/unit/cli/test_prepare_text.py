@@ -31,9 +31,7 @@ def text_of(data: TextData, split: str) -> bytes:
     return data.vocabulary.decode_bytes(getattr(data, split).ids.tolist())
 
 
-def test_a_text_is_prepared_and_told(
-    manyheads: Cli, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_is_prepared_and_told(manyheads, corpus, tmp_path, capsys):
     (tmp_path / "valid.gz").write_bytes(gzip.compress(b"a cat\n"))
     arguments = ["prepare", "--task", "lm", "--corpus", corpus, corpus, "--valid-corpus", tmp_path / "valid.gz"]
     assert manyheads(*arguments, "--level", "words", "--documents", "files", "-o", tmp_path / "data") == 0
@@ -54,9 +52,7 @@ def test_a_text_is_prepared_and_told(
     assert manyheads("info", tmp_path / "data", "--verify", "--json") in (0, 2)
 
 
-def test_text_is_held_back_and_levels_chosen(
-    manyheads: Cli, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_is_held_back_and_levels_chosen(manyheads, corpus, tmp_path, monkeypatch):
     common = ["prepare", "--task", "lm", "--corpus", corpus, "--valid-bytes", "100", "--test-bytes", "50"]
     assert manyheads(*common, "-o", tmp_path / "bytes") == 0
     data = TextData.open(tmp_path / "bytes")
@@ -74,9 +70,7 @@ def test_text_is_held_back_and_levels_chosen(
     assert words[0] == words[1]
 
 
-def test_a_vocabulary_learns_more_pieces(
-    manyheads: Cli, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_vocabulary_learns_more_pieces(manyheads, corpus, tmp_path, capsys):
     common = ["prepare", "--task", "lm", "--valid-bytes", "100", "--corpus"]
     assert manyheads(*common, corpus, "--level", "bpe", "--vocab-size", "300", "-o", tmp_path / "old") == 0
     (tmp_path / "more").write_text("Die Katze sieht den Hund.\n" * 60, encoding="utf-8")
@@ -115,9 +109,7 @@ def test_layouts(manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "does not hold lm1b" in capsys.readouterr().err
 
 
-def test_mistakes_leave_nothing(
-    manyheads: Cli, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_leave_nothing(manyheads, corpus, tmp_path, capsys):
     (tmp_path / "bad").write_bytes(b"good\nb\xe4d\n")
     (tmp_path / "empty").write_bytes(b"")
     text: list[str | Path] = ["--task", "lm", "--corpus", corpus]

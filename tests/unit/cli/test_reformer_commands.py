@@ -72,9 +72,7 @@ def test_hash_rounds_give_a_table(run: Path, manyheads: Cli, capsys: pytest.Capt
         assert message in capsys.readouterr().err
 
 
-def test_bits_of_a_byte_only_of_a_whole_text_and_of_ids_of_one_byte(
-    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bits_of_a_byte_only_of_a_whole_text_and_of_ids_of_one_byte(manyheads, tmp_path, capsys):
     """An id of a u16 file stands for more than one byte; a limit above the length of the text is none."""
     np.arange(600, dtype="<u2").tofile(tmp_path / "events.bin")
     given = ["--format", "u16", "--vocab-size", "600", "--corpus", tmp_path / "events.bin", "--valid-bytes", "400"]
@@ -101,9 +99,7 @@ def test_bits_of_a_byte_only_of_a_whole_text_and_of_ids_of_one_byte(
     assert "       0 " in capsys.readouterr().out
 
 
-def test_a_model_that_gives_nan_is_not_judged(
-    run: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_gives_nan_is_not_judged(run, manyheads, tmp_path, capsys):
     generator = Generator.from_pretrained(run, "cpu")
     with torch.no_grad():
         next(generator.model.parameters()).fill_(float("nan"))
@@ -193,9 +189,7 @@ def test_an_architecture_takes_the_place_of_anothers() -> None:
 
 @pytest.mark.slow  # tests/integration/test_first_minute.py trains one for fewer steps
 @pytest.mark.parametrize("attention", ["lsh", "full"])
-def test_a_reformer_learns_to_translate(
-    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str], attention: str
-) -> None:
+def test_a_reformer_learns_to_translate(manyheads, tmp_path, capsys, attention):
     """By `train --architecture reformer` on embedded pairs: the loss falls; the model is one to use and look into."""
     run = tmp_path / "run"
     settings = {

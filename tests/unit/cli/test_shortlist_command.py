@@ -33,9 +33,7 @@ def folder(tmp_path: Path, model_folder: Path) -> Path:
     return Path(shutil.copytree(model_folder, tmp_path / "model"))
 
 
-def test_learned_kept_and_used(
-    manyheads: Cli, folder: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_learned_kept_and_used(manyheads, folder, files, capsys, tmp_path):
     source, target = files
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
     assert manyheads("shortlist", folder, "--source", source, "--target", target) == 0
@@ -68,9 +66,7 @@ def test_learned_kept_and_used(
     assert "from 1 pairs" in capsys.readouterr().out
 
 
-def test_finished_parts_are_of_the_same_shortlist(
-    manyheads: Cli, folder: Path, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_parts_are_of_the_same_shortlist(manyheads, folder, files, tmp_path, monkeypatch):
     """Else an interrupted command would go on from sentences that were searched in another way."""
     source, target = files
     (tmp_path / "page.md").write_text("a\n", encoding="utf-8")
@@ -90,14 +86,7 @@ def test_finished_parts_are_of_the_same_shortlist(
     verify_folder(folder)
 
 
-def test_a_document_does_not_go_on_with_another_shortlist(
-    manyheads: Cli,
-    folder: Path,
-    files: tuple[Path, Path],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_document_does_not_go_on_with_another_shortlist(manyheads, folder, files, capsys, tmp_path, monkeypatch):
     source, target = files
     assert manyheads("shortlist", folder, "--source", source, "--target", target) == 0
     whole = UnitTranslator.translate
@@ -130,15 +119,7 @@ def test_a_document_does_not_go_on_with_another_shortlist(
         (("shortlist", "MODEL", "--source", "EMPTY", "--target", "EMPTY"), "no training pairs"),
     ],
 )
-def test_refused_with_one_sentence(
-    manyheads: Cli,
-    folder: Path,
-    files: tuple[Path, Path],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    arguments: tuple[str, ...],
-    message: str,
-) -> None:
+def test_refused_with_one_sentence(manyheads, folder, files, capsys, tmp_path, arguments, message):
     (tmp_path / "empty").touch()
     names = {"MODEL": folder, "FILE": files[0], "EMPTY": tmp_path / "empty"}
     assert manyheads(*(names.get(word, word) for word in arguments)) == 2
@@ -149,9 +130,7 @@ def test_refused_with_one_sentence(
     assert not (folder / SHORTLIST).exists()
 
 
-def test_a_shortlist_of_another_model(
-    manyheads: Cli, folder: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_shortlist_of_another_model(manyheads, folder, files, capsys):
     """Put there by hand, with a manifest that covers it; and damaged."""
     assert manyheads("shortlist", folder, "--source", files[0], "--target", files[1]) == 0
     content = (folder / SHORTLIST).read_bytes()

@@ -31,18 +31,14 @@ def lines(tmp_path: Path) -> Path:
     return path
 
 
-def test_more_translations_than_beams(
-    manyheads: Cli, model_folder: Path, lines: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_more_translations_than_beams(manyheads, model_folder, lines, capsys):
     assert manyheads("translate", model_folder, lines, "--nbest", 9) == 2
     said = capsys.readouterr().err
     assert "num_return_sequences is 9 but num_beams is 2" in said
     assert "(--nbest), raise num_beams (--beam)" in said
 
 
-def test_one_of_several_outputs_is_the_input(
-    manyheads: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_of_several_outputs_is_the_input(manyheads, tmp_path, monkeypatch, capsys):
     config = TransformerXLConfig(vocab_size=8, d_model=8, num_heads=2, d_ff=8, num_layers=1, memory_len=4)
     save_pretrained(build_model(config), tmp_path / "ids", tokenizer=IdVocabulary(8), task="ids")
     monkeypatch.chdir(tmp_path)
@@ -81,9 +77,7 @@ def test_a_file_in_place_of_a_run_folder(manyheads: Cli, lines: Path, capsys: py
     assert lines.read_text() == "I am hungry.\n"
 
 
-def test_a_mistake_in_a_local_name_does_not_go_to_the_hub(
-    manyheads: Cli, lines: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_in_a_local_name_does_not_go_to_the_hub(manyheads, lines, capsys, monkeypatch):
     monkeypatch.chdir(lines.parent)
     Path("runs/demo").mkdir(parents=True)
     assert manyheads("translate", "runs/dmeo", lines) == 2
@@ -98,9 +92,7 @@ def test_a_replaced_output_is_mentioned(tmp_path: Path, capsys: pytest.CaptureFi
         assert capsys.readouterr().err == said
 
 
-def test_a_vocabulary_is_not_asked_of_prepared_data(
-    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_vocabulary_is_not_asked_of_prepared_data(manyheads, tmp_path, capsys):
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("".join(f"the cat sees {n} dogs\tdie Katze sieht {n} Hunde\n" for n in range(20)))
     folder = tmp_path / "mine"
@@ -117,13 +109,7 @@ def test_a_vocabulary_is_not_asked_of_prepared_data(
 @pytest.mark.parametrize(
     "command", ["inspect heads NONE", "inspect pruning NONE", "info NONE --curves c.png", "evaluate LM --plot p"]
 )
-def test_a_missing_matplotlib_is_told_before_the_work(
-    manyheads: Cli,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
-) -> None:
+def test_a_missing_matplotlib_is_told_before_the_work(manyheads, tmp_path, capsys, monkeypatch, command):
     (tmp_path / "config.json").write_text('{"architecture": "transformer-xl"}')
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     more = ["--memory-len", "1", "2"] if "--plot" in command else []
@@ -170,9 +156,7 @@ def test_typed_bytes_of_another_encoding(monkeypatch: pytest.MonkeyPatch, capsys
     assert "what was typed is not in the terminal's encoding: it is not UTF-8." in capsys.readouterr().err
 
 
-def test_messages_that_nobody_reads_stop_no_command(
-    warm_program: list[str], model_folder: Path, lines: Path, tmp_path: Path
-) -> None:
+def test_messages_that_nobody_reads_stop_no_command(warm_program, model_folder, lines, tmp_path):
     """As in `2>&1 | head`: the work that was begun is finished, and an error keeps its exit code."""
     output = tmp_path / "output.txt"
     output.write_text("an earlier result, so that there is a message before the first line\n")
@@ -208,9 +192,9 @@ def test_messages_that_nobody_reads_stop_no_command(
     ],
 )
 def test_an_empty_name_is_not_the_working_directory(
-    manyheads: Cli, arguments: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    manyheads, arguments, name, tmp_path, monkeypatch,
+    capsys
+):  # fmt: skip
     monkeypatch.chdir(tmp_path)
     assert manyheads(*arguments) == 2
     assert f"{name} is empty, perhaps from an unset shell variable; name a" in capsys.readouterr().err
@@ -229,9 +213,7 @@ def test_info_of_a_preset_names_the_command_that_shows_it() -> None:
         describe_folder(Path("xl-demo"))
 
 
-def test_no_output_destroys_a_model(
-    manyheads: Cli, model_folder: Path, lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_output_destroys_a_model(manyheads, model_folder, lines, tmp_path, capsys):
     """Each of these commands succeeded, and the model could not be loaded after it."""
     before = sorted(model_folder.rglob("*"))
     inside = model_folder / "new"
@@ -260,9 +242,7 @@ def test_terms_are_an_input(manyheads: Cli, model_folder: Path, lines: Path, tmp
     assert terms.read_text() == "hungry\thungrig\n"
 
 
-def test_replacing_deletes_no_other_files(
-    manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replacing_deletes_no_other_files(manyheads, model_folder, tmp_path, capsys):
     tsv, data, model = tmp_path / "pairs.tsv", tmp_path / "data", tmp_path / "model"
     tsv.write_text("".join(f"{word}\t{word}\n" for word in ("one", "two", "three")))
     prepare = ("prepare", "--tsv", tsv, "--valid-count", "0", "-o", data)

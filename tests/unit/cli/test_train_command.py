@@ -50,9 +50,7 @@ def test_settings_may_come_from_a_pipe_that_the_user_names(tmp_path: Path) -> No
     assert read_arguments(["--config", str(pipe)])[1].seed == 17
 
 
-def test_a_restart_resumes_what_was_named_until_the_run_has_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_resumes_what_was_named_until_the_run_has_a_checkpoint(tmp_path, monkeypatch):
     """Otherwise a run that begins from a checkpoint of another one would begin with random weights."""
     seen: list[str] = []
     monkeypatch.setattr("manyheads.training.run.loop.train", lambda config, *, resume, **_: seen.append(resume))
@@ -80,9 +78,7 @@ def test_layers_win_in_their_order(tmp_path: Path) -> None:
     assert config.run_dir == "x"
 
 
-def test_every_preset_can_be_printed_and_read_back(
-    manyheads: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_every_preset_can_be_printed_and_read_back(manyheads, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MANYHEADS_PRECISION", "bf16")  # which the presets take for granted, unless told otherwise
     monkeypatch.chdir(tmp_path)  # where no run is to be resumed
     for name, make in PRESETS.items():
@@ -145,9 +141,7 @@ def test_a_presets_number_of_pairs_is_about_its_own_data(tmp_path: Path) -> None
         assert read_arguments(["--preset", "debug", *arguments])[1].data.num_train_pairs == expected, arguments
 
 
-def test_the_opening_lines_say_what_is_not_used(
-    manyheads: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_opening_lines_say_what_is_not_used(manyheads, tmp_path, capsys):
     """Once for pairs, once for a text: counts, the setting, the remedy."""
     few = ("--training.max_steps", "1", "--training.plots", "false")
     pairs = ("--data.path", "embedded:tatoeba-en-de", "--data.num_train_pairs", "200", "--tokenizer.vocab_size", "300",
@@ -186,9 +180,7 @@ def test_a_runs_own_settings_are_taken_when_nothing_else_is_named(tmp_path: Path
 
 
 @pytest.mark.parametrize(("kind", "rises"), [("cosine", True), ("noam", False)])
-def test_a_longer_run_says_that_the_rate_goes_up_again(
-    manyheads: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, rises: bool
-) -> None:
+def test_a_longer_run_says_that_the_rate_goes_up_again(manyheads, tmp_path, capsys, kind, rises):
     run, schedule = tmp_path / "run", ("--schedule.kind", kind, "--schedule.warmup_steps", "1")
     options = ("--preset", "debug", "--run-dir", run, *SHORT, *schedule, "--optimiser.learning_rate", "0.003")
     assert manyheads("train", *options, "--quiet") == 0
@@ -316,14 +308,7 @@ def test_the_summary_of_a_run_judged_by_bleu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("precision", "width"), [("fp32", 192), ("bf16", 256)])
-def test_a_preset_has_sizes_for_each_precision(
-    manyheads: Program,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    precision: str,
-    width: int,
-) -> None:
+def test_a_preset_has_sizes_for_each_precision(manyheads, capsys, monkeypatch, tmp_path, precision, width):
     monkeypatch.setenv("MANYHEADS_PRECISION", precision)
     monkeypatch.chdir(tmp_path)  # where no run is to be resumed
     assert manyheads("train", "--preset", "demo", "--print-config") == 0
@@ -333,9 +318,7 @@ def test_a_preset_has_sizes_for_each_precision(
     assert yaml.safe_load(capsys.readouterr().out)["model"]["d_model"] == 64
 
 
-def test_a_resumed_preset_keeps_the_sizes_that_it_began_with(
-    manyheads: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_resumed_preset_keeps_the_sizes_that_it_began_with(manyheads, capsys, monkeypatch, tmp_path):
     """Also where another precision is asked for by name, which is the remedy for a run that is slow here."""
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000001"
     checkpoint.mkdir(parents=True)

@@ -119,9 +119,7 @@ def test_info_of_nothing(tmp_path: Path, manyheads: Program, capsys: pytest.Capt
     assert "cannot be read as JSON" in capsys.readouterr().err
 
 
-def test_the_demo_shows_draws_and_scores(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_shows_draws_and_scores(run, capsys, monkeypatch):
     from manyheads.decoding.translator import Translator
     from manyheads.evaluation.bleu import corpus_bleu
 
@@ -163,9 +161,7 @@ def test_a_sentence_of_middling_length_and_much_right_is_drawn() -> None:
     assert demo.choose_sentence(sources, references, translations) == 2
 
 
-def test_the_demo_without_matplotlib_still_scores(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_without_matplotlib_still_scores(run, capsys, monkeypatch):
     from manyheads.decoding.translator import Translator
 
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
@@ -185,16 +181,7 @@ def test_the_demo_without_matplotlib_still_scores(
         (5.0, True, 0, None),
     ],
 )
-def test_the_demo_of_a_model_that_did_not_learn(
-    run: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    minutes: float,
-    right: bool,
-    code: int,
-    said: str | None,
-) -> None:
+def test_the_demo_of_a_model_that_did_not_learn(run, tmp_path, capsys, monkeypatch, minutes, right, code, said):
     from manyheads.decoding.translator import Translator
 
     place = tmp_path / "run"

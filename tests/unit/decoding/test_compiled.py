@@ -196,7 +196,7 @@ def test_each_model_has_its_own_program() -> None:
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles
-def test_the_models_of_an_ensemble_share_a_program() -> None:
+def test_the_models_of_an_ensemble_share_a_program():
     # Wider than any batch has rows: maps of one input are joined where there are more rows, in a program of their own.
     configs = [replace(CONFIG, d_model=32), replace(CONFIG, d_model=48, norm_position="pre")]
     model = Ensemble([model_of(config, seed=seed) for seed, config in enumerate(configs)])

@@ -96,9 +96,7 @@ HOOKS: dict[str, Callable[[nn.Module, Callable[..., None]], object]] = {
 @pytest.mark.parametrize("register", HOOKS.values(), ids=HOOKS)
 @ROWS
 @EACH
-def test_hooks_of_every_child_are_called(
-    make: Callable[[], nn.Module], call: Call, rows: int, register: Callable[..., object]
-) -> None:
+def test_hooks_of_every_child_are_called(make, call, rows, register):
     module, hits = make(), []  # type: ignore[var-annotated]
     for name, child in maps_of(module).items():
         register(child, lambda *_, name=name: hits.append(name))
@@ -190,9 +188,7 @@ CHANGES: dict[str, Callable[[nn.Linear], object]] = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @ROWS
 @EACH
-def test_changed_weights_are_trained(
-    make: Callable[[], nn.Module], call: Call, rows: int, change: Callable[[nn.Linear], object]
-) -> None:
+def test_changed_weights_are_trained(make, call, rows, change):
     torch.manual_seed(0)
     module, x = make(), inputs(rows)
     for child in maps_of(module).values():

@@ -95,9 +95,7 @@ def test_sums_over_rounds_without_torchs_bags(dtype: torch.dtype, monkeypatch: p
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize(("length", "size"), [(22, 1.0), (22, 60.0), (3, 1.0), (16, 1.0)])
 @pytest.mark.parametrize("padded", [False, True])
-def test_chunks_against_pairs(
-    tiles: Callable[[], Iterator[bool]], settings: LSHSettings, length: int, size: float, padded: bool
-) -> None:
+def test_chunks_against_pairs(tiles, settings, length, size, padded):
     """Output and gradients, with scores beyond what exp can bear, and with tiles that end anywhere."""
     qk, v, buckets, grad = inputs(length, settings, size)
     lengths = torch.tensor([length, length // 2]) if padded else None

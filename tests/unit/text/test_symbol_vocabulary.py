@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,9 +31,7 @@ AROUND: dict[str, Any] = {
         (ENDED, "", [], ""),
     ],
 )
-def test_lines_and_unknown_words(
-    settings: dict[str, Any], text: str, ids: list[int], decoded: str, tmp_path: Path
-) -> None:
+def test_lines_and_unknown_words(settings, text, ids, decoded, tmp_path):
     made = SymbolVocabulary(**settings)
     assert made.encode(text) == ids
     assert made.encode_content(text.encode()) == ids
