@@ -76,10 +76,9 @@ def test_a_model_that_gives_nan_gives_no_label(place: Path) -> None:
         classifier("cat and dog")
 
 
-def test_evaluate(place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate(place, manyheads, printed, tmp_path, capsys):
     picture, output = tmp_path / "matrix.svg", tmp_path / "labels.txt"
-    assert manyheads("evaluate", place / "run", "--picture", picture, "-o", output, "--json") == 0
-    record = json.loads(capsys.readouterr().out)
+    record = json.loads(printed("evaluate", place / "run", "--picture", picture, "-o", output, "--json"))
     assert (record["accuracy"], record["macro_f1"], record["texts"]) == (1.0, 1.0, 27)
     assert record["confusion"]["counts"] == [[9, 0, 0], [0, 9, 0], [0, 0, 9]]
     assert record["protocol"]["data"] == f"{place / 'data'} test"
@@ -90,8 +89,7 @@ def test_evaluate(place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.Ca
     assert "accuracy = 100.00%" in capsys.readouterr().out
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text('{"label": "fruit", "text": "cat and dog"}\n{"label": "fruit", "text": "pear"}\n')
-    assert manyheads("evaluate", place / "run", "--jsonl", wrong) == 0
-    shown = capsys.readouterr().out
+    shown = printed("evaluate", place / "run", "--jsonl", wrong)
     assert "accuracy = 50.00% (1 of 2 texts" in shown
     assert "fruit        1       0      1" in shown
 
@@ -144,7 +142,7 @@ def test_from_python(place: Path, tmp_path: Path) -> None:
         again.log_probs(["cat"], max_tokens=1)
 
 
-def test_score_info_and_average(place, manyheads, tmp_path, capsys):
+def test_score_info_and_average(place, manyheads, printed, tmp_path, capsys):
     (tmp_path / "texts").write_text("cat and dog\ncat and dog\n")
     (tmp_path / "labels").write_text("animal\nfruit\n")
     run = place / "run"
@@ -153,15 +151,12 @@ def test_score_info_and_average(place, manyheads, tmp_path, capsys):
     assert first[1] == "1"
     assert second[1] in ("2", "3")
     assert float(first[0]) > float(second[0])
-    assert manyheads("info", run) == 0
-    assert "animal, colour, fruit" in capsys.readouterr().out
-    assert manyheads("info", place / "data") == 0
-    assert "train  animal 36, colour 36, fruit 36" in capsys.readouterr().out
+    assert "animal, colour, fruit" in printed("info", run)
+    assert "train  animal 36, colour 36, fruit 36" in printed("info", place / "data")
     assert manyheads("average", run, "--last", "2", "--output", tmp_path / "mean") == 0
     assert package.Classifier.from_pretrained(tmp_path / "mean")("dog and bird") == "animal"
     assert not (tmp_path / "mean/generation_config.json").exists()
-    assert manyheads("push", run / "model", "owner/name", "--dry-run") == 0
-    assert "pipeline_tag: text-classification" in capsys.readouterr().out
+    assert "pipeline_tag: text-classification" in printed("push", run / "model", "owner/name", "--dry-run")
 
 
 @pytest.mark.slow
@@ -172,7 +167,7 @@ def test_a_run_goes_on_from_a_classifier_with_the_same_labels(place: Path, manyh
     assert yaml.safe_load((tmp_path / "more/config.yaml").read_text())["initial"]["model"] == str(place / "run")
 
 
-def test_several_as_one(place, manyheads, tmp_path, monkeypatch, capsys):
+def test_several_as_one(place, manyheads, printed, tmp_path, monkeypatch, capsys):
     run, other = place / "run", tmp_path / "mean"
     assert manyheads("average", run, "--last", "2", "--output", other) == 0
     capsys.readouterr()
@@ -182,13 +177,11 @@ def test_several_as_one(place, manyheads, tmp_path, monkeypatch, capsys):
     assert probability != package.Classifier.from_pretrained(run, "cpu").predict([text])[0].probability
     assert classify(monkeypatch, manyheads, f"{text}\n", run, "--scores", "--ensemble", other) == 0
     assert capsys.readouterr().out == f"animal\t{probability:.6f}\n"
-    assert manyheads("evaluate", run, "--ensemble", other) == 0
-    shown = capsys.readouterr().out
+    shown = printed("evaluate", run, "--ensemble", other)
     assert "accuracy = 100.00%" in shown
     assert f"  model      {run} + {other}, " in shown
     assert "pooling mean\n" in shown
-    assert manyheads("score", run, "--tsv", place / "test.tsv", "--ensemble", other) == 0
-    first = capsys.readouterr().out.splitlines()[0].split("\t")
+    first = printed("score", run, "--tsv", place / "test.tsv", "--ensemble", other).splitlines()[0].split("\t")
     assert float(first[0]) == pytest.approx(float(averaged.log_probs([ROWS[0][1]])[0, 0]), abs=1e-5)
 
 

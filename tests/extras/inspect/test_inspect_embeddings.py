@@ -49,7 +49,7 @@ def word_folder(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str,
     return folder
 
 
-def test_neighbours_of_words_and_of_ids(manyheads, model_folder, tmp_path, capsys):
+def test_neighbours_of_words_and_of_ids(manyheads, printed, model_folder, tmp_path, capsys):
     output = tmp_path / "map.svg"
     arguments = ("--words", "the", "stations", "--ids", "7", "--neighbours", "3", "--tokens", "4", "--output", output)
     assert manyheads("inspect", "embeddings", model_folder, *arguments, "--json") == 0
@@ -81,8 +81,7 @@ def test_neighbours_of_words_and_of_ids(manyheads, model_folder, tmp_path, capsy
     picture = output.read_text(encoding="utf-8")
     assert ">stations<" in picture
     assert "of the variance" in picture
-    assert manyheads("inspect", "embeddings", model_folder, *arguments) == 0
-    line = capsys.readouterr().out.split("\n")[1]
+    line = printed("inspect", "embeddings", model_folder, *arguments).split("\n")[1]
     assert re.match(r"stations \(mean of ▁s\w* [\w ]+\): (\S+ -?\d\.\d\d(  |$)){3}", line)
 
 

@@ -20,15 +20,13 @@ from manyheads.cli.commands import doctor
 Program = Callable[..., int]
 
 
-def test_doctor_finds_this_machine_ready(manyheads, capsys, monkeypatch):
+def test_doctor_finds_this_machine_ready(printed, monkeypatch):
     monkeypatch.setattr(machine_report, "LEAST_FREE_BYTES", 0)
     monkeypatch.setattr(machine_report, "SECONDS_A_RATE", 0.01)
     monkeypatch.setattr(machine_report, "MATRIX", 64)
     monkeypatch.setattr(doctor, "set_up_machine", lambda: True)
-    assert manyheads("doctor") == 0
-    assert capsys.readouterr().out.endswith("\nready\n")
-    assert manyheads("doctor", "--json") == 0
-    record = json.loads(capsys.readouterr().out)
+    assert printed("doctor").endswith("\nready\n")
+    record = json.loads(printed("doctor", "--json"))
     assert record["problems"] == []
     assert record["versions"]["torch"]
     assert record["machine"]["usable_cores"] >= 1

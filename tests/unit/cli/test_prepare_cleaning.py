@@ -116,16 +116,14 @@ def test_the_report_does_not_change_the_identity_of_data(manyheads, files, tmp_p
         ),
     ],
 )
-def test_languages(options, lines, manyheads, files, tmp_path, capsys):
+def test_languages(options, lines, printed, files, tmp_path):
     pytest.importorskip("py3langid")
     folder = tmp_path / "data"
-    assert manyheads("prepare", *files, "-o", folder, *options) == 0
-    printed = capsys.readouterr().out.split("\n")
-    assert [line for line in printed if line.startswith(("languages", "warning: The"))] == lines
+    said = printed("prepare", *files, "-o", folder, *options).split("\n")
+    assert [line for line in said if line.startswith(("languages", "warning: The"))] == lines
     recorded = [(lines[0].split()[1], lines[0].split()[3])] if options else []
     assert list(PreparedData.open(folder).languages) == recorded
-    assert manyheads("info", folder) == 0
-    assert (" > " in capsys.readouterr().out) == bool(options)
+    assert (" > " in printed("info", folder)) == bool(options)
 
 
 def test_pairs_of_a_csv_file(manyheads: Cli, tmp_path: Path) -> None:
@@ -157,7 +155,7 @@ def test_the_header_of_a_tsv_file_names_its_columns(manyheads, tmp_path, capsys)
     assert PreparedData.open(tmp_path / "data").manifest["counts"]["train"]["headers_kept"] == 1
 
 
-def test_units_of_a_tmx_file_that_are_left_out_are_counted(manyheads, tmp_path, capsys):
+def test_units_of_a_tmx_file_that_are_left_out_are_counted(manyheads, refused, tmp_path, capsys):
     units = [("en", "Good morning.", "fr", "Bonjour."), ("en", "Thank you.", "de", "Danke."), ("en", "R&D", "de", "F")]
     rows = "".join(
         f'<tu><tuv xml:lang="{one}"><seg>{text}</seg></tuv><tuv xml:lang="{other}"><seg>{same}</seg></tuv></tu>\n'
@@ -166,8 +164,7 @@ def test_units_of_a_tmx_file_that_are_left_out_are_counted(manyheads, tmp_path, 
     (tmp_path / "x.tmx").write_text(f"<tmx><header srclang='en'/><body>\n{rows}</body></tmx>", encoding="utf-8")
     prepare = ("prepare", "--pairs", tmp_path / "x.tmx", "--source-lang", "en", "--target-lang", "de")
     prepare = (*prepare, "--valid-count", "0", "--vocab-size", "300", "-o", tmp_path / "data")
-    assert manyheads(*prepare) == 2
-    assert "x.tmx: line 4: translation unit 3 has '&', which XML does not allow there" in capsys.readouterr().err
+    assert "x.tmx: line 4: translation unit 3 has '&', which XML does not allow there" in refused(*prepare)
     assert not (tmp_path / "data").exists()
     assert manyheads(*prepare, "--on-bad-utf8", "skip") == 0
     assert trained(tmp_path / "data") == [("Thank you.", "Danke.")]
@@ -178,9 +175,8 @@ def test_units_of_a_tmx_file_that_are_left_out_are_counted(manyheads, tmp_path, 
     assert "held back" not in told
 
 
-def test_tokenised_and_escaped_text_is_named(manyheads, files, tmp_path, capsys):
-    assert manyheads("prepare", *files, "-o", tmp_path / "natural") == 0
-    told = capsys.readouterr().out
+def test_tokenised_and_escaped_text_is_named(printed, files, tmp_path):
+    told = printed("prepare", *files, "-o", tmp_path / "natural")
     assert "is tokenised" not in told
     assert "is escaped" not in told
     rows = [
@@ -188,8 +184,7 @@ def test_tokenised_and_escaped_text_is_named(manyheads, files, tmp_path, capsys)
     ]
     text = "".join(f"{source}\t{target}\n" for source, target in rows)
     (tmp_path / "train.tsv").write_text(text, encoding="utf-8")
-    assert manyheads("prepare", *files, "-o", tmp_path / "moses") == 0
-    told = capsys.readouterr().out
+    told = printed("prepare", *files, "-o", tmp_path / "moses")
     assert "warning: the source is tokenised (' ,' or ' .' in " in told
     assert "warning: the source is escaped as Moses does it (&quot;, &apos;, @-@ in " in told
     assert "the target is" not in told

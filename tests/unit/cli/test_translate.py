@@ -90,11 +90,10 @@ def test_odd_characters_keep_lines_apart(manyheads: Cli, model_folder: Path, tmp
     assert len(found.removesuffix("\n").split("\n")) == len(lines)
 
 
-def test_a_line_feed_that_a_model_says_is_a_space(manyheads, model_folder, stdin, capsys, monkeypatch):
+def test_a_line_feed_that_a_model_says_is_a_space(printed, model_folder, stdin, monkeypatch):
     monkeypatch.setattr(Tokenizer, "decode", lambda self, ids: "two\nlines\r")
     stdin(b"a\nb\n")
-    assert manyheads("translate", model_folder) == 0
-    assert capsys.readouterr().out == "two lines\r\n" * 2
+    assert printed("translate", model_folder) == "two lines\r\n" * 2
 
 
 def test_empty_input(manyheads: Cli, model_folder: Path, tmp_path: Path) -> None:
@@ -147,7 +146,7 @@ def test_json_lines(manyheads: Cli, model_folder: Path, stdin: Stdin, capsys: py
     assert second["translations"] == [{"text": "", "score": 0.0, "log_prob": 0, "tokens": [], "token_log_probs": []}]
 
 
-def test_options_reach_the_search(manyheads, model_folder, translator, stdin, capsys):
+def test_options_reach_the_search(printed, model_folder, translator, stdin):
     text = "The cat sees the dog."
     cases: list[tuple[list[str], dict[str, object]]] = [
         (["--beam", "4", "--lenpen", "1.5"], {"num_beams": 4, "length_penalty": 1.5, "length_penalty_kind": "power"}),
@@ -157,8 +156,7 @@ def test_options_reach_the_search(manyheads, model_folder, translator, stdin, ca
     ]
     for options, overrides in cases:
         stdin(text.encode())
-        assert manyheads("translate", model_folder, *options) == 0
-        assert capsys.readouterr().out == translator.translate(text, **overrides) + "\n"
+        assert printed("translate", model_folder, *options) == translator.translate(text, **overrides) + "\n"
 
 
 def test_forced_prefix(manyheads: Cli, model_folder: Path, stdin: Stdin, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +190,7 @@ def test_bad_options(manyheads, model_folder, stdin, capsys, options, expected):
     assert captured.out == ""
 
 
-def test_bad_files(manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_files(manyheads, refused, model_folder, tmp_path, capsys):
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"good\nb\xe4d\n")
     output = tmp_path / "out.txt"
@@ -212,8 +210,7 @@ def test_bad_files(manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: p
         assert output.read_text(encoding="utf-8") == "older\n"
     good = tmp_path / "good.txt"
     good.write_text("a\n", encoding="utf-8")
-    assert manyheads("translate", model_folder, good, "--output", tmp_path / "no" / "out") == 2
-    assert "Cannot write" in capsys.readouterr().err
+    assert "Cannot write" in refused("translate", model_folder, good, "--output", tmp_path / "no" / "out")
 
 
 def test_bad_utf8_replaced_or_skipped(manyheads, model_folder, stdin, capsys):
@@ -412,10 +409,9 @@ def test_interruption_clears_the_line_and_control_characters_are_shown(monkeypat
         (("--nbest", "3"), "num_return_sequences is 3 but num_beams is 2"),
     ],
 )
-def test_mistakes_show_before_the_model_is_loaded(manyheads, model_folder, options, message, capsys, monkeypatch):
+def test_mistakes_show_before_the_model_is_loaded(refused, model_folder, options, message, monkeypatch):
     monkeypatch.setattr(Translator, "from_pretrained", lambda *arguments, **named: pytest.fail("it was loaded"))
-    assert manyheads("translate", model_folder, *options) == 2
-    assert message in capsys.readouterr().err
+    assert message in refused("translate", model_folder, *options)
 
 
 def test_help_needs_no_torch() -> None:

@@ -93,6 +93,7 @@ HOOKS: dict[str, Callable[[nn.Module, Callable[..., None]], object]] = {
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of the map of positions, which have no gradient
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("register", HOOKS.values(), ids=HOOKS)
 @ROWS
 @EACH
@@ -184,6 +185,7 @@ CHANGES: dict[str, Callable[[nn.Linear], object]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @ROWS
