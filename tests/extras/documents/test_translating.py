@@ -25,12 +25,7 @@ from manyheads.extras.documents.formats import read_document
 from manyheads.extras.documents.placing import align
 from manyheads.extras.documents.sentence_ends import split_sentences
 from manyheads.extras.documents.terms import Term, Terms, contains
-from manyheads.extras.documents.translating import (
-    DocumentReport,
-    DocumentTranslation,
-    Unit,
-    UnitTranslator,
-)
+from manyheads.extras.documents.translating import DocumentReport, DocumentTranslation, Unit, UnitTranslator
 from manyheads.text.kept_words import private
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import torch
 from manyheads.architectures.head_names import parse_heads
 from manyheads.architectures.pretrained import load, read_config, save_pretrained
 from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.decoding.settings import load_settings
 from manyheads.errors import ConfigError
@@ -34,17 +32,6 @@ def text(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]])
     for number, name in enumerate(("source", "reference")):
         (folder / name).write_text("".join(pair[number] + "\n" for pair in pairs[:6]), encoding="utf-8")
     return ("--source", str(folder / "source"), "--reference", str(folder / "reference"))
-
-
-@pytest.fixture(scope="module")
-def language_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(1)
-    config = TransformerXLConfig(
-        vocab_size=256, d_model=16, num_heads=2, head_dim=8, d_ff=32, num_layers=2, memory_len=6
-    )
-    folder = tmp_path_factory.mktemp("xl") / "model"
-    save_pretrained(build_model(config), folder, tokenizer=ByteVocabulary())
-    return folder
 
 
 def test_a_pruned_model_is_saved_and_used(manyheads, printed, model_folder, tmp_path, capsys):

@@ -13,7 +13,6 @@ from offline_pages import record_of
 
 from manyheads.architectures.pretrained import save_pretrained
 from manyheads.architectures.reformer.presets import PRESETS as REFORMERS
-from manyheads.architectures.transformer_xl.config import TransformerXLConfig
 from manyheads.catalogue import build_model
 from manyheads.extras.inspect.commands import KINDS
 from manyheads.text.vocabulary import ByteVocabulary
@@ -21,17 +20,6 @@ from manyheads.text.vocabulary import ByteVocabulary
 pytest.importorskip("matplotlib")
 
 Program = Callable[..., int]
-
-
-@pytest.fixture(scope="module")
-def language_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(1)
-    config = TransformerXLConfig(
-        vocab_size=256, d_model=16, num_heads=2, head_dim=8, d_ff=32, num_layers=2, memory_len=6
-    )
-    folder = tmp_path_factory.mktemp("xl") / "model"
-    save_pretrained(build_model(config), folder, tokenizer=ByteVocabulary())
-    return folder
 
 
 @pytest.fixture(scope="module")

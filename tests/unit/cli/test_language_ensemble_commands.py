@@ -172,18 +172,9 @@ def test_what_resumed_work_depends_on(folders: Folders) -> None:
         ("generate A It --ensemble B --precision int8", "precision is 'int8'; choose one of: auto, fp32, bf16"),
         ("evaluate A --text TEXT --ensemble R --memory-len 9", "memory_len is 9, but a reformer has no memory"),
         ("evaluate A --text TEXT --ensemble R --ext-len 4", "ext_len is 4, but a reformer has no memory"),
-        (
-            "evaluate A --text TEXT --ensemble B --dynamic rms",
-            "--dynamic is for one model, but --ensemble",
-        ),
-        (
-            "evaluate R --text TEXT --ensemble B --num-hashes 2",
-            "--num-hashes is for one model, but",
-        ),
-        (
-            "evaluate A --text TEXT --recl --beside B --ensemble R",
-            "--recl is for one model, but",
-        ),
+        ("evaluate A --text TEXT --ensemble B --dynamic rms", "--dynamic is for one model, but --ensemble"),
+        ("evaluate R --text TEXT --ensemble B --num-hashes 2", "--num-hashes is for one model, but"),
+        ("evaluate A --text TEXT --recl --beside B --ensemble R", "--recl is for one model, but"),
         ("evaluate A B --text TEXT --ensemble R", "--ensemble is for one model, but 2 are named; leave it out."),
         ("evaluate D --ensemble R", "--ensemble cannot be used on the duplication task"),
         ("evaluate D --dry-run --memory-len 2", "--dry-run and --memory-len cannot be used on the duplication task"),

@@ -105,10 +105,7 @@ def test_the_report_does_not_change_the_identity_of_data(manyheads, files, tmp_p
         (["--source-lang", "en-gb", "--target-lang", "DE"], ["languages   en-GB > de"]),
         (
             ["--source-lang", "de", "--target-lang", "en"],
-            [
-                "languages   de > en",
-                "warning: The files look exchanged: the source looks like en, the target like de.",
-            ],
+            ["languages   de > en", "warning: The files look exchanged: the source looks like en, the target like de."],
         ),
         (
             ["--source-lang", "en", "--target-lang", "fr"],

@@ -61,18 +61,8 @@ def test_as_many_lines_out_as_in(model_folder: Path, lines: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder) / "in", Path(folder) / "out"
         source.write_bytes("".join(f"{line}\n" for line in lines).encode())
-        arguments = [
-            "translate",
-            model_folder,
-            source,
-            "--output",
-            output,
-            "--max-new-tokens",
-            "4",
-            "--lines-at-once",
-            "4",
-        ]
-        assert main([str(argument) for argument in arguments]) == 0
+        options = ("--output", output, "--max-new-tokens", 4, "--lines-at-once", 4)
+        assert main(["translate", *map(str, (model_folder, source, *options))]) == 0
         found = output.read_bytes().decode()
         assert found.count("\n") == len(lines)
         for line, translation in zip(lines, found.split("\n"), strict=False):

@@ -257,10 +257,7 @@ def assert_written_alike(mine: Generator, plain: Generator, prompts: list[str], 
 @pytest.mark.compiles
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        pytest.param({"attention": "relative_learned", "max_len": 16, "same_length": True}, marks=pytest.mark.slow),
-    ],
+    [{}, pytest.param({"attention": "relative_learned", "max_len": 16, "same_length": True}, marks=pytest.mark.slow)],
 )
 def test_a_language_model_writes_the_same_from_one_program(changes: dict[str, Any]) -> None:
     """Prompts of all lengths, memories that fill up, rows that leave, several ways to go on from a prompt.

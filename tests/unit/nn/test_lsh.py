@@ -26,12 +26,7 @@ B, H, D, E, CHUNK = 2, 2, 8, 6, 4
 FACTORS = (6,)
 CHUNKS: dict[str, dict[str, Any]] = {
     "ring of rounds": {"num_hashes": 3, "look_across_rounds": True, "wrap": True},
-    "ring, duplicates once": {
-        "num_hashes": 3,
-        "look_across_rounds": True,
-        "wrap": True,
-        "correct_duplicates": True,
-    },
+    "ring, duplicates once": {"num_hashes": 3, "look_across_rounds": True, "wrap": True, "correct_duplicates": True},
     "own bucket": {"num_hashes": 2, "within_bucket": True, "correct_duplicates": True, "wrap": True},
     "both ways": {"num_hashes": 2, "causal": False, "chunks_before": 2, "chunks_after": 1},
     "after alone": {"num_hashes": 2, "causal": False, "chunks_before": 0, "chunks_after": 1, "within_bucket": True},

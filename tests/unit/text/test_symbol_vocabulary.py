@@ -52,11 +52,7 @@ def test_a_text_shown_token_by_token_is_the_text(settings: dict[str, Any]) -> No
 
 @pytest.mark.parametrize(
     ("settings", "text", "reason"),
-    [
-        (BYTES, "b", "has the byte '98'"),
-        (LETTERS, "ac", "has the character 'c'"),
-        (ENDED, "a c", "has the word 'c'"),
-    ],
+    [(BYTES, "b", "has the byte '98'"), (LETTERS, "ac", "has the character 'c'"), (ENDED, "a c", "has the word 'c'")],
 )
 def test_text_without_a_symbol_is_refused(settings: dict[str, Any], text: str, reason: str) -> None:
     with pytest.raises(DataError, match=reason):
