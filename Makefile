@@ -45,7 +45,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: demo test first-minute check fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes docs release lock audit dates setup clean
+.PHONY: demo test first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes docs release lock audit dates setup clean
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
@@ -70,6 +70,11 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file tests/mypy.ini
 	$(BIN)/lint-imports
+	PYTHONPATH=src:tests $(BIN)/python -m ceilings.check
+
+# After a change that made figures of the structure smaller: they become the ceilings. None is ever raised.
+ceilings: $(READY)
+	PYTHONPATH=src:tests $(BIN)/python -m ceilings.check --lower
 
 # Hostile and random input, for $(FUZZ_MINUTES) minutes (MINUTES=N for another time). What is found is written, made
 # small, into tests/fuzz/found, whose files the tests replay.

@@ -68,11 +68,8 @@ PARTS = {
                     _files("integration/test_recipes", "integration/test_ablation", "integration/test_copy_task"), 25),
     "mutants-files": Part("mechanisms of files and checkpoints, removed one by one",
                           _files("mutants/test_mutants", only="files- or checkpoint-"), 28),
-    "mutants-models": Part("mechanisms of models, removed one by one",
-                           _files("mutants/test_mutants", only="attention- or reformer or transformer_xl-"), 28),
-    "mutants-rest": Part("the other mechanisms, removed one by one",
-                         _files("mutants/test_mutants", only="not files- and not checkpoint- and not attention-"
-                                " and not reformer and not transformer_xl-"), 28),
+    "mutants-models": Part("mechanisms of models and numbers, removed one by one",
+                           _files("mutants/test_mutants", only="not files- and not checkpoint-"), 28),
 }  # fmt: skip
 """Name -> part."""
 

@@ -70,6 +70,30 @@ def manyheads() -> Callable[..., int]:
 
 
 @pytest.fixture
+def printed(manyheads, capsys):
+    """Runs a command that succeeds. Returns: its standard output."""
+
+    def run(*arguments: str | Path) -> str:
+        assert manyheads(*arguments) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def refused(manyheads, capsys):
+    """Runs a command that ends with 2. Returns: what it says."""
+
+    def run(*arguments: str | Path) -> str:
+        assert manyheads(*arguments) == 2
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        return said
+
+    return run
+
+
+@pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[], dict[str, list[str]]]:
     """Makes commands show every bit of their progress. Returns: a function that reads it from standard error.
 

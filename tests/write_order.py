@@ -28,7 +28,7 @@ def check_order(operations: list[Operation], number: int) -> None:
     rename = operations[number]
     assert rename.target is not None
     begin = max(
-        (i for i in range(number) if operations[i].path == rename.path and operations[i].kind in ("mkdir", "create")),
+        i for i in range(number) if operations[i].path == rename.path and operations[i].kind in ("mkdir", "create")
     )
     below = [
         (i, operation)

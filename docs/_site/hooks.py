@@ -22,13 +22,12 @@ MOUNT = "repository"
 FIRST = [
     "README.md",
     "README.zh-CN.md",
-    "EXPERIMENTS.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
     "recipes/README.md",
 ]
-FOLDERS = ["benchmarks", "src/manyheads/models"]
+FOLDERS = ["benchmarks", "experiments", "src/manyheads/models"]
 GROUPS = {
     "Attention": "attention",
     "Masks": "attention.masks",

@@ -233,9 +233,7 @@ def test_any_length_in_light_and_dark(opened: Callable[..., Any], length: int, s
 
 
 @pytest.mark.parametrize(("length", "faint"), [(60, "false"), (512, "true")])
-def test_long_texts_begin_with_faint_weights_shown_and_their_controls_in_sight(
-    opened: Callable[..., Any], length: int, faint: str
-) -> None:
+def test_long_texts_begin_with_faint_weights_shown_and_their_controls_in_sight(opened, length, faint):
     """As a title, a text of 512 tokens would fill the screen."""
     page = opened(views(1, 1, length), title="He opened the door and went in. " * length)
     assert page.locator("#contrast").get_attribute("aria-pressed") == faint

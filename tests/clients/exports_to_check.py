@@ -95,10 +95,7 @@ def write_exports(folder: Path) -> None:
     of_transformer = ["ctranslate2", "ctranslate2-int8", "onnx", "onnx-int8"]
     if not getattr(config, "relative_bias", 0):
         of_transformer.insert(0, "transformers")
-    formats = {
-        "transformer": of_transformer,
-        "reformer": ["transformers"],
-    }.get(config.architecture, ["onnx"])
+    formats = {"transformer": of_transformer, "reformer": ["transformers"]}.get(config.architecture, ["onnx"])
     for name in formats:
         to, _, quantization = name.partition("-")
         export_model(folder / "model", folder / name, ExportOptions(to=to, quantization=quantization or None))

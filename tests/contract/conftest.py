@@ -206,7 +206,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if first and (not is_first or subject.architecture in first.args):
             item.add_marker(pytest.mark.slow)
         is_bf16_variant = given.get("precision") == "bf16" and not subject.name.endswith("/debug")
-        if is_bf16_variant and not is_in_sample(item.name, 2):
+        if is_bf16_variant and not is_in_sample(item.name, 4):
             item.add_marker(pytest.mark.slow)
         for owner in (subject.architecture, subject.name):
             for test in (item.originalname, "*"):

@@ -91,6 +91,7 @@ class Wrapper(torch.nn.Module):
         self.module = module
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("wrap", ["plain", "compiled", "distributed", "both", "averaged"])
 def test_wrappers_never_leak(any_subject: Any, wrap: str) -> None:
     """A wrapped model has the names, and the numbers, of the model in it."""

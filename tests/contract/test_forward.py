@@ -105,9 +105,7 @@ def test_an_encoder_sees_what_follows(subject: Any, make_batch: Any) -> None:
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_the_loss_is_cross_entropy_over_real_tokens(
-    subject: Any, precision: Any, make_batch: Any, label_smoothing: float
-) -> None:
+def test_the_loss_is_cross_entropy_over_real_tokens(subject, precision, make_batch, label_smoothing):
     model, batch = subject.build(), make_batch([5, 3, 4], [6, 4, 2])
 
     def plain(m: Any) -> torch.Tensor:

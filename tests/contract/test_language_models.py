@@ -71,9 +71,7 @@ def test_no_leak_from_the_future(language_model: Any, precision: Any) -> None:
 
 @FORMS
 @pytest.mark.parametrize("sizes", [[4, 4, 4], [1, 8, 2, 1]], ids=str)
-def test_segments_with_memory_are_one_pass(
-    language_model: Any, precision: Any, projected: bool, sizes: list[int]
-) -> None:
+def test_segments_with_memory_are_one_pass(language_model, precision, projected, sizes):
     """A memory that covers the past: where a text is cut makes no difference."""
     model, tokens = language_model.build(), ids(2, 12)
     attending = looking(language_model, 12)
@@ -354,9 +352,7 @@ def test_the_memory_is_read(language_model: Any) -> None:
 
 @FORMS
 @pytest.mark.parametrize("memory_len", [1, 3])
-def test_a_changed_token_reaches_layers_times_memory_and_no_farther(
-    language_model: Any, projected: bool, memory_len: int
-) -> None:
+def test_a_changed_token_reaches_layers_times_memory_and_no_farther(language_model, projected, memory_len):
     """Token by token, each layer looks memory_len back: the reach that the paper claims (sec. 3.2)."""
     model = language_model.build(num_layers=3)
     reach = 3 * memory_len

@@ -162,12 +162,7 @@ def _waits_for_its_turn(process: int, work_seconds: float) -> bool:
 
 
 def _child(
-    work: Callable[[], int],
-    out: int,
-    err: int,
-    folder: Path | None,
-    environment: Mapping[str, str],
-    stdin: Path | None,
+    work: Callable[[], int], out: int, err: int, folder: Path | None, environment: Mapping[str, str], stdin: Path | None
 ) -> None:
     """Become the child: never returns."""
     code = 70

@@ -83,9 +83,7 @@ def test_training_in_bfloat16_lowers_the_loss(name: str, device: torch.device) -
 @pytest.mark.slow  # other tests compile on a CPU; on a GPU it runs with the others
 @pytest.mark.unhooked
 @pytest.mark.parametrize("name", MODELS)
-def test_a_compiled_training_step_equals_the_eager_one(
-    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_training_step_equals_the_eager_one(name, device, monkeypatch):
     model, batch = MODELS[name]().train().to(device), make_batch(name).to(device)
     # Otherwise Inductor draws other numbers than eager mode from the same seed: other rotations, so other buckets.
     monkeypatch.setattr(inductor, "fallback_random", True)
@@ -105,9 +103,7 @@ def start(name: str, model: Any, device: torch.device) -> Any:
 
 
 @pytest.mark.parametrize("name", UNHASHED)
-def test_no_step_of_a_search_waits_for_the_device(
-    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_step_of_a_search_waits_for_the_device(name, device, monkeypatch):
     """Not the Reformers: where a hashed position goes depends on numbers."""
     model = MODELS[name]().eval().to(device)
     with torch.no_grad():

@@ -371,9 +371,7 @@ def test_damage_is_refused_or_healed(subjects: dict[str, Subject], tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_thousands_of_damages_are_refused_or_healed(
-    subjects: dict[str, Subject], tmp_path: Path, figure: Callable[..., None], part: int
-) -> None:
+def test_thousands_of_damages_are_refused_or_healed(subjects, tmp_path, figure, part):
     counts = damage_all(subjects, tmp_path, LONG, SEED + 1_000_000 * part)
     figure(
         "R4",

@@ -358,11 +358,11 @@ TEXTS = [
     "CONTRIBUTING.md",
     "SECURITY.md",
     "CHANGELOG.md",
-    "EXPERIMENTS.md",
     "recipes/README.md",
     "benchmarks/README.md",
 ]
-LINKING = sorted({*TEXTS, *(str(p.relative_to(REPOSITORY)) for p in (REPOSITORY / "docs").rglob("*.md"))})
+FOLDERS = [REPOSITORY / "docs", REPOSITORY / "experiments"]
+LINKING = sorted({*TEXTS, *(str(p.relative_to(REPOSITORY)) for folder in FOLDERS for p in folder.rglob("*.md"))})
 
 
 @pytest.mark.parametrize("page", LINKING)

@@ -150,9 +150,7 @@ def test_the_environment_is_imitated() -> None:
     assert IMITATED[CLASS]()
 
 
-def test_a_deleted_working_folder_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_deleted_working_folder_is_said(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "deleted"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -166,9 +164,7 @@ def test_a_deleted_working_folder_is_said(
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
-def test_a_rename_that_fails_is_said_and_leaves_nothing(
-    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rename_that_fails_is_said_and_leaves_nothing(code, tmp_path, monkeypatch, capsys):
     def refuse(source: Any, target: Any, **_: Any) -> None:
         raise OSError(code, os.strerror(code), str(target))
 
@@ -216,12 +212,7 @@ def test_a_first_run_learns(trained: Callable[[str], Path], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_its_model_is_used(
-    trained: Callable[[str], Path],
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_its_model_is_used(trained, name, monkeypatch, capsys):
     run = trained(name)
     capsys.readouterr()
     if name in TRANSLATORS:

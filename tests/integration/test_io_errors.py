@@ -180,9 +180,7 @@ def test_an_error_at_each_operation_of_a_save(base: Path, assembly: Assembly, tm
 
 
 @pytest.mark.slow
-def test_every_error_at_every_operation_of_a_save(
-    base: Path, assembly: Assembly, tmp_path: Path, figure: Callable[..., None]
-) -> None:
+def test_every_error_at_every_operation_of_a_save(base, assembly, tmp_path, figure):
     count = count_operations(base, assembly, tmp_path / "count")
     cases = refused = 0
     for number in range(count):
@@ -255,9 +253,7 @@ def test_an_error_anywhere_in_a_run(base: Path, tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_an_error_at_every_operation_of_a_run(
-    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], figure: Callable[..., None]
-) -> None:
+def test_an_error_at_every_operation_of_a_run(base, tmp_path, capsys, figure):
     count, wanted = whole_run(base, tmp_path / "whole")
     ended = 0
     for number in range(count):
@@ -340,9 +336,7 @@ def test_an_error_at_each_operation_of_a_preparation(tmp_path: Path, task: str) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["translation", "lm"])
-def test_every_error_at_every_operation_of_a_preparation(
-    tmp_path: Path, task: str, figure: Callable[..., None]
-) -> None:
+def test_every_error_at_every_operation_of_a_preparation(tmp_path, task, figure):
     count = prepared_operations(tmp_path / "count", task)
     cases = [(number, code, lasting) for number in range(count) for code in ERRORS for lasting in (False, True)]
     refused = sum(
@@ -393,9 +387,7 @@ def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.Monkey
         load_checkpoint(small_disk / "checkpoints" / f"step-{step:08d}")
 
 
-def test_a_run_on_a_disk_that_is_too_small_does_not_begin_unless_it_must(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch, corpus_beside: Path
-) -> None:
+def test_a_run_on_a_disk_that_is_too_small_does_not_begin_unless_it_must(small_disk, monkeypatch, corpus_beside):
     config = tiny(run_dir=str(small_disk / "run"), data={"path": str(corpus_beside)})
     told: list[Any] = []
 

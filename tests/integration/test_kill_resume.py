@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from manyheads.checkpoint.format import step_of
 from manyheads.checkpoint.retain import list_checkpoints
 from manyheads.files.verify import verify_folder
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
 KILLS = 3
 MOST_STOPS = 3  # by signals, of one run
 LONG_KILLS = 100
@@ -220,51 +221,22 @@ def kill_at_operations(worker: Worker, undisturbed: tuple[Path, float], place: P
     return kills
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
 def test_some_kills_leave_no_trace(worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path) -> None:
     kill_at_random(worker, undisturbed, tmp_path, KILLS)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
-def test_kills_before_operations_leave_no_trace(
-    worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path
-) -> None:
+def test_kills_before_operations_leave_no_trace(worker, undisturbed, tmp_path):
     kill_at_operations(worker, undisturbed, tmp_path, KILLS)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
-def test_kills_leave_no_trace_in_a_language_model(
-    worker: Worker, undisturbed_text: tuple[Path, float], tmp_path: Path
-) -> None:
+def test_kills_leave_no_trace_in_a_language_model(worker, undisturbed_text, tmp_path):
     """Memories and the places of lanes are part of what goes on."""
     assert "checkpoints/step-00000060/memory.safetensors" in outcome(undisturbed_text[0])
     kill_at_random(worker, undisturbed_text, tmp_path, TEXT_KILLS, "text")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
-@pytest.mark.parametrize("part", range(2))
-def test_fifty_kills_leave_no_trace_in_a_language_model(
-    worker: Worker, undisturbed_text: tuple[Path, float], tmp_path: Path, figure: Callable[..., None], part: int
-) -> None:
-    kills = kill_at_random(worker, undisturbed_text, tmp_path, LONG_TEXT_KILLS, "text")
-    figure(
-        "R1",
-        f"SIGKILL of a Transformer-XL's run in mid-epoch, memories and lanes compared, part {part}",
-        kills=kills.done,
-        within_saves=kills.within_saves,
-        runs=kills.runs,
-        most_steps_lost_by_a_kill=kills.most_lost,
-        save_every=SAVE_EVERY,
-        unequal_bytes=0,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
-def test_kills_leave_no_trace_in_a_reformer(
-    worker: Worker, undisturbed_reformer: tuple[Path, float], tmp_path: Path
-) -> None:
+def test_kills_leave_no_trace_in_a_reformer(worker, undisturbed_reformer, tmp_path):
     """Seeds of hashes are part of what goes on."""
     memory = load_file(undisturbed_reformer[0] / "checkpoints" / "step-00000060" / "memory.safetensors")
     assert memory["0.0"].dtype == torch.int64
@@ -272,16 +244,28 @@ def test_kills_leave_no_trace_in_a_reformer(
     kill_at_random(worker, undisturbed_reformer, tmp_path, TEXT_KILLS, "reformer")
 
 
+MANY_KILLS = {
+    "run": ("undisturbed", LONG_KILLS, "SIGKILL at random moments, every second one aimed at a save"),
+    "text": (
+        *("undisturbed_text", LONG_TEXT_KILLS),
+        "SIGKILL of a Transformer-XL's run in mid-epoch, memories and lanes compared",
+    ),
+    "reformer": (
+        *("undisturbed_reformer", LONG_TEXT_KILLS),
+        "SIGKILL of a Reformer's run in mid-epoch, hash seeds compared",
+    ),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
 @pytest.mark.parametrize("part", range(2))
-def test_fifty_kills_leave_no_trace_in_a_reformer(
-    worker: Worker, undisturbed_reformer: tuple[Path, float], tmp_path: Path, figure: Callable[..., None], part: int
-) -> None:
-    kills = kill_at_random(worker, undisturbed_reformer, tmp_path, LONG_TEXT_KILLS, "reformer")
+@pytest.mark.parametrize("kind", MANY_KILLS)
+def test_many_kills_leave_no_trace(worker, request, tmp_path, figure, kind, part):
+    whole, number, name = MANY_KILLS[kind]
+    kills = kill_at_random(worker, request.getfixturevalue(whole), tmp_path, number, kind)
     figure(
         "R1",
-        f"SIGKILL of a Reformer's run in mid-epoch, hash seeds compared, part {part}",
+        f"{name}, part {part}",
         kills=kills.done,
         within_saves=kills.within_saves,
         runs=kills.runs,
@@ -292,29 +276,7 @@ def test_fifty_kills_leave_no_trace_in_a_reformer(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
-@pytest.mark.parametrize("part", range(2))
-def test_a_hundred_kills_leave_no_trace(
-    worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path, figure: Callable[..., None], part: int
-) -> None:
-    kills = kill_at_random(worker, undisturbed, tmp_path, LONG_KILLS)
-    figure(
-        "R1",
-        f"SIGKILL at random moments, every second one aimed at a save, part {part}",
-        kills=kills.done,
-        within_saves=kills.within_saves,
-        runs=kills.runs,
-        most_steps_lost_by_a_kill=kills.most_lost,
-        save_every=SAVE_EVERY,
-        unequal_bytes=0,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
-def test_a_hundred_kills_before_operations_leave_no_trace(
-    worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path, figure: Callable[..., None]
-) -> None:
+def test_a_hundred_kills_before_operations_leave_no_trace(worker, undisturbed, tmp_path, figure):
     kills = kill_at_operations(worker, undisturbed, tmp_path, LONG_KILLS)
     assert len(kills.before) >= 5
     figure(
@@ -328,11 +290,8 @@ def test_a_hundred_kills_before_operations_leave_no_trace(
     )
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_signals_end_in_a_complete_checkpoint_and_leave_no_trace(
-    worker: Worker, undisturbed: tuple[Path, float], tmp_path: Path, number: signal.Signals
-) -> None:
+def test_signals_end_in_a_complete_checkpoint_and_leave_no_trace(worker, undisturbed, tmp_path, number):
     seconds = undisturbed[1]
     rng = random.Random()
     stopped = 0

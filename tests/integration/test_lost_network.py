@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,9 +107,7 @@ def end(ranks: list[subprocess.Popen[str]], seconds: float) -> list[tuple[int, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "side"), [("xl", 0), ("transformer", 1)])
-def test_a_lost_network_ends_both_ranks_and_the_run_goes_on(
-    cable: Cable, kind: str, side: int, tmp_path: Path, figure: Callable[..., None]
-) -> None:
+def test_a_lost_network_ends_both_ranks_and_the_run_goes_on(cable, kind, side, tmp_path, figure):
     run, settings = tmp_path / "run", tmp_path / "run.yaml"
     sections = {
         "training": {"max_steps": STEPS, "save_every": 10, "log_every": 5, "max_minutes": 0.0},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,17 +124,13 @@ def named(case: Injection, target: str, fault: Any) -> bool:
 @pytest.mark.parametrize(
     "case", injections(len(KINDS) + 1), ids=lambda case: f"{case.kind}-{case.optimiser}-{case.precision}"
 )
-def test_it_stops_before_the_update(
-    case: Injection, copy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_stops_before_the_update(case, copy_data, tmp_path, monkeypatch):
     check(case, copy_data, tmp_path / "run", monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
-def test_fifty_injections(
-    copy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[..., None], part: int
-) -> None:
+def test_fifty_injections(copy_data, tmp_path, monkeypatch, figure, part):
     cases = injections(4 * 54)[54 * part : 54 * (part + 1)]
     outcomes = [check(case, copy_data, tmp_path / str(number), monkeypatch) for number, case in enumerate(cases)]
     figure(
@@ -166,9 +161,7 @@ def test_at_most_so_many_in_a_row(copy_data: Path, tmp_path: Path, monkeypatch: 
         train(config)
 
 
-def test_weights_that_an_update_made_bad_are_not_saved(
-    copy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_an_update_made_bad_are_not_saved(copy_data, tmp_path, monkeypatch):
     """The update itself may overflow; then the checkpoint before it stays the last one."""
     config = config_of(injections(1)[0], copy_data, tmp_path / "run")
     real = Stepper.update

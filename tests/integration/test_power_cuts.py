@@ -167,9 +167,7 @@ def test_some_crash_states_resume(recording: Recording, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_prefix_of_the_operations_resumes(
-    recording: Recording, tmp_path: Path, figure: Callable[..., None]
-) -> None:
+def test_every_prefix_of_the_operations_resumes(recording, tmp_path, figure):
     states, resumed = replay(recording, tmp_path, None, LONG_RESUMES, random.Random(SEED))
     figure(
         "R2",

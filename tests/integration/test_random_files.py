@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
@@ -173,9 +173,7 @@ def test_score_and_evaluate_random_files(folder: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(5))
-def test_translate_two_thousand_random_files(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[..., None], part: int
-) -> None:
+def test_translate_two_thousand_random_files(folder, monkeypatch, figure, part):
     """In five parts, ten thousand."""
     files = Files(folder, monkeypatch)
     wrong = translate_files(files, range(2000 * part, 2000 * (part + 1)))
@@ -192,9 +190,7 @@ def test_translate_two_thousand_random_files(
 
 
 @pytest.mark.slow
-def test_score_and_evaluate_two_hundred_pairs_of_files(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[..., None]
-) -> None:
+def test_score_and_evaluate_two_hundred_pairs_of_files(folder, monkeypatch, figure):
     files = Files(folder, monkeypatch)
     wrong = judge_files(files, range(200))
     figure("R7", "score and evaluate: a row for every pair", files=200, pairs=files.lines, failures=len(wrong))

@@ -131,9 +131,7 @@ def test_a_killed_rank_is_named_and_begun_again(warm_program: list[str], tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "to_all"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
-def test_a_signal_to_one_or_all_ends_in_one_checkpoint(
-    undisturbed: Callable[..., Path], tmp_path: Path, number: signal.Signals, to_all: bool
-) -> None:
+def test_a_signal_to_one_or_all_ends_in_one_checkpoint(undisturbed, tmp_path, number, to_all):
     wanted = undisturbed("transformer")
     launched = Launched(tmp_path / "run", "transformer")
     launched.wait_for_checkpoint()
@@ -178,9 +176,7 @@ def survivors_end(tmp_path: Path, number: signal.Signals, world: int, lost: int,
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 @pytest.mark.parametrize(("number", "world", "lost"), [("SIGKILL", 3, 0), ("SIGSTOP", 2, 1), ("SIGSTOP", 3, 0)])
-def test_the_others_end_and_name_the_lost_rank(
-    tmp_path: Path, number: str, world: int, lost: int, parallel: str, figure: Callable[..., None]
-) -> None:
+def test_the_others_end_and_name_the_lost_rank(tmp_path, number, world, lost, parallel, figure):
     seconds = survivors_end(tmp_path, signal.Signals[number], world, lost, parallel)
     figure("R11", f"{number} of rank {lost} of {world}, {parallel}, timeout 20 s", seconds=round(seconds, 1))
 
@@ -188,9 +184,7 @@ def test_the_others_end_and_name_the_lost_rank(
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_twenty_five_signals(
-    undisturbed: Callable[..., Path], tmp_path: Path, parallel: str, part: int, figure: Callable[..., None]
-) -> None:
+def test_twenty_five_signals(undisturbed, tmp_path, parallel, part, figure):
     """At random moments, to one rank or the launcher, SIGTERM or SIGINT; after each a whole checkpoint, at last the
     same bytes."""
     rng, sent, runs, longest = random.Random(), 0, 0, 0.0
@@ -228,9 +222,7 @@ def test_twenty_five_signals(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(2))
-def test_twenty_five_kills(
-    undisturbed: Callable[..., Path], tmp_path: Path, part: int, figure: Callable[..., None]
-) -> None:
+def test_twenty_five_kills(undisturbed, tmp_path, part, figure):
     """SIGKILL of the launcher and all ranks at random moments, every second one while a checkpoint is written."""
     rng, kills, within_saves, runs = random.Random(), 0, 0, 0
     wanted = undisturbed("xl")

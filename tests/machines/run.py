@@ -49,11 +49,7 @@ class MachineClass:
 CLASSES = {
     "avx2": MachineClass(
         title="AVX2, no AVX-512 and no bf16 instructions",
-        environment={
-            "ATEN_CPU_CAPABILITY": "avx2",
-            "ONEDNN_MAX_CPU_ISA": "AVX2",
-            "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-        },
+        environment={"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     ),
     "plain": MachineClass(title="torch's code for any processor", environment={"ATEN_CPU_CAPABILITY": "default"}),
     "one-thread": MachineClass(title="one thread", environment=dict.fromkeys(THREADS, "1")),

@@ -1,4 +1,4 @@
-"""Mechanisms of reliability, removed one by one: the test that guards each must go red.
+"""Mechanisms of numerics and crash safety, removed one by one: the test that guards each must go red.
 
 `*.yaml` beside this file lists them: `goal`, `mechanism` (what is removed), `file`, `function` (its qualified name, or
 `module` for the whole file), `pattern` (text that occurs once in the function, whatever the white space in it),
@@ -89,9 +89,7 @@ def test_the_page_on_reliability_names_every_goal_and_the_mechanisms_of_saving()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", mutants())
-def test_removing_it_turns_its_test_red(
-    mutant: dict[str, str], tmp_path: Path, shared: Path, figure: Callable[..., None]
-) -> None:
+def test_removing_it_turns_its_test_red(mutant, tmp_path, shared, figure):
     for name in COPIED:
         source = ROOT / name
         copy = shutil.copytree if source.is_dir() else shutil.copy

@@ -85,13 +85,7 @@ def line_ends() -> list[Oddity]:
     crlf = PLAIN.replace(b"\n", b"\r\n")
     old_mac = EN[0] + "\r" + EN[1] + "\r" + EN[2] + "\r"
     return [
-        taken(
-            "CRLF line ends: `\\r` dropped",
-            EN,
-            DE,
-            raw=crlf,
-            raw_target=PLAIN_DE.replace(b"\n", b"\r\n"),
-        ),
+        taken("CRLF line ends: `\\r` dropped", EN, DE, raw=crlf, raw_target=PLAIN_DE.replace(b"\n", b"\r\n")),
         taken("CRLF on one side alone", EN, DE, raw=crlf),
         odd_line("a lone CR inside: kept", "The cat\rsees the dog.", [f"2 {CONTROL}"]),
         taken(
@@ -159,9 +153,7 @@ def long_lines() -> list[Oddity]:
         too_long("a line of 10 MB", megabytes, 10_000_502, cut=False, long_text=True, slow=True),
         too_long("a line of 10 MB, --too-long truncate", megabytes, 10_000_502, cut=True, long_text=True, slow=True),
         none_taken(
-            "a line of 65 MiB",
-            "odd.en: line 2, at byte 2, is longer than 67108864 bytes",
-            written(zeros, PLAIN_DE),
+            "a line of 65 MiB", "odd.en: line 2, at byte 2, is longer than 67108864 bytes", written(zeros, PLAIN_DE)
         ),
     ]
 

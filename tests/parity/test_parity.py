@@ -27,11 +27,7 @@ def expected(tensors: dict[str, torch.Tensor], answer: dict[str, torch.Tensor]) 
 
 
 def compare(
-    name: str,
-    ours: torch.Tensor,
-    theirs: torch.Tensor,
-    tolerance: dict[str, float],
-    meant: torch.Tensor | None = None,
+    name: str, ours: torch.Tensor, theirs: torch.Tensor, tolerance: dict[str, float], meant: torch.Tensor | None = None
 ) -> str | None:
     """What is wrong with a tensor, if anything. meant: which of its first axes' places mean something; None: all."""
     if ours.shape != theirs.shape:

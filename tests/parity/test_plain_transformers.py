@@ -23,9 +23,7 @@ CASES = [f"{peer}-{number}" for peer in PEERS for number in range(3)]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_converted_checkpoint_has_the_logits_of_the_peer(
-    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_converted_checkpoint_has_the_logits_of_the_peer(case, tmp_path, capsys):
     peer = PEERS[case.partition("-")[0]]
     arguments = ["convert", str(FOLDER / case), "--from", peer, "--from-pickle", "--output", str(tmp_path / "ours")]
     assert main(arguments) == 0, capsys.readouterr().err
@@ -39,9 +37,7 @@ def test_a_converted_checkpoint_has_the_logits_of_the_peer(
 
 
 @pytest.mark.parametrize(("case", "start"), [("fairseq-0", 2), ("joeynmt-1", 2)])
-def test_vocabularies_and_a_sentencepiece_model_make_a_tokenizer(
-    case: str, start: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_vocabularies_and_a_sentencepiece_model_make_a_tokenizer(case, start, tmp_path, capsys):
     """fairseq starts from </s>, JoeyNMT from <s>; both have the id 2."""
     pytest.importorskip("sentencepiece")
     folder = tmp_path / "theirs"
@@ -119,9 +115,7 @@ def test_a_pickle_is_read_only_if_asked_for(tmp_path: Path, capsys: pytest.Captu
         ("joeynmt-0", "activation: relu", "activation: swiss", "the activation is 'swiss'"),
     ],
 )
-def test_what_our_model_does_not_have_is_named(
-    case: str, old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_our_model_does_not_have_is_named(case, old, new, said, tmp_path, capsys):
     folder = tmp_path / "theirs"
     shutil.copytree(FOLDER / case, folder)
     text = (folder / "config.yaml").read_text()

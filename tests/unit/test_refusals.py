@@ -58,9 +58,7 @@ def model(tmp_path: Path) -> Path:
         {"attention": {"kind": "additive", "hidden_dim": 2**24}},
     ],
 )
-def test_no_memory_is_taken_for_what_a_config_asks(
-    model: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_memory_is_taken_for_what_a_config_asks(model, changes, monkeypatch):
     taken = []
     monkeypatch.setattr(torch.nn.Module, "to_empty", lambda *_, **__: taken.append(1))
     edit_json(model / "config.json", **changes)

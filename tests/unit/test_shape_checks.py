@@ -105,7 +105,7 @@ def test_a_call_of_the_same_kind_is_not_checked_again(monkeypatch: pytest.Monkey
     assert len(made) == 3
 
 
-def test_fields_of_a_dataclass_are_checked() -> None:
+def test_fields_of_a_dataclass_are_checked():
     @checked
     @dataclass
     class Pair:
@@ -118,7 +118,7 @@ def test_fields_of_a_dataclass_are_checked() -> None:
             Pair(torch.ones(2, 4), torch.ones(3, 4))
 
 
-def test_so_many_kinds_of_calls_are_checked() -> None:
+def test_so_many_kinds_of_calls_are_checked():
     @checked
     def same(x: Float[Tensor, " length"], y: Any) -> Float[Tensor, " length"]:
         return torch.cat([x, y])[: len(x) + len(y)]

@@ -75,7 +75,7 @@ def demo(precision: str = "bf16") -> TrainConfig:
 
     Small batches, two layers, Muon, distances in place of positions, and embeddings that begin from co-occurrence,
     because the time allows only a few passes over the data, so more steps help more than more layers. See
-    EXPERIMENTS.md.
+    experiments/demo.md.
 
     Args: precision: of the run. In fp32 a machine has a quarter of the speed or less, and a smaller model learns more
         in the same time.

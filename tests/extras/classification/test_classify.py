@@ -76,10 +76,9 @@ def test_a_model_that_gives_nan_gives_no_label(place: Path) -> None:
         classifier("cat and dog")
 
 
-def test_evaluate(place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate(place, manyheads, printed, tmp_path, capsys):
     picture, output = tmp_path / "matrix.svg", tmp_path / "labels.txt"
-    assert manyheads("evaluate", place / "run", "--picture", picture, "-o", output, "--json") == 0
-    record = json.loads(capsys.readouterr().out)
+    record = json.loads(printed("evaluate", place / "run", "--picture", picture, "-o", output, "--json"))
     assert (record["accuracy"], record["macro_f1"], record["texts"]) == (1.0, 1.0, 27)
     assert record["confusion"]["counts"] == [[9, 0, 0], [0, 9, 0], [0, 0, 9]]
     assert record["protocol"]["data"] == f"{place / 'data'} test"
@@ -90,8 +89,7 @@ def test_evaluate(place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.Ca
     assert "accuracy = 100.00%" in capsys.readouterr().out
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text('{"label": "fruit", "text": "cat and dog"}\n{"label": "fruit", "text": "pear"}\n')
-    assert manyheads("evaluate", place / "run", "--jsonl", wrong) == 0
-    shown = capsys.readouterr().out
+    shown = printed("evaluate", place / "run", "--jsonl", wrong)
     assert "accuracy = 50.00% (1 of 2 texts" in shown
     assert "fruit        1       0      1" in shown
 
@@ -101,9 +99,7 @@ def classify(monkeypatch: pytest.MonkeyPatch, run: Cli, text: str, *arguments: A
     return run("classify", *arguments)
 
 
-def test_labels_from_a_pipe(
-    place: Path, manyheads: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_labels_from_a_pipe(place, manyheads, monkeypatch, capsys):
     """One line in, one line out, in order; an empty line gives an empty line."""
     text, run = "red and green\n\ncat and cat\n", place / "run"
     assert classify(monkeypatch, manyheads, text, run) == 0
@@ -146,9 +142,7 @@ def test_from_python(place: Path, tmp_path: Path) -> None:
         again.log_probs(["cat"], max_tokens=1)
 
 
-def test_score_info_and_average(
-    place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_score_info_and_average(place, manyheads, printed, tmp_path, capsys):
     (tmp_path / "texts").write_text("cat and dog\ncat and dog\n")
     (tmp_path / "labels").write_text("animal\nfruit\n")
     run = place / "run"
@@ -157,15 +151,12 @@ def test_score_info_and_average(
     assert first[1] == "1"
     assert second[1] in ("2", "3")
     assert float(first[0]) > float(second[0])
-    assert manyheads("info", run) == 0
-    assert "animal, colour, fruit" in capsys.readouterr().out
-    assert manyheads("info", place / "data") == 0
-    assert "train  animal 36, colour 36, fruit 36" in capsys.readouterr().out
+    assert "animal, colour, fruit" in printed("info", run)
+    assert "train  animal 36, colour 36, fruit 36" in printed("info", place / "data")
     assert manyheads("average", run, "--last", "2", "--output", tmp_path / "mean") == 0
     assert package.Classifier.from_pretrained(tmp_path / "mean")("dog and bird") == "animal"
     assert not (tmp_path / "mean/generation_config.json").exists()
-    assert manyheads("push", run / "model", "owner/name", "--dry-run") == 0
-    assert "pipeline_tag: text-classification" in capsys.readouterr().out
+    assert "pipeline_tag: text-classification" in printed("push", run / "model", "owner/name", "--dry-run")
 
 
 @pytest.mark.slow
@@ -176,9 +167,7 @@ def test_a_run_goes_on_from_a_classifier_with_the_same_labels(place: Path, manyh
     assert yaml.safe_load((tmp_path / "more/config.yaml").read_text())["initial"]["model"] == str(place / "run")
 
 
-def test_several_as_one(
-    place: Path, manyheads: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_as_one(place, manyheads, printed, tmp_path, monkeypatch, capsys):
     run, other = place / "run", tmp_path / "mean"
     assert manyheads("average", run, "--last", "2", "--output", other) == 0
     capsys.readouterr()
@@ -188,13 +177,11 @@ def test_several_as_one(
     assert probability != package.Classifier.from_pretrained(run, "cpu").predict([text])[0].probability
     assert classify(monkeypatch, manyheads, f"{text}\n", run, "--scores", "--ensemble", other) == 0
     assert capsys.readouterr().out == f"animal\t{probability:.6f}\n"
-    assert manyheads("evaluate", run, "--ensemble", other) == 0
-    shown = capsys.readouterr().out
+    shown = printed("evaluate", run, "--ensemble", other)
     assert "accuracy = 100.00%" in shown
     assert f"  model      {run} + {other}, " in shown
     assert "pooling mean\n" in shown
-    assert manyheads("score", run, "--tsv", place / "test.tsv", "--ensemble", other) == 0
-    first = capsys.readouterr().out.splitlines()[0].split("\t")
+    first = printed("score", run, "--tsv", place / "test.tsv", "--ensemble", other).splitlines()[0].split("\t")
     assert float(first[0]) == pytest.approx(float(averaged.log_probs([ROWS[0][1]])[0, 0]), abs=1e-5)
 
 
@@ -266,9 +253,7 @@ def test_what_is_refused(place: Path, manyheads: Cli, tmp_path: Path, capsys: py
         assert not (new / "manifest.json").exists()
 
 
-def test_a_truncated_text_is_counted(
-    place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_truncated_text_is_counted(place, manyheads, tmp_path, capsys):
     (tmp_path / "long").write_text("red " * 40)
     assert manyheads("classify", place / "run", tmp_path / "long", "--max-tokens", 20, "--too-long", "truncate") == 0
     shown = capsys.readouterr()
@@ -277,9 +262,7 @@ def test_a_truncated_text_is_counted(
 
 
 @pytest.mark.parametrize("name", sorted(EXPORTS))
-def test_no_export_holds_a_classifier(
-    place: Path, manyheads: Cli, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_export_holds_a_classifier(place, manyheads, tmp_path, name, capsys):
     runtime = ["--runtime", tmp_path] if name == "web" else []
     assert manyheads("export", place / "run", "--to", name, "--output", tmp_path / "out", *runtime) == 2
     assert "transformer-classifier" in capsys.readouterr().err or runtime
@@ -292,6 +275,6 @@ def test_other_models_have_no_labels(model_folder: Path) -> None:
 
 
 def test_a_wrong_precision_is_found_before_weights_are_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyheads.decoding.model_runner.load", lambda *_, **__: pytest.fail("weights were read"))
+    monkeypatch.setattr("manyheads.extras.classification.encoder_with_head.load", lambda *_, **__: pytest.fail("weights were read"))
     with pytest.raises(RequestError, match="precision is 'fp8'"):
         package.Classifier.from_pretrained(place / "run", "cpu", "fp8")  # type: ignore[arg-type]

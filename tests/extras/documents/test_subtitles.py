@@ -263,9 +263,7 @@ def test_text_that_belongs_to_no_cue_is_named(translated: Translated) -> None:
         (("(Tom) came late.",), ["(Tom) came late."]),
     ],
 )
-def test_marks_stay_and_texts_between_them_are_apart(
-    lines: tuple[str, ...], expected: list[str], texts: Texts, translated: Translated
-) -> None:
+def test_marks_stay_and_texts_between_them_are_apart(lines, expected, texts, translated):
     check(texts, translated, in_cue(*lines), expected)
     check(texts, translated, "WEBVTT\n\n" + in_cue(*lines).replace(">>", "&gt;&gt;"), expected, "vtt")
 

@@ -20,14 +20,11 @@ def terms(tmp_path: Path) -> Path:
     return path
 
 
-def test_terms_are_forced_in_lines_and_counted(
-    manyheads: Cli, model_folder: Path, terms: Path, stdin: Callable[[bytes], None], capsys: Captured
-) -> None:
+def test_terms_are_forced_in_lines_and_counted(manyheads, printed, model_folder, terms, stdin, capsys):
     given = b"The CAT and the cat.\n\nI am hungry.\nWe read about the cat.\nIt is concatenated.\n"
     options = ("translate", model_folder, "--max-new-tokens", "12")
     stdin(given)
-    assert manyheads(*options) == 0
-    plain = capsys.readouterr().out.split("\n")
+    plain = printed(*options).split("\n")
     assert not any("Hunger" in line or "Bahnhof" in line for line in plain)
     stdin(given)
     assert manyheads(*options, "--terms", terms) == 0
@@ -45,12 +42,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_terms_are_forced_at_the_prompt(
-    manyheads: Cli, model_folder: Path, terms: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+def test_terms_are_forced_at_the_prompt(printed, model_folder, terms, monkeypatch):
     monkeypatch.setattr("sys.stdin", Terminal("The cat sees.\n"))
-    assert manyheads("translate", model_folder, "--max-new-tokens", "12", "--terms", terms) == 0
-    assert "Hunger" in capsys.readouterr().out
+    assert "Hunger" in printed("translate", model_folder, "--max-new-tokens", "12", "--terms", terms)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +57,7 @@ def test_terms_are_forced_at_the_prompt(
         (["--source-lang", "en"], "--source-lang is for documents"),
     ],
 )
-def test_what_is_refused(
-    options: list[str], message: str, manyheads: Cli, model_folder: Path, terms: Path, capsys: Captured
-) -> None:
+def test_what_is_refused(options, message, manyheads, model_folder, terms, capsys):
     lines = terms.with_name("lines.txt")
     lines.write_text("The cat sees.\n")
     assert manyheads("translate", model_folder, lines, "--terms", terms, *options) == 2

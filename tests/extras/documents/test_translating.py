@@ -22,12 +22,7 @@ from manyheads.extras.documents.formats import read_document
 from manyheads.extras.documents.placing import align
 from manyheads.extras.documents.sentence_ends import split_sentences
 from manyheads.extras.documents.terms import Term, Terms, contains
-from manyheads.extras.documents.translating import (
-    DocumentReport,
-    DocumentTranslation,
-    Unit,
-    UnitTranslator,
-)
+from manyheads.extras.documents.translating import DocumentReport, DocumentTranslation, Unit, UnitTranslator
 from manyheads.models.transformer import config as presets
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
@@ -137,9 +132,7 @@ class _Scripted:
         ("ein Hund", "", "ein Hund", (0, 0)),
     ],
 )
-def test_degenerate_output_is_searched_again(
-    first: str, again: str, expected: str, counts: tuple[int, int], translator: Translator
-) -> None:
+def test_degenerate_output_is_searched_again(first, again, expected, counts, translator):
     scripted = _Scripted(translator, first, again)
     result, report = translated(scripted, "the dog", "text")  # type: ignore[arg-type]
     assert result == expected
@@ -272,9 +265,7 @@ def test_terms_of_a_file(tmp_path: Any) -> None:
         Terms.read(file)
 
 
-def test_of_a_sentence_in_capitals_the_better_translation_is_taken(
-    translator: Translator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_sentence_in_capitals_the_better_translation_is_taken(translator, monkeypatch):
     monkeypatch.setattr(translating, "in_sentence_case", lambda text, reader: text.capitalize())
     units = UnitTranslator(translator, Terms(), {})
     capitals = Unit(f"THE CAT SEES {private(0)}", aligned=False)

@@ -47,18 +47,14 @@ def test_the_command_tells_what_it_wrote(model: Path, tmp_path: Path, capsys: py
         (("--to", "ctranslate2", "--quantization", "int4"), "one of int8, int16, float16, bfloat16"),
     ],
 )
-def test_bad_options(
-    options: tuple[str, ...], said: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_options(options, said, model, tmp_path, capsys):
     assert main(["export", str(model), *options, "--output", str(tmp_path / "out")]) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_a_missing_runtime_is_told_with_its_remedy(
-    name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_runtime_is_told_with_its_remedy(name, model, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     if name == "transformers":  # written without its runtime, but not compared
         assert MISSING[name] in export_model(model, tmp_path / "out", ExportOptions(to=name)).not_checked
@@ -71,9 +67,7 @@ def test_a_missing_runtime_is_told_with_its_remedy(
 
 
 @pytest.mark.parametrize("value", [2e-3, float("nan")])
-def test_an_export_that_deviates_is_not_written(
-    value: float, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_that_deviates_is_not_written(value, model, tmp_path, monkeypatch):
     from manyheads.extras.exports import transformers
 
     check = Check(what="log-probabilities", deviation=value, limit=1e-3, num_sentences=20, num_equal=1)
@@ -147,9 +141,7 @@ class TestEngine:
             ({"num_beams": 2, "length_penalty": 0.0, "rules": "marian"}, "rules 'marian'"),
         ],
     )
-    def test_what_it_cannot_search_is_refused(
-        self, options: dict[str, Any], said: str, translators: tuple[Translator, ...]
-    ) -> None:
+    def test_what_it_cannot_search_is_refused(self, options, said, translators):
         with pytest.raises(RequestError, match=said):
             translators[1].translate("the cat", **options)
 
@@ -184,9 +176,7 @@ class TestEngine:
         assert (tmp_path / "other" / "config.json").exists()
         assert len(list((tmp_path / "other.ctranslate2").iterdir())) == 1
 
-    def test_in_the_users_cache_each_model_keeps_its_newest(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_in_the_users_cache_each_model_keeps_its_newest(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         for name in ("one", "other"):
             (tmp_path / f"{name}.ctranslate2").write_text("no folder can have this name", encoding="utf-8")
@@ -197,9 +187,7 @@ class TestEngine:
         assert [len(list(place.iterdir())) for place in places] == [1, 1]
 
     @pytest.mark.parametrize(("seconds", "taken"), [(1.0, "ctranslate2"), (9.0, "torch")])
-    def test_auto_takes_the_faster_one_and_measures_once(
-        self, seconds: float, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_auto_takes_the_faster_one_and_measures_once(self, seconds, taken, tmp_path, monkeypatch):
         folder = write_transformer(tmp_path / "model")
         translator = Translator.from_pretrained(folder, device="cpu", engine="auto")
         from manyheads.extras.exports import ctranslate2_engine
@@ -258,9 +246,7 @@ class TestEngine:
         monkeypatch.setattr(ctranslate2, "get_supported_compute_types", lambda device: {"float32"})
         refused("has no int8 products on this processor; use fp32")
 
-    def test_the_command_line(
-        self, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_command_line(self, tmp_path, capfd, monkeypatch):
         folder = write_transformer(tmp_path / "model")
         (tmp_path / "in.txt").write_text("the cat\nA dog\n", encoding="utf-8")
         command = ["translate", str(folder), str(tmp_path / "in.txt"), "--num-beams", "1", "--max-new-tokens", "6"]

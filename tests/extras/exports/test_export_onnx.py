@@ -142,12 +142,7 @@ XL: dict[str, dict[str, Any]] = {
     "relative bias": {"memory_len": 7, "relative_bias": 3},
     "absolute, learned": {"memory_len": 7, "attention": "absolute_learned"},
     "absolute, no memory": {"memory_len": 0, "attention": "absolute"},
-    "same length, clamped, pre-norm": {
-        "memory_len": 7,
-        "same_length": True,
-        "clamp_len": 5,
-        "norm_position": "pre",
-    },
+    "same length, clamped, pre-norm": {"memory_len": 7, "same_length": True, "clamp_len": 5, "norm_position": "pre"},
     "adaptive": {"memory_len": 9, "cutoffs": (20, 40), "div_value": 2},
     "memories of zeros, as in TensorFlow": {
         "memory_len": 7,

@@ -105,9 +105,7 @@ class NewConfig(ARCHITECTURES["transformer-xl"].config):  # type: ignore[misc,na
 
 @pytest.mark.usefixtures("_without_npm")
 @pytest.mark.parametrize("name", EXPORTS)
-def test_another_architecture_is_refused_with_the_formats_that_exist(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_architecture_is_refused_with_the_formats_that_exist(name, tmp_path, monkeypatch):
     if name in RUNTIMES:
         pytest.importorskip(RUNTIMES[name], reason=f"{RUNTIMES[name]} is not installed")
     xl = ARCHITECTURES["transformer-xl"]

@@ -66,9 +66,7 @@ def cosine(a: list[float], b: list[float]) -> float:
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 @pytest.mark.parametrize("numbers_at_once", [1 << 22, 100])
-def test_neighbours_are_those_of_a_slow_search(
-    monkeypatch: pytest.MonkeyPatch, name: str, numbers_at_once: int
-) -> None:
+def test_neighbours_are_those_of_a_slow_search(monkeypatch, name, numbers_at_once):
     monkeypatch.setattr(subject, "_NUMBERS_AT_ONCE", numbers_at_once)
     for table in embedding_tables(model_of(name)):
         rows, ids = rows_of(table), [0, 6, 7, 19, 20, 36]

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,9 +60,7 @@ def test_texts_do_not_cover_each_other_and_stay_in_their_boxes(name: str) -> Non
                     assert one.x1 <= box.x1, text
 
 
-def test_pictures_and_numbers(
-    manyheads: Program, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pictures_and_numbers(manyheads, model_folder, tmp_path, capsys):
     output, operations = tmp_path / "blocks.svg", tmp_path / "operations.svg"
     arguments = ("--output", output, "--operations", operations, "--json")
     assert manyheads("inspect", "architecture", model_folder, *arguments) == 0
@@ -87,15 +84,7 @@ def test_pictures_and_numbers(
         (("nowhere",), "nowhere"),
     ],
 )
-def test_mistakes(
-    manyheads: Program,
-    model_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    said: str,
-) -> None:
+def test_mistakes(manyheads, model_folder, tmp_path, monkeypatch, capsys, arguments, said):
     monkeypatch.chdir(tmp_path)
     assert manyheads("inspect", "architecture", *(str(model_folder) if a == "MODEL" else a for a in arguments)) == 2
     shown = capsys.readouterr()

@@ -49,9 +49,7 @@ def word_folder(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str,
     return folder
 
 
-def test_neighbours_of_words_and_of_ids(
-    manyheads: Program, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_neighbours_of_words_and_of_ids(manyheads, printed, model_folder, tmp_path, capsys):
     output = tmp_path / "map.svg"
     arguments = ("--words", "the", "stations", "--ids", "7", "--neighbours", "3", "--tokens", "4", "--output", output)
     assert manyheads("inspect", "embeddings", model_folder, *arguments, "--json") == 0
@@ -83,19 +81,12 @@ def test_neighbours_of_words_and_of_ids(
     picture = output.read_text(encoding="utf-8")
     assert ">stations<" in picture
     assert "of the variance" in picture
-    assert manyheads("inspect", "embeddings", model_folder, *arguments) == 0
-    line = capsys.readouterr().out.split("\n")[1]
+    line = printed("inspect", "embeddings", model_folder, *arguments).split("\n")[1]
     assert re.match(r"stations \(mean of ▁s\w* [\w ]+\): (\S+ -?\d\.\d\d(  |$)){3}", line)
 
 
 @pytest.mark.parametrize("folder", ["language_folder", "word_folder"])
-def test_other_models(
-    manyheads: Program,
-    folder: str,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_other_models(manyheads, folder, request, tmp_path, capsys):
     output = tmp_path / "map.png"
     model = request.getfixturevalue(folder)
     assert manyheads("inspect", "embeddings", model, "--words", "I", "--tokens", "9", "--output", output) == 0
@@ -120,16 +111,8 @@ def test_other_models(
     ],
 )
 def test_mistakes(
-    manyheads: Program,
-    model_folder: Path,
-    language_folder: Path,
-    word_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    said: str,
-) -> None:
+    manyheads, model_folder, language_folder, word_folder, tmp_path, monkeypatch, capsys, arguments, said
+):
     monkeypatch.chdir(tmp_path)
     places = {"MODEL": str(model_folder), "LANGUAGE": str(language_folder), "WORDS": str(word_folder)}
     assert manyheads("inspect", "embeddings", *(places.get(word, word) for word in arguments)) == 2

@@ -56,9 +56,7 @@ def test_a_model_on_the_hub_keeps_its_task(manyheads: Program, tmp_path: Path, m
 
 
 @each
-def test_other_commands_take_a_pruned_translator(
-    manyheads: Program, pruned: Path, case: str, tmp_path: Path, capsys: Read, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_commands_take_a_pruned_translator(manyheads, printed, refused, pruned, case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     heads = {f"{name}_heads": tuple(counts) for name, counts in LEFT[case].items()}
     lines = tmp_path / "lines"
@@ -67,15 +65,13 @@ def test_other_commands_take_a_pruned_translator(
     assert manyheads("translate", pruned, lines, "--output", tmp_path / "one") == 0
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     assert len((tmp_path / "one").read_text(encoding="utf-8").split("\n")) == 3
-    assert manyheads("info", pruned, "--json") == 0
-    config = json.loads(capsys.readouterr().out)["config"]
+    config = json.loads(printed("info", pruned, "--json"))["config"]
     assert {name: tuple(config[name]) for name in heads} == heads
     page = tmp_path / "look.html"
     assert manyheads("inspect", "attention", pruned, "--text", "I am hungry.", "--output", page) == 0
     assert manyheads("inspect", "architecture", pruned, "--output", tmp_path / "look.svg") == 0
     for name in ("transformers/Marian", "transformers/Pegasus", "torch/Transformer", "annotated-transformer"):
-        assert manyheads("convert", pruned, "--to", name, "--output", tmp_path / "peer") == 2
-        message = capsys.readouterr().err
+        message = refused("convert", pruned, "--to", name, "--output", tmp_path / "peer")
         assert "encoder_heads [" in message or "norm_position" in message  # what is looked at first
         assert not (tmp_path / "peer").exists()
 
@@ -130,7 +126,7 @@ def test_words_are_aligned_by_the_layers_that_have_heads(model_folder: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
-def test_a_pruned_language_model(manyheads: Program, kind: str, tmp_path: Path, capsys: Read) -> None:
+def test_a_pruned_language_model(manyheads, printed, refused, kind, tmp_path):
     from manyheads.text.vocabularies import PieceVocabulary
     from manyheads.text.vocabulary import ByteVocabulary
 
@@ -145,8 +141,7 @@ def test_a_pruned_language_model(manyheads: Program, kind: str, tmp_path: Path, 
     (tmp_path / "text").write_text("he opened the door and went in.\n" * 60, encoding="utf-8")
     folder, data, run = tmp_path / "pruned", tmp_path / "data", tmp_path / "run"
     heads = ("--heads", "decoder.0.self:1")
-    assert manyheads("prune", tmp_path / "whole", *heads, "--output", folder) == 0
-    assert "3 heads are left;" in capsys.readouterr().out
+    assert "3 heads are left;" in printed("prune", tmp_path / "whole", *heads, "--output", folder)
     assert manyheads("info", folder) == 0
     assert manyheads("inspect", "attention", folder, "--text", "He ", "--output", tmp_path / "look.html") == 0
     text = ("--corpus", tmp_path / "text", "--valid-bytes", "600", "--tokenizer", folder, "--output", data)
@@ -156,5 +151,4 @@ def test_a_pruned_language_model(manyheads: Program, kind: str, tmp_path: Path, 
     assert manyheads("average", run, "--last", "1", "--output", tmp_path / "mean") == 0
     assert read_config(tmp_path / "mean").layer_heads == (1, 2)
     assert manyheads("generate", tmp_path / "mean", "He ", "--max-new-tokens", "3") == 0
-    assert manyheads("export", folder, "--to", "transformers", "--output", tmp_path / "peer") == 2
-    assert "cannot hold" in capsys.readouterr().err
+    assert "cannot hold" in refused("export", folder, "--to", "transformers", "--output", tmp_path / "peer")

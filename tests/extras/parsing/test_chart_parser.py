@@ -81,29 +81,25 @@ def test_training_reports_f1(place: Path) -> None:
     assert "manyheads.Parser.from_pretrained" in (place / "run/model/README.md").read_text()
 
 
-def test_evaluate(place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate(place, manyheads, printed, tmp_path, capsys):
     assert manyheads("evaluate", place / "run", "--output", tmp_path / "trees") == 0  # the run's test trees
     shown = capsys.readouterr().out
     assert "F1 = 100.00" in shown
     assert "most probable constituents of a chart, 3 labels, 4 tags" in shown
     assert (tmp_path / "trees").read_text().splitlines()[0] == TREES[0].replace("-SBJ", "")
     for given in (["--trees", place / "unseen.ptb"], ["--split", "valid"]):
-        assert manyheads("evaluate", place / "run", *given, "--json") == 0
-        record = json.loads(capsys.readouterr().out)
+        record = json.loads(printed("evaluate", place / "run", *given, "--json"))
         assert record["brackets"]["sentences"] == len(TREES[::9]) + 1
         assert 90 < record["brackets"]["f1"] < 100
         assert record["brackets"]["errors"] == 0
 
 
-def test_trees_from_a_pipe(
-    place: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trees_from_a_pipe(place, manyheads, printed, capsys, monkeypatch):
     def give(text: str) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 
     give(f"{SENTENCE}\n\n  The   man hears a\tbird .\n")
-    assert manyheads("translate", place / "run") == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed("translate", place / "run").splitlines()
     assert lines[:2] == [TREE, ""]
     assert [leaf.word for leaf in leaves_of(parse_tree(lines[2]))] == ["The", "man", "hears", "a", "bird", "."]
     give(f"{SENTENCE}\n")
@@ -151,9 +147,7 @@ def test_a_model_that_gives_nan_gives_no_tree(place: Path) -> None:
         parser.log_probs([TREE])
 
 
-def test_scores_info_and_average(
-    place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_info_and_average(place, manyheads, tmp_path, capsys):
     trees = [TREE, TREE.replace("(VP (VBZ sees) (NP (DT a) (NN dog)))", "(NP (VBZ sees) (DT a)) (NN dog)")]
     (tmp_path / "two.ptb").write_text("\n".join(trees))
     assert manyheads("score", place / "run", "--trees", tmp_path / "two.ptb") == 0
@@ -169,15 +163,14 @@ def test_scores_info_and_average(
     assert package.Parser.from_pretrained(tmp_path / "mean")(SENTENCE) is not None
 
 
-def test_several_as_one(place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_as_one(place, manyheads, printed, tmp_path, capsys):
     run, other = place / "run", tmp_path / "mean"
     assert manyheads("average", run, "--last", "2", "--output", other) == 0
     (tmp_path / "tree").write_text(TREE)
     (tmp_path / "sentence").write_text(SENTENCE)
     averaged = package.Parser.from_pretrained([run, other], "cpu").chart
     capsys.readouterr()
-    assert manyheads("score", run, "--trees", tmp_path / "tree", "--ensemble", other) == 0
-    score = float(capsys.readouterr().out.split()[0])
+    score = float(printed("score", run, "--trees", tmp_path / "tree", "--ensemble", other).split()[0])
     assert score == pytest.approx(float(averaged.log_probs([TREE])), abs=1e-5)
     assert score != pytest.approx(float(ChartParser.from_pretrained(run, "cpu").log_probs([TREE])), abs=1e-4)
     assert manyheads("translate", run, tmp_path / "sentence", "--verbose", "--ensemble", other) == 0
@@ -190,39 +183,30 @@ def test_several_as_one(place: Path, manyheads: Cli, tmp_path: Path, capsys: pyt
     assert f"  model      {run} + {other}, " in shown.out
 
 
-def test_a_model_on_the_hub(
-    place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_on_the_hub(place, printed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *arguments, **more: str(place / "run/model"))
     Path("sentences").write_text(f"{SENTENCE}\n")
-    assert manyheads("translate", "owner/chart", "sentences") == 0
-    assert capsys.readouterr().out == f"{TREE}\n"
-    assert manyheads("evaluate", "owner/chart", "--trees", place / "test.ptb") == 0
-    assert "F1 = 100.00" in capsys.readouterr().out
-    assert manyheads("score", "--trees", place / "test.ptb", "owner/chart") == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(TREES[::9])
+    assert printed("translate", "owner/chart", "sentences") == f"{TREE}\n"
+    assert "F1 = 100.00" in printed("evaluate", "owner/chart", "--trees", place / "test.ptb")
+    assert len(printed("score", "--trees", place / "test.ptb", "owner/chart").splitlines()) == len(TREES[::9])
 
 
-def test_the_card_of_a_parser(place: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_card_of_a_parser(place, manyheads, printed, tmp_path, capsys):
     assert manyheads("evaluate", place / "run", "--json") == 0
     (tmp_path / "figures.json").write_text(capsys.readouterr().out)
     figures = ["--evaluation", tmp_path / "figures.json", "--dry-run"]
-    assert manyheads("push", place / "run", "owner/chart", *figures) == 0
-    card = capsys.readouterr().out
+    card = printed("push", place / "run", "owner/chart", *figures)
     assert "| F1 of brackets | 100 | `evalb:COLLINS" in card
     assert "It gives a sentence its constituent tree." in card
     assert "It continues text" not in card
 
 
-def test_what_a_tokenizer_comes_from(
-    place: Path, model_folder: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_tokenizer_comes_from(place, model_folder, printed, tmp_path):
     files = ["--trees", place / "train.ptb", "--valid-trees", place / "test.ptb"]
     for number, (model, is_begun_from) in enumerate(((place / "run", True), (model_folder, False))):
         more = ["--tokenizer", model, "--output", tmp_path / str(number)]
-        assert manyheads("prepare", "--task", "spans", *files, *more) == 0
-        shown = capsys.readouterr().out
+        shown = printed("prepare", "--task", "spans", *files, *more)
         assert ("or begin from that model" in shown) == is_begun_from
         assert shown.count(" words") == 2  # of the two splits
 

@@ -166,9 +166,7 @@ def test_nesting_ends_where_trees_would_be_refused(tokenizer: ParsingTokenizer) 
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_what_is_found_needs_no_mending(
-    tokenizer: ParsingTokenizer, num_beams: int, hash_model: Callable[..., Any]
-) -> None:
+def test_what_is_found_needs_no_mending(tokenizer, num_beams, hash_model):
     """With a model that writes at random; even where the limit leaves no token to spare."""
     target = tokenizer.target
     ids = {"pad_id": target.pad_id, "bos_id": target.bos_id, "eos_id": target.eos_id}
@@ -200,9 +198,7 @@ def test_sampling_keeps_to_it(hash_model: Callable[..., Any]) -> None:
             assert not restore(written, words_of(sentence), tokenizer.task.settings).repairs
 
 
-def test_beam_search_under_a_grammar_is_the_naive_one(
-    tokenizer: ParsingTokenizer, hash_model: Callable[..., Any]
-) -> None:
+def test_beam_search_under_a_grammar_is_the_naive_one(tokenizer, hash_model):
     ids = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
     options = DecodingSettings(num_beams=3, num_return_sequences=2, max_new_tokens=24)
     for seed, sentence in enumerate(SENTENCES):

@@ -88,11 +88,7 @@ def test_a_store_comes_back(tmp_path: Path) -> None:
 
 
 def test_parts_that_do_not_fit() -> None:
-    for wrong in (
-        SpanRow([[1]], [[1] * 3], [1]),
-        SpanRow([[1], [2]], [[1] * 10, [2] * 10], [1]),
-        SpanRow([], [], []),
-    ):
+    for wrong in (SpanRow([[1]], [[1] * 3], [1]), SpanRow([[1], [2]], [[1] * 10, [2] * 10], [1]), SpanRow([], [], [])):
         with pytest.raises(DataError, match="Prepare the data again"):
             SpanStore.from_rows([row(2), wrong])
 

@@ -30,9 +30,7 @@ def published(shared: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_published_folder_becomes_a_model(
-    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_published_folder_becomes_a_model(published, tmp_path, capsys):
     assert guess_peer(published) == PEER
     assert main(["convert", str(published), "--output", str(tmp_path / "ours")]) == 0
     assert "published model of text8: mem_len 3800, clamp_len 1000, same_length True." in capsys.readouterr().err
@@ -41,9 +39,7 @@ def test_a_published_folder_becomes_a_model(
     assert (config.memory_len, config.clamp_len, config.initial_memory, config.norm_eps) == (3800, 1000, "zeros", 1e-12)
 
 
-def test_settings_in_config_json_come_first_and_the_numbers_are_those_of_the_original(
-    published: Path, shared: Path, tmp_path: Path
-) -> None:
+def test_settings_in_config_json_come_first_and_the_numbers_are_those_of_the_original(published, shared, tmp_path):
     recorded = shared / "fixtures" / "tf-transformer-xl" / "text8_trained.json"
     meta = json.loads(recorded.read_text())
     wanted = load_file(recorded.with_suffix(".safetensors"))
@@ -65,9 +61,7 @@ def test_settings_in_config_json_come_first_and_the_numbers_are_those_of_the_ori
         (["{folder}/data", "--output", "{out}", "--from", PEER], "holds no TensorFlow checkpoint"),
     ],
 )
-def test_what_cannot_be_converted(
-    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
-) -> None:
+def test_what_cannot_be_converted(published, tmp_path, capsys, arguments, reason):
     given = [one.format(folder=published, out=tmp_path / "out") for one in arguments]
     assert main(["convert", *given]) == 2
     assert reason in capsys.readouterr().err
@@ -84,13 +78,7 @@ def test_what_cannot_be_converted(
         ({"vocab_size": 24, "dataset": "text8", "cutoffs": []}, "the config asks for (24, 16)"),
     ],
 )
-def test_a_corpus_that_does_not_fit(
-    published: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    corpus: dict[str, object] | None,
-    reason: str,
-) -> None:
+def test_a_corpus_that_does_not_fit(published, tmp_path, capsys, corpus, reason):
     file = published / "data" / "corpus-info.json"
     file.unlink()
     if corpus is not None:

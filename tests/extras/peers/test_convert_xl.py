@@ -50,9 +50,7 @@ IDS = torch.arange(20).view(2, 10)
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "old format"])
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
 @pytest.mark.filterwarnings("ignore:Couldn't retrieve source code")
-def test_a_module_saved_whole(
-    manyheads: Callable[..., int], official: Official, tmp_path: Path, changes: dict[str, Any], zipped: bool
-) -> None:
+def test_a_module_saved_whole(manyheads, official, tmp_path, changes, zipped):
     """As the original's training script leaves it: the module knows its shape, the pickle is never unpickled."""
     model = random_model(**changes)
     config, weights = PEERS[OFFICIAL].to_peer(model)
@@ -76,23 +74,17 @@ def test_a_module_saved_whole(
     assert torch.equal(load(tmp_path / "again").log_probs(IDS), model.log_probs(IDS))
 
 
-def test_a_state_dict_alone_does_not_tell_its_shape(
-    manyheads: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_state_dict_alone_does_not_tell_its_shape(refused, tmp_path):
     _, weights = PEERS[OFFICIAL].to_peer(random_model())
     (tmp_path / "work").mkdir()
     torch.save(weights, tmp_path / "work" / "model.pt")
-    assert manyheads("convert", tmp_path / "work", "--from-pickle", "-o", tmp_path / "model") == 2
-    assert "has no config.json" in capsys.readouterr().err
+    assert "has no config.json" in refused("convert", tmp_path / "work", "--from-pickle", "-o", tmp_path / "model")
 
 
-def test_a_module_of_another_kind(
-    manyheads: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_module_of_another_kind(refused, tmp_path):
     (tmp_path / "work").mkdir()
     torch.save(torch.nn.Sequential(torch.nn.Linear(2, 2)), tmp_path / "work" / "model.pt")
-    assert manyheads("convert", tmp_path / "work", "--from-pickle", "-o", tmp_path / "model") == 2
-    assert "not a MemTransformerLM" in capsys.readouterr().err
+    assert "not a MemTransformerLM" in refused("convert", tmp_path / "work", "--from-pickle", "-o", tmp_path / "model")
 
 
 def test_transformers_folder(manyheads: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,9 +120,7 @@ SETTINGS: list[tuple[str, dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("peer", "changes", "said"), SETTINGS)
-def test_settings_that_the_peer_lacks_are_named(
-    peer: str, changes: dict[str, Any], said: list[str], tmp_path: Path
-) -> None:
+def test_settings_that_the_peer_lacks_are_named(peer, changes, said, tmp_path):
     save_pretrained(random_model(**changes), tmp_path / "model")
     notes = export_folder(tmp_path / "model", tmp_path / "peer", peer).notes
     assert len(notes) == len(said)
@@ -154,16 +144,13 @@ def test_half_precision_weights_become_float32(manyheads: Callable[..., int], tm
     assert {tensor.dtype for tensor in load(tmp_path / "again").state_dict().values()} == {torch.float32}
 
 
-def test_what_does_not_fit_is_said(
-    manyheads: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_fit_is_said(manyheads, refused, tmp_path, capsys):
     save_pretrained(random_model(), tmp_path / "model")
     for peer in ("transformers/Marian", "annotated-transformer", "torch/Transformer"):
         assert manyheads("convert", tmp_path / "model", "--to", peer, "-o", tmp_path / "peer") == 2
         assert f"{peer} cannot hold a transformer-xl" in capsys.readouterr().err
     save_pretrained(random_model(attention="absolute"), tmp_path / "absolute")
-    assert manyheads("convert", tmp_path / "absolute", "--to", HF, "-o", tmp_path / "peer") == 2
-    assert "attention 'absolute'" in capsys.readouterr().err
+    assert "attention 'absolute'" in refused("convert", tmp_path / "absolute", "--to", HF, "-o", tmp_path / "peer")
 
 
 def test_a_language_model_does_not_translate(manyheads: Callable[..., int], tmp_path: Path) -> None:

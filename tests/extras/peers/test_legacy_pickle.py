@@ -187,9 +187,7 @@ def tensor_pickle(offset: int, size: tuple[int, ...], stride: tuple[int, ...], n
         (0, (1 << 40,), (0,), 4, "stand for tensors"),
     ],
 )
-def test_tensors_stay_within_their_storage(
-    tmp_path: Path, offset: int, size: tuple[int, ...], stride: tuple[int, ...], numel: int, message: str
-) -> None:
+def test_tensors_stay_within_their_storage(tmp_path, offset, size, stride, numel, message):
     path = tmp_path / "model.pt"
     path.write_bytes(tensor_pickle(offset, size, stride, numel))
     with pytest.raises(ModelFileError, match=message):

@@ -63,9 +63,7 @@ def test_tied_matrices_under_any_of_their_names(state: dict[str, Tensor]) -> Non
         ({"tie_word_embeddings": False, "share_encoder_decoder_embeddings": False}, (0, 1, 2), "none"),
     ],
 )
-def test_which_tables_are_one(
-    state: dict[str, Tensor], options: dict[str, Any], given: tuple[int, ...], tie: str
-) -> None:
+def test_which_tables_are_one(state, options, given, tie):
     del state[SHARED]
     tables = {TABLES[i]: torch.randn(19, 16, generator=torch.Generator().manual_seed(i)) for i in given}
     model = build({**OPTIONS, **options}, {**state, **tables})

@@ -108,9 +108,7 @@ def test_no_byte_of_an_index_can_be_changed_unnoticed(copied: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(2000, marks=pytest.mark.slow)])
-def test_an_index_with_right_checksums_and_wrong_content_is_refused(
-    copied: Path, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
+def test_an_index_with_right_checksums_and_wrong_content_is_refused(copied, monkeypatch, count):
     """The parsers of blocks, entries and fields get past the checksum here."""
     monkeypatch.setitem(sys.modules, "crc32c", None)
     index = Path(f"{copied}.index")
@@ -256,10 +254,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "zstd": (lambda p: write(p, {b"": HEADER}, [b""], compression=2), r"compressed \(number 2\)"),
     "strings": (lambda p: write(p, {b"": HEADER, b"w": entry(FOUR, 7, shape(1))}, [FOUR]), "w has type number 7"),
     "size": (lambda p: write(p, {b"": HEADER, b"w": entry(FOUR, 1, shape(2))}, [FOUR * 2]), r"w has 4 bytes.* \[2\]"),
-    "huge": (
-        lambda p: write(p, {b"": HEADER, b"w": entry(FOUR, 1, shape(1 << 62, 1 << 62))}, [FOUR]),
-        "w has 4 bytes",
-    ),
+    "huge": (lambda p: write(p, {b"": HEADER, b"w": entry(FOUR, 1, shape(1 << 62, 1 << 62))}, [FOUR]), "w has 4 bytes"),
     "unknown": (lambda p: write(p, {b"": HEADER, b"w": entry(FOUR, 1, shape(2**64 - 1))}, [FOUR]), "unknown size"),
     "rank": (lambda p: write(p, {b"": HEADER, b"w": entry(FOUR, 1, shape(*[1] * 33))}, [FOUR]), "33 dimensions"),
     "shard": (lambda p: write(p, {b"": HEADER, b"w": entry(FOUR, 1, shape(1), shard=1)}, [FOUR]), "w is in shard 1"),

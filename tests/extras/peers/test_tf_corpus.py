@@ -68,9 +68,7 @@ def test_bytes_of_enwik8(tmp_path: Path) -> None:
     assert "Line breaks in a text are left out" in files.notes[0]
 
 
-def test_a_published_folder_can_be_used_and_gives_the_loss_of_the_original(
-    published: Path, fixtures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_published_folder_can_be_used_and_gives_the_loss_of_the_original(published, fixtures, tmp_path, capsys):
     ours = tmp_path / "ours"
     assert main(["convert", str(published), "--from-pickle", "--output", str(ours)]) == 0
     shown = capsys.readouterr().out
@@ -101,9 +99,7 @@ def test_a_published_folder_can_be_used_and_gives_the_loss_of_the_original(
     assert "\t9\t" in capsys.readouterr().out
 
 
-def test_a_pickle_is_read_only_if_asked_for(
-    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pickle_is_read_only_if_asked_for(published, tmp_path, capsys):
     assert main(["convert", str(published), "--output", str(tmp_path / "ours")]) == 0
     assert "cache.pkl holds its vocabulary, and is a pickle; --from-pickle reads it" in capsys.readouterr().err
     assert not (tmp_path / "ours" / "tokenizer.json").exists()

@@ -282,9 +282,7 @@ sys.exit(main(["serve", sys.argv[2], "--port", "0", "--device", "cpu"]))
         pytest.param(signal.SIGTERM, False, 0, id="sigterm-once", marks=pytest.mark.slow),
     ],
 )
-def test_signals_while_models_load(
-    sent: signal.Signals, is_twice: bool, code: int, translator_folder: Path, tmp_path: Path
-) -> None:
+def test_signals_while_models_load(sent, is_twice, code, translator_folder, tmp_path):
     """The model is not read before the file `go` exists, which after a second signal it never does."""
     go = tmp_path / "go"
     command = [sys.executable, "-c", LOADS_SLOWLY, str(go), str(translator_folder)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,9 +166,7 @@ def test_equal_requests_gather_while_a_batch_runs(engine: Engine, notes: list[An
     assert notes.index(("begin", [3, 1, 2])) == 6, "the second batch began before the first had ended"
 
 
-def test_a_long_batch_does_not_keep_equal_requests_waiting(
-    engine: Engine, notes: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_batch_does_not_keep_equal_requests_waiting(engine, notes, monkeypatch):
     monkeypatch.setattr(engine_module, "_GATHER_SECONDS", 1e-6)
     long, short = Client(notes, [50]), Client(notes, [2])
     during(long, lambda: engine.submit(short.job))
@@ -226,9 +223,7 @@ def test_a_cancelled_row_is_free_within_one_step(engine: Engine, notes: list[Any
     assert staying.done == [0]
 
 
-def test_a_row_that_is_cancelled_before_the_first_step_leaves_after_it(
-    translator_folder: Path, novel_folder: Path
-) -> None:
+def test_a_row_that_is_cancelled_before_the_first_step_leaves_after_it(translator_folder, novel_folder):
     """Steps of other batches come between the beginning of a batch and its first step."""
     translator = Translator.from_pretrained(translator_folder, "cpu")
     settings = translator.options(max_tokens=1_000)

@@ -184,9 +184,7 @@ def test_keys_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (0, 0, 0o440, False), (10001, 10001, 0o440, False), (10001, 10001, 0o400, True),
     ],
 )  # fmt: skip
-def test_a_secret_of_kubernetes_belongs_to_root(
-    owner: int, user: int, mode: int, is_read: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_of_kubernetes_belongs_to_root(owner, user, mode, is_read, monkeypatch):
     monkeypatch.setattr("manyheads.extras.serving.settings.os.geteuid", lambda: user)
     assert (mode & _forbidden(owner) == 0) is is_read
 

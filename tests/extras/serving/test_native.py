@@ -91,9 +91,7 @@ def test_a_forced_prefix_begins_the_translation(client: TestClient, translator: 
 
 
 @pytest.mark.parametrize("options", [{"do_sample": False}, {"seed": 5, "num_return_sequences": 3}, {"stop": ["e"]}])
-def test_continuations_are_those_of_the_library(
-    client: TestClient, generator: Generator, options: dict[str, Any]
-) -> None:
+def test_continuations_are_those_of_the_library(client, generator, options):
     prompts = ["It is a truth", "", "x"]
     answer = client.post("/v1/generate", json={"prompt": prompts, **options}).json()
     own = {**options, "stop": tuple(options.get("stop", ()))}
@@ -214,9 +212,7 @@ def test_a_named_model_may_be_given_its_languages(client: TestClient) -> None:
         assert client.post("/v1/translate", json={"text": "a", "model": "en-de", **languages}).status_code == 200
 
 
-def test_memory_of_a_model_without_one_is_refused_before_a_stream_begins(
-    settings: ServingSettings, tmp_path: Path
-) -> None:
+def test_memory_of_a_model_without_one_is_refused_before_a_stream_begins(settings, tmp_path):
     vocabulary = ByteVocabulary()
     config = dataclasses.replace(PRESETS["debug"], vocab_size=vocabulary.vocab_size)
     save_pretrained(build_model(config), tmp_path / "reformer", tokenizer=vocabulary)
@@ -292,9 +288,7 @@ def test_a_memory_of_zeros_counts_as_work(settings: ServingSettings, tmp_path: P
         ("attention", {"source": "a", "layer": False}, 422, "layer"),
     ],
 )
-def test_what_cannot_be_served_is_refused(
-    client: TestClient, path: str, body: dict[str, Any], status: int, field: str | None
-) -> None:
+def test_what_cannot_be_served_is_refused(client, path, body, status, field):
     content = json.dumps(body)
     answer = client.post(f"/v1/{path}", content=content, headers={"content-type": "application/json"})
     assert answer.status_code == status, answer.text

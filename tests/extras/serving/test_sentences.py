@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -111,9 +110,7 @@ def test_settings_of_the_environment() -> None:
     ("target", "codes", "expected"),
     [("de", (), ("de",)), ("roa", ("fr", "pt_BR"), ("fr", "pt_BR")), ("PT-br", ("fr", "pt_BR"), ("PT-br",))],
 )
-def test_a_group_of_languages_is_no_target(
-    target: str, codes: tuple[str, ...], expected: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_group_of_languages_is_no_target(target, codes, expected, tmp_path):
     """As of opus-mt-en-roa, whose tokenizer names the group, and has a code for each of its languages."""
     (tmp_path / "config.json").write_text("{}")
     described = {"source_lang": "en", "target_lang": target}
@@ -130,9 +127,7 @@ def test_a_group_of_languages_is_no_target(
         ({"target_lang": "fr"}, ()),
     ],
 )
-def test_the_targets_of_a_model_with_tags_are_known(
-    given_languages: dict[str, str], expected: tuple[tuple[str, str], ...], tmp_path: Path
-) -> None:
+def test_the_targets_of_a_model_with_tags_are_known(given_languages, expected, tmp_path):
     """As of a converted model, whose folder does not record the languages of its sources."""
     (tmp_path / "config.json").write_text("{}")
     tokenizer = SimpleNamespace(describe=lambda: {}, target_languages=("de", "fr"))

@@ -47,9 +47,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
     ids=["short", "long", "alternatives", "alignments"],
 )
-def test_only_long_work_leaves_the_loop(
-    client: TestClient, threads: list[str], more: dict[str, Any], is_short: bool
-) -> None:
+def test_only_long_work_leaves_the_loop(client, threads, more, is_short):
     assert client.post("/v1/translate", json={**more, "max_new_tokens": 20}).status_code == 200
     assert len(threads) >= 2
     assert is_short != any(name.startswith("manyheads-tokenizer") for name in threads), threads
@@ -93,9 +91,7 @@ def test_true_is_not_taken_for_one(counted: tuple[ServedTranslator, list[dict[st
         assert client.post("/v1/translate", json=body).status_code == status
 
 
-def test_few_options_are_kept(
-    counted: tuple[ServedTranslator, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_options_are_kept(counted, monkeypatch):
     """A client chooses them, so they must not fill the memory."""
     model, calls = counted
     monkeypatch.setattr(served, "_MOST_CHECKED", 5)

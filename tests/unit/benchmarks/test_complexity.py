@@ -18,8 +18,7 @@ def complexity(benchmark_module: BenchmarkModule) -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("name", "flops", "peak"),
-    [("scaled dot product", 4.0, 3.72), ("LSH, r rounds, chunks of c", 2.0, 2.0)],
+    ("name", "flops", "peak"), [("scaled dot product", 4.0, 3.72), ("LSH, r rounds, chunks of c", 2.0, 2.0)]
 )
 def test_attention_grows_with_the_length(complexity: ModuleType, name: str, flops: float, peak: float) -> None:
     one, two = (complexity.attention(name, length) for length in (LENGTH, 2 * LENGTH))

@@ -51,9 +51,7 @@ def pairs(tmp_path: Path) -> Path:
     return tmp_path / "prepared"
 
 
-def test_the_clock_stands_still_while_a_side_looks(
-    side_module: Import, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_clock_stands_still_while_a_side_looks(side_module, monkeypatch, tmp_path):
     """An update takes 25 s and a look 1,000: looks come at each third of two minutes, and the end after 5 updates."""
     looks = side_module("looks")
     now = [0.0]
@@ -89,9 +87,7 @@ def test_updates_end_a_run_and_count_as_progress(side_module: Import, tmp_path: 
 
 
 @pytest.mark.parametrize(("count", "length", "stride"), [(100, 16, 8), (100, 16, 16), (17, 16, 8), (9, 16, 8)])
-def test_windows_score_every_token_but_the_first_once(
-    side_module: Import, count: int, length: int, stride: int
-) -> None:
+def test_windows_score_every_token_but_the_first_once(side_module, count, length, stride):
     scored = []
     for first, size, known in side_module("text_side").windows(count, length, stride):
         assert 0 < size <= length
@@ -160,9 +156,7 @@ def test_our_side_has_the_preset_of_each_comparison(curves: ModuleType, tmp_path
     )
 
 
-def test_waiting_tells_how_far_a_side_is(
-    curves: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_waiting_tells_how_far_a_side_is(curves, tmp_path, monkeypatch, capsys):
     """The line of progress.txt once, then that no update has ended; after the deadline there is no exit status."""
     monkeypatch.setattr(curves, "SAY_SECONDS", 0.05)
     (tmp_path / "progress.txt").write_text("0.2 of 5 minutes, 31 updates, 9 tokens/s\n", encoding="utf-8")
@@ -184,13 +178,7 @@ def run_of(curves: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str)
     return code
 
 
-def test_two_sides_of_translation_from_data_to_table(
-    curves: ModuleType,
-    pairs: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_two_sides_of_translation_from_data_to_table(curves, pairs, tmp_path, monkeypatch, capsys):
     """Ours and torch's train two updates; JoeyNMT's environment cannot be made; the second command runs nothing."""
 
     def refuse(work: Path) -> str:
@@ -232,9 +220,7 @@ def plan_of(curves: ModuleType, what: str, work: Path) -> Any:
     return curves.Plan(what=what, sides=curves.SIDES[what], work=work, **options)
 
 
-def test_speed_is_measured_in_both_precisions_with_the_same_sizes(
-    curves: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_speed_is_measured_in_both_precisions_with_the_same_sizes(curves, tmp_path, monkeypatch):
     tasks, popen = [], subprocess.Popen
 
     def start(command: list[str], **_: Any) -> Any:

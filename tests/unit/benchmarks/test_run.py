@@ -63,9 +63,7 @@ def test_tables_of_a_comparison(harness: ModuleType, benchmark_module: Import) -
 @pytest.mark.parametrize(
     ("value", "text"), [(12345.6, "12,346"), (45.67, "45.7"), (0.5, "0.50"), (0.01234, "0.01234"), (0.0, "0.00000")]
 )
-def test_figures_have_the_places_they_deserve(
-    harness: ModuleType, benchmark_module: Import, value: float, text: str
-) -> None:
+def test_figures_have_the_places_they_deserve(harness, benchmark_module, value, text):
     assert benchmark_module("report").number(harness.Spread(value, value, value)) == f"{text} ({text} to {text})"
 
 
@@ -106,9 +104,7 @@ def test_every_side_in_bf16_is_known_beforehand(benchmark_module: Import) -> Non
             assert entry.in_bf16 == named, (comparison.title, entry)
 
 
-def test_sides_in_bf16_are_left_out(
-    harness: ModuleType, benchmark_module: Import, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sides_in_bf16_are_left_out(harness, benchmark_module, monkeypatch):
     """They are not started, the machine's own products among them; the tables name them, and so does the record."""
     run, report, tasks = (benchmark_module(name) for name in ("run", "report", "tasks"))
     entries = tuple(
@@ -154,9 +150,7 @@ def test_sides_in_bf16_are_left_out(
         ("DEFAULT", False, False, "", "default"),
     ],
 )
-def test_class_of_a_machine(
-    benchmark_module: Import, capability: str, amx: bool, bf16: bool, most: str, found: str
-) -> None:
+def test_class_of_a_machine(benchmark_module, capability, amx, bf16, most, found):
     assert benchmark_module("machine").classify(capability, amx, bf16, most) == found
 
 

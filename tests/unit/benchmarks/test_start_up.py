@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -21,9 +20,7 @@ def test_rounds_are_compared_one_by_one(start_up: ModuleType) -> None:
     assert start_up.over_bare(found) == {"help": {"median_seconds": 0.4, "lowest_seconds": 0.1}}
 
 
-def test_every_command_is_run(
-    start_up: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_is_run(start_up, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["start_up.py", "--rounds", "1", "--json", str(tmp_path / "found.json")])
     assert start_up.main() == 0
     record = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))

@@ -33,9 +33,7 @@ def save(folder: Path, step: int, value: float = 0.0) -> Path:
 
 @settings(deadline=None, max_examples=30)
 @given(floats=st.lists(st.floats(allow_nan=False, allow_infinity=False)), seed=st.integers(0, 2**32))
-def test_tensors_and_floats_come_back_bit_for_bit(
-    tmp_path_factory: pytest.TempPathFactory, floats: list[float], seed: int
-) -> None:
+def test_tensors_and_floats_come_back_bit_for_bit(tmp_path_factory, floats, seed):
     folder = tmp_path_factory.mktemp("run")
     generator = torch.Generator().manual_seed(seed)
     tensors = {
@@ -83,10 +81,7 @@ def test_retention_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert [step_of(path) for path in list_checkpoints(tmp_path)] == [2, 4, 5, 6]
     apply_retention(tmp_path, 0)
     assert [step_of(path) for path in list_checkpoints(tmp_path)] == [2, 5, 6]
-    assert names(tmp_path) == [
-        "best",
-        *(checkpoint_name(step) for step in (2, 5, 6)),
-    ]
+    assert names(tmp_path) == ["best", *(checkpoint_name(step) for step in (2, 5, 6))]
 
 
 def test_pointers(tmp_path: Path) -> None:
@@ -147,11 +142,7 @@ def test_newer_ones_are_set_aside(tmp_path: Path) -> None:
     set_aside_newer(tmp_path, 1)
     save(tmp_path, 3)
     set_aside_newer(tmp_path, 1)
-    assert names(tmp_path) == [
-        "step-00000001",
-        "step-00000002.aside",
-        "step-00000003.aside",
-    ]
+    assert names(tmp_path) == ["step-00000001", "step-00000002.aside", "step-00000003.aside"]
 
 
 def test_the_average_is_the_mean_in_float64(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """The fixtures of tests that run the program."""
 
-from program_fixtures import compiled_folder, manyheads, model_folder, one_thread, pairs, stdin, told
+from program_fixtures import compiled_folder, manyheads, model_folder, one_thread, pairs, printed, refused, stdin, told
 
-__all__ = ["compiled_folder", "manyheads", "model_folder", "one_thread", "pairs", "stdin", "told"]
+__all__ = ["compiled_folder", "manyheads", "model_folder", "one_thread", "pairs", "printed", "refused", "stdin", "told"]

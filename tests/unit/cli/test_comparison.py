@@ -37,9 +37,8 @@ def done(runs: Path) -> list[Path]:
     return [runs / "first", runs / "second"]
 
 
-def test_one_table_best_first(runs: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
-    assert manyheads("info", *sorted(runs.iterdir()), "--sort", "bleu") == 0
-    heading, *rows = capsys.readouterr().out.splitlines()
+def test_one_table_best_first(runs, manyheads, printed, capsys):
+    heading, *rows = printed("info", *sorted(runs.iterdir()), "--sort", "bleu").splitlines()
     assert heading.split() == ["run", "data", "architecture", "step", "valid_nll", "bleu"]
     assert [Path(row.split()[0]).name for row in rows] == ["second", "first", "new"]
     assert [row.split()[-1] for row in rows] == ["20.00", "12.50", "-"]
@@ -67,17 +66,10 @@ def test_one_picture(runs: Path, manyheads: Cli, tmp_path: Path) -> None:
         (("--curves", "a.txt"), "--curves a.txt: it must end in .png, .svg, .pdf"),
     ],
 )
-def test_mistakes(
-    runs: Path, manyheads: Cli, options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert manyheads("info", runs / "first", runs / "second", *options) == 2
-    assert message in capsys.readouterr().err
+def test_mistakes(runs, refused, options, message):
+    assert message in refused("info", runs / "first", runs / "second", *options)
 
 
-def test_only_runs_are_compared(
-    runs: Path, model_folder: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert manyheads("info", runs / "first", model_folder) == 2
-    assert "is no run but model" in capsys.readouterr().err
-    assert manyheads("info", runs / "new", "--curves", "a.png") == 2
-    assert "None of these runs has a validation yet" in capsys.readouterr().err
+def test_only_runs_are_compared(runs, model_folder, refused):
+    assert "is no run but model" in refused("info", runs / "first", model_folder)
+    assert "None of these runs has a validation yet" in refused("info", runs / "new", "--curves", "a.png")

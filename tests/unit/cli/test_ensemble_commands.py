@@ -50,9 +50,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, pairs:
     }
 
 
-def test_translations_are_those_of_the_average(
-    manyheads: Cli, folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str], pairs: list[tuple[str, str]]
-) -> None:
+def test_translations_are_those_of_the_average(manyheads, folders, tmp_path, capsys, pairs):
     output = tmp_path / "out"
     given = ("translate", folders["A"], folders["FILE"], "--output", output, "--verbose")
     assert manyheads(*given, "--ensemble", folders["B"], folders["EN-DE"]) == 0
@@ -67,9 +65,7 @@ def test_translations_are_those_of_the_average(
     ).translate(sources)
 
 
-def test_translations_are_ranked_again(
-    manyheads: Cli, folders: Folders, capsys: pytest.CaptureFixture[str], pairs: list[tuple[str, str]]
-) -> None:
+def test_translations_are_ranked_again(manyheads, printed, folders, capsys, pairs):
     given = (
         "translate",
         folders["A"],
@@ -87,30 +83,24 @@ def test_translations_are_ranked_again(
     expected = made.translate_nbest([source for source, _ in pairs], num_beams=4, num_return_sequences=2)
     shown = [line.split("\t") for line in capsys.readouterr().out.split("\n")[:-1]]
     assert [float(score) for _, score, _ in shown] == pytest.approx([x.score for xs in expected for x in xs], abs=1e-5)
-    assert manyheads(*map(str, given)) == 0
-    assert capsys.readouterr().out.split("\n")[:-1] == made.translate([source for source, _ in pairs], num_beams=4)
+    assert printed(*map(str, given)).split("\n")[:-1] == made.translate([source for source, _ in pairs], num_beams=4)
 
 
-def test_evaluated_and_scored(
-    manyheads: Cli, folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluated_and_scored(manyheads, printed, folders, tmp_path, capsys):
     texts = ("--source", folders["FILE"], "--reference", folders["REFERENCE"])
     several = ("--ensemble", folders["B"], "--rerank", folders["EN-DE"], "--rerank-weight", "0.5")
     translated, judged = tmp_path / "translated", tmp_path / "judged"
     assert manyheads("translate", folders["A"], folders["FILE"], "--output", translated, *several) == 0
     capsys.readouterr()
-    assert manyheads("evaluate", folders["A"], *texts, *several, "--output", judged) == 0
-    told = capsys.readouterr().out
+    told = printed("evaluate", folders["A"], *texts, *several, "--output", judged)
     assert judged.read_bytes() == translated.read_bytes()
     assert f"  model      {folders['A']} + {folders['B']}, " in told
     assert f"reranked by {folders['EN-DE']} (weight 0.5)" in told
-    assert manyheads("evaluate", folders["A"], *texts, *several, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(printed("evaluate", folders["A"], *texts, *several, "--json"))
     protocol = found["protocol"]
     assert protocol["ensemble"] == [str(folders["B"])]
     assert (protocol["rerank"], protocol["rerank_weight"]) == (str(folders["EN-DE"]), 0.5)
-    assert manyheads("evaluate", folders["A"], *texts, "--json") == 0
-    alone = json.loads(capsys.readouterr().out)
+    alone = json.loads(printed("evaluate", folders["A"], *texts, "--json"))
     assert protocol["parameters"] == 2 * alone["protocol"]["parameters"]
     assert "ensemble" not in alone["protocol"]
     assert "rerank" not in alone["protocol"]
@@ -168,9 +158,7 @@ def test_what_resumed_work_depends_on(folders: Folders) -> None:
         ("evaluate --hypotheses FILE --reference FILE --ensemble A", "there is no model to run; leave out --ensemble."),
     ],
 )
-def test_refused_with_one_sentence(
-    manyheads: Cli, folders: Folders, capsys: pytest.CaptureFixture[str], arguments: str, message: str
-) -> None:
+def test_refused_with_one_sentence(manyheads, folders, capsys, arguments, message):
     words = arguments.split()
     assert manyheads(words[0], *(str(folders.get(word, word)) for word in words[1:])) == 2
     told = capsys.readouterr()

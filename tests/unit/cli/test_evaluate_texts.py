@@ -70,9 +70,7 @@ def test_the_language_of_data_and_of_hypotheses_counts(evaluated: Evaluated, wri
     assert record["protocol"]["bleu_tokenizer_why"] == "for the language zh-TW"
 
 
-def test_a_missing_package_is_said_once(
-    evaluated: Evaluated, write: Write, manyheads: Cli, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_said_once(evaluated, write, manyheads, refused, capsys, monkeypatch):
     monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
     path = write("ja", ["今日は犬が好きです。", "彼女は古い家を見ています。"])
     record, said = evaluated("--hypotheses", path, "--reference", path)
@@ -81,14 +79,11 @@ def test_a_missing_package_is_said_once(
     assert "tok:char" in record["bleu"]["signature"]
     assert manyheads("evaluate", "--hypotheses", path, "--reference", path, "--tokenize", "ja-mecab") == 2
     assert "pip install 'sacrebleu[ja]'" in capsys.readouterr().err
-    assert manyheads("evaluate", "--hypotheses", path, "--reference", path, "--tokenize", "14a") == 2
-    assert "ja-mecab" in capsys.readouterr().err
+    assert "ja-mecab" in refused("evaluate", "--hypotheses", path, "--reference", path, "--tokenize", "14a")
 
 
 @pytest.mark.parametrize("given", [["--reference", "a", "b"], ["--reference", "a", "--reference", "b"]])
-def test_several_references(
-    given: list[str], evaluated: Evaluated, write: Write, manyheads: Cli, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_references(given, evaluated, write, refused, monkeypatch):
     hypotheses, a, _ = write("h", [DE[0], OTHER[1], "Wir möchten nun ein Heft."]), write("a", DE), write("b", OTHER)
     monkeypatch.chdir(a.parent)
     record, _ = evaluated("--hypotheses", hypotheses, *given)
@@ -99,14 +94,11 @@ def test_several_references(
     assert record["chrf"]["signature"].startswith("nrefs:2|")
     assert record["protocol"]["references"] == 2
     write("b", OTHER[:2])
-    assert manyheads("evaluate", "--hypotheses", hypotheses, *given) == 2
-    error = capsys.readouterr().err
+    error = refused("evaluate", "--hypotheses", hypotheses, *given)
     assert 'h has 3 lines, b has 2 (lines end at "\\n" alone)' in error.replace(f"{hypotheses.parent}/", "")
 
 
-def test_models_with_several_references(
-    evaluated: Evaluated, write: Write, manyheads: Cli, capsys: Any, model_folder: Path, tmp_path: Path
-) -> None:
+def test_models_with_several_references(evaluated, write, refused, model_folder, tmp_path):
     source, a, b = write("s", ["I see a dog."] * 3), write("a", DE), write("b", OTHER)
     other = tmp_path / "other"
     other.symlink_to(model_folder)
@@ -118,10 +110,8 @@ def test_models_with_several_references(
     compared, _ = evaluated("--source", source, "--reference", a, b, model_folder, other)
     assert compared["models"] == [str(model_folder), str(other)]
     assert all(one["signature"].startswith("nrefs:2|") for one in compared["scores"].values())
-    assert manyheads("evaluate", "--source", source, "--reference", a, b) == 2
-    assert "Say what to evaluate: a MODEL" in capsys.readouterr().err
-    assert manyheads("evaluate", "--hypotheses", "-", "--reference", a, "-") == 2
-    assert "only one of them can be standard input" in capsys.readouterr().err
+    assert "Say what to evaluate: a MODEL" in refused("evaluate", "--source", source, "--reference", a, b)
+    assert "only one of them can be standard input" in refused("evaluate", "--hypotheses", "-", "--reference", a, "-")
 
 
 def test_forms_of_text_are_named(evaluated: Evaluated, write: Write) -> None:
@@ -147,21 +137,18 @@ def test_files_with_other_ends_of_lines_are_equal(evaluated: Evaluated, write: W
     assert said == ""
 
 
-def test_segments_of_sgm_files_must_agree(evaluated: Evaluated, write: Write, manyheads: Cli, capsys: Any) -> None:
+def test_segments_of_sgm_files_must_agree(evaluated, write, refused):
     segments = [f'<seg id="{number}">{text}</seg>' for number, text in enumerate(DE, 1)]
     lines = ['<refset><doc docid="d">', *segments, "</doc></refset>"]
     path = write("a.sgm", lines)
     record, _ = evaluated("--hypotheses", write("a.txt", DE), "--reference", path, path)
     assert record["bleu"]["score"] == pytest.approx(100)
     other = write("b.sgm", [line.replace('id="2"', 'id="7"') for line in lines])
-    assert manyheads("evaluate", "--hypotheses", path, "--reference", path, other) == 2
-    assert "segment 2 of " in (said := capsys.readouterr().err)
+    assert "segment 2 of " in (said := refused("evaluate", "--hypotheses", path, "--reference", path, other))
     assert "b.sgm '7' of document 'd'. Give files of the same texts" in said
 
 
-def test_scoring_is_shown(
-    manyheads: Cli, write: Write, told: Callable[[], dict[str, list[str]]], monkeypatch: Any
-) -> None:
+def test_scoring_is_shown(manyheads, write, told, monkeypatch):
     monkeypatch.setattr("manyheads.evaluation.bleu._BLOCK", 2)
     path = write("a", DE)
     assert manyheads("evaluate", "--hypotheses", path, "--reference", path) == 0

@@ -41,7 +41,7 @@ def test_training_says_what_comes_next(run: Path, capsys: pytest.CaptureFixture[
     assert "text        " in (run / "train.log").read_text(encoding="utf-8")
 
 
-def test_settings_of_another_architecture_are_refused(manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_another_architecture_are_refused(manyheads, printed, capsys):
     cases = [
         (["--preset", "xl-debug", "--data.max-tokens", "9"], "there is no setting data.max_tokens"),
         (["--preset", "debug", "--model.architecture", "transformer-xl"], "model.architecture is set twice"),
@@ -54,15 +54,13 @@ def test_settings_of_another_architecture_are_refused(manyheads: Cli, capsys: py
         assert manyheads("train", *arguments) == 2, arguments
         captured = capsys.readouterr()
         assert message in captured.err, captured.err
-    assert manyheads("train", "--preset", "xl-debug", "--help") == 0
-    shown = capsys.readouterr().out
+    shown = printed("train", "--preset", "xl-debug", "--help")
     assert "--reading.memory_len" in shown
     assert "bleu_sentences" not in shown
 
 
-def test_evaluate_prints_its_protocol(run: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
-    assert manyheads("evaluate", run, "--split", "valid", "--max-tokens", "900") == 0
-    shown = capsys.readouterr().out
+def test_evaluate_prints_its_protocol(run, manyheads, printed, capsys):
+    shown = printed("evaluate", run, "--split", "valid", "--max-tokens", "900")
     for part in (
         "perplexity = ",
         "nats/token",
@@ -72,8 +70,7 @@ def test_evaluate_prints_its_protocol(run: Path, manyheads: Cli, capsys: pytest.
         assert part in shown
     assert "bits/byte" not in shown  # of a part of the text nobody knows how many bytes it is
     options = ["--segment-len", "16", "--clamp-len", "5", "--same-length", "yes", "--lanes", "3", "--json"]
-    assert manyheads("evaluate", run, "--memory-len", "0", "8", "--max-tokens", "500", *options) == 0
-    record = json.loads(capsys.readouterr().out)
+    record = json.loads(printed("evaluate", run, "--memory-len", "0", "8", "--max-tokens", "500", *options))
     assert [result["reading"]["memory_len"] for result in record["results"]] == [0, 8]
     first = record["results"][0]
     assert first["reading"] == {
@@ -108,15 +105,12 @@ def test_progress_is_shown(run: Path, manyheads: Cli, tmp_path: Path, told: Call
     assert told()["scoring lines"] == ["0", "2", "4"]
 
 
-def test_evaluate_a_file_is_what_score_says(
-    run: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_a_file_is_what_score_says(run, printed, tmp_path):
     """One lane with a memory over everything is the text read at once; the first byte has nothing before it."""
     text = "He opened the door, and \u00fcber all. Once more."
     (tmp_path / "text.gz").write_bytes(gzip.compress(text.encode()))
     arguments = ["--text", tmp_path / "text.gz", "--segment-len", "7", "--memory-len", "100", "--lanes", "1", "--json"]
-    assert manyheads("evaluate", run, *arguments) == 0
-    [result] = json.loads(capsys.readouterr().out)["results"]
+    [result] = json.loads(printed("evaluate", run, *arguments))["results"]
     generator = Generator.from_pretrained(run, "cpu")
     with torch.no_grad():
         ids = torch.tensor([list(text.encode())])
@@ -148,9 +142,7 @@ def test_score(run: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.Capture
     assert records[0]["tokens"][:3] == ["H", "e", "▁"]
 
 
-def test_score_names_a_line_that_is_longer_than_the_models_positions(
-    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_score_names_a_line_that_is_longer_than_the_models_positions(manyheads, tmp_path, capsys):
     config = replace(REFORMERS["debug"], vocab_size=256)
     save_pretrained(build_model(config), tmp_path / "model", tokenizer=ByteVocabulary())
     (tmp_path / "in.txt").write_text(f"a\n\n{'b' * config.max_len}\n", encoding="utf-8")
@@ -161,25 +153,19 @@ def test_score_names_a_line_that_is_longer_than_the_models_positions(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_generate(
-    run: Path, manyheads: Cli, tmp_path: Path, stdin: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_generate(run, manyheads, printed, refused, tmp_path, stdin, capsys):
     short = ["--max-new-tokens", "12", "--seed", "3"]
-    assert manyheads("generate", run, "He opened", *short) == 0
-    text = capsys.readouterr().out
+    text = printed("generate", run, "He opened", *short)
     expected = Generator.from_pretrained(run, "cpu").generate("He opened", max_new_tokens=12, seed=3)
     assert text == f"{expected}\n"
     stdin(b"He opened\n")
-    assert manyheads("generate", run, *short) == 0
-    assert capsys.readouterr().out == text
+    assert printed("generate", run, *short) == text
     stdin(b"He \xff\n")
-    assert manyheads("generate", run, *short) == 2
-    assert "commands with --on-bad-utf8 can replace such bytes" in capsys.readouterr().err
+    assert "commands with --on-bad-utf8 can replace such bytes" in refused("generate", run, *short)
     stdin(b"He \xff\n")
     assert manyheads("generate", run, *short, "--on-bad-utf8", "replace") == 0
     assert "lines that are not UTF-8, bad bytes replaced: 1" in capsys.readouterr().err
-    assert manyheads("generate", run, "He opened", *short, "--echo") == 0
-    assert capsys.readouterr().out == f"He opened{text}"
+    assert printed("generate", run, "He opened", *short, "--echo") == f"He opened{text}"
     stdin(b"He opened\n\nIt\n")
     assert manyheads("generate", run, "--lines", "--json", "--count", "2", *short) == 0
     records = [json.loads(line) for line in capsys.readouterr().out.split("\n")[:-1]]
@@ -194,12 +180,7 @@ def test_generate(
 @pytest.mark.slow
 @pytest.mark.unhooked
 @pytest.mark.compiles
-def test_compiled_it_writes_the_same(
-    run: Path,
-    manyheads: Cli,
-    compiled_folder: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_compiled_it_writes_the_same(run, manyheads, compiled_folder, capsys):
     shown = []
     for options in ([], ["--compile"]):
         assert manyheads("generate", run, "He opened", "--max-new-tokens", "30", "--seed", "3", *options) == 0
@@ -218,9 +199,7 @@ def test_options_of_drawing_draw() -> None:
         GenerationOptions(greedy=True, seed=1).overrides()
 
 
-def test_mistakes_name_the_right_command(
-    run: Path, model_folder: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_name_the_right_command(run, model_folder, manyheads, tmp_path, capsys):
     (tmp_path / "text.txt").write_bytes(b"a text\n")
     shutil.copytree(run / "model", tmp_path / "alone")
     cases: list[tuple[list[str | Path], str]] = [
@@ -250,22 +229,19 @@ def test_mistakes_name_the_right_command(
         assert "Traceback" not in captured.err
 
 
-def test_info(run: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
-    assert manyheads("info", run / "model", "--json") == 0
-    record = json.loads(capsys.readouterr().out)
+def test_info(run, printed):
+    record = json.loads(printed("info", run / "model", "--json"))
     assert record["architecture"] == "transformer-xl"
     assert record["tokenizer"]["documents"] == "none"
     assert record["decoding"]["max_new_tokens"] == 200
 
 
-def test_recl_compares_models(run: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recl_compares_models(run, manyheads, printed, capsys):
     base = ["evaluate", run, "--recl", "--max-tokens", "600", "--recl-step", "20", "--recl-longest", "80"]
-    assert manyheads(*base, "--beside", run / "model", "--recl-hardest", "0.1", "1") == 0
-    shown = capsys.readouterr().out
+    shown = printed(*base, "--beside", run / "model", "--recl-hardest", "0.1", "1")
     for part in ("RECL, in tokens", "r = 0.1", "r = 1", "perplexity by context", "scored     26 tokens, one in 20"):
         assert part in shown, shown
-    assert manyheads(*base, "--beside", run / "model", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(printed(*base, "--beside", run / "model", "--json"))
     assert found["protocol"]["contexts"] == [20, 40, 60, 80]
     first, second = found["results"]
     assert first["recl"] == second["recl"]
@@ -287,8 +263,7 @@ def test_recl_compares_models(run: Path, manyheads: Cli, capsys: pytest.CaptureF
     text = run.parent / "short.txt"
     text.write_text("he opened the door and went in. " * 4)
     short = ["evaluate", run, "--recl", "--beside", run / "model", "--text", text, "--recl-step", "20"]
-    assert manyheads(*short, "--json") == 0
-    whole = json.loads(capsys.readouterr().out)
+    whole = json.loads(printed(*short, "--json"))
     assert manyheads(*short, "--max-tokens", "100000", "--json") == 0  # more than the text has
     assert json.loads(capsys.readouterr().out) == whole
 
@@ -304,9 +279,7 @@ def damaged(run: Path) -> Path:
 
 
 @pytest.mark.parametrize("more", [["--recl", "--beside", "RUN"], [], ["--dynamic", "sgd", "--dynamic-rate", "0.1"]])
-def test_a_model_that_gives_nan_is_not_judged(
-    run: Path, damaged: Path, more: list[str], manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_gives_nan_is_not_judged(run, damaged, more, manyheads, refused, tmp_path, capsys):
     """No comparison with NaN is true, so its context would seem to help at every length."""
     (tmp_path / "text").write_text("he opened the door and went in. " * 40, encoding="utf-8")
     more = [str(run) if word == "RUN" else word for word in more]
@@ -317,22 +290,19 @@ def test_a_model_that_gives_nan_is_not_judged(
     assert (f"{damaged} gave" in shown.err) == bool(steps)
     assert "learning rate" not in shown.err
     assert shown.out == ""
-    assert manyheads("score", damaged, "--text", tmp_path / "text") == 2
-    assert "gave NaN log-probabilities" in capsys.readouterr().err
+    assert "gave NaN log-probabilities" in refused("score", damaged, "--text", tmp_path / "text")
 
 
-def test_dynamic_evaluation_says_what_it_is(run: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dynamic_evaluation_says_what_it_is(run, printed):
     folder = run / "model"
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     some = ["evaluate", run, "--split", "valid", "--max-tokens", "300", "--precision", "fp32"]
-    assert manyheads(*some, "--dynamic", "rms", "--dynamic-tokens", "5000") == 0
-    shown = capsys.readouterr().out
+    shown = printed(*some, "--dynamic", "rms", "--dynamic-tokens", "5000")
     assert "(dynamic evaluation)" in shown
     assert "weights are adapted to the test text as it is read; not comparable with static figures" in shown
     assert "gradients of 5,000 tokens of" in shown
     assert " 1 lanes" in shown
-    assert manyheads(*some, "--dynamic", "sgd", "--dynamic-rate", "0.1", "--json") == 0
-    result = json.loads(capsys.readouterr().out)["results"][0]
+    result = json.loads(printed(*some, "--dynamic", "sgd", "--dynamic-rate", "0.1", "--json"))["results"][0]
     assert result["dynamic"]["kind"] == "sgd"
     assert "not comparable" in result["dynamic"]["note"]
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before

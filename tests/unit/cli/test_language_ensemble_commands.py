@@ -94,13 +94,12 @@ def test_scored_by_the_average(manyheads: Cli, folders: Folders, capsys: pytest.
     assert sums == pytest.approx([one.sum_log_prob for one in score_texts(averaged, LINES * 5)], abs=1e-3)
 
 
-def test_evaluated_as_one(manyheads: Cli, folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluated_as_one(printed, folders):
     """In segments as the first model's run, each with the memory of its own run."""
     text = ("--text", folders["TEXT"])
     content = folders["TEXT"].read_bytes()
     given = ("evaluate", folders["A"], *text, "--ensemble", folders["B"], folders["R"])
-    assert manyheads(*given, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(printed(*given, "--json"))
     averaged = Generator.from_pretrained([folders[name] for name in ("A", "B", "R")], "cpu")
     reading = EnsembleReading(
         segment_len=8, memory_len=5, lanes=2, others=(Reading(memory_len=7), Reading(memory_len=None))
@@ -118,28 +117,23 @@ def test_evaluated_as_one(manyheads: Cli, folders: Folders, capsys: pytest.Captu
     assert protocol["ensemble"] == [str(folders["B"]), str(folders["R"])]
     assert protocol["parameters"] == sum(one.numel() for one in averaged.model.parameters())
 
-    assert manyheads(*given) == 0
-    shown = capsys.readouterr().out
+    shown = printed(*given)
     assert f"  model      {folders['A']} + {folders['B']} + {folders['R']}, " in shown
     assert "segment 8, memory 5, clamp none, same length no, 2 lanes, documents joined\n" in shown
     assert f"             {folders['B']}: memory 7, clamp none, same length no\n" in shown
     assert f"             {folders['R']}: memory 0, clamp none, same length no\n" in shown
 
-    assert manyheads("evaluate", folders["A"], *text, "--json") == 0
-    alone = json.loads(capsys.readouterr().out)
+    alone = json.loads(printed("evaluate", folders["A"], *text, "--json"))
     assert "ensemble" not in alone["protocol"]
     assert "ensemble" not in alone["results"][0]["reading"]
-    assert manyheads("evaluate", folders["A"], *text, "--ensemble", folders["A"], "--json") == 0
-    [twice] = json.loads(capsys.readouterr().out)["results"]
+    [twice] = json.loads(printed("evaluate", folders["A"], *text, "--ensemble", folders["A"], "--json"))["results"]
     assert twice["nats_per_token"] == pytest.approx(alone["results"][0]["nats_per_token"], rel=1e-6)
-    assert manyheads("evaluate", folders["A"], *text, "--ensemble", folders["A"]) == 0
-    assert f"{folders['A']}: memory" not in capsys.readouterr().out
+    assert f"{folders['A']}: memory" not in printed("evaluate", folders["A"], *text, "--ensemble", folders["A"])
 
 
-def test_several_memories_of_all_models(manyheads: Cli, folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_memories_of_all_models(manyheads, printed, folders, capsys):
     text = ("--text", folders["TEXT"], "--max-tokens", "60", "--memory-len", "0", "9")
-    assert manyheads("evaluate", folders["A"], *text, "--ensemble", folders["B"], "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(printed("evaluate", folders["A"], *text, "--ensemble", folders["B"], "--json"))
     memories = [[one["reading"]["memory_len"], one["reading"]["ensemble"][0]["memory_len"]] for one in found["results"]]
     assert memories == [[0, 0], [9, 9]]
     assert [Path(path).stem for path in found["pictures"]] == ["loss-by-memory-ensemble"] * 2
@@ -147,10 +141,9 @@ def test_several_memories_of_all_models(manyheads: Cli, folders: Folders, capsys
     assert "memory as in the table" in capsys.readouterr().out
 
 
-def test_a_dry_run(manyheads: Cli, folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run(printed, folders):
     given = ("evaluate", folders["A"], "--text", folders["TEXT"], "--dry-run", "--ensemble", folders["R"], folders["B"])
-    assert manyheads(*given, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(printed(*given, "--json"))
     assert found["dry_run"][0]["memory_len"] == 7
     assert found["protocol"]["ensemble"] == [str(folders["R"]), str(folders["B"])]
 
@@ -178,27 +171,16 @@ def test_what_resumed_work_depends_on(folders: Folders) -> None:
         ("generate A It --ensemble B --precision int8", "precision is 'int8'; choose one of: auto, fp32, bf16"),
         ("evaluate A --text TEXT --ensemble R --memory-len 9", "memory_len is 9, but a reformer has no memory"),
         ("evaluate A --text TEXT --ensemble R --ext-len 4", "ext_len is 4, but a reformer has no memory"),
-        (
-            "evaluate A --text TEXT --ensemble B --dynamic rms",
-            "--dynamic is for one model, but --ensemble",
-        ),
-        (
-            "evaluate R --text TEXT --ensemble B --num-hashes 2",
-            "--num-hashes is for one model, but",
-        ),
-        (
-            "evaluate A --text TEXT --recl --beside B --ensemble R",
-            "--recl is for one model, but",
-        ),
+        ("evaluate A --text TEXT --ensemble B --dynamic rms", "--dynamic is for one model, but --ensemble"),
+        ("evaluate R --text TEXT --ensemble B --num-hashes 2", "--num-hashes is for one model, but"),
+        ("evaluate A --text TEXT --recl --beside B --ensemble R", "--recl is for one model, but"),
         ("evaluate A B --text TEXT --ensemble R", "--ensemble is for one model, but 2 are named; leave it out."),
         ("evaluate D --ensemble R", "--ensemble cannot be used on the duplication task"),
         ("evaluate D --dry-run --memory-len 2", "--dry-run and --memory-len cannot be used on the duplication task"),
         ("evaluate R --text TEXT --max-tokens 40 --num-hashes 2 --beside OTHER", "has another vocabulary than"),
     ],
 )
-def test_refused_with_one_sentence(
-    manyheads: Cli, folders: Folders, capsys: pytest.CaptureFixture[str], arguments: str, message: str
-) -> None:
+def test_refused_with_one_sentence(manyheads, folders, capsys, arguments, message):
     words = arguments.split()
     assert manyheads(words[0], *(str(folders.get(word, word)) for word in words[1:])) == 2
     told = capsys.readouterr()
@@ -207,9 +189,6 @@ def test_refused_with_one_sentence(
     assert told.out == ""
 
 
-def test_a_duplication_model_reads_other_texts(
-    manyheads: Cli, folders: Folders, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_duplication_model_reads_other_texts(printed, folders):
     given = ("--text", folders["TEXT"], "--segment-len", "32", "--ensemble", folders["R"])
-    assert manyheads("evaluate", folders["D"], *given) == 0
-    assert f"{folders['D']} + {folders['R']}, " in capsys.readouterr().out
+    assert f"{folders['D']} + {folders['R']}, " in printed("evaluate", folders["D"], *given)

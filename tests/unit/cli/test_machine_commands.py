@@ -21,17 +21,13 @@ from manyheads.cli.commands.completion import program_parser
 Program = Callable[..., int]
 
 
-def test_doctor_finds_this_machine_ready(
-    manyheads: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_finds_this_machine_ready(printed, monkeypatch):
     monkeypatch.setattr(machine_report, "LEAST_FREE_BYTES", 0)
     monkeypatch.setattr(machine_report, "SECONDS_A_RATE", 0.01)
     monkeypatch.setattr(machine_report, "MATRIX", 64)
     monkeypatch.setattr(doctor, "set_up_machine", lambda: True)
-    assert manyheads("doctor") == 0
-    assert capsys.readouterr().out.endswith("\nready\n")
-    assert manyheads("doctor", "--json") == 0
-    record = json.loads(capsys.readouterr().out)
+    assert printed("doctor").endswith("\nready\n")
+    record = json.loads(printed("doctor", "--json"))
     assert record["problems"] == []
     assert record["versions"]["torch"]
     assert record["machine"]["usable_cores"] >= 1
@@ -40,9 +36,7 @@ def test_doctor_finds_this_machine_ready(
     assert record["disk"]["writable"] is True
 
 
-def test_doctor_names_what_must_be_mended(
-    manyheads: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_doctor_names_what_must_be_mended(manyheads, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(machine_report, "LEAST_FREE_BYTES", 2**70)
     monkeypatch.setattr(machine_report, "LEAST_PYTHON", (4, 0))
     monkeypatch.setattr(machine_report, "NEEDED", ("no-such-package",))

@@ -119,29 +119,23 @@ def test_a_language_is_chosen(run: Path, manyheads: Cli, tmp_path: Path, capsys:
         whole.into(None)
 
 
-def test_evaluation_by_direction(run: Path, data: Path, texts: Path, manyheads: Cli, capsys: Captured) -> None:
-    assert manyheads("evaluate", run, "--json") == 0
-    record = json.loads(capsys.readouterr().out)
+def test_evaluation_by_direction(run, data, texts, printed):
+    record = json.loads(printed("evaluate", run, "--json"))
     assert [(one["languages"], one["sentences"]) for one in record["directions"]] == [
         (["en", "de"], 4),
         (["en", "fr"], 4),
     ]
     files = ["--source", texts / "valid.fr.en", "--reference", texts / "valid.fr.fr"]
     for options in (["--data", data, "--target-lang", "fr"], [*files, "--target-lang", "fr"]):
-        assert manyheads("evaluate", run, *options, "--json") == 0
-        alone = json.loads(capsys.readouterr().out)
+        alone = json.loads(printed("evaluate", run, *options, "--json"))
         assert alone["bleu"]["score"] == pytest.approx(record["directions"][1]["bleu"])
         assert alone["protocol"]["sentences"] == 4
-    assert manyheads("evaluate", run) == 0
-    shown = capsys.readouterr().out
+    shown = printed("evaluate", run)
     assert "\nen > de                  4  " in shown
-    assert manyheads("score", run, "--source", files[1], "--target", files[3], "--target-lang", "fr") == 0
-    assert len(capsys.readouterr().out.split()) == 12
+    assert len(printed("score", run, "--source", files[1], "--target", files[3], "--target-lang", "fr").split()) == 12
 
 
-def test_mistakes(
-    run: Path, data: Path, texts: Path, model_folder: Path, manyheads: Cli, tmp_path: Path, capsys: Captured
-) -> None:
+def test_mistakes(run, data, texts, model_folder, manyheads, tmp_path, capsys):
     line = tmp_path / "line"
     line.write_text("I see the cat 1\n")
     out = ["--output", tmp_path / "data"]

@@ -88,13 +88,8 @@ def says(monkeypatch: pytest.MonkeyPatch, *texts: str) -> None:
 
 @pytest.mark.parametrize("form", [[], ["--json"], ["--nbest", "1"]])
 def test_translate_warns_and_standard_output_holds_results_only(
-    form: list[str],
-    manyheads: Program,
-    model_folder: Path,
-    stdin: Stdin,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    form, manyheads, model_folder, stdin, capsys, monkeypatch
+):
     says(monkeypatch, "", "das das das das das")
     stdin(b"I am hungry.\n\nWhere?\n")
     assert manyheads("translate", model_folder, "--num-beams", "1", *form) == 0
@@ -112,13 +107,7 @@ def test_translate_warns_and_standard_output_holds_results_only(
         assert [json.loads(line)["translations"][0]["text"] for line in lines[:-1]] == ["", "", "das das das das das"]
 
 
-def test_translate_says_nothing_of_empty_lines(
-    manyheads: Program,
-    model_folder: Path,
-    stdin: Stdin,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_translate_says_nothing_of_empty_lines(manyheads, model_folder, stdin, capsys, monkeypatch):
     says(monkeypatch, "Hallo.")
     stdin(b"\n   \nHello.\n\n")
     assert manyheads("translate", model_folder, "--num-beams", "1") == 0
@@ -138,14 +127,7 @@ def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("form", [[], ["--json"], ["--lines"]])
-def test_generate_warns(
-    form: list[str],
-    manyheads: Program,
-    language_model: Path,
-    stdin: Stdin,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_generate_warns(form, manyheads, language_model, stdin, capsys, monkeypatch):
     if form:
         given = Generator.continuations
 
@@ -172,14 +154,8 @@ def test_generate_warns(
     [("", [], True), ("", ["--stop", "."], False), (" ", [], False), (" " * 20, [], True), ("a new day", [], False)],
 )
 def test_a_text_of_few_characters_or_stopped_at_once_may_be_blank(
-    text: str,
-    more: list[str],
-    warned: bool,
-    manyheads: Program,
-    language_model: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    text, more, warned, manyheads, language_model, capsys, monkeypatch
+):
     monkeypatch.setattr(Generator, "stream", lambda self, prompt, **options: iter([text]))
     assert manyheads("generate", language_model, "He ", *more) == 0
     assert ("1 of 1 texts is empty" in capsys.readouterr().err) == warned

@@ -122,9 +122,7 @@ def test_settings_are_read_beside_options() -> None:
         ("m -o f --beam x --rate y", "--rate is 'y'; input should be a valid number"),
     ],
 )
-def test_mistakes_are_told_in_one_line(
-    arguments: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_are_told_in_one_line(arguments, message, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(ConfigError) as caught:
         parsed(*arguments.split())

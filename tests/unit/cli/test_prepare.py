@@ -36,9 +36,7 @@ def files(tmp_path: Path, pairs: list[tuple[str, str]]) -> dict[str, Path]:
     return {name: tmp_path / name for name in ("en", "de", "tsv", "jsonl")}
 
 
-def test_three_forms_give_the_same_data(
-    manyheads: Cli, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_three_forms_give_the_same_data(manyheads, files, tmp_path, capsys):
     forms: list[list[str | Path]] = [
         [
             "--source",
@@ -76,23 +74,18 @@ def test_three_forms_give_the_same_data(
     assert len(digests) == 1
 
 
-def test_counts_are_told(
-    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str], pairs: list[tuple[str, str]]
-) -> None:
+def test_counts_are_told(printed, tmp_path, pairs):
     rows = [f"{en}\t{de}".encode() for en, de in pairs]
     (tmp_path / "tsv").write_bytes(b"\n".join([*rows[:3], b"\tempty", b"b\xe4d\tbad", *rows[3:], b"a\xe2\x80\xa8b\tc"]))
     options = ["--tsv", tmp_path / "tsv", "--valid-count", "2", *SMALL, "--on-bad-utf8", "skip"]
-    assert manyheads("prepare", *options, "--output", tmp_path / "data") == 0
-    out = capsys.readouterr().out
+    out = printed("prepare", *options, "--output", tmp_path / "data")
     assert "train: 11 pairs kept of 15 read" in out
     for line in ("2 held back for validation", "1 left out, because a line is empty", "1 left out, because they are"):
         assert f" {line}" in out
     assert PreparedData.open(tmp_path / "data").valid_text == [pairs[-1], ("a\u2028b", "c")]
 
 
-def test_tokenizer_options(
-    manyheads: Cli, model_folder: Path, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tokenizer_options(manyheads, refused, model_folder, files, tmp_path, capsys):
     common = ["prepare", "--tsv", files["tsv"], "--valid-count", "0"]
     for number, place in enumerate((model_folder, model_folder / "tokenizer.json")):
         assert manyheads(*common, "--tokenizer", place, "--output", tmp_path / f"reused{number}") == 0
@@ -112,14 +105,11 @@ def test_tokenizer_options(
         ["--vocab-size", "0"],
         ["--tokenizer", tmp_path],
     ):
-        assert manyheads(*common, *options, "--output", tmp_path / "bad") == 2
-        assert "tokenizer" in capsys.readouterr().err
+        assert "tokenizer" in refused(*common, *options, "--output", tmp_path / "bad")
         assert not (tmp_path / "bad").exists()
 
 
-def test_a_model_goes_on_with_new_pieces(
-    manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_goes_on_with_new_pieces(manyheads, model_folder, tmp_path, capsys):
     lines = [f"The man waters {number} lemon trees.\tDer Mann gießt {number} Zitronenbäume." for number in range(60)]
     (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     data, run = tmp_path / "data", tmp_path / "run"
@@ -140,9 +130,7 @@ def test_a_model_goes_on_with_new_pieces(
     assert "5,000 were requested, but the training text has no more" in capsys.readouterr().out
 
 
-def test_mistakes_leave_nothing(
-    manyheads: Cli, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_leave_nothing(manyheads, files, tmp_path, capsys):
     (tmp_path / "long").write_text("a\n" * 99, encoding="utf-8")
     (tmp_path / "bad").write_bytes(b"good\nb\xe4d\n")
     (tmp_path / "empty").write_bytes(b"")
@@ -177,21 +165,17 @@ def test_mistakes_leave_nothing(
         assert sorted(tmp_path.iterdir()) == before
 
 
-def test_replace_spares_what_is_no_prepared_data(
-    manyheads: Cli, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replace_spares_what_is_no_prepared_data(manyheads, refused, files, tmp_path, capsys):
     options = ["prepare", "--tsv", files["tsv"], *SMALL]
     assert manyheads(*options, "--valid-count", "1", "--output", tmp_path / "data") == 0
-    assert manyheads(*options, "--valid-count", "2", "--output", tmp_path / "data") == 2
-    assert "--replace" in capsys.readouterr().err
+    assert "--replace" in refused(*options, "--valid-count", "2", "--output", tmp_path / "data")
     assert manyheads(*options, "--valid-count", "2", "--output", tmp_path / "data", "--replace") == 0
     assert len(PreparedData.open(tmp_path / "data").valid_text) == 2
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.txt").write_text("x", encoding="utf-8")
     capsys.readouterr()
     for place in (tmp_path / "home", files["en"]):
-        assert manyheads(*options, "--valid-count", "2", "--output", place, "--replace") == 2
-        assert "leaves it alone" in capsys.readouterr().err
+        assert "leaves it alone" in refused(*options, "--valid-count", "2", "--output", place, "--replace")
     assert (tmp_path / "home" / "thesis.txt").exists()
     assert files["en"].is_file()
 
@@ -224,9 +208,7 @@ def test_signals_leave_nothing(tmp_path: Path, number: signal.Signals, num_lines
     assert b"stopped" in err
 
 
-def test_a_kill_leaves_nothing_in_the_way(
-    manyheads: Cli, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_kill_leaves_nothing_in_the_way(manyheads, files, tmp_path, capsys):
     """SIGKILL leaves a half-made folder beside the name; the next run of that name clears it away."""
     (tmp_path / "work").mkdir()
     output = tmp_path / "work" / "data"
@@ -262,14 +244,7 @@ def _wait(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_what_a_signal_leaves_is_told(
-    manyheads: Cli,
-    files: dict[str, Path],
-    tmp_path: Path,
-    replace: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_a_signal_leaves_is_told(manyheads, files, tmp_path, replace, monkeypatch, capsys):
     """It may come before the folder is complete, or when the system still writes it to the disk."""
     output = tmp_path / "data"
     arguments = ["prepare", "--tsv", files["tsv"], "--valid-count", "0", *SMALL, "--output", output]

@@ -31,9 +31,7 @@ def text_of(data: TextData, split: str) -> bytes:
     return data.vocabulary.decode_bytes(getattr(data, split).ids.tolist())
 
 
-def test_a_text_is_prepared_and_told(
-    manyheads: Cli, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_is_prepared_and_told(manyheads, printed, corpus, tmp_path, capsys):
     (tmp_path / "valid.gz").write_bytes(gzip.compress(b"a cat\n"))
     arguments = ["prepare", "--task", "lm", "--corpus", corpus, corpus, "--valid-corpus", tmp_path / "valid.gz"]
     assert manyheads(*arguments, "--level", "words", "--documents", "files", "-o", tmp_path / "data") == 0
@@ -47,16 +45,13 @@ def test_a_text_is_prepared_and_told(
     assert f"--data.path {tmp_path / 'data'}" in captured.out
     assert "encode train: 2,680 of 2,680" in captured.err
     assert text_of(data, "train") == TEXT + TEXT
-    assert manyheads("info", tmp_path / "data", "--json") == 0
-    record = json.loads(capsys.readouterr().out)
+    record = json.loads(printed("info", tmp_path / "data", "--json"))
     assert (record["digest"], record["tokenizer"]["kind"]) == (data.digest, "words")
     (tmp_path / "data" / "train" / "tokens.ids.bin").write_bytes(b"")
     assert manyheads("info", tmp_path / "data", "--verify", "--json") in (0, 2)
 
 
-def test_text_is_held_back_and_levels_chosen(
-    manyheads: Cli, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_is_held_back_and_levels_chosen(manyheads, corpus, tmp_path, monkeypatch):
     common = ["prepare", "--task", "lm", "--corpus", corpus, "--valid-bytes", "100", "--test-bytes", "50"]
     assert manyheads(*common, "-o", tmp_path / "bytes") == 0
     data = TextData.open(tmp_path / "bytes")
@@ -74,9 +69,7 @@ def test_text_is_held_back_and_levels_chosen(
     assert words[0] == words[1]
 
 
-def test_a_vocabulary_learns_more_pieces(
-    manyheads: Cli, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_vocabulary_learns_more_pieces(manyheads, corpus, tmp_path, capsys):
     common = ["prepare", "--task", "lm", "--valid-bytes", "100", "--corpus"]
     assert manyheads(*common, corpus, "--level", "bpe", "--vocab-size", "300", "-o", tmp_path / "old") == 0
     (tmp_path / "more").write_text("Die Katze sieht den Hund.\n" * 60, encoding="utf-8")
@@ -99,25 +92,21 @@ def test_a_vocabulary_learns_more_pieces(
     assert "a vocabulary of bytes cannot grow" in capsys.readouterr().err
 
 
-def test_layouts(manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layouts(manyheads, printed, tmp_path, capsys):
     for split in ("train", "valid", "test"):
         (tmp_path / f"wiki.{split}.tokens").write_bytes(b" \n = The <unk> = \n")
     arguments = ["prepare", "--task", "lm", "--layout", "wikitext-2", "--corpus", tmp_path]
-    assert manyheads(*arguments, "-o", tmp_path / "data") == 0
-    out = capsys.readouterr().out
+    out = printed(*arguments, "-o", tmp_path / "data")
     assert "2,088,628 tokens are published: is this the whole corpus, unchanged?" in out
     data = TextData.open(tmp_path / "data")
     assert text_of(data, "train") == b"\n= The <unk> =\n"
-    assert manyheads(*arguments, "--level", "bytes", "-o", tmp_path / "bytes") == 0
-    assert "published" not in capsys.readouterr().out
+    assert "published" not in printed(*arguments, "--level", "bytes", "-o", tmp_path / "bytes")
     assert text_of(TextData.open(tmp_path / "bytes"), "test") == b" \n = The <unk> = \n"
     assert manyheads("prepare", "--task", "lm", "--layout", "lm1b", "--corpus", tmp_path, "-o", tmp_path / "n") == 2
     assert "does not hold lm1b" in capsys.readouterr().err
 
 
-def test_mistakes_leave_nothing(
-    manyheads: Cli, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_leave_nothing(manyheads, corpus, tmp_path, capsys):
     (tmp_path / "bad").write_bytes(b"good\nb\xe4d\n")
     (tmp_path / "empty").write_bytes(b"")
     text: list[str | Path] = ["--task", "lm", "--corpus", corpus]

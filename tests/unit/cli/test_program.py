@@ -114,9 +114,7 @@ def test_an_unknown_command_is_answered_with_the_nearest(capsys: pytest.CaptureF
         ["doctor", "--fast"],
     ],
 )
-def test_a_users_mistake_is_a_paragraph_and_exit_code_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_mistake_is_a_paragraph_and_exit_code_2(arguments, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert ended(*arguments) == 2
     shown = capsys.readouterr()
@@ -184,9 +182,7 @@ def test_whoever_reads_the_help_page_may_leave(option: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_command_that_is_stopped_leaves_nothing_half_written(
-    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_that_is_stopped_leaves_nothing_half_written(number, tmp_path, monkeypatch, capsys):
     """The signal comes while a file is written."""
     before = signal.signal(number, signal.SIG_DFL)
     signals = iter([number])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +150,7 @@ def test_a_card_says_what_the_model_is_for(architecture: str, pipeline: str, lim
         (lambda folder: (folder / "manifest.json").unlink(), "owner/name", "manifest.json"),
     ],
 )
-def test_what_is_not_pushed(
-    change: Callable[[Path], object], name: str, said: str, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_pushed(change, name, said, model, capsys):
     change(model)
     assert main(["push", str(model), name, "--dry-run"]) == 2
     assert said in capsys.readouterr().err
@@ -173,9 +170,7 @@ def test_what_is_not_pushed(
         ('{"protocol": {"ensemble": ["other"]}, "bleu": {"score": 27.5}}', "several models"),
     ],
 )
-def test_an_evaluation_that_is_none(
-    content: str, said: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_evaluation_that_is_none(content, said, model, tmp_path, capsys):
     (tmp_path / "figures.json").write_text(content)
     assert main(["push", str(model), "owner/name", "--evaluation", str(tmp_path / "figures.json"), "--dry-run"]) == 2
     assert said in capsys.readouterr().err

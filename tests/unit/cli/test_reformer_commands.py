@@ -54,27 +54,22 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_hash_rounds_give_a_table(run: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hash_rounds_give_a_table(run, printed, refused):
     arguments = ["evaluate", run, "--num-hashes", "1", "2", "full", "--max-tokens", "200"]
-    assert manyheads(*arguments, "--beside", run, "--json") == 0
-    first, second = json.loads(capsys.readouterr().out)["results"]
+    first, second = json.loads(printed(*arguments, "--beside", run, "--json"))["results"]
     assert first["trained"] == "LSH-2"
     assert list(first["by_hashes"]) == ["1", "2", "full"]
     assert second["by_hashes"] == first["by_hashes"]
-    assert manyheads("evaluate", run, "--max-tokens", "200", "--json") == 0
-    [own] = json.loads(capsys.readouterr().out)["results"]
+    [own] = json.loads(printed("evaluate", run, "--max-tokens", "200", "--json"))["results"]
     assert own["nats_per_token"] == pytest.approx(first["by_hashes"]["2"]["nats_per_token"], rel=1e-6)
     for wrong, message in (
         (["--num-hashes", "0"], "--num-hashes is '0'; give numbers from 1 to"),
         (["--memory-len", "8"], "has no memory of earlier segments"),
     ):
-        assert manyheads("evaluate", run, *wrong) == 2
-        assert message in capsys.readouterr().err
+        assert message in refused("evaluate", run, *wrong)
 
 
-def test_bits_of_a_byte_only_of_a_whole_text_and_of_ids_of_one_byte(
-    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bits_of_a_byte_only_of_a_whole_text_and_of_ids_of_one_byte(manyheads, printed, tmp_path, capsys):
     """An id of a u16 file stands for more than one byte; a limit above the length of the text is none."""
     np.arange(600, dtype="<u2").tofile(tmp_path / "events.bin")
     given = ["--format", "u16", "--vocab-size", "600", "--corpus", tmp_path / "events.bin", "--valid-bytes", "400"]
@@ -91,19 +86,14 @@ def test_bits_of_a_byte_only_of_a_whole_text_and_of_ids_of_one_byte(
         ("bytes", ["--text", tmp_path / "text", "--max-tokens", "1000"], True),
     ):
         command = ["evaluate", tmp_path / name, "--segment-len", "64", *more]
-        assert manyheads(*command, "--json") == 0
-        [own] = json.loads(capsys.readouterr().out)["results"]
+        [own] = json.loads(printed(*command, "--json"))["results"]
         assert ("bits_per_byte" in own) == is_known
-        assert manyheads(*command, "--num-hashes", "2", "--json") == 0
-        [row] = json.loads(capsys.readouterr().out)["results"]
+        [row] = json.loads(printed(*command, "--num-hashes", "2", "--json"))["results"]
         assert ("bits_per_byte" in row["by_hashes"]["2"]) == is_known
-    assert manyheads(*command, "--memory-len", "0", "0") == 0
-    assert "       0 " in capsys.readouterr().out
+    assert "       0 " in printed(*command, "--memory-len", "0", "0")
 
 
-def test_a_model_that_gives_nan_is_not_judged(
-    run: Path, manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_gives_nan_is_not_judged(run, manyheads, tmp_path, capsys):
     generator = Generator.from_pretrained(run, "cpu")
     with torch.no_grad():
         next(generator.model.parameters()).fill_(float("nan"))
@@ -150,7 +140,7 @@ def test_text_is_generated_up_to_the_last_position(run: Path, manyheads: Cli) ->
         Generator.from_pretrained(run, compile_steps=True)
 
 
-def test_pictures_are_written(pictures: Path, manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pictures_are_written(pictures, manyheads, printed, refused, capsys):
     model, place = pictures / "run", pictures
     assert "(no text: the model writes ids" in (model / "samples" / "step-2.txt").read_text(encoding="utf-8")
     assert manyheads("generate", model, "--output", place / "a.png", "--seed", "1") == 0
@@ -172,10 +162,8 @@ def test_pictures_are_written(pictures: Path, manyheads: Cli, capsys: pytest.Cap
         (["--lines", "-o", place / "x"], "--lines is for text"),
         (["--input", place / "a.png", "-o", place / "x"], "a.png is a PNG file"),
     ):
-        assert manyheads("generate", model, *wrong) == 2
-        assert message in " ".join(capsys.readouterr().err.split())
-    assert manyheads("evaluate", model, "--split", "valid") == 0
-    assert "bits/byte" in capsys.readouterr().out
+        assert message in " ".join(refused("generate", model, *wrong).split())
+    assert "bits/byte" in printed("evaluate", model, "--split", "valid")
 
 
 def test_an_architecture_takes_the_place_of_anothers() -> None:
@@ -193,9 +181,7 @@ def test_an_architecture_takes_the_place_of_anothers() -> None:
 
 @pytest.mark.slow  # tests/integration/test_first_minute.py trains one for fewer steps
 @pytest.mark.parametrize("attention", ["lsh", "full"])
-def test_a_reformer_learns_to_translate(
-    manyheads: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str], attention: str
-) -> None:
+def test_a_reformer_learns_to_translate(manyheads, printed, tmp_path, capsys, attention):
     """By `train --architecture reformer` on embedded pairs: the loss falls; the model is one to use and look into."""
     run = tmp_path / "run"
     settings = {
@@ -228,8 +214,7 @@ def test_a_reformer_learns_to_translate(
 
     (tmp_path / "in.txt").write_text("I am hungry.\n\nGo home.\n", encoding="utf-8")
     capsys.readouterr()
-    assert manyheads("translate", run, tmp_path / "in.txt") == 0
-    translated = capsys.readouterr().out.split("\n")
+    translated = printed("translate", run, tmp_path / "in.txt").split("\n")
     assert [bool(line) for line in translated] == [True, False, True, False]
     page = tmp_path / "look.html"
     assert manyheads("inspect", "attention", run, "--text", "I am hungry.", "--output", page) == 0
@@ -249,9 +234,7 @@ def test_a_reformer_learns_to_translate(
         assert "Buckets of encoder_layers.1.attention.self_attn" in picture.read_text(encoding="utf-8")
 
 
-def test_memory_is_predicted(manyheads: Cli, capsys: pytest.CaptureFixture[str]) -> None:
-    assert manyheads("info", "reformer-debug", "--length", "32", "--batch", "1", "--json") == 0
-    record = json.loads(capsys.readouterr().out)
+def test_memory_is_predicted(printed, refused):
+    record = json.loads(printed("info", "reformer-debug", "--length", "32", "--batch", "1", "--json"))
     assert record["total_bytes"] == sum(record[f"{part}_bytes"] for part in ("program", "state", "step"))
-    assert manyheads("info", "debug", "--length", "32") == 2
-    assert "--length is of language models" in " ".join(capsys.readouterr().err.split())
+    assert "--length is of language models" in " ".join(refused("info", "debug", "--length", "32").split())

@@ -25,13 +25,7 @@ def files(tmp_path: Path, pairs: list[tuple[str, str]]) -> list[str | Path]:
     return ["--source", tmp_path / "source", "--target", tmp_path / "target"]
 
 
-def test_table(
-    manyheads: Cli,
-    model_folder: Path,
-    files: list[str | Path],
-    pairs: list[tuple[str, str]],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_table(manyheads, model_folder, files, pairs, capsys):
     assert manyheads("score", model_folder, *files) == 0
     captured = capsys.readouterr()
     rows = [line.split("\t") for line in captured.out.removesuffix("\n").split("\n")]
@@ -46,9 +40,7 @@ def test_table(
     assert rows[-2][1] == "1"  # an empty target is the end of the sentence alone
 
 
-def test_a_model_that_gives_nan_scores_nothing(
-    manyheads: Cli, model_folder: Path, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_gives_nan_scores_nothing(manyheads, model_folder, files, tmp_path, capsys):
     translator = Translator.from_pretrained(model_folder, "cpu")
     with torch.no_grad():
         next(translator.model.parameters()).fill_(float("nan"))  # type: ignore[attr-defined]
@@ -59,14 +51,7 @@ def test_a_model_that_gives_nan_scores_nothing(
     assert shown.out == ""
 
 
-def test_progress_is_shown(
-    manyheads: Cli,
-    model_folder: Path,
-    files: list[str | Path],
-    pairs: list[tuple[str, str]],
-    monkeypatch: pytest.MonkeyPatch,
-    told: Callable[[], dict[str, list[str]]],
-) -> None:
+def test_progress_is_shown(manyheads, model_folder, files, pairs, monkeypatch, told):
     monkeypatch.setattr("manyheads.tasks.translation.score.BLOCK_PAIRS", 5)
     count = len(pairs) + 2
     assert manyheads("score", model_folder, *files) == 0
@@ -77,14 +62,7 @@ def test_progress_is_shown(
     assert shown["scoring"][-1] == f"{count} of {count}"
 
 
-def test_tokens(
-    manyheads: Cli,
-    model_folder: Path,
-    files: list[str | Path],
-    pairs: list[tuple[str, str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tokens(manyheads, model_folder, files, pairs, tmp_path, monkeypatch):
     monkeypatch.setattr("manyheads.tasks.translation.score.BLOCK_PAIRS", 5)
     assert manyheads("score", model_folder, *files, "--tokens", "--output", tmp_path / "out") == 0
     lines = (tmp_path / "out").read_bytes().decode().removesuffix("\n").split("\n")
@@ -96,9 +74,7 @@ def test_tokens(
         assert record["log_prob"] == pytest.approx(sum(record["token_log_probs"]))
 
 
-def test_unequal_counts_print_no_score(
-    manyheads: Cli, model_folder: Path, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unequal_counts_print_no_score(manyheads, model_folder, files, tmp_path, capsys):
     with (tmp_path / "target").open("ab") as file:
         file.write(b"\nmore\n")
     assert manyheads("score", model_folder, *files) == 2
@@ -108,9 +84,7 @@ def test_unequal_counts_print_no_score(
     assert "has 15" in captured.err
 
 
-def test_bad_files(
-    manyheads: Cli, model_folder: Path, files: list[str | Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_files(manyheads, model_folder, files, tmp_path, capsys):
     (tmp_path / "bad").write_bytes(b"\xff" * 3)
     (tmp_path / "empty").write_bytes(b"")
     cases = [
@@ -130,9 +104,7 @@ def test_bad_files(
         assert "Traceback" not in captured.err
 
 
-def test_what_is_too_long_is_refused_or_cut_and_counted(
-    manyheads: Cli, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_too_long_is_refused_or_cut_and_counted(manyheads, model_folder, tmp_path, capsys):
     (tmp_path / "source").write_bytes(b"a\n" + b"x" * 50 + b"\nb\xe4\n")
     (tmp_path / "target").write_bytes(b"y" * 70 + b"\nb\nc\n")
     options = ["--source", tmp_path / "source", "--target", tmp_path / "target", "--max-tokens", "40"]

@@ -201,9 +201,7 @@ def test_two_ranks_translate_as_one(model_folder: Path, tmp_path: Path, warm_pro
 
 
 @pytest.mark.slow
-def test_two_ranks_score_and_evaluate_as_one(
-    model_folder: Path, tmp_path: Path, warm_program: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_ranks_score_and_evaluate_as_one(model_folder, tmp_path, warm_program, capsys):
     source = tmp_path / "in.txt"
     source.write_text("".join(f"{WORDS[number % 5]} {WORDS[number % 3]}.\n" for number in range(600)), encoding="utf-8")
     one, two, out = tmp_path / "one.tsv", tmp_path / "two.tsv", tmp_path / "out.txt"
@@ -224,9 +222,7 @@ def test_two_ranks_score_and_evaluate_as_one(
 
 
 @pytest.mark.slow
-def test_two_ranks_evaluate_and_continue_a_text_as_one(
-    tmp_path: Path, warm_program: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_ranks_evaluate_and_continue_a_text_as_one(tmp_path, warm_program, capsys):
     run, prompts = tmp_path / "run", tmp_path / "prompts.txt"
     assert main(["train", "--preset", "xl-debug", "--run-dir", str(run), "-q", "--training.max-steps", "2"]) == 0
     capsys.readouterr()

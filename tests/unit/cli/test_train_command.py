@@ -49,9 +49,7 @@ def test_settings_may_come_from_a_pipe_that_the_user_names(tmp_path: Path) -> No
     assert read_arguments(["--config", str(pipe)])[1].seed == 17
 
 
-def test_a_restart_resumes_what_was_named_until_the_run_has_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_resumes_what_was_named_until_the_run_has_a_checkpoint(tmp_path, monkeypatch):
     """Otherwise a run that begins from a checkpoint of another one would begin with random weights."""
     seen: list[str] = []
     monkeypatch.setattr("manyheads.training.run.loop.train", lambda config, *, resume, **_: seen.append(resume))
@@ -79,9 +77,7 @@ def test_layers_win_in_their_order(tmp_path: Path) -> None:
     assert config.run_dir == "x"
 
 
-def test_every_preset_can_be_printed_and_read_back(
-    manyheads: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_every_preset_can_be_printed_and_read_back(manyheads, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MANYHEADS_PRECISION", "bf16")  # which the presets take for granted, unless told otherwise
     monkeypatch.chdir(tmp_path)  # where no run is to be resumed
     for name, make in PRESETS.items():
@@ -144,9 +140,7 @@ def test_a_presets_number_of_pairs_is_about_its_own_data(tmp_path: Path) -> None
         assert read_arguments(["--preset", "debug", *arguments])[1].data.num_train_pairs == expected, arguments
 
 
-def test_the_opening_lines_say_what_is_not_used(
-    manyheads: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_opening_lines_say_what_is_not_used(manyheads, tmp_path, capsys):
     """Once for pairs, once for a text: counts, the setting, the remedy."""
     few = ("--training.max_steps", "1", "--training.plots", "false")
     pairs = ("--data.path", "embedded:tatoeba-en-de", "--data.num_train_pairs", "200", "--tokenizer.vocab_size", "300",
@@ -185,9 +179,7 @@ def test_a_runs_own_settings_are_taken_when_nothing_else_is_named(tmp_path: Path
 
 
 @pytest.mark.parametrize(("kind", "rises"), [("cosine", True), ("noam", False)])
-def test_a_longer_run_says_that_the_rate_goes_up_again(
-    manyheads: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, rises: bool
-) -> None:
+def test_a_longer_run_says_that_the_rate_goes_up_again(manyheads, tmp_path, capsys, kind, rises):
     run, schedule = tmp_path / "run", ("--schedule.kind", kind, "--schedule.warmup_steps", "1")
     options = ("--preset", "debug", "--run-dir", run, *SHORT, *schedule, "--optimiser.learning_rate", "0.003")
     assert manyheads("train", *options, "--quiet") == 0
@@ -204,7 +196,7 @@ def test_a_longer_run_says_that_the_rate_goes_up_again(
         assert "--init THIS_RUN --run-dir NEW" in said
 
 
-def test_train_then_go_on(manyheads: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_then_go_on(manyheads, refused, tmp_path, capsys):
     run = tmp_path / "run"
     assert manyheads("train", "--preset", "debug", "--run-dir", run, *SHORT) == 0
     shown = capsys.readouterr()
@@ -222,14 +214,12 @@ def test_train_then_go_on(manyheads: Program, tmp_path: Path, capsys: pytest.Cap
     shown = capsys.readouterr()
     assert "optimiser.learning_rate was" in shown.err
     assert "--init THIS_RUN --run-dir NEW" in shown.err
-    assert manyheads("train", "--preset", "debug", "--run-dir", run, "--resume", "nowhere") == 2
-    assert "no checkpoint 'nowhere'" in capsys.readouterr().err
+    assert "no checkpoint 'nowhere'" in refused("train", "--preset", "debug", "--run-dir", run, "--resume", "nowhere")
 
 
-def test_dry_run_leaves_nothing(manyheads: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_leaves_nothing(printed, tmp_path):
     run = tmp_path / "run"
-    assert manyheads("train", "--preset", "debug", "--run-dir", run, "--dry-run") == 0
-    shown = capsys.readouterr().out
+    shown = printed("train", "--preset", "debug", "--run-dir", run, "--dry-run")
     assert "43,392 parameters" in shown
     assert "MiB at the peak of one step" in shown
     assert re.search(r"^one step: \d+\.\d\d s, \d+\.\d\d s of processor time, loss", shown, re.MULTILINE)
@@ -255,9 +245,8 @@ def test_a_signal_ends_in_a_checkpoint_and_its_code(tmp_path: Path, warm_program
     assert (run / "checkpoints" / "latest").exists()
 
 
-def test_help_names_every_setting_and_preset(manyheads: Program, capsys: pytest.CaptureFixture[str]) -> None:
-    assert manyheads("train", "--help") == 0
-    page = capsys.readouterr().out
+def test_help_names_every_setting_and_preset(printed):
+    page = printed("train", "--help")
     sections = {"data", "tokenizer", "model", "optimiser", "schedule", "training", "validation", "decoding"}
     sections |= {"initial", "data.copy_task"}
     for name in set(dotted_names(TrainConfig)) - sections - {"model.attention.kind"}:
@@ -266,8 +255,7 @@ def test_help_names_every_setting_and_preset(manyheads: Program, capsys: pytest.
         assert f"\n  {name}" in page
     assert "two small layers" in page
     assert "exit codes: 0" in page
-    assert manyheads("train", "--preset", "tiny", "--help") == 0
-    assert "[8000]" in capsys.readouterr().out
+    assert "[8000]" in printed("train", "--preset", "tiny", "--help")
 
 
 def step(number: int, *, logged: bool) -> StepReport:
@@ -315,26 +303,16 @@ def test_the_summary_of_a_run_judged_by_bleu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("precision", "width"), [("fp32", 192), ("bf16", 256)])
-def test_a_preset_has_sizes_for_each_precision(
-    manyheads: Program,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    precision: str,
-    width: int,
-) -> None:
+def test_a_preset_has_sizes_for_each_precision(manyheads, printed, capsys, monkeypatch, tmp_path, precision, width):
     monkeypatch.setenv("MANYHEADS_PRECISION", precision)
     monkeypatch.chdir(tmp_path)  # where no run is to be resumed
-    assert manyheads("train", "--preset", "demo", "--print-config") == 0
-    settings = yaml.safe_load(capsys.readouterr().out)
+    settings = yaml.safe_load(printed("train", "--preset", "demo", "--print-config"))
     assert (settings["precision"], settings["model"]["d_model"]) == ("auto", width)
     assert manyheads("train", "--preset", "demo", "--model.d_model", "64", "--print-config") == 0
     assert yaml.safe_load(capsys.readouterr().out)["model"]["d_model"] == 64
 
 
-def test_a_resumed_preset_keeps_the_sizes_that_it_began_with(
-    manyheads: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_resumed_preset_keeps_the_sizes_that_it_began_with(printed, monkeypatch, tmp_path):
     """Also where another precision is asked for by name, which is the remedy for a run that is slow here."""
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000001"
     checkpoint.mkdir(parents=True)
@@ -343,5 +321,4 @@ def test_a_resumed_preset_keeps_the_sizes_that_it_began_with(
     monkeypatch.setenv("MANYHEADS_PRECISION", "fp32")
     command = ["train", "--preset", "demo", "--run-dir", str(tmp_path / "run"), "--print-config"]
     for resume, width in (("auto", 256), ("none", 192)):
-        assert manyheads(*command, "--precision", "fp32", "--resume", resume) == 0
-        assert yaml.safe_load(capsys.readouterr().out)["model"]["d_model"] == width
+        assert yaml.safe_load(printed(*command, "--precision", "fp32", "--resume", resume))["model"]["d_model"] == width

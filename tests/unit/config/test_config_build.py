@@ -114,7 +114,7 @@ def test_a_kind_refuses_another_kinds_settings() -> None:
     assert told == ["f: there is no setting model.attention.num_hashes."]
 
 
-def test_a_missing_required_setting_is_named() -> None:
+def test_a_missing_required_setting_is_named():
     @dataclass(frozen=True, kw_only=True)
     class Needs:
         size: int

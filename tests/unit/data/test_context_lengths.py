@@ -53,9 +53,7 @@ def test_a_length_holds_until_its_share() -> None:
     parts=st.integers(2, 6),
     epoch=st.integers(0, 2),
 )
-def test_a_short_length_reads_every_lane_at_several_places(
-    tokens: int, lanes: int, length: int, parts: int, epoch: int
-) -> None:
+def test_a_short_length_reads_every_lane_at_several_places(tokens, lanes, length, parts, epoch):
     """Each lane is a list of targets, cut into `parts` lists; each step reads the next `length` of each."""
     full = length * parts
     schedule = (f"{length}=0.5", f"{full}=1")

@@ -10,12 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from manyheads.data import cooccurrence as module
-from manyheads.data.cooccurrence import (
-    cooccurrence_embeddings,
-    count_contexts,
-    count_neighbours,
-    neighbour_embeddings,
-)
+from manyheads.data.cooccurrence import cooccurrence_embeddings, count_contexts, count_neighbours, neighbour_embeddings
 from manyheads.data.store import PairStore
 
 Pairs = list[tuple[list[int], list[int]]]

@@ -133,9 +133,7 @@ def test_the_manifest_of_a_store_too(folder: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("folder", ["translation"], indirect=True)
-def test_the_message_names_file_field_and_value(
-    folder: Path, field: str, value: Any, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_message_names_file_field_and_value(folder, field, value, message, capsys):
     content = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     at = content
     *above, last = field.split(".")

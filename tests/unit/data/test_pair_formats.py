@@ -215,11 +215,7 @@ def test_parquet(tmp_path: Path) -> None:
 
 
 def test_pairs_by_the_ending_of_a_name(tmp_path: Path) -> None:
-    files = {
-        "a.csv": "en,de\na,b\n",
-        "a.tsv": "a\tb\n",
-        "a.jsonl": '{"en": "a", "de": "b"}\n',
-    }
+    files = {"a.csv": "en,de\na,b\n", "a.tsv": "a\tb\n", "a.jsonl": '{"en": "a", "de": "b"}\n'}
     for name, text in files.items():
         packed = tmp_path / f"{name}.gz"
         packed.write_bytes(gzip.compress(text.encode()))

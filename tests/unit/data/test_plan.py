@@ -100,9 +100,7 @@ def build(lengths: list[tuple[int, int]], max_tokens: int, **options: int) -> Ba
     epoch=st.integers(0, 9),
     accumulate=st.integers(1, 5),
 )
-def test_a_plan_holds_every_sample_once_within_the_budget(
-    lengths: list[tuple[int, int]], max_tokens: int, seed: int, epoch: int, accumulate: int
-) -> None:
+def test_a_plan_holds_every_sample_once_within_the_budget(lengths, max_tokens, seed, epoch, accumulate):
     plan = build(lengths, max_tokens, seed=seed, epoch=epoch, accumulate=accumulate)
     rows = [plan[number] for number in range(len(plan))]
     seen = [sample for row in rows for share in row for sample in share.tolist()]
@@ -118,9 +116,7 @@ def test_a_plan_holds_every_sample_once_within_the_budget(
 
 @settings(deadline=None, max_examples=50)
 @given(lengths=LENGTHS, seed=st.integers(0, 99), accumulate=st.integers(2, 5))
-def test_accumulation_splits_rows_and_never_changes_them(
-    lengths: list[tuple[int, int]], seed: int, accumulate: int
-) -> None:
+def test_accumulation_splits_rows_and_never_changes_them(lengths, seed, accumulate):
     whole, split = build(lengths, 100, seed=seed), build(lengths, 100, seed=seed, accumulate=accumulate)
     assert [row[0].tolist() for row in whole] == [np.concatenate(row).tolist() for row in split]
 

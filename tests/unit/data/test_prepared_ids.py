@@ -78,11 +78,7 @@ def test_wrong_files_are_refused_by_name(tmp_path: Path) -> None:
     for paths, settings, message in (
         (["odd.u16"], IdSettings(form="u16"), r"odd\.u16 has 3 bytes, which is not a multiple of 2"),
         (["good.u16"], IdSettings(form="u16", vocab_size=256), r"good\.u16 \(train\) holds the id 256, .* 256 ids"),
-        (
-            ["good.u16"],
-            IdSettings(form="u16", document_len=7),
-            "is not a multiple of the document length 7",
-        ),
+        (["good.u16"], IdSettings(form="u16", document_len=7), "is not a multiple of the document length 7"),
         (["none.u16"], IdSettings(form="u16"), "Cannot read"),
         ([""], IdSettings(), "is a directory"),
     ):

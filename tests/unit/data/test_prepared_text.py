@@ -98,9 +98,7 @@ def test_counts_are_those_of_the_text(tmp_path: Path) -> None:
     deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(content=st.lists(st.sampled_from([b"a", b" ", b"\n", b"bc", b"\xc3\xa9", b"\t"]), min_size=2, max_size=40))
-def test_counts_in_blocks_of_any_size(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, content: list[bytes]
-) -> None:
+def test_counts_in_blocks_of_any_size(tmp_path_factory, monkeypatch, content):
     monkeypatch.setattr("manyheads.data.language.preparing.BLOCK_BYTES", 3)
     monkeypatch.setattr("manyheads.data.language.preparing.ENCODE_LINES", 2)
     text = b"".join(content)

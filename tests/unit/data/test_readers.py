@@ -325,9 +325,7 @@ def test_contradictions_are_refused(options: dict[str, str], message: str) -> No
     form=st.sampled_from(["tsv", "jsonl", "source"]),
     policy=st.sampled_from(["fail", "replace", "skip"]),
 )
-def test_any_bytes_give_pairs_or_a_clean_error(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, form: str, policy: str
-) -> None:
+def test_any_bytes_give_pairs_or_a_clean_error(tmp_path_factory, content, form, policy):
     path = tmp_path_factory.mktemp("fuzz") / "f"
     path.write_bytes(content)
     options = {"source": path, "target": path} if form == "source" else {form: path}

@@ -230,9 +230,7 @@ def test_a_folder_is_replaced_in_one_step_where_that_can_be(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_an_older_folder_is_put_back_where_names_cannot_be_swapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: bool
-) -> None:
+def test_an_older_folder_is_put_back_where_names_cannot_be_swapped(tmp_path, monkeypatch, failing):
     data_manifest.write_data(tmp_path / "data", fill("old"))
     real = Path.rename
 

@@ -42,11 +42,7 @@ def read(
 
 
 GOOD = unit(en="Good night.", de="Gute Nacht.")
-OTHERS = [
-    unit(en="Good morning.", fr="Bonjour."),
-    unit(en="Thank you.", de="Danke."),
-    unit(en="a", de="b", fr="c"),
-]
+OTHERS = [unit(en="Good morning.", fr="Bonjour."), unit(en="Thank you.", de="Danke."), unit(en="a", de="b", fr="c")]
 
 
 def test_units_of_different_languages(tmp_path: Path) -> None:

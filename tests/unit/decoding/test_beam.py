@@ -85,15 +85,7 @@ some_sources = st.lists(st.lists(st.integers(3, 6), min_size=1, max_size=6), min
     st.sampled_from([-2.0, 0.0, 2.0, 5.0]),
     st.sampled_from([1, 2, 8]),
 )
-def test_beam_equals_oracle(
-    hash_model: Any,
-    options: DecodingSettings,
-    sources: list[list[int]],
-    seed: int,
-    vocab: int,
-    bonus: float,
-    leave_at: int,
-) -> None:
+def test_beam_equals_oracle(hash_model, options, sources, seed, vocab, bonus, leave_at):
     """Also where sentences that are done wait until half of the batch is, or all of it."""
     vocab = max([vocab, *(i + 1 for i in (*options.banned_ids, *options.forced_prefix_ids))])
     model = hash_model(vocab_size=vocab, seed=seed, eos_bonus=bonus)
@@ -117,9 +109,7 @@ def test_whole_nbest_list_equals_oracle(hash_model: Any, num_beams: int) -> None
 
 @fewer
 @given(some_options(), some_sources, st.integers(0, 10**6), st.randoms(use_true_random=False))
-def test_result_does_not_depend_on_the_batch(
-    hash_model: Any, options: DecodingSettings, sources: list[list[int]], seed: int, random: Any
-) -> None:
+def test_result_does_not_depend_on_the_batch(hash_model, options, sources, seed, random):
     model = hash_model(seed=seed)
     together = search_all(model, sources, options, **IDS)
     order = list(range(len(sources)))
@@ -159,7 +149,7 @@ def test_exhaustive_width_finds_the_best_of_all(hash_model: Any, seed: int, kind
 
 @fewer
 @given(some_options(), some_sources, st.integers(0, 10**6))
-def test_one_beam_is_greedy(hash_model: Any, options: DecodingSettings, sources: list[list[int]], seed: int) -> None:
+def test_one_beam_is_greedy(hash_model, options, sources, seed):
     # The penalty of repetition acts on logits in greedy search, on log-probabilities in a beam.
     options = replace(options, num_beams=1, num_return_sequences=1, early_stopping=True, repetition_penalty=1.0)
     model = hash_model(seed=seed)

@@ -195,7 +195,7 @@ def test_each_model_has_its_own_program() -> None:
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles
-def test_the_models_of_an_ensemble_share_a_program() -> None:
+def test_the_models_of_an_ensemble_share_a_program():
     # Wider than any batch has rows: maps of one input are joined where there are more rows, in a program of their own.
     configs = [replace(CONFIG, d_model=32), replace(CONFIG, d_model=48, norm_position="pre")]
     model = Ensemble([model_of(config, seed=seed) for seed, config in enumerate(configs)])
@@ -256,10 +256,7 @@ def assert_written_alike(mine: Generator, plain: Generator, prompts: list[str], 
 @pytest.mark.compiles
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        pytest.param({"attention": "relative_learned", "max_len": 16, "same_length": True}, marks=pytest.mark.slow),
-    ],
+    [{}, pytest.param({"attention": "relative_learned", "max_len": 16, "same_length": True}, marks=pytest.mark.slow)],
 )
 def test_a_language_model_writes_the_same_from_one_program(changes: dict[str, Any]) -> None:
     """Prompts of all lengths, memories that fill up, rows that leave, several ways to go on from a prompt.

@@ -291,9 +291,7 @@ def test_what_looks_into_one_model(folders: list[Path], tmp_path: Path) -> None:
     assert align(translator, "the cat", "a dog") == align(single, "the cat", "a dog") != []
 
 
-def test_a_wrong_precision_is_found_before_weights_are_read(
-    folders: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_precision_is_found_before_weights_are_read(folders, monkeypatch):
     monkeypatch.setattr("manyheads.decoding.translation_model.load", lambda *_, **__: pytest.fail("weights were read"))
     for given in (folders[0], folders):
         with pytest.raises(RequestError, match="precision is 'fp8'"):

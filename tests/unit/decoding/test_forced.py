@@ -92,9 +92,7 @@ def test_tokens_of_a_phrase_that_is_not_completed_can_begin_another(hash_model: 
         ([(4, 5), (4,)], [{4: 9}, {5: 9}, {4: 9}, {EOS: 9}], [4, 5, 4]),
     ],
 )
-def test_phrases_that_begin_alike(
-    hash_model: Any, phrases: Phrases, preferred: list[dict[int, float]], wanted: list[int]
-) -> None:
+def test_phrases_that_begin_alike(hash_model, phrases, preferred, wanted):
     class Prefers(hash_model):  # type: ignore[misc]
         """Gives tokens of each place more probability."""
 

@@ -47,9 +47,7 @@ def test_greedy_follows_the_argmax(hash_model: Any, leave_at: int, monkeypatch: 
 
 @pytest.mark.parametrize("leave_at", [1, 8])
 @pytest.mark.parametrize("paths", [1, 3])
-def test_samples_belong_to_the_sentence(
-    hash_model: Any, paths: int, leave_at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_belong_to_the_sentence(hash_model, paths, leave_at, monkeypatch):
     """Batch, order, batch size and when those that are done leave change nothing; seed and place in the input do."""
     monkeypatch.setattr(search_problem, "_LEAVE_AT", leave_at)
     model = hash_model(vocab_size=11, seed=1)

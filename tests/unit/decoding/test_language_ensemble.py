@@ -366,9 +366,7 @@ def test_what_an_ensemble_cannot_do(folders: list[Path], tmp_path: Path) -> None
     assert Generator.from_pretrained(folders[:2], "cpu")("It is", memory_len=8)
 
 
-def test_a_wrong_precision_is_found_before_weights_are_read(
-    folders: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_precision_is_found_before_weights_are_read(folders, monkeypatch):
     monkeypatch.setattr("manyheads.decoding.generator.load", lambda *_, **__: pytest.fail("weights were read"))
     with pytest.raises(RequestError, match="precision is 'fp8'"):
         Generator.from_pretrained(folders[0], "cpu", cast(Any, "fp8"))

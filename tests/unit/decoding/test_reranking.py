@@ -128,12 +128,7 @@ def test_other_languages_are_refused(tokenizer: Tokenizer) -> None:
         ((("en", "de"),), (), "The reverse model does not record its languages"),
     ],
 )
-def test_unknown_languages_are_warned_of(
-    languages: tuple[tuple[str, str], ...],
-    others: tuple[tuple[str, str], ...],
-    warning: str,
-    tokenizer: Tokenizer,
-) -> None:
+def test_unknown_languages_are_warned_of(languages, others, warning, tokenizer):
     with TestCase().assertLogs("manyheads", logging.WARNING) as logged:
         translator_of(tokenizer, 0, languages).reranked_by(translator_of(tokenizer, 1, others))
     assert [warning in record.getMessage() for record in logged.records] == [True]

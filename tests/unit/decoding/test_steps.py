@@ -56,9 +56,7 @@ def test_greedy_sentences_are_reported_in_the_step_that_ends_them(hash_model: Ca
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("step", [1, 2, 4])
-def test_dropped_sentences_leave_at_once_and_change_no_others(
-    hash_model: Callable[..., Any], options: Any, step: int
-) -> None:
+def test_dropped_sentences_leave_at_once_and_change_no_others(hash_model, options, step):
     model = hash_model(eos_bonus=-2.0)
     dropped = {1, 4, 8}
     found: dict[int, list[Hypothesis]] = {}

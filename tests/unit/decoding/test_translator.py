@@ -126,9 +126,7 @@ def test_lines_stream_lazily_and_in_order(translator: Translator) -> None:
         translator.translate_lines(lines(), num_beams=0)
 
 
-def test_a_line_break_in_the_output_does_not_split_a_line(
-    translator: Translator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_break_in_the_output_does_not_split_a_line(translator, monkeypatch):
     monkeypatch.setattr(Tokenizer, "decode_batch", lambda self, batch: ["a\nb" for _ in batch])
     assert list(translator.translate_lines(["a dog"])) == ["a b"]
     assert translator.translate(["a dog"]) == ["a\nb"]

@@ -66,9 +66,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
-def test_everything_is_synced_before_the_rename_and_the_parent_after(
-    tmp_path: Path, calls: list[tuple[str, str]]
-) -> None:
+def test_everything_is_synced_before_the_rename_and_the_parent_after(tmp_path, calls):
     write_folder(tmp_path / "final", fill)
     rename = calls.index(("rename", "final"))
     aside = temporary_name(tmp_path / "final").name
@@ -82,9 +80,7 @@ def test_everything_is_synced_before_the_rename_and_the_parent_after(
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
-def test_a_text_file_is_synced_before_the_rename_and_the_parent_after(
-    tmp_path: Path, calls: list[tuple[str, str]]
-) -> None:
+def test_a_text_file_is_synced_before_the_rename_and_the_parent_after(tmp_path, calls):
     write_text(tmp_path / "latest", "one\n")
     aside = temporary_name(tmp_path / "latest").name
     assert calls == [("write", aside), ("fsync", aside), ("rename", "latest"), ("fsync", tmp_path.name)]
@@ -98,9 +94,7 @@ def test_new_parents_are_synced_into_theirs(tmp_path: Path, calls: list[tuple[st
     assert len(calls) == 2
 
 
-def test_a_folder_that_was_cut_off_between_two_renames_gets_its_name_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_was_cut_off_between_two_renames_gets_its_name_back(tmp_path, monkeypatch):
     monkeypatch.setattr(commit, "swap", lambda new, old: False)  # a file system that cannot
     final = tmp_path / "model"
     write_folder(final, lambda folder: (folder / "old").write_text("1", encoding="utf-8") and None)
@@ -198,9 +192,7 @@ def test_what_a_user_named_like_a_temporary_folder_stays(tmp_path: Path, dead: i
     assert all((tmp_path / name / "x").read_text(encoding="utf-8") == "precious" for name in mine)
 
 
-def test_the_same_process_id_in_another_container_is_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_process_id_in_another_container_is_another_process(tmp_path, monkeypatch):
     """On a shared volume each of two containers has its process 1, and the other one's is not to be seen."""
     other = of_process(os.getpid(), "out", "0123456789abcdef")
     (tmp_path / other / "sub").mkdir(parents=True)

@@ -82,9 +82,7 @@ def save(folder: Path, step: int) -> Path:
     return path
 
 
-def test_every_injection_point_leaves_older_checkpoints_and_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_injection_point_leaves_older_checkpoints_and_one_line(tmp_path, monkeypatch):
     for step in (1, 2):
         save(tmp_path, step)
     injector = Injector(monkeypatch)

@@ -287,9 +287,7 @@ def test_info_of_a_run_with_json_of_another_shape(run: Path, text: str) -> None:
     ("module", "name", "step"),
     [("manyheads.files.verify", "read_limited", 4), ("manyheads.files.verify", "list_files", 2)],
 )
-def test_info_of_a_run_that_deletes_a_checkpoint_meanwhile(
-    run: Path, module: str, name: str, step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_info_of_a_run_that_deletes_a_checkpoint_meanwhile(run, module, name, step, monkeypatch):
     """Retention deletes one between the listing and the reading."""
     gone = run / f"checkpoints/step-{step:08}"
     read = getattr(import_module(module), name)

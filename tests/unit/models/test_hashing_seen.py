@@ -27,9 +27,7 @@ def reformer() -> torch.nn.Module:
 @pytest.mark.parametrize(
     ("before", "after", "causal", "wrap"), [(1, 0, True, False), (1, 1, False, True), (2, 0, True, False)]
 )
-def test_local_weights_on_all_keys_give_the_layers_output(
-    length: int, before: int, after: int, causal: bool, wrap: bool
-) -> None:
+def test_local_weights_on_all_keys_give_the_layers_output(length, before, after, causal, wrap):
     torch.manual_seed(0)
     layer = LocalSelfAttention(
         16, 2, 8, chunk_len=4, chunks_before=before, chunks_after=after, causal=causal, wrap=wrap

@@ -86,8 +86,7 @@ def test_steps_that_are_not_compiled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "can"),
-    [({}, True), ({"attention": "absolute"}, False), ({"cutoffs": (10, 20), "div_value": 2}, False)],
+    ("changes", "can"), [({}, True), ({"attention": "absolute"}, False), ({"cutoffs": (10, 20), "div_value": 2}, False)]
 )
 def test_which_models_can(changes: dict[str, Any], can: bool) -> None:
     assert model_of(**changes).prepares_steps is can

@@ -93,12 +93,11 @@ HOOKS: dict[str, Callable[[nn.Module, Callable[..., None]], object]] = {
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of the map of positions, which have no gradient
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("register", HOOKS.values(), ids=HOOKS)
 @ROWS
 @EACH
-def test_hooks_of_every_child_are_called(
-    make: Callable[[], nn.Module], call: Call, rows: int, register: Callable[..., object]
-) -> None:
+def test_hooks_of_every_child_are_called(make, call, rows, register):
     module, hits = make(), []  # type: ignore[var-annotated]
     for name, child in maps_of(module).items():
         register(child, lambda *_, name=name: hits.append(name))
@@ -186,13 +185,12 @@ CHANGES: dict[str, Callable[[nn.Linear], object]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @ROWS
 @EACH
-def test_changed_weights_are_trained(
-    make: Callable[[], nn.Module], call: Call, rows: int, change: Callable[[nn.Linear], object]
-) -> None:
+def test_changed_weights_are_trained(make, call, rows, change):
     torch.manual_seed(0)
     module, x = make(), inputs(rows)
     for child in maps_of(module).values():

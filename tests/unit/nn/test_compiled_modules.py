@@ -116,10 +116,7 @@ def cases() -> dict[str, tuple[Callable[[], nn.Module], Callable[..., Any]]]:
             lambda: LearnedRelativeMultiHeadAttention(D, H, max_len=4, num_future=2),
             lambda m, x, n: m(x, mask=Lengths(n), need_weights=True),
         ),
-        "local": (
-            lambda: LocalSelfAttention(D, H, chunk_len=2),
-            lambda m, x, n: m(x, lengths=n, need_weights=True),
-        ),
+        "local": (lambda: LocalSelfAttention(D, H, chunk_len=2), lambda m, x, n: m(x, lengths=n, need_weights=True)),
         "hashed, exact": (lambda: hashed(num_hashes=0), lambda m, x, n: m(x, lengths=n)),
         "hashed, weights": (
             lambda: hashed(num_hashes=2),

@@ -155,9 +155,7 @@ def test_when_products_pay(elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("k_len", [1, 13, 16, 21])
-def test_part_of_a_cache_in_bf16_is_asked_over_a_round_length(
-    make_mask: MakeMask, k_len: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_part_of_a_cache_in_bf16_is_asked_over_a_round_length(make_mask, k_len, monkeypatch):
     """What stands behind the end, and would poison every sum, is not seen; and products have few different lengths."""
     monkeypatch.setattr(policy, "onednn_is_faster", lambda: True)
     monkeypatch.setattr(policy, "_MANY_PAIRS", 1)
@@ -199,9 +197,7 @@ def test_keys_and_values_of_other_numbers_are_refused() -> None:
 
 @pytest.mark.parametrize("path", ["products", "sdpa"])
 @pytest.mark.parametrize("masks", [1, 2])
-def test_lowest_numbers_in_half_precision_forbid_nothing(
-    path: str, masks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lowest_numbers_in_half_precision_forbid_nothing(path, masks, monkeypatch):
     """A score below zero plus the lowest number is below its range; it stays the lowest number, as with wider types."""
     monkeypatch.setattr(policy, "attention_path", lambda *_: path)
     query, key = torch.full((1, 1, 1, 4), 8.0).half(), -torch.full((1, 1, 3, 4), 8.0).half()

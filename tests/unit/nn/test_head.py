@@ -276,8 +276,8 @@ def test_no_more_than_a_chunk_of_logits(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_on_a_cpu_a_chunk_is_large_within_limits_and_its_rows_are_whole(
-    chunk_tokens: int, vocab_size: int, by_mkl: int, by_onednn: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    chunk_tokens, vocab_size, by_mkl, by_onednn, monkeypatch
+):
     for is_faster, expected in ((False, by_mkl), (True, by_onednn)):
         monkeypatch.setattr(policy, "onednn_is_faster", lambda faster=is_faster: faster)
         assert policy.logit_rows_at_once(chunk_tokens, vocab_size, CPU) == expected

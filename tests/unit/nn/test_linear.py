@@ -52,9 +52,7 @@ def given(*shape: int, width: int = 24, out: int = 40, bias: bool = True) -> tup
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("sizes", [(24, 40), (40, 24), (16, 16)])
-def test_equals_float64_forwards_and_backwards(
-    shape: tuple[int, ...], bias: bool, sizes: tuple[int, int], asked: list[tuple[int, ...]]
-) -> None:
+def test_equals_float64_forwards_and_backwards(shape, bias, sizes, asked):
     leaves = [one for one in given(*shape, width=sizes[0], out=sizes[1], bias=bias) if one is not None]
     wide = [one.detach().double().requires_grad_() for one in leaves]
     out, expected = linear(*leaves), F.linear(*wide)

@@ -26,12 +26,7 @@ B, H, D, E, CHUNK = 2, 2, 8, 6, 4
 FACTORS = (6,)
 CHUNKS: dict[str, dict[str, Any]] = {
     "ring of rounds": {"num_hashes": 3, "look_across_rounds": True, "wrap": True},
-    "ring, duplicates once": {
-        "num_hashes": 3,
-        "look_across_rounds": True,
-        "wrap": True,
-        "correct_duplicates": True,
-    },
+    "ring, duplicates once": {"num_hashes": 3, "look_across_rounds": True, "wrap": True, "correct_duplicates": True},
     "own bucket": {"num_hashes": 2, "within_bucket": True, "correct_duplicates": True, "wrap": True},
     "both ways": {"num_hashes": 2, "causal": False, "chunks_before": 2, "chunks_after": 1},
     "after alone": {"num_hashes": 2, "causal": False, "chunks_before": 0, "chunks_after": 1, "within_bucket": True},
@@ -95,9 +90,7 @@ def test_sums_over_rounds_without_torchs_bags(dtype: torch.dtype, monkeypatch: p
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize(("length", "size"), [(22, 1.0), (22, 60.0), (3, 1.0), (16, 1.0)])
 @pytest.mark.parametrize("padded", [False, True])
-def test_chunks_against_pairs(
-    tiles: Callable[[], Iterator[bool]], settings: LSHSettings, length: int, size: float, padded: bool
-) -> None:
+def test_chunks_against_pairs(tiles, settings, length, size, padded):
     """Output and gradients, with scores beyond what exp can bear, and with tiles that end anywhere."""
     qk, v, buckets, grad = inputs(length, settings, size)
     lengths = torch.tensor([length, length // 2]) if padded else None
@@ -276,7 +269,7 @@ def test_steps_of_ragged_rows_and_reordered_caches() -> None:
 
 
 def test_a_cache_that_is_reset_does_not_grow() -> None:
-    """Row 1 begins again and again, then both rows: no larger than after two turns, the same outputs."""
+    """Row 1 begins again and again, then both: the buffers stay as large as after two turns, the outputs the same."""
     module, x = attention(), torch.randn(2, 27, 12, dtype=torch.float64)
     cache, sizes = module.start(2, seed=4), []
     for turn in range(8):

@@ -146,9 +146,7 @@ def test_both_modes_agree(make: Callable[[], nn.Module], options: dict[str, Any]
 @pytest.mark.parametrize("aside", [False, True], ids=["here", "in another thread"])
 @pytest.mark.parametrize("forward", [False, True], ids=["plain", "fast"])
 @pytest.mark.parametrize(("make", "options"), MODULES.values(), ids=MODULES)
-def test_the_backward_pass_is_that_of_the_forward_pass(
-    make: Callable[[], nn.Module], options: dict[str, Any], forward: bool, aside: bool
-) -> None:
+def test_the_backward_pass_is_that_of_the_forward_pass(make, options, forward, aside):
     module, x = make(), torch.randn(3, LENGTH, WIDTH)
     expected = computed(module, options, x, forward, forward)
     agree(computed(module, options, x, forward, not forward, aside=aside), expected, rtol=0, atol=0)

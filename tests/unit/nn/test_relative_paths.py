@@ -66,9 +66,7 @@ def test_against_the_loop(make_mask: MakeMask, q_len: int, k_len: int, learned: 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize(("q_len", "k_len"), SIZES)
-def test_gradients_of_sdpa_against_the_loop(
-    make_mask: MakeMask, q_len: int, k_len: int, learned: bool, causal: bool
-) -> None:
+def test_gradients_of_sdpa_against_the_loop(make_mask, q_len, k_len, learned, causal):
     """Those of queries that may attend to nothing are zeros."""
     given = inputs(q_len, k_len, learned, causal)
     mask = make_mask(B, q_len, k_len)

@@ -43,9 +43,7 @@ def test_fully_masked_rows(dtype: torch.dtype, habit: Any, each: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("habit", "each"), [("zeros", 0.0), ("uniform", 0.25)])
 @pytest.mark.parametrize("shape", [(2, 1, 1, 4), (1, 1, 3, 4), (4,)])
-def test_a_mask_for_many_rows_is_as_one_written_out(
-    dtype: torch.dtype, habit: Any, each: float, shape: tuple[int, ...]
-) -> None:
+def test_a_mask_for_many_rows_is_as_one_written_out(dtype, habit, each, shape):
     """To the bit, forwards and backwards; also for scores far from zero, and for rows that see nothing."""
     scores = (torch.randn(2, 5, 3, 4) * 30).to(dtype).requires_grad_()
     allowed = torch.rand(shape) < 0.6

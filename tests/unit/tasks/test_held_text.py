@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -21,9 +20,7 @@ TEXT = "one two three\n\n  \ntwo two\nthree one three one\n"
 
 @pytest.mark.parametrize("documents", ["none", "files", "lines"])
 @pytest.mark.parametrize("level", ["bytes", "words", "bpe"])
-def test_a_text_file_has_the_ids_documents_and_counts_of_prepared_data(
-    tmp_path: Path, level: Literal["bytes", "words", "bpe"], documents: Literal["none", "files", "lines"]
-) -> None:
+def test_a_text_file_has_the_ids_documents_and_counts_of_prepared_data(tmp_path, level, documents):
     """With lines as documents, the model has never read a line break."""
     for name in ("train", "test"):
         (tmp_path / f"{name}.txt").write_text(TEXT, encoding="utf-8")

@@ -91,7 +91,7 @@ def test_short_runs_begin_and_search_as_the_demo_does() -> None:
 
 
 def test_only_matrices_of_pairs_that_muon_trains_decay() -> None:
-    """Adam's decay is part of the gradient; and a text gains nothing within its first passes (EXPERIMENTS)."""
+    """Adam's decay is part of the gradient; and a text gains nothing within its first passes (experiments)."""
     assert plan()[1]["optimiser.weight_decay"] == demo().optimiser.weight_decay > 0
     assert "optimiser.weight_decay" not in plan(kind="text")[1]
     assert "optimiser.weight_decay" not in plan(given={"optimiser.name": "adam"})[1]
@@ -225,9 +225,7 @@ def test_a_mix_is_planned_for_its_largest_part(folders: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("more", [("--preset", "debug"), ("--architecture", "reformer")])
-def test_no_plan_is_made_where_something_else_is_asked_for(
-    read: Callable[..., tuple[Any, list[PlannedRun]]], more: tuple[str, ...]
-) -> None:
+def test_no_plan_is_made_where_something_else_is_asked_for(read, more):
     assert read("pairs", *more)[1] == []
 
 
@@ -247,9 +245,7 @@ def test_no_plan_is_made_where_something_else_is_asked_for(
         ("pairs", ("--model.d_model", "0"), "model.d_model is 0"),
     ],
 )
-def test_what_cannot_be_planned(
-    read: Callable[..., tuple[Any, list[PlannedRun]]], data: str, more: tuple[str, ...], message: str
-) -> None:
+def test_what_cannot_be_planned(read, data, more, message):
     with pytest.raises(ConfigError) as caught:
         read(data, *more)
     assert message in str(caught.value)
@@ -266,9 +262,7 @@ def test_what_cannot_be_planned(
         ("pairs", ("--decoding.num_beams", "many"), "decoding.num_beams is 'many'"),
     ],
 )
-def test_mistakes_are_told_before_the_measurement(
-    folders: Path, data: str, more: tuple[str, ...], message: str
-) -> None:
+def test_mistakes_are_told_before_the_measurement(folders, data, more, message):
     def measure(config: Any, length: int, rows: int) -> tuple[float, str]:
         raise AssertionError("it takes seconds")
 
@@ -277,16 +271,12 @@ def test_mistakes_are_told_before_the_measurement(
     assert message in str(caught.value)
 
 
-def test_a_number_of_heads_that_fits_some_machines_is_measured(
-    read: Callable[..., tuple[Any, list[PlannedRun]]],
-) -> None:
+def test_a_number_of_heads_that_fits_some_machines_is_measured(read):
     config, _ = read("long", "--model.num_heads", "6")
     assert (config.model.d_model, config.model.num_heads) == (192, 6)
 
 
-def test_the_same_command_goes_on_with_the_plan_of_the_run(
-    read: Callable[..., tuple[Any, list[PlannedRun]]], folders: Path
-) -> None:
+def test_the_same_command_goes_on_with_the_plan_of_the_run(read, folders):
     first, _ = read("pairs")
     run = Path("runs/pairs")
     (run / "checkpoints" / "step-00000001").mkdir(parents=True)

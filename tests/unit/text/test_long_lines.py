@@ -89,9 +89,7 @@ def test_the_beginning_of_a_long_text_teaches() -> None:
     assert Tokenizer.train([*SENTENCES, long, "Zyx " * 1000], TokenizerSettings(vocab_size=400)).digest != known.digest
 
 
-def test_a_word_that_is_too_long_to_be_known_is_not_normalised(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_word_that_is_too_long_to_be_known_is_not_normalised(tokenizer, monkeypatch):
     """Of kind `word`: its ids are the same, but the library sees a short word."""
     texts = [f"cat {word} mat" for word in ("a" * 30_000, "e" + "\u0301" * 30_000, "x\x1c" * 15_000)]
     whole = tokenizer.encode_batch(texts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,9 +31,7 @@ AROUND: dict[str, Any] = {
         (ENDED, "", [], ""),
     ],
 )
-def test_lines_and_unknown_words(
-    settings: dict[str, Any], text: str, ids: list[int], decoded: str, tmp_path: Path
-) -> None:
+def test_lines_and_unknown_words(settings, text, ids, decoded, tmp_path):
     made = SymbolVocabulary(**settings)
     assert made.encode(text) == ids
     assert made.encode_content(text.encode()) == ids
@@ -55,11 +52,7 @@ def test_a_text_shown_token_by_token_is_the_text(settings: dict[str, Any]) -> No
 
 @pytest.mark.parametrize(
     ("settings", "text", "reason"),
-    [
-        (BYTES, "b", "has the byte '98'"),
-        (LETTERS, "ac", "has the character 'c'"),
-        (ENDED, "a c", "has the word 'c'"),
-    ],
+    [(BYTES, "b", "has the byte '98'"), (LETTERS, "ac", "has the character 'c'"), (ENDED, "a c", "has the word 'c'")],
 )
 def test_text_without_a_symbol_is_refused(settings: dict[str, Any], text: str, reason: str) -> None:
     with pytest.raises(DataError, match=reason):

@@ -53,9 +53,7 @@ def settings(tmp_path: Path) -> tuple[Path, Any]:
     return file, config
 
 
-def test_a_resume_under_an_emulated_instruction_set(
-    settings: tuple[Path, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resume_under_an_emulated_instruction_set(settings, capsys):
     file, config = settings
     train(config)
     newest = find_latest(Path(config.run_dir) / "checkpoints")[0]

@@ -95,14 +95,7 @@ def differing(first: Path, second: Path) -> list[str]:
     ],
     ids=["reformer", "apart", "memory"],
 )
-def test_a_stopped_run_goes_on(
-    text: Callable[..., TextConfig],
-    shapes: list[tuple[int, ...]],
-    monkeypatch: pytest.MonkeyPatch,
-    base: TextConfig,
-    stops: tuple[int, ...],
-    changes_at: list[tuple[int, int]] | None,
-) -> None:
+def test_a_stopped_run_goes_on(text, shapes, monkeypatch, base, stops, changes_at):
     """Before, at and after each change of the length, byte for byte, as if it had not stopped."""
     whole, parted = text(base, "whole"), text(base, "parted")
     train(whole)
@@ -139,9 +132,7 @@ def test_one_stage_is_a_run_without_a_schedule(text: Callable[..., TextConfig]) 
     assert differing(Path(plain.run_dir), Path(one.run_dir)) == []
 
 
-def test_the_clock_counts_where_minutes_limit_the_run(
-    text: Callable[..., TextConfig], shapes: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_clock_counts_where_minutes_limit_the_run(text, shapes, monkeypatch):
     """A resumed run begins with the share that its checkpoint has recorded."""
     config = text(GROWING, training={"max_steps": 4, "max_minutes": 1.0})
     now = [0.0]
@@ -273,9 +264,7 @@ def test_mistakes(base: TextConfig, sections: dict[str, Any], message: str) -> N
         (["--preset", "debug", "--data.memory_len_range", "0", "4"], "there is no setting data.memory_len_range"),
     ],
 )
-def test_the_command_line_refuses_in_one_sentence(
-    options: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_line_refuses_in_one_sentence(options, message, capsys, tmp_path):
     assert main(["train", *options, "--run-dir", str(tmp_path / "run")]) == 2
     shown = capsys.readouterr().err
     assert message in shown.replace("\n", " ")

@@ -64,14 +64,7 @@ def test_a_small_step_is_computed_whole(slow_machine: list[int], tmp_path: Any) 
         (0.1, [], "(expected from short steps and not computed, because it takes more than 0 s; nothing was saved)"),
     ],
 )
-def test_a_large_step_is_computed_as_far_as_it_is_quick(
-    slow_machine: list[int],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Any,
-    longest: float,
-    computed: list[int],
-    text: str,
-) -> None:
+def test_a_large_step_is_computed_as_far_as_it_is_quick(slow_machine, monkeypatch, tmp_path, longest, computed, text):
     monkeypatch.setattr(first_step, "_LARGE_STEP", 1.0)
     monkeypatch.setattr(first_step, "LONGEST_STEP_SECONDS", longest)
     whole = dry("xl-debug", tmp_path)

@@ -74,9 +74,7 @@ def test_a_pipe_is_not_waited_for(run: Path, name: str) -> None:
         RunFolder(run).create()
 
 
-def test_training_there_ends_with_one_sentence(
-    small: Make, run: Path, kept: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_there_ends_with_one_sentence(small, run, kept, capsys):
     (run / ".lock").symlink_to(kept)
     config = small()
     assert Path(config.run_dir) == run

@@ -113,9 +113,7 @@ def test_a_run_begins_with_the_weights_of_the_model(world: World, begun: Callabl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stopped_run_goes_on_without_the_model(
-    world: World, begun: Callable[..., Any], kind: str, tmp_path: Path
-) -> None:
+def test_a_stopped_run_goes_on_without_the_model(world, begun, kind, tmp_path):
     """Byte for byte, with a mix of data sets and frozen parameters, in the middle of an epoch."""
     copy = shutil.copytree(world.model(kind), tmp_path / "copy")
     initial = replace(world.initial(kind), model=str(copy))
@@ -283,9 +281,7 @@ def test_frozen_parameters_with_every_optimiser(world: World, begun: Callable[..
         assert "frozen: " in first.data
 
 
-def test_a_run_does_not_go_on_with_another_mix_or_other_frozen_parameters(
-    world: World, begun: Callable[..., Any]
-) -> None:
+def test_a_run_does_not_go_on_with_another_mix_or_other_frozen_parameters(world, begun):
     config = begun("transformer", "new")
     train(config)
     mix = (f"{world.folder / 'old'}=1", f"{world.folder / 'new'}=1")

@@ -85,9 +85,7 @@ def test_a_resumed_run_may_read_and_write_its_held_out_text_in_another_way(text:
     assert longer.best_step == 6
 
 
-def test_a_run_of_a_version_whose_muon_trained_embeddings_goes_on(
-    text: Callable[..., TextConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_a_version_whose_muon_trained_embeddings_goes_on(text, monkeypatch):
     def all_matrices(model: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
         found = list(model.parameters())
         return [one for one in found if one.ndim >= 2], [one for one in found if one.ndim < 2]
@@ -142,9 +140,7 @@ def test_micro_batches_are_groups_of_lanes(text: Callable[..., TextConfig], tmp_
     assert results[1] == pytest.approx(results[0], rel=1e-4)
 
 
-def test_an_epoch_begins_without_memory(
-    text: Callable[..., TextConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_begins_without_memory(text, tmp_path, monkeypatch):
     seen: list[tuple[int, bool]] = []
     inner = Stepper.take
 

@@ -215,9 +215,7 @@ def test_a_validation_pair_that_does_not_fit_is_refused_before_the_first_step(sm
     ("decoding", "model"),
     [({"banned_ids": (5000,)}, {}), ({"max_new_tokens": 40}, {"positions": "learned", "max_len": 20})],
 )
-def test_a_search_that_cannot_be_is_refused_before_the_first_step(
-    small: Make, decoding: dict[str, Any], model: dict[str, Any], bleu_sentences: int
-) -> None:
+def test_a_search_that_cannot_be_is_refused_before_the_first_step(small, decoding, model, bleu_sentences):
     """Also where nothing is translated during training: the model is saved with these settings."""
     validation = {"bleu_sentences": bleu_sentences}
     config = small(decoding=decoding, model=model, validation=validation, training={"log_every": 1})
@@ -227,9 +225,7 @@ def test_a_search_that_cannot_be_is_refused_before_the_first_step(
 
 
 @pytest.mark.parametrize("kind", ["noam", "inverse_sqrt", "constant"])
-def test_muon_has_its_own_rate_where_the_schedule_is_highest(
-    kind: str, small: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_muon_has_its_own_rate_where_the_schedule_is_highest(kind, small, monkeypatch):
     rates: list[list[float]] = []
     inner = MuonWithAdam.step
 
@@ -319,8 +315,8 @@ def test_a_signal_within_a_validation_leaves_it_to_the_next_start(small: Make, m
 
 @pytest.mark.parametrize("broken_off", [3, 6])
 def test_a_checkpoint_saved_within_a_validation_is_completed_by_the_next_start(
-    small: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken_off: int
-) -> None:
+    small, tmp_path, monkeypatch, broken_off
+):
     """The step is saved already, but not that it is the best; after step 6 nothing comes that would mend it."""
     sections = {"validation": {"every_steps": 3, "bleu_sentences": 2}}
     whole = train(replace(small(**sections), run_dir=str(tmp_path / "whole")), translate=echo)
@@ -402,9 +398,7 @@ def test_a_best_score_of_another_kind_is_forgotten_at_a_resume(small: Make, monk
     assert train(again).best_score is None
 
 
-def test_a_run_from_a_checkpoint_of_another_folder_has_its_own_best_model(
-    small: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_from_a_checkpoint_of_another_folder_has_its_own_best_model(small, tmp_path, monkeypatch):
     monkeypatch.setattr(Validator, "run", scripted([1.0, 1.5, 2.0, 1.9, 1.8]))
     first = train(small(validation={"every_steps": 3}))
     config = replace(small(training={"max_steps": 9}), run_dir=str(tmp_path / "elsewhere"))
@@ -768,9 +762,7 @@ def test_data_that_is_prepared_is_told_of(small: Make) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "num_warnings"), [(60.0, 1), (0.01, 0)])
-def test_a_run_of_too_few_steps_says_so_once(
-    small: Make, monkeypatch: pytest.MonkeyPatch, seconds: float, num_warnings: int
-) -> None:
+def test_a_run_of_too_few_steps_says_so_once(small, monkeypatch, seconds, num_warnings):
     """And metrics do not depend on it."""
     clock = count()
     fake = SimpleNamespace(monotonic=lambda: seconds * next(clock))

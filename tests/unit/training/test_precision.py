@@ -88,9 +88,7 @@ def test_auto_is_resolved_and_told(small: Make, machine: Any, found: PrecisionMe
 
 
 @pytest.mark.parametrize(("first", "later"), [(FAST_BF16, SLOW_BF16), (SLOW_BF16, FAST_BF16)])
-def test_a_resumed_run_keeps_its_precision(
-    small: Make, machine: Any, first: PrecisionMeasurement, later: PrecisionMeasurement
-) -> None:
+def test_a_resumed_run_keeps_its_precision(small, machine, first, later):
     machine(first)
     begun = small(precision="auto", training={"max_steps": 3})
     train(begun)
@@ -233,9 +231,7 @@ def trees(corpus: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
-def test_fp32_means_fp32_in_every_product(
-    name: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fp32_means_fp32_in_every_product(name, corpus, tmp_path, monkeypatch):
     """Training, Muon, validation, samples: of every preset, made small."""
     monkeypatch.setenv(OVERRIDE, "fp32")
     with NoProductsInBfloat16():

@@ -238,9 +238,7 @@ def test_memory_grows_with_length_as_it_is_counted(monkeypatch: pytest.MonkeyPat
         ({"reading": {"max_tokens": 1}}, DataError),
     ],
 )
-def test_a_validation_that_cannot_be_is_refused_before_the_first_step(
-    text: Callable[..., TextConfig], sections: dict[str, Any], error: type[Exception]
-) -> None:
+def test_a_validation_that_cannot_be_is_refused_before_the_first_step(text, sections, error):
     config = text(**sections, training={"log_every": 1})
     with pytest.raises(error):
         train(config)

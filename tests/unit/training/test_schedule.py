@@ -49,9 +49,7 @@ def test_after_the_warm_up() -> None:
     warmup=st.integers(1, 10**5),
     min_ratio=st.floats(0, 1),
 )
-def test_a_rate_is_never_negative_nor_above_the_peak(
-    kind: str, step: int, progress: float, warmup: int, min_ratio: float
-) -> None:
+def test_a_rate_is_never_negative_nor_above_the_peak(kind, step, progress, warmup, min_ratio):
     value = rate(kind, step, progress, warmup=warmup, min_ratio=min_ratio)
     assert 0 <= value <= 2.0 * (1 + 1e-12)
 

@@ -232,9 +232,7 @@ def test_only_matrices_of_maps_decay() -> None:
         ({"attention": "absolute_learned", "tie_embeddings": False}, {"positions"}),
     ],
 )
-def test_embeddings_and_biases_of_a_transformer_xl_are_no_matrices_of_maps(
-    changes: dict[str, Any], more: set[str]
-) -> None:
+def test_embeddings_and_biases_of_a_transformer_xl_are_no_matrices_of_maps(changes, more):
     """Its tables are adaptive embeddings, and u and v have an axis of heads: Muon would make them orthogonal."""
     model = build_model(TransformerXLConfig(vocab_size=20, d_model=16, num_heads=2, d_ff=32, num_layers=2, **changes))
     decayed, spared = split_by_decay(model)

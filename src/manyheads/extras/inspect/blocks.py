@@ -7,11 +7,11 @@ of themselves (`facts`, `operations`). Attention is called masked if no position
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads.extras.inspect.tracing import LAYER, TracedTensor, trace
 from manyheads.nn.attention.observing import observe
@@ -31,11 +31,6 @@ class Block:
     shape: str = ""
     wiring: str | None = None
     is_cross: bool = False
-
-    @property
-    def is_attention(self) -> bool:
-        """Whether it has queries, keys and values."""
-        return "attention" in self.name.lower()
 
 
 @dataclass(frozen=True)
@@ -93,37 +88,14 @@ class ModelBlocks:
     operations: tuple[AttentionOperations, ...] = ()
 
 
-_NO_HEADS = Block("No heads are left", ("the layer is its residual",))
-
-
-@dataclass
-class _Column:
-    """A stack while it is found. layers: number from 1 -> sublayers. pending: what runs inside the next sublayer."""
-
-    before: list[Block] = field(default_factory=list)
-    layers: dict[int, list[Block]] = field(default_factory=dict)
-    after: list[Block] = field(default_factory=list)
-    sides: list[Block] = field(default_factory=list)
-    pending: Block = field(default=_NO_HEADS)
-
-    def stack(self, name: str) -> Stack:
-        alike: dict[tuple[Block, ...], list[int]] = {}
-        for number, blocks in self.layers.items():
-            alike.setdefault(tuple(blocks), []).append(number)
-        kinds = tuple(LayerKind(tuple(numbers), blocks) for blocks, numbers in alike.items())
-        reads = {"encoder": "source tokens", "decoder": "target tokens, shifted right"}.get(name, "tokens")
-        return Stack(name, reads, tuple(self.before), kinds, tuple(self.after), tuple(self.sides))
-
-
 _RESULTS = {"classification": "probabilities of the labels", "spans": "probabilities of the labels of each span"}
+_READS = {"encoder": "source tokens", "decoder": "target tokens, shifted right"}
 
 
 def blocks_of(model: Any) -> ModelBlocks:
     """Run a composite on a few tokens and return its blocks.
 
-    Args: model: a composite, in evaluation mode, on any device.
-
-    Raises: as the model's forward.
+    Args: model: a composite, in evaluation mode, on any device. Raises: as the model's forward.
     """
     inputs = _example(model)
     traced: dict[str, list[TracedTensor]] = {}
@@ -132,43 +104,53 @@ def blocks_of(model: Any) -> ModelBlocks:
     traced.pop("", None)
     masked = _masked_layers(model, inputs)
     modules = {name.removeprefix("body."): module for name, module in model.named_modules()}
-    letters = _shared_matrices(model)
+    memory_len = int(getattr(model.config, "context_settings", {}).get("memory_len", 0))
+    tables = [id(module.token_table) for module in modules.values() if hasattr(module, "token_table")]
+    letters = dict(zip((one for one in dict.fromkeys(tables) if tables.count(one) > 1), "EFG", strict=False))
     is_relative = any("r" in getattr(module, "inputs", ()) for module in modules.values())
-    two = "target_embedding" in traced
-    columns = {name: _Column() for name in (("encoder", "decoder") if two else ("",))}
-    *_, last = columns.values()
-    last.sides += _memory(model)
-    output: list[Block] = []
+    columns = ("encoder", "decoder") if "target_embedding" in traced else ("",)
+    before: dict[str, list[Block]] = {name: [] for name in columns}
+    layers: dict[str, dict[int, list[Block]]] = {name: {} for name in columns}
+    after: dict[str, list[Block]] = {name: [] for name in columns}
+    sides, output = _memory(model, memory_len), []
+    pending = no_heads = Block("No heads are left", ("the layer is its residual",))
     for name, tensors in traced.items():
         module, layer = modules[name], LAYER.match(name)
-        column = columns["encoder"] if two and name.startswith(("source", "encoder")) else last
-        if wiring := getattr(module, "wiring", None):
-            assert layer is not None
-            column.layers.setdefault(int(layer[2]) + 1, []).append(replace(column.pending, wiring=wiring))
-            column.pending = _NO_HEADS
+        column = columns[0] if name.startswith(("source", "encoder")) else columns[-1]
+        if layer is not None and (wiring := getattr(module, "wiring", None)):
+            layers[column].setdefault(int(layer[2]) + 1, []).append(replace(pending, wiring=wiring))
+            pending = no_heads
             continue
-        block = _block(name, module, tensors, letters, is_masked=name in masked)
+        block = _block(name, module, tensors, letters.get(id(getattr(module, "token_table", None))), name in masked)
         if name in ("head", "pooling"):
             output.append(block)
         elif block.name == "Distances" and is_relative:
-            column.sides.append(block)
+            sides.append(block)
         elif layer is None:
-            (column.after if column.layers else column.before).append(block)
+            (after if layers[column] else before)[column].append(block)
         else:
-            column.pending = block
+            pending = block
+    stacks = []
+    for name in columns:
+        alike: dict[tuple[Block, ...], list[int]] = {}
+        for number, blocks in layers[name].items():
+            alike.setdefault(tuple(blocks), []).append(number)
+        kinds = tuple(LayerKind(tuple(numbers), blocks) for blocks, numbers in alike.items())
+        beside = tuple(sides) if name == columns[-1] else ()
+        reads = _READS.get(name, "tokens")
+        stacks.append(Stack(name, reads, tuple(before[name]), kinds, tuple(after[name]), beside))
     return ModelBlocks(
         architecture=model.config.architecture,
         title=model.config.describe(),
-        stacks=tuple(column.stack(name) for name, column in columns.items()),
+        stacks=tuple(stacks),
         output=tuple(output),
         result=_RESULTS.get(model.config.task, "probabilities of the next token"),
-        operations=_operations(modules, traced, masked, has_memory=_memory_len(model) > 0),
+        operations=_operations(modules, traced, masked, has_memory=memory_len > 0),
     )
 
 
-def _block(
-    name: str, module: Any, tensors: Sequence[TracedTensor], letters: Mapping[int, str], *, is_masked: bool
-) -> Block:
+def _block(name: str, module: Any, tensors: Sequence[TracedTensor], letter: str | None, is_masked: bool) -> Block:
+    """Return a box. letter: of a matrix that the module shares with another one."""
     *_, made = tensors
     if hasattr(module, "facts"):
         title, *lines = module.facts()
@@ -176,33 +158,17 @@ def _block(
         title, lines = "Norm", [made.equation.removeprefix("LN(x)")]
     else:
         title, lines = made.name, [made.equation]
-    if letter := letters.get(id(getattr(module, "token_table", None))):
-        lines.append(f"matrix {letter}, shared")
+    lines.append(f"matrix {letter}, shared" if letter else "")
     title = f"masked {title}" if is_masked else title
     width = f"{made.shape[-1]:,}"
-    return Block(
-        title[0].upper() + title[1:],
-        tuple(filter(None, lines)),
-        f"n x {width}" if len(made.shape) > 2 else width,
-        is_cross="cross" in name,
-    )
+    shape = f"n x {width}" if len(made.shape) > 2 else width
+    return Block(title[0].upper() + title[1:], tuple(filter(None, lines)), shape, is_cross="cross" in name)
 
 
-def _shared_matrices(model: nn.Module) -> dict[int, str]:
-    """Return the matrices that embeddings and output share: id of the parameter -> a letter."""
-    tables = [id(module.token_table) for module in model.modules() if hasattr(module, "token_table")]
-    return dict(zip((one for one in dict.fromkeys(tables) if tables.count(one) > 1), "EFG", strict=False))
-
-
-def _memory_len(model: Any) -> int:
-    return int(getattr(model.config, "context_settings", {}).get("memory_len", 0))
-
-
-def _memory(model: Any) -> list[Block]:
+def _memory(model: Any, memory_len: int) -> list[Block]:
     """Return what the layers of a language model read besides their input."""
-    found = []
-    if memory_len := _memory_len(model):
-        found.append(Block("Memory", (f"the layer's inputs at {memory_len:,}", "earlier positions, no gradient")))
+    lines = (f"the layer's inputs at {memory_len:,}", "earlier positions, no gradient")
+    found = [Block("Memory", lines)] if memory_len else []
     for name, table in model.named_parameters():
         if name.endswith("layers.0.positions"):
             lines = (f"{table.shape[0]:,} distances,", "added to each layer's input")
@@ -222,9 +188,9 @@ def _operations(
     for kind, places in kinds.items():
         layer, some_masked = modules[places[0]], len(masked & {*places})
         inputs = [_inputs(name, modules[name], traced[name], has_memory) for name in places]
-        hidden = {0: "", len(places): "no later positions"}.get(
-            some_masked, "no padding; in masked layers no later positions"
-        )
+        some = "no padding; in masked layers no later positions"
+        hidden = {0: "", len(places): "no later positions"}.get(some_masked, some)
+        masking = "; ".join(filter(None, (hidden, dict(layer.operations()).get("Mask")))) or "no padding"
         found.append(
             AttentionOperations(
                 kind=kind[0].upper() + kind[1:],
@@ -232,10 +198,7 @@ def _operations(
                 num_heads=layer.num_heads,
                 d_model=layer.out_proj.out_features,
                 inputs=inputs[0],
-                steps=tuple(
-                    (step, "; ".join(filter(None, (hidden, formula))) or "no padding" if step == "Mask" else formula)
-                    for step, formula in layer.operations()
-                ),
+                steps=tuple((step, masking if step == "Mask" else formula) for step, formula in layer.operations()),
                 has_other_sizes=len({tuple(shape for *_, shape in some) for some in inputs}) > 1,
             )
         )

@@ -363,7 +363,7 @@ def adds_masks(scores: Tensor, blocked: Tensor) -> bool:
 _RELATIVE_SCORES = 1 << 19
 
 
-# The implementation on CUDA: the fastest one there (EXPERIMENTS.md, 2026-11-26), without a compiler and with dropout.
+# The implementation on CUDA: the fastest one there (experiments, 2026-11-26), without a compiler and with dropout.
 # `benchmarks/gpu.py` measures all; `using_relative_path` selects another one.
 _RELATIVE_ON_CUDA: RelativePath = "sdpa"
 _relative_path: RelativePath | None = None

@@ -96,7 +96,7 @@ class _RelativeAttention(torch.autograd.Function):
             masks = RowMasks(batch, heads * q_len * k_len, rate, query.device) if rate else None
             lanes = policy.lanes_at_once(batch, heads * q_len * k_len, query.device)
             buffer = query.new_empty(min(lanes, batch), heads, q_len, k_len)
-            # The views of all tiles in one call: calls of operations are a large part of a step (EXPERIMENTS.md).
+            # The views of all tiles in one call: calls of operations are a large part of a step (experiments).
             position_queries = _position_queries(position_query, query.shape, lanes)
             key_columns = torch.split(_flat(key).transpose(-1, -2), lanes * heads)
             content_queries, values, outs = (torch.split(_flat(x), lanes * heads) for x in (content_query, value, out))

@@ -1,8 +1,8 @@
 """The rule that plans a run: sizes, regularisation, batch and schedule from the amount of data, the minutes and the
 rate of the machine.
 
-Its numbers come from the runs in EXPERIMENTS.md: the best settings for a number of steps and a number of passes over
-the data. This file measures and reads nothing, so a plan can be computed by hand from its facts.
+Its numbers come from the runs in experiments/own-data.md: the best settings for a number of steps and a number of
+passes over the data. This file measures and reads nothing, so a plan can be computed by hand from its facts.
 """
 
 from __future__ import annotations
