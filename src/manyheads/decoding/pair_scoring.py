@@ -11,7 +11,7 @@ from manyheads.decoding.batching import Told, cut_batches, map_batches, padded
 from manyheads.decoding.hypothesis import Stop, check_stop
 from manyheads.decoding.model_runner import ModelRunner
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import check_texts, encode_texts
+from manyheads.decoding.text_ids import check_texts, encode_texts, with_end
 from manyheads.decoding.translation import Scored
 from manyheads.decoding.truncation import fit, scored_limit
 from manyheads.errors import RequestError, refuse_nan
@@ -46,7 +46,7 @@ def score_pairs(
     if len(sources) != len(references):
         raise RequestError(f"{len(sources)} sources but {len(references)} references; give two lists of equal length.")
     reader, writer = tokenizer.source, tokenizer.target
-    source_ids = [[*ids, reader.eos_id] for ids in encode_texts(sources, reader)]
+    source_ids = [with_end(ids, reader) for ids in encode_texts(sources, reader)]
     labels = [[*ids, writer.eos_id] for ids in encode_texts(references, writer)]
     numbers = range(first_number, first_number + len(labels))
     limit, reason = scored_limit(settings, runner.model.max_len)

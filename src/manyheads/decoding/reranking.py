@@ -22,7 +22,7 @@ from manyheads.decoding.model_runner import ModelRunner
 from manyheads.decoding.pair_scoring import score_ids
 from manyheads.decoding.rules import RULES
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import encode_texts
+from manyheads.decoding.text_ids import encode_texts, with_end
 from manyheads.decoding.truncation import cut, fit, scored_limit
 from manyheads.errors import ConfigError
 from manyheads.text.sides import TranslationTokenizer
@@ -77,7 +77,7 @@ class Reranker:
             fit(labels, numbers, limit, f"{reason}, in the reverse model", too_long="fail")
         labels = cut(labels, limit)
         texts = [text for each in outputs for text in each]
-        inputs = cut([[*ids, reader.eos_id] for ids in encode_texts(texts, reader)], limit)
+        inputs = cut([with_end(ids, reader) for ids in encode_texts(texts, reader)], limit)
         targets = [ids for ids, each in zip(labels, outputs, strict=True) for _ in each]
         scored = score_ids(self.runner, self.tokenizer, inputs, targets, self.settings.max_tokens, stop=stop, told=told)
         rules, sums = RULES[settings.rules](settings), iter(sum(row) for row in scored)

@@ -11,6 +11,7 @@ from manyheads.data.stream import eval_batches
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import cut, fit, scored_limit, source_limit
+from manyheads.errors import RequestError
 from manyheads.evaluation.likelihood import Likelihood, counted, evaluate_likelihood
 from manyheads.evaluation.perplexity import show_perplexity
 
@@ -46,6 +47,11 @@ def reference_batches(
     """Yield the pairs as the model reads them; arguments as for `likelihood_of`."""
     model: Any = translator.model
     both = (translator.tokenizer.source, translator.tokenizer.target)
+    if not getattr(both[0], "ends_sources", True):
+        raise RequestError(
+            "the likelihood is computed from sources that end in EOS, but those of this model do not; use"
+            " Translator.score, or leave the likelihood out."
+        )
     sources, references = (
         [[*ids, token.eos_id] for ids in token.encode_batch(list(texts))]
         for token, texts in zip(both, zip(*pairs, strict=True), strict=True)
