@@ -195,7 +195,14 @@ def test_both_editions_train_alike(capsys: pytest.CaptureFixture[str]) -> None:
     before = {name: p.clone() for name, p in model.named_parameters()}
     evaluating = (text.DummyOptimizer(), text.DummyScheduler(), "eval")
     compute = text.SimpleLossCompute(model.generator, criterion)
-    found, _ = text.run_epoch(batches, model, compute, *evaluating)
+    has_graph = []
+
+    def watched(out: Any, labels: Any, norm: Any) -> Any:
+        has_graph.append(out.requires_grad)
+        return compute(out, labels, norm)
+
+    found, _ = text.run_epoch(batches, model, watched, *evaluating)
+    assert has_graph == [False] * len(batches)
     older = text.run_epoch(batches, model, text.SimpleLossCompute(model.generator, criterion, None))
     torch.testing.assert_close(found, older)
     assert all(p.grad is None for p in model.parameters())
