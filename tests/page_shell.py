@@ -30,7 +30,9 @@ def run_line(line: str) -> Printed:
 
     Raises: AssertionError: it failed.
     """
-    words = list(shlex.shlex(line, posix=True, punctuation_chars="|<>"))
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|<>")
+    lexer.whitespace_split = True  # otherwise `512:4000` is three words
+    words = list(lexer)
     before = words[: words.index("|")] if "|" in words else []
     words = words[words.index("|") + 1 :] if before else words
     if words[0] != "manyheads" or "manyheads" in before or "|" in words:

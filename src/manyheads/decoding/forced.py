@@ -16,7 +16,7 @@ from torch import Tensor
 from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
 from manyheads.decoding.search_problem import RULES, SearchProblem, length_limits
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import cut_batches, encode_texts, map_batches, padded
+from manyheads.decoding.text_ids import cut_batches, encode_texts, map_batches, padded, with_end
 from manyheads.decoding.translation_model import TranslationModel
 from manyheads.decoding.truncation import cut, fit, source_limit
 from manyheads.text.sides import Side
@@ -64,7 +64,7 @@ def translate_forced(
     """
     settings = replace(settings, do_sample=False, num_return_sequences=1)
     reader, writer = translator.tokenizer.source, translator.tokenizer.target
-    sources = [[*ids, reader.eos_id] for ids in encode_texts(texts, reader)]
+    sources = [with_end(ids, reader) for ids in encode_texts(texts, reader)]
     limit, reason = source_limit(settings, translator.model.max_len)
     if settings.too_long == "truncate":  # the search before this one has said so
         sources = cut(sources, limit)

@@ -19,7 +19,7 @@ from manyheads.decoding.hypothesis import Hypothesis, Scored, Stop, check_stop
 from manyheads.decoding.model_runner import ModelRunner
 from manyheads.decoding.search_problem import RULES
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import Told, check_texts, cut_batches, encode_texts, map_batches, padded
+from manyheads.decoding.text_ids import Told, check_texts, cut_batches, encode_texts, map_batches, padded, with_end
 from manyheads.decoding.truncation import cut, fit, scored_limit
 from manyheads.errors import ConfigError, RequestError, refuse_nan
 from manyheads.models.protocols import Scorable, Searchable
@@ -54,7 +54,7 @@ def score_pairs(
     if len(sources) != len(references):
         raise RequestError(f"{len(sources)} sources but {len(references)} references; give two lists of equal length.")
     reader, writer = tokenizer.source, tokenizer.target
-    source_ids = [[*ids, reader.eos_id] for ids in encode_texts(sources, reader)]
+    source_ids = [with_end(ids, reader) for ids in encode_texts(sources, reader)]
     labels = [[*ids, writer.eos_id] for ids in encode_texts(references, writer)]
     numbers = range(first_number, first_number + len(labels))
     limit, reason = scored_limit(settings, runner.model.max_len)
@@ -196,7 +196,7 @@ class Reranker:
             fit(labels, numbers, limit, f"{reason}, in the reverse model", too_long="fail")
         labels = cut(labels, limit)
         texts = [text for each in outputs for text in each]
-        inputs = cut([[*ids, reader.eos_id] for ids in encode_texts(texts, reader)], limit)
+        inputs = cut([with_end(ids, reader) for ids in encode_texts(texts, reader)], limit)
         targets = [ids for ids, each in zip(labels, outputs, strict=True) for _ in each]
         scored = score_ids(self.runner, self.tokenizer, inputs, targets, self.settings.max_tokens, stop=stop, told=told)
         rules, sums = RULES[settings.rules](settings), iter(sum(row) for row in scored)

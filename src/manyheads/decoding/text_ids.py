@@ -28,6 +28,11 @@ def encode_texts(texts: Sequence[str], side: Side) -> list[list[int]]:
     return side.encode_batch([" ".join(filter(None, _LINE_BREAKS.split(text))) for text in texts])
 
 
+def with_end(ids: Sequence[int], side: Side) -> list[int]:
+    """Return the ids of a source with its EOS, unless the side's sources have none."""
+    return [*ids, side.eos_id] if getattr(side, "ends_sources", True) else list(ids)
+
+
 def prefix_ids(text: str, side: Side) -> tuple[int, ...]:
     """Return the ids of the beginning of a translation. White space at its end only ends a word: it is no piece."""
     return tuple(side.encode(text.rstrip()))

@@ -12,7 +12,7 @@ from manyheads.decoding.reranking import Reranker
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.shortlist import Shortlist
-from manyheads.decoding.text_ids import Told, encode_texts
+from manyheads.decoding.text_ids import Told, encode_texts, with_end
 from manyheads.decoding.truncation import fit, source_limit
 from manyheads.errors import RequestError
 from manyheads.models.protocols import Searchable
@@ -116,7 +116,7 @@ class TextSearch:
         reader = self.tokenizer.source
         encoded = encode_texts(texts, reader)
         full = [place for place, ids in enumerate(encoded) if ids and texts[place].strip()]
-        sources = [[*encoded[place], reader.eos_id] for place in full]
+        sources = [with_end(encoded[place], reader) for place in full]
         named = [first + place + 1 if numbers is None else numbers[place] for place in full]
         limit, reason = source_limit(settings, self.runner.model.max_len)
         sources = fit(sources, named, limit, reason, too_long=settings.too_long)

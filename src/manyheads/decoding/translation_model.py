@@ -28,6 +28,7 @@ from manyheads.models.protocols import Searchable
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.sides import IntoLanguage, LanguagePair, TranslationTokenizer, check_target
+from manyheads.text.word_sides import sides_of_ids
 
 
 class TranslationModel(RunsModel[Searchable]):
@@ -187,6 +188,25 @@ class TranslationModel(RunsModel[Searchable]):
         made.tokenizer = IntoLanguage(tokenizer, chosen)
         made.search = replace(whole.search, tokenizer=made.tokenizer, reranker=None)
         made.languages = tuple(pair for pair in whole.languages if pair[1] == chosen)
+        return made
+
+    def by_ids(self) -> Self:
+        """Return a translator whose texts are ids with spaces between them. It shares the model.
+
+        A source is read exactly as it is given: its own marks of beginning and end are part of it.
+        Raises: ConfigError: a shortlist, another engine or another model that ranks is in use.
+        """
+        if self.tokenizer.kind == "ids":
+            return self
+        search, config = self.search, getattr(self.model, "config", None)
+        if search.shortlist is not None or search.engine is not None or search.reranker is not None or config is None:
+            raise ConfigError(
+                "ids are translated by the model's own search; leave out --shortlist, --rerank and another --engine,"
+                " and give one model."
+            )
+        made = copy(self)
+        made.tokenizer = sides_of_ids(config.source_vocab_size, config.target_vocab_size, self.tokenizer.target)
+        made.search = replace(search, tokenizer=made.tokenizer)
         return made
 
     def reranked_by(self, reverse: TranslationModel, weight: float = 1.0) -> Self:

@@ -140,6 +140,19 @@ class Translator(TranslationModel):
         empty = Translation("", 0.0, [], [])
         return [[self._translation(candidate) for candidate in candidates] or [empty] for candidates in found]
 
+    def translate_ids(
+        self, sources: Sequence[Sequence[int]], *, stop: Stop | None = None, **overrides: Unpack[DecodingOverrides]
+    ) -> list[list[int]]:
+        """Return the ids of the best translation of each source, without those of its beginning and end.
+
+        Args: sources: ids as the model reads them, with the marks of beginning and end that it was trained with.
+        Raises: as `translate`; see `by_ids`. DataError: an id is outside the model's vocabulary.
+        """
+        translator = self.by_ids()
+        texts = [" ".join(map(str, ids)) for ids in sources]
+        found = translator._candidates(texts, translator.options(**overrides), stop)
+        return [candidates[0].hypothesis.ids if candidates else [] for candidates in found]
+
     def translate_lines(
         self,
         lines: Iterable[str],

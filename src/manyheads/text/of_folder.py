@@ -9,10 +9,12 @@ from manyheads.catalogue import TASKS, load
 from manyheads.errors import DataError
 from manyheads.files.verify import read_object
 from manyheads.text.marian import MarianTokenizer
+from manyheads.text.pipeline import parse_json, read_tokenizer_file
 from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabularies import is_vocabulary, load_vocabulary
 from manyheads.text.vocabulary import Vocabulary
+from manyheads.text.word_sides import FORMAT, WordSides
 
 TASK_FILE = "task.json"
 """The record of a task whose tokenizer does more than convert text."""
@@ -44,6 +46,9 @@ def load_tokenizer(folder: Path) -> TranslationTokenizer:
         package that is not installed.
     """
     if (folder / "tokenizer.json").is_file():
+        content = parse_json(read_tokenizer_file(folder / "tokenizer.json"), str(folder / "tokenizer.json"))
+        if isinstance(content, dict) and content.get("format") == FORMAT:
+            return WordSides.from_content(content, str(folder / "tokenizer.json"))
         tokenizer, file = Tokenizer.load(folder / "tokenizer.json"), folder / TASK_FILE
         try:
             return tokenizer_of_task(tokenizer, read_object(file), str(file))

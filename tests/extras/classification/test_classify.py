@@ -275,6 +275,8 @@ def test_other_models_have_no_labels(model_folder: Path) -> None:
 
 
 def test_a_wrong_precision_is_found_before_weights_are_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyheads.extras.classification.encoder_with_head.load", lambda *_, **__: pytest.fail("weights were read"))
+    monkeypatch.setattr(
+        "manyheads.extras.classification.encoder_with_head.load", lambda *_, **__: pytest.fail("weights were read")
+    )
     with pytest.raises(RequestError, match="precision is 'fp8'"):
         package.Classifier.from_pretrained(place / "run", "cpu", "fp8")  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,6 +117,7 @@ def test_shapes_as_a_table_and_as_json(printed, model_folder, language_folder):
         ("positions", "REFORMER", "--length", "12"),
         ("schedule",),
         ("schedule", "base", "big", "--steps", "9000"),
+        ("schedule", "512:4000", "base"),
         ("smoothing", "--smoothing", "0", "0.3"),
         ("smoothing", "--smoothing", "0.3", "--kind", "others", "--targets", "2", "0"),
     ],
@@ -134,6 +136,12 @@ def test_pictures(manyheads, model_folder, language_folder, reformer_folder, tmp
         }
         assert drawn.get(arguments[1], "Sinusoidal positions, width 20") in picture
         assert (">distance<" if arguments[1] == "LANGUAGE" else ">position<") in picture
+    if arguments[0] == "schedule":
+        named = {
+            "512:4000": ["width 512, warm-up 4,000"],  # that pair alone
+            "schedule": [f"width {width}, warm-up {steps}" for width in (256, 512) for steps in ("4,000", "8,000")],
+        }
+        assert re.findall(">(width [^<]+)<", picture) == named.get(arguments[1] if arguments[1:] else "schedule", [])
     if arguments[0] == "smoothing":
         assert "Targets with smoothing 0.3" in picture  # the last that was given
         assert ">padding<" in picture
@@ -166,6 +174,9 @@ def test_pictures(manyheads, model_folder, language_folder, reformer_folder, tmp
         (("schedule", "bsae"), "Did you mean base?"),
         (("schedule", "demo"), "has a time limit and no number of steps"),
         (("schedule", "--d-model", "0"), "at least 1"),
+        (("schedule", "512:0"), "at least 1"),
+        (("schedule", "512:4k"), "512:4k names no curve"),
+        (("schedule", "512:4000", "--d-model", "8"), "leave out 512:4000"),
         (("smoothing", "--smoothing", "1.0"), "below 1"),
         (("smoothing", "--targets", "7"), "below --vocab-size 5"),
         (("smoothing", "--pad-id", "5"), "below --vocab-size 5"),

@@ -37,6 +37,11 @@ class TranslateOptions:
     target_lang: str | None = option(
         "Target language, for a model that translates into several.", default=None, metavar="TAG"
     )
+    ids: bool = option(
+        "Read and write ids instead of text, with spaces between them, exactly as the model does: a source has its own "
+        "marks of beginning and end.",
+        default=False,
+    )
     linearised: bool = option(
         "For parsers: write the text that the model generated, not the tree made from it.", default=False
     )
@@ -59,6 +64,17 @@ class TranslateOptions:
 
     def __post_init__(self) -> None:
         check(self, "--", at_least(1), "lines_at_once", "num_return_sequences")
+        if self.ids:
+            others = {
+                "--terms": self.document.terms,
+                "--target-lang": self.target_lang,
+                "--rerank": self.models.rerank,
+                "--ensemble": self.models.ensemble,
+                "--shortlist": self.run_on.shortlist,
+                "--engine": self.engine not in (None, "torch"),
+                "--precision int8": self.run_on.precision == "int8",
+            }
+            refuse_given(others, "--ids gives a model its ids alone; leave out {}.")
         if self.document.terms is not None:
             given = {
                 "--nbest": self.num_return_sequences,
@@ -91,7 +107,7 @@ class TranslateOptions:
         folder = self._folder()
         if folder is not None and has_tokenizer(folder):
             found = load_tokenizer(folder)
-            needed = found.needs_language
+            needed = found.needs_language and not self.ids
             check_target(found.target_languages, self.target_lang, self.model, "--target-lang", is_needed=needed)
 
     def _folder(self) -> Path | None:
@@ -126,6 +142,7 @@ class TranslateOptions:
             "compiled": self.run_on.compile,
             "shortlist": self.run_on.shortlist,
             "engine": self.engine or "torch",
+            **({"ids": True} if self.ids else {}),
         }
 
     def check_for_document(self) -> None:
@@ -134,6 +151,7 @@ class TranslateOptions:
             "--num-return-sequences": self.num_return_sequences is not None,
             "--json": self.json,
             "--linearised": self.linearised,
+            "--ids": self.ids,
             "--on-bad-utf8": self.on_bad_utf8 != "fail",
             "--do-sample": self.decoding.do_sample,
         }

@@ -15,6 +15,7 @@ from manyheads.cli.lines.running import write_lines
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.distributed.sharded_lines import is_sharded
+from manyheads.errors import ConfigError
 from manyheads.models.hub import is_hub_name, resolve_model_path
 from manyheads.tasks.table import task_of_folder
 
@@ -30,6 +31,8 @@ def run(options: TranslateOptions) -> int:
     set_up_machine()
     check_files(options.output, options.input, options.document.terms)
     hook = HOOKS.get(f"translate.{_task(options.model)}")
+    if options.ids and hook is not None:
+        raise ConfigError(f"--ids is for translators, but {options.model} is another model; leave it out.")
     code: int = translate(options) if hook is None else load(hook)(options)
     return code
 
@@ -50,7 +53,10 @@ def translate(options: TranslateOptions, kind: type[TranslationLines] | None = N
 
     opened = partial(Translator.from_pretrained, engine=options.engine)
     translator = options.run_on.load(opened, options.models.all(options.model))
-    translator = options.models.reranked(translator.into(options.target_lang, "--target-lang"))
+    if options.ids:
+        translator = translator.by_ids()
+    else:
+        translator = options.models.reranked(translator.into(options.target_lang, "--target-lang"))
     lines = (kind or TranslationLines)(translator, options, terms)
     if document is not None:
         lines.check_translates_documents()

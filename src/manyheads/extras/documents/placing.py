@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from manyheads.decoding.text_ids import with_end
 from manyheads.decoding.translator import Translator
 from manyheads.extras.documents.parts import Part, Tag, Text
 from manyheads.extras.documents.sentences import Sentence
@@ -43,9 +44,10 @@ def align(translator: Translator, source: str, target: str) -> list[tuple[int, i
     source_ids, target_ids = reader.encode(source), writer.encode(target)
     if not source_ids or not target_ids:
         return []
+    read = with_end(source_ids, reader)
     inputs = (
-        torch.tensor([[*source_ids, reader.eos_id]], device=translator.device),
-        torch.tensor([len(source_ids) + 1], device=translator.device),
+        torch.tensor([read], device=translator.device),
+        torch.tensor([len(read)], device=translator.device),
         torch.tensor([[writer.bos_id, *target_ids]], device=translator.device),
     )
     with translator.runner.inference():

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.text_ids import with_end
 from manyheads.errors import ConfigError
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.text.of_folder import has_tokenizer, load_tokenizer
@@ -75,8 +76,7 @@ def reference(module: Seq2Seq, tokenizer: TranslationTokenizer, sentences: list[
     """Translate ids of sources greedily with our own search."""
     writer = tokenizer.target
     longest = module.max_len or MOST_TOKENS + 1
-    eos = tokenizer.source.eos_id
-    sources = [[*ids[: longest - 1], eos] for ids in sentences]
+    sources = [with_end(ids[: longest - 1], tokenizer.source) for ids in sentences]
     settings = DecodingSettings(num_beams=1, max_new_tokens=min(MOST_TOKENS, longest - 1))
     hypotheses = search_all(module, sources, settings, pad_id=writer.pad_id, bos_id=writer.bos_id, eos_id=writer.eos_id)
     found = [rows[0] for rows in hypotheses]

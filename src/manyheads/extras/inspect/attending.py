@@ -15,7 +15,7 @@ from manyheads.catalogue import ARCHITECTURES
 from manyheads.decoding.engines import EngineName
 from manyheads.decoding.generation import READ_AT_ONCE
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.text_ids import encode_texts
+from manyheads.decoding.text_ids import encode_texts, with_end
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.extras.inspect.drawings.attention import AttentionView, attention_view
@@ -212,7 +212,7 @@ def _translation_inputs(translator: Translator, source: str, target: str | None)
     [source_ids] = encode_texts([source], reader)
     if not source_ids:
         raise RequestError("there is no text to look at; give at least one word.")
-    source_ids.append(reader.eos_id)
+    source_ids = with_end(source_ids, reader)
     [target_ids] = encode_texts([translator.translate(source) if target is None else target], writer)
     return {
         "source": torch.tensor([source_ids], device=translator.device),

@@ -47,7 +47,7 @@ FORMATS: Mapping[str, Format] = {
     ),
     "annotated-transformer": Format(
         architecture="transformer",
-        description="weights only",
+        description="with vocab_src.txt and vocab_tgt.txt; without them the model translates ids",
         options=frozenset(("src_vocab", "tgt_vocab")),
     ),
     "torch/Transformer": Format(

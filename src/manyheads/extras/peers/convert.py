@@ -58,6 +58,7 @@ from manyheads.text.marian import MarianOptions, MarianTokenizer
 from manyheads.text.of_folder import has_tokenizer, load_tokenizer
 from manyheads.text.pipeline import MAX_FILE_BYTES
 from manyheads.text.sides import TranslationTokenizer
+from manyheads.text.word_sides import WordSides
 from manyheads.text.word_vocabulary import SymbolVocabulary
 
 TRAINED_BY = ("fairseq/Transformer", "opennmt-py/Transformer", "joeynmt/Transformer")
@@ -158,6 +159,34 @@ _VOCABULARIES: dict[str, Callable[[Path, Mapping[str, Any]], tuple[dict[str, int
 }
 
 
+def _read_word_sides(folder: Path, config: Mapping[str, Any], sizes: tuple[int, int], notes: list[str]) -> WordSides:
+    """Return the words of vocab_src.txt and vocab_tgt.txt, one a line by id; without these files, ids as text.
+
+    Args: config: has `pad`, `start_symbol` and `end_symbol`; by default the text's `<blank>` 2, `<s>` 0 and `</s>` 1.
+    Raises: ConfigError: these are no ids of targets. DataError: a file does not belong to the model, or is damaged.
+    """
+    special = {"pad": config.get("pad", 2), "bos": config.get("start_symbol", 0), "eos": config.get("end_symbol", 1)}
+    if any(type(index) is not int or not 0 <= index < sizes[1] for index in special.values()):
+        raise ConfigError(
+            f"pad, start_symbol and end_symbol are {', '.join(map(repr, special.values()))}; in config.json they must"
+            f" be ids of targets, from 0 to {sizes[1] - 1}."
+        )
+    files = [folder / name for name in WORD_FILES]
+    if not any(path.is_file() for path in files):
+        notes.append(
+            f"There was no vocabulary ({' and '.join(WORD_FILES)}, a word a line by id), so the model translates ids,"
+            " with spaces between them."
+        )
+        return WordSides(*sizes, special)
+    words = [_lines(path) for path in files if path.is_file()]
+    if len(words) < len(files):
+        raise DataError(f"{folder} has only one of {' and '.join(WORD_FILES)}; the model needs both, or none.")
+    for path, side, size in zip(files, words, sizes, strict=True):
+        if len(side) != size:
+            raise DataError(f"{path} has {len(side):,} words, but the model {size:,}; write one word a line, by id.")
+    return WordSides(words[0], words[1], special)
+
+
 TORCH, OFFICIAL_XL = "torch/Transformer", "kimiyoung/TransformerXL"
 SEQUENCE_MODELS: dict[str, type[Marian]] = {"transformers/Marian": Marian, "transformers/Pegasus": Pegasus}
 TRANSFO_XL = "transformers/TransfoXL"
@@ -165,6 +194,7 @@ FIRST_MEMORIES = {TRANSFO_XL: "zeros", OFFICIAL_XL: "empty"}
 TENSORFLOW_XL, REFORMER, MARIAN_NMT = "tf/Transformer-XL", "transformers/Reformer", "marian-nmt"
 PEER_FILE = "peer.json"
 TEST_TEXT = "test.txt"
+ANNOTATED, WORD_FILES = "annotated-transformer", ("vocab_src.txt", "vocab_tgt.txt")
 _OFFICIAL_PICKLE = "model.pt"
 _FIRST_PICKLES = ("pytorch_model.bin", _OFFICIAL_PICKLE, "best.ckpt", "checkpoint_best.pt")  # of several
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -270,6 +300,10 @@ def import_folder(
         sizes = model.config.source_vocab_size, model.config.target_vocab_size
         tokenizer = read_tokenizer(peer, source, config["model"], sizes, notes)
         next_command = _translation(output, tokenizer)
+    if peer == ANNOTATED:
+        sizes = model.config.source_vocab_size, model.config.target_vocab_size
+        tokenizer = _read_word_sides(source, config, sizes, notes)
+        next_command = f"manyheads translate {output}" + (" --ids" if tokenizer.kind == "ids" else "")
     if tokenizer is None:
         does = "translates" if isinstance(model, Seq2Seq) else "reads and writes"
         notes.append(f"There was no tokenizer, so the model {does} ids, not text.")
@@ -346,7 +380,11 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
         elif peer == REFORMER:
             notes += HFReformer.notes_of_export(model.config)
     elif tokenizer is not None:
-        config["pad"] = tokenizer.source.pad_id
+        writer = tokenizer.target
+        config |= {"pad": writer.pad_id}
+        if peer == ANNOTATED:
+            config |= {"start_symbol": writer.bos_id, "end_symbol": writer.eos_id}
+            files = _word_files(tokenizer)
     if peer in FIRST_MEMORIES:
         notes += notes_of_export(model.config, FIRST_MEMORIES[peer])
     if peer == TORCH:
@@ -356,6 +394,15 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return Conversion(peer, sum(tensor.numel() for tensor in weights.values()), "", notes)
+
+
+def _word_files(tokenizer: TranslationTokenizer) -> dict[str, bytes]:
+    """Return the files that `_read_word_sides` reads; none of a tokenizer without words."""
+    sides = [getattr(side, "words", None) for side in (tokenizer.source, tokenizer.target)]
+    if not all(isinstance(words, list) for words in sides):
+        return {}
+    contents = ["".join(f"{word}\n" for word in words or ()).encode() for words in sides]
+    return dict(zip(WORD_FILES, contents, strict=True))
 
 
 def _read_config(

@@ -17,7 +17,7 @@ from manyheads.decoding.generation import READ_AT_ONCE, PrefixCache, context_set
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.search_problem import length_limits
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
-from manyheads.decoding.text_ids import encode_texts
+from manyheads.decoding.text_ids import encode_texts, with_end
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
 from manyheads.extras.inspect.attending import open_model
@@ -136,7 +136,7 @@ class ServedTranslator(ServedModel):
             if not ids or not text.strip():
                 rows.append(None)
                 continue
-            source = [*ids, side.eos_id]
+            source = with_end(ids, side)
             if len(source) > limit:
                 which = f"text {number + 1}" if owners is None else f"a sentence of text {owners[number] + 1}"
                 raise too_long(what, f"the length of {which} in tokens", len(source), limit, f"({reason})")

@@ -18,6 +18,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import cut, fit, scored_limit, source_limit
 from manyheads.distributed.sharded_lines import model_identity
+from manyheads.errors import RequestError
 from manyheads.evaluation.likelihood import Likelihood, counted, evaluate_likelihood, show_perplexity
 from manyheads.tasks.report import LineWork, score_line
 from manyheads.tasks.translation.options import ScoreOptions
@@ -54,6 +55,11 @@ def reference_batches(
     """Yield the pairs as the model reads them; arguments as for `likelihood_of`."""
     model: Any = translator.model
     both = (translator.tokenizer.source, translator.tokenizer.target)
+    if not getattr(both[0], "ends_sources", True):
+        raise RequestError(
+            "the likelihood is computed from sources that end in EOS, but those of this model do not; use"
+            " Translator.score, or leave the likelihood out."
+        )
     sources, references = (
         [[*ids, token.eos_id] for ids in token.encode_batch(list(texts))]
         for token, texts in zip(both, zip(*pairs, strict=True), strict=True)

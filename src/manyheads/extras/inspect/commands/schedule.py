@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 from manyheads.cli.command_line.parsing import command
 from manyheads.config.options import CommandPage, argument, option
@@ -14,12 +15,16 @@ from manyheads.extras.inspect.options import check_kinds, picture_option, write_
 class ScheduleOptions:
     """Options of `manyheads inspect schedule`."""
 
-    presets: tuple[str, ...] = argument("Presets of `manyheads train`.", default=(), metavar="PRESET ...")
+    curves: tuple[str, ...] = argument(
+        "Presets of `manyheads train`, or a width and its warm-up steps, as 512:4000.",
+        default=(),
+        metavar="PRESET|WIDTH:STEPS ...",
+    )
     d_model: tuple[int, ...] = option(
-        "Widths, if no preset is given.", default=(), metavar="N ...", default_is="256 512"
+        "Widths, each with each warm-up, if no curve is named.", default=(), metavar="N ...", default_is="256 512"
     )
     warmup_steps: tuple[int, ...] = option(
-        "Warm-up steps, if no preset is given.", default=(), metavar="N ...", default_is="4000 8000"
+        "Warm-up steps, if no curve is named.", default=(), metavar="N ...", default_is="4000 8000"
     )
     steps: int | None = option("Length of the run.", default=None, metavar="N", default_is="the preset's, or 20000")
     output: tuple[str, ...] = picture_option("schedule.png")
@@ -27,9 +32,10 @@ class ScheduleOptions:
 
 PAGE = CommandPage(
     ScheduleOptions,
-    """Draw the learning rate over a run. With presets, their rates. Without, the rates of "Attention Is All You Need",
-sec. 5.3, for each width with each warm-up.""",
+    """Draw the learning rate over a run: of presets, or the rates of "Attention Is All You Need", sec. 5.3, of the
+widths with their warm-up steps that are named, such as 512:4000. Without a name, each width has each warm-up.""",
     (
+        "manyheads inspect schedule 512:4000 512:8000 256:4000",
         "manyheads inspect schedule --d-model 256 512 --warmup-steps 4000 8000",
         "manyheads inspect schedule base big --steps 100000 --output rates.svg",
     ),
@@ -40,15 +46,30 @@ sec. 5.3, for each width with each warm-up.""",
 def run(options: ScheduleOptions) -> int:
     """Draw. Returns: the exit code. The paths of what was written go to standard output."""
     check_kinds(options.output)
-    if min((1, *options.d_model, *options.warmup_steps, 1 if options.steps is None else options.steps)) < 1:
-        raise ConfigError("--d-model, --warmup-steps and --steps must be at least 1.")
-    if options.presets and (options.d_model or options.warmup_steps):
-        raise ConfigError("--d-model and --warmup-steps come from the preset; leave them out, or leave out PRESET.")
+    pairs = [_pair(name) for name in options.curves if ":" in name]
+    asked = (*options.d_model, *options.warmup_steps, *(number for pair in pairs for number in pair))
+    if min((1, *asked, 1 if options.steps is None else options.steps)) < 1:
+        raise ConfigError(
+            "widths, warm-up steps (--d-model, --warmup-steps, WIDTH:STEPS) and --steps must be at least 1."
+        )
+    if options.curves and (options.d_model or options.warmup_steps):
+        raise ConfigError(
+            "--d-model and --warmup-steps are for a picture without named curves; leave them out, or leave out"
+            f" {' '.join(options.curves)}."
+        )
     from manyheads.extras.inspect.drawings.formulas import rates_of_paper, rates_of_presets, schedule_figure
 
-    if options.presets:
-        curves = rates_of_presets(options.presets, options.steps)
-    else:
-        curves = rates_of_paper(options.d_model or (256, 512), options.warmup_steps or (4000, 8000), options.steps)
+    if not options.curves:
+        pairs = list(product(options.d_model or (256, 512), options.warmup_steps or (4000, 8000)))
+    presets = [name for name in options.curves if ":" not in name]
+    curves = rates_of_paper(pairs, options.steps) | rates_of_presets(presets, options.steps)
     write_figure(schedule_figure(curves), options.output)
     return 0
+
+
+def _pair(name: str) -> tuple[int, int]:
+    """Raises: ConfigError: it is not two whole numbers with a colon between them."""
+    width, _, warmup = name.partition(":")
+    if not (width.isascii() and width.isdigit() and warmup.isascii() and warmup.isdigit()):
+        raise ConfigError(f"{name} names no curve; write a preset, or a width and its warm-up steps, such as 512:4000.")
+    return int(width), int(warmup)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -474,16 +474,15 @@ def schedule_figure(curves: Mapping[str, Curve], *, title: str = "Learning rate"
     return figure
 
 
-def rates_of_paper(widths: Sequence[int], warmups: Sequence[int], num_steps: int | None = None) -> dict[str, Curve]:
-    """Return a curve for each width with each warm-up (Vaswani et al. 2017, sec. 5.3). num_steps: None: 20,000."""
+def rates_of_paper(pairs: Iterable[tuple[int, int]], num_steps: int | None = None) -> dict[str, Curve]:
+    """Return the curve of each width and warm-up (Vaswani et al. 2017, sec. 5.3). num_steps: None: 20,000."""
     steps = thinned_steps(num_steps or 20_000)
     return {
         f"width {width}, warm-up {warmup:,}": (
             steps,
             [noam(step, factor=1.0, d_model=width, warmup_steps=warmup) for step in steps],
         )
-        for width in widths
-        for warmup in warmups
+        for width, warmup in pairs
     }
 
 

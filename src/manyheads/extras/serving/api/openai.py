@@ -22,6 +22,7 @@ from pydantic import Field
 from manyheads import __version__
 from manyheads.decoding.generation import NewToken, context_settings
 from manyheads.decoding.settings import GenerationSettings, drawing_options
+from manyheads.decoding.text_ids import with_end
 from manyheads.extras.serving.api.shared import (
     STREAMED,
     Ids,
@@ -467,7 +468,8 @@ def _ids(model: ServedGenerator | ServedTranslator, text: str, with_special: boo
     if isinstance(model, ServedGenerator):
         return model.reader.vocabulary.encode(text)
     side = model.reader.tokenizer.source
-    return [*side.encode(text), *([side.eos_id] if with_special else [])]
+    ids = side.encode(text)
+    return with_end(ids, side) if with_special else ids
 
 
 def _names(model: ServedGenerator | ServedTranslator, ids: list[int]) -> list[str]:

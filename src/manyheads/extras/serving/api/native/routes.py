@@ -12,7 +12,7 @@ from torch import Tensor
 
 from manyheads.decoding.generation import NewToken
 from manyheads.decoding.settings import GenerationSettings
-from manyheads.decoding.text_ids import encode_texts
+from manyheads.decoding.text_ids import encode_texts, with_end
 from manyheads.decoding.truncation import scored_limit
 from manyheads.extras.serving.api.native.bodies import (
     AttentionBody,
@@ -166,7 +166,7 @@ async def _pairs(
     def encode(some: list[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
         read = encode_texts([source for source, _ in some], reader)
         written = encode_texts([target for _, target in some], writer)
-        return [([*one, reader.eos_id], [*other, writer.eos_id]) for one, other in zip(read, written, strict=True)]
+        return [(with_end(one, reader), [*other, writer.eos_id]) for one, other in zip(read, written, strict=True)]
 
     given = list(zip(sources, targets, strict=True))
     pairs = await service.each(request, encode, given, lambda pair: len(pair[0]) + len(pair[1]))
