@@ -16,14 +16,8 @@ from manyheads.extras.texts import transformer_xl as text
 from manyheads.extras.texts.transformer_xl import MemTransformerLM
 
 SIZES: dict[str, Any] = {
-    "n_token": 43,
-    "n_layer": 2,
-    "n_head": 2,
-    "d_model": 16,
-    "d_head": 8,
-    "d_inner": 29,
-    "dropout": 0,
-    "dropatt": 0,
+    **{"n_token": 43, "n_layer": 2, "n_head": 2, "d_model": 16, "d_head": 8, "d_inner": 29},
+    **{"dropout": 0, "dropatt": 0},
 }
 LENGTHS = {"tgt_len": 5, "ext_len": 0, "mem_len": 7}
 
@@ -347,7 +341,11 @@ def attend(**changes: Any) -> Tensor:
         (lambda: random_model()(ids(5, 2) - 1, ids(5, 2)), IndexError, "id -1.*check the vocabulary"),
         (lambda: random_model(cutoffs=[10])(ids(5, 2), ids(5, 2) + 50), IndexError, "target has the id 50"),
         (lambda: random_model()(ids(5, 2).float(), ids(5, 2)), RuntimeError, r"inp has the type .*call inp.long\(\)"),
-        (lambda: random_model()(ids(5, 2), ids(5, 2), torch.zeros(2, 2, 16)), AssertionError, "memories is 1, but 2 layers have 3"),
+        (
+            lambda: random_model()(ids(5, 2), ids(5, 2), torch.zeros(2, 2, 16)),
+            AssertionError,
+            "memories is 1, but 2 layers have 3",
+        ),
         (lambda: random_model()(ids(5, 2), ids(5, 2), *[torch.zeros(2, 3, 16)] * 3), RuntimeError, "a memory has"),
         (lambda: attend(w=torch.zeros(4, 2, 5)), RuntimeError, r"must be \(qlen, bsz, 6\)"),
         (lambda: attend(r=torch.zeros(3, 1, 6)), RuntimeError, "one distance for each key"),

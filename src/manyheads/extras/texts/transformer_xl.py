@@ -315,8 +315,8 @@ class MemTransformerLM(nn.Module):
     def _check_mems(self, mems: Sequence[Tensor], data: Tensor) -> None:
         if mems and len(mems) != self.n_layer + 1:
             raise TextMemoryError(
-                f"the number of memories is {len(mems)}, but {self.n_layer} layers have {self.n_layer + 1}; give those of the last"
-                " call, model(data, target, *mems)."
+                f"the number of memories is {len(mems)}, but {self.n_layer} layers have {self.n_layer + 1}; give those"
+                " of the last call, model(data, target, *mems)."
             )
         for memory in mems:
             if memory.numel():
