@@ -10,7 +10,7 @@ from torch import Tensor
 from manyheads.errors import ConfigError, ManyHeadsError, RequestError, ShapeError
 
 
-class TextValueError(ConfigError, ValueError, RuntimeError):
+class TextValueError(ConfigError, ValueError, RuntimeError, AssertionError):
     """A constructor's argument is out of range, or does not go with another."""
 
 
@@ -18,12 +18,8 @@ class TextIndexError(RequestError, IndexError):
     """A token id or a cluster's number is outside its table."""
 
 
-class TextShapeError(ShapeError, RuntimeError):
-    """A tensor has a wrong shape or type."""
-
-
-class TextMemoryError(ShapeError, AssertionError):
-    """The number of memories is not that of the layers."""
+class TextShapeError(ShapeError, RuntimeError, AssertionError):
+    """A tensor has a wrong shape or type, or there are too many or too few of them."""
 
 
 class TextNotImplementedError(ManyHeadsError, NotImplementedError):

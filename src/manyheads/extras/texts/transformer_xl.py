@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from manyheads.extras.texts.bad_input import (
     TextIndexError,
-    TextMemoryError,
     TextShapeError,
     TextValueError,
     check_at_least,
@@ -297,7 +296,7 @@ class MemTransformerLM(nn.Module):
             the last call.
 
         Returns: losses, (tgt_len, bsz), and the next memories, one more than layers; without memory only the losses.
-        Raises: TextShapeError, TextIndexError, TextMemoryError: see there.
+        Raises: TextShapeError, TextIndexError: see there.
         """
         check_shape("data", data, ["len", "bsz"], "length first; a batch-first one is data.t()")
         check_shape("target", target, ["tgt_len", data.shape[1]], "length first, with the lanes of data")
@@ -314,7 +313,7 @@ class MemTransformerLM(nn.Module):
 
     def _check_mems(self, mems: Sequence[Tensor], data: Tensor) -> None:
         if mems and len(mems) != self.n_layer + 1:
-            raise TextMemoryError(
+            raise TextShapeError(
                 f"the number of memories is {len(mems)}, but {self.n_layer} layers have {self.n_layer + 1}; give those"
                 " of the last call, model(data, target, *mems)."
             )
