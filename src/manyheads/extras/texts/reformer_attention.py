@@ -115,7 +115,7 @@ class LSHAttention(nn.Module):
             raise TextValueError(
                 f"n_buckets is {n_buckets}; it must be even, because a direction and its opposite are two buckets."
             )
-        rows, length, width = vecs.shape
+        rows, _, width = vecs.shape
         rounds = self.n_hashes if self._rehash_each_round else 1
         shape = (rows if self._random_rotations_per_head else 1, width, rounds, n_buckets // 2)
         rotations = torch.randn(shape, dtype=vecs.dtype, device=vecs.device).expand(rows, -1, -1, -1)
@@ -127,7 +127,7 @@ class LSHAttention(nn.Module):
             ranked = torch.cat([rotated, -rotated], dim=-1).argsort(dim=-1)
             buckets = ranked[..., -self.n_hashes :].transpose(1, 2)
         offsets = torch.arange(self.n_hashes, device=vecs.device)[:, None] * n_buckets
-        return (buckets + offsets).view(rows, self.n_hashes * length)
+        return (buckets + offsets).flatten(1)
 
     def forward(
         self,
@@ -153,7 +153,7 @@ class LSHAttention(nn.Module):
             buckets = self.replayed.pop(0)
         if self.noted is not None:
             self.noted.append(buckets)
-        in_rounds = buckets.view(-1, self.n_hashes, length) % n_buckets
+        in_rounds = buckets.reshape(-1, self.n_hashes, length) % n_buckets
         if pos_emb is not None:
             qk = apply_rotary_pos_emb(qk, pos_emb)
         settings, nothing = self.settings(qk.shape[-1]), qk.new_empty(0)
