@@ -3,8 +3,9 @@
     python benchmarks/complexity.py [--length 2048]
 
 Forward and backward pass, counted: FLOPs of matrix products, and the largest sum of bytes that torch holds at once
-beside the weights. Both are the same on every machine and in every run. A factor says what twice the length, or twice
-the number of layers, does to them.
+beside the weights, with one thread, because torch's attention holds a buffer for each. Both are then the same on every
+machine with this version of torch, and in every run. A factor says what twice the length, or twice the number of
+layers, does to them. The chain is the longest sequence of operations of which each needs the one before it.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from harness import markdown_table
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from manyheads.catalogue import build_model
 from manyheads.data.batch import SegmentBatch
 from manyheads.models.reformer.config import LayerKind, ReformerConfig
-from manyheads.nn import Causal, LSHSettings, dot_product_attention
+from manyheads.nn import Causal, LocalSelfAttention, LSHSettings, MultiHeadAttention, dot_product_attention
 from manyheads.nn.attention.local import local_attention
 from manyheads.nn.attention.lsh import hash_vectors, lsh_attention, rotations
 from manyheads.nn.kernels import policy
@@ -41,6 +43,16 @@ ATTENTIONS = {
     "local (restricted), chunks of c": ("b h l c d", "max(b h l d, b h l c)"),
     "LSH, r rounds, chunks of c": ("b h r l c d", "max(b h l d, b h l r c)"),
 }
+LAYERS_OF_TABLE_1 = {
+    # name: (the paper's operations, its sequential operations, its longest path); n positions, k columns of a kernel.
+    "self-attention (ours)": ("n² d + n d²", "1", "1"),
+    "self-attention (torch)": ("n² d + n d²", "1", "1"),
+    "recurrent (torch's RNN)": ("n d²", "n", "n"),
+    "recurrent (torch's LSTM)": ("n d²", "n", "n"),
+    "convolutional (torch's Conv1d)": ("k n d²", "1", "n / k"),
+    "restricted self-attention": ("r n d + n d²", "1", "n / r"),
+}
+KERNEL = 3
 MODELS: dict[str, tuple[LayerKind, bool, int, str, str]] = {
     # name: (attention, reversible, ff_chunk_len, the paper's operations, its memory); n layers.
     "Transformer": ("full", False, 0, "(b l d_ff + b h l²) n", "max(b l d_ff, b h l²) n"),
@@ -112,6 +124,93 @@ def attention(name: str, length: int) -> Cost:
         return cost(lambda: forward[name]().sum().backward())
 
 
+def layer(name: str) -> nn.Module:
+    """A layer of table 1, of width d, causal."""
+    torch.manual_seed(0)
+    width = HEADS * HEAD_DIM
+    if name == "self-attention (torch)":
+        return nn.MultiheadAttention(width, HEADS, bias=False, batch_first=True)
+    if name == "convolutional (torch's Conv1d)":
+        return nn.Conv1d(width, width, KERNEL)
+    if name.startswith("recurrent"):
+        return (nn.LSTM if "LSTM" in name else nn.RNN)(width, width, batch_first=True)
+    if name == "restricted self-attention":
+        return LocalSelfAttention(width, HEADS, chunk_len=CHUNK)
+    return MultiHeadAttention(width, HEADS, bias=False)
+
+
+def run_layer(module: nn.Module, x: Tensor) -> Tensor:
+    """Return the output of a layer of `layer`, (1, length, d)."""
+    length = x.shape[1]
+    if isinstance(module, nn.MultiheadAttention):
+        mask = torch.ones(length, length, dtype=torch.bool).triu(1)
+        out: Tensor = module(x, x, x, attn_mask=mask, need_weights=False)[0]
+    elif isinstance(module, nn.Conv1d):
+        out = module(F.pad(x.transpose(1, 2), (KERNEL - 1, 0))).transpose(1, 2)
+    elif isinstance(module, MultiHeadAttention):
+        out = module(x, mask=Causal())[0]
+    else:
+        out = module(x)
+        out = out[0] if isinstance(out, tuple) else out
+    return out
+
+
+def chain(out: Tensor) -> int:
+    """Return the number of operations on the longest path from the inputs to an output, by autograd's graph."""
+    lengths: dict[Any, int] = {}
+    stack = [out.grad_fn]
+    while stack:
+        node = stack[-1]
+        below = [next_node for next_node, _ in node.next_functions if next_node is not None]
+        waiting = [one for one in below if one not in lengths]
+        if waiting:
+            stack.extend(waiting)
+            continue
+        lengths[stack.pop()] = 1 + max((lengths[one] for one in below), default=0)
+    return lengths[out.grad_fn]
+
+
+@torch.no_grad()
+def layers_needed(name: str, length: int) -> int:
+    """Return how many such layers the last output needs to depend on the first input."""
+    module = layer(name).double()
+    one = torch.randn(1, length, HEADS * HEAD_DIM, dtype=torch.float64)
+    other = one.clone()
+    other[0, 0] += 1
+    for count in range(1, length + 1):
+        one, other = run_layer(module, one), run_layer(module, other)
+        if not torch.equal(one[0, -1], other[0, -1]):
+            return count
+        one, other = one / one.std(), other / one.std()
+    return length
+
+
+def layer_table(length: int) -> list[str]:
+    """The rows of Vaswani et al. 2017, table 1. The path is measured at 256 positions and at twice as many."""
+    rows = []
+    for name, (operations, steps, path) in LAYERS_OF_TABLE_1.items():
+        costs, chains = [], []
+        for count in (length, 2 * length):
+            module, x = layer(name), torch.randn(1, count, HEADS * HEAD_DIM, requires_grad=True)
+
+            def both(module: nn.Module = module, x: Tensor = x) -> None:
+                run_layer(module, x).sum().backward()
+
+            # oneDNN's recurrent layer is one operation, whose products are not counted.
+            torch._C._set_mkldnn_enabled(False)
+            costs.append(cost(both))
+            chains.append(chain(run_layer(module, x)))
+            torch._C._set_mkldnn_enabled(True)
+        needed = [layers_needed(name, count) for count in (256, 512)]
+        one, two = costs
+        flops = [f"{one.flops / 1e9:.2f}", factor(two.flops, one.flops)]
+        peaks = [f"{one.peak / 2**20:.1f}", factor(two.peak, one.peak)]
+        sequential = [f"{chains[0]:,}", factor(chains[1], chains[0])]
+        rows.append([name, operations, *flops, *peaks, steps, *sequential, path, *map(str, needed)])
+    head = ["layer", "operations", "GFLOP", "2 n", "MiB", "2 n", "sequential", "chain", "2 n"]
+    return markdown_table([*head, "path", "layers at 256", "at 512"], rows)
+
+
 def model(name: str, length: int, num_layers: int) -> Cost:
     """A language model over bytes with the loss of a sequence."""
     torch.manual_seed(0)
@@ -162,11 +261,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--length", type=int, default=2048, help="l; it is measured at twice this length, too")
     length: int = parser.parse_args().length
+    torch.set_num_threads(1)
     print(
         f"b = 1, h = {HEADS} heads of {HEAD_DIM}, l = {length:,}, c = {CHUNK}, r = {ROUNDS}; below n = {LAYERS} layers,"
         f" d = {HEADS * HEAD_DIM}, d_ff = {D_FF:,}\n"
     )
-    print("\n".join([*attention_table(length), "", *model_table(length)]))
+    print("\n".join([*layer_table(length // 4), "", *attention_table(length), "", *model_table(length)]))
 
 
 if __name__ == "__main__":

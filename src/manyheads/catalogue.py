@@ -510,6 +510,7 @@ PRESETS: Table[Callable[..., Any]] = Table(
         "chart-debug": f"{_PARSING}.span_task.settings:chart_debug",
         "chart-parser": f"{_PARSING}.span_task.settings:chart_parser",
         "vanilla-lm": "manyheads.tasks.presets:vanilla_lm",
+        "vanilla-lm-64": "manyheads.tasks.presets:vanilla_lm_64",
         "million": "manyheads.tasks.presets:million",
         "enwik8": "manyheads.tasks.presets:enwik8",
         "imagenet64": "manyheads.tasks.presets:imagenet64",

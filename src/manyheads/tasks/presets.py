@@ -297,6 +297,23 @@ def vanilla_lm() -> TextConfig:
     )
 
 
+def vanilla_lm_64() -> TextConfig:
+    """The 64 layers of Al-Rfou et al. 2019 on contexts of 512 characters, by default of the embedded novel.
+
+    Batches of 16 contexts. Differs from the paper: Adam with the schedule of Dai et al. 2019 in place of momentum.
+    """
+    return TextConfig(
+        run_dir="runs/vanilla-lm-64",
+        data=SegmentSettings(lanes=16, segment_len=512),
+        model=XLS["vanilla-lm-64"],
+        optimiser=OptimiserSettings(learning_rate=2.5e-4, clip_norm=0.25),
+        schedule=ScheduleSettings(kind="cosine", warmup_steps=4000),
+        training=TrainingSettings(max_steps=400_000, label_smoothing=0.0, save_every=10_000, keep=2),
+        validation=TextValidationSettings(every_steps=10_000, sample_tokens=300, prompt="Raskolnikov "),
+        reading=Reading(segment_len=512, memory_len=0),
+    )
+
+
 def million() -> TextConfig:
     """A Reformer that reads the embedded novel, 1,044,000 bytes, as one sequence. A step takes minutes and 20 GiB."""
     return TextConfig(

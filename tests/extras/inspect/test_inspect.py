@@ -186,6 +186,9 @@ def test_pictures(manyheads, model_folder, language_folder, reformer_folder, tmp
         (("masks", "causal", "--memory", "6"), "--memory is for masks of the kind memory, but only causal is drawn"),
         (("masks", "window", "blocks", "--lengths", "5"), "--lengths is for masks of the kind padding or target, but"),
         (("masks", "--length", "100000"), "from 1 to 512"),
+        (("segments", "--segment", "65"), "--segment is 65; it must be from 1 to 64"),
+        (("segments", "--count", "30"), "--count is 30; it must be from 1 to 16"),
+        (("segments", "--output", "a.txt"), "must end in .png"),
         (("atention",), "Did you mean attention?"),
     ],
 )

@@ -110,11 +110,13 @@ def test_clusters_stand_in_reverse_in_the_original() -> None:
         assert torch.equal(ours[name].flip(0), official[name])
 
 
+@pytest.mark.filterwarnings("error")
 def test_losses_by_cluster() -> None:
     losses = torch.arange(6.0).view(2, 3)
     targets = torch.tensor([[9, 1, 5], [0, 9, 4]])
     assert by_cluster(losses, targets, (4, 8)).tolist() == [[1.0, 3.0, 2.0], [5.0, 0.0, 4.0]]
     assert torch.equal(by_cluster(losses, targets, ()), losses)
+    assert by_cluster(losses[:, 0], targets[:, 0], (4, 8)).tolist() == [3.0, 0.0]  # a column: no warning of torch's
 
 
 def test_lists_of_ties() -> None:

@@ -195,7 +195,7 @@ def test_the_main_data_of_a_mix_stays() -> None:
 def test_presets_are_what_they_cite() -> None:
     made: dict[str, Any] = {name: make() for name, make in PRESETS.items()}
     language = {"lm-demo", "xl-debug", "xl-demo", "reformer-debug", "reformer-demo", "duplication"}
-    papers = {"vanilla-lm", "million", "enwik8", "imagenet64"}
+    papers = {"vanilla-lm", "vanilla-lm-64", "million", "enwik8", "imagenet64"}
     classes = {"classifier-debug", "classifier-demo", "reformer-classifier-demo"}
     trees = {"chart-debug", "chart-parser"}
     assert set(made) == {"debug", "copy", "demo", "tiny", "base", "big", *language, *papers, *classes, *trees}

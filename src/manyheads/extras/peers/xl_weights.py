@@ -105,8 +105,8 @@ def num_segments(inputs: Mapping[str, Tensor], *kinds: str) -> int:
 
 def by_cluster(losses: Tensor, targets: Tensor, cutoffs: Iterable[int]) -> Tensor:
     """Return losses in the peers' order: the shortlist's first, then cluster by cluster, in the tensor's shape."""
-    edges = torch.tensor(list(cutoffs), dtype=targets.dtype)
-    order = torch.bucketize(targets.flatten(), edges, right=True).argsort(stable=True)
+    edges = torch.tensor(list(cutoffs), dtype=targets.dtype, device=targets.device)
+    order = torch.bucketize(targets.flatten().contiguous(), edges, right=True).argsort(stable=True)
     return losses.flatten()[order].view_as(losses)
 
 

@@ -300,6 +300,19 @@ PRESETS: dict[str, TransformerXLConfig] = {
     "vanilla-lm": TransformerXLConfig(
         d_model=256, num_heads=4, head_dim=64, d_ff=1024, num_layers=6, memory_len=0, attention="absolute"
     ),
+    # Al-Rfou et al. 2019, sec. 3: 64 layers, contexts of 512 characters, positions trained in each layer: 219M
+    # parameters, as the paper says of its evaluation. Without its auxiliary losses.
+    "vanilla-lm-64": TransformerXLConfig(
+        d_model=512,
+        num_heads=2,
+        head_dim=256,
+        d_ff=2048,
+        num_layers=64,
+        dropout=0.55,
+        memory_len=0,
+        attention="absolute_learned",
+        max_len=512,
+    ),
     # enwik8 and text8, 12 layers: 41M parameters, 1.06 bits per character (table 2).
     "enwik8-base": TransformerXLConfig(d_model=512, num_heads=8, head_dim=64, d_ff=2048, num_layers=12, memory_len=512),
     # enwik8 and text8, 24 layers: 277M parameters, 0.99 bits per character (table 2).

@@ -22,6 +22,7 @@ KINDS = {
     "heads": "how much each head matters, and to which positions it attends",
     "pruning": "BLEU or perplexity by the share of heads that are pruned",
     "masks": "which keys each query may attend to: padding, causal, window, memory, blocks",
+    "segments": "what a language model reads, without and with memory, in training and in evaluation",
     "positions": "position encodings: the table, and some features as curves",
     "schedule": "learning rates over a run",
     "smoothing": "label smoothing: target distributions, and the loss of a confident model",

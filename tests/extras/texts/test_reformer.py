@@ -1,0 +1,198 @@
+"""The names of texts on the Reformer: the original's numbers, reversible layers, mistakes repaired."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from manyheads.errors import ManyHeadsError
+from manyheads.extras.texts import reformer as text
+
+
+def drawing(monkeypatch: pytest.MonkeyPatch, rotations: Tensor) -> None:
+    """The original's rotations in place of a draw."""
+
+    def draw(shape: Any, **_: Any) -> Tensor:
+        assert tuple(shape) == tuple(rotations.shape)
+        return rotations
+
+    monkeypatch.setattr("manyheads.extras.texts.reformer_attention.torch.randn", draw)
+
+
+def golden(shared: Path, pattern: str) -> list[tuple[str, dict[str, Any], dict[str, Tensor]]]:
+    from safetensors.torch import load_file
+
+    paths = sorted((shared / "fixtures" / "parity").glob(f"{pattern}.json"))
+    if not paths:
+        pytest.skip("no parity fixtures")
+    return [(path.stem, json.loads(path.read_text()), load_file(path.with_suffix(".safetensors"))) for path in paths]
+
+
+def wanted_of(meta: dict[str, Any], tensors: dict[str, Tensor], name: str) -> tuple[Tensor, float]:
+    """The original in float64 where its float32 is rounded too coarsely, and the tolerance."""
+    tolerance = meta["tolerance"]
+    if f"exact.{name}" in tensors:
+        return tensors[f"exact.{name}"], tolerance["atol_exact"]
+    return tensors[f"out.{name}"], tolerance.get("atol_out_vs_exact", tolerance["atol"])
+
+
+def test_hashed_attention_has_the_originals_numbers(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+    for name, meta, tensors in golden(shared, "reformer_pytorch_lsh_*"):
+        opts = meta["config"]["opts"]
+        across = opts["n_hashes"] > 1 and opts.get("attend_across_buckets", True)
+        if across and not opts.get("allow_duplicate_attention", True):
+            continue  # a mistake of the original: pairs across two rounds are not corrected
+        drawing(monkeypatch, tensors["rot.0"] if "rot.0" in tensors else tensors["in.rotations"])
+        masks = {key: tensors[f"in.{key}"] for key in ("input_mask", "input_attn_mask") if f"in.{key}" in tensors}
+        for return_attn in (False, True):
+            attention = text.LSHAttention(**{**opts, "return_attn": return_attn}).eval()
+            out, attn, buckets = attention(
+                tensors["in.qk"], tensors["in.v"], query_len=meta["config"].get("query_len"), **masks
+            )
+            real = masks.get("input_mask", torch.ones(tensors["in.qk"].shape[:2])).bool()[:, : out.shape[1]]
+            for ours, key in ((out, "out"), (attn, "attn")):
+                if key == "out" or return_attn:
+                    theirs, atol = wanted_of(meta, tensors, key)
+                    torch.testing.assert_close(
+                        ours[real], theirs[real], atol=atol, rtol=1e-5, msg=lambda m, n=f"{name} {key}": f"{n}: {m}"
+                    )
+            assert torch.equal(buckets, tensors["out.buckets"])
+            compared += 1
+    assert compared > 20
+
+
+def test_the_attention_module_has_the_originals_numbers(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _, meta, tensors in golden(shared, "reformer_pytorch_selfattn*"):
+        attention = text.LSHSelfAttention(**meta["config"]["opts"]).eval()
+        attention.load_state_dict({key[6:]: one for key, one in tensors.items() if key.startswith("param.")})
+        if "in.rotations" in tensors:
+            drawing(monkeypatch, tensors["in.rotations"])
+        out = attention(tensors["in.x"])
+        wanted, atol = wanted_of(meta, tensors, "out")
+        torch.testing.assert_close(out, wanted, atol=atol, rtol=1e-5)
+
+
+def test_one_bucket_is_exact_attention() -> None:
+    """If a chunk holds everything, both kinds agree; also with masks, more keys, heads in parts, and any length."""
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"dim": 12, "heads": 2, "bucket_size": 40, "n_hashes": 2, "full_attn_thres": 0}
+    for causal in (False, True):
+        hashed = text.LSHSelfAttention(**options, causal=causal, attn_chunks=2)
+        exact = text.LSHSelfAttention(**options, causal=causal, use_full_attn=True)
+        exact.load_state_dict(hashed.state_dict())
+        x, keys, mask = torch.randn(3, 9, 12), torch.randn(3, 4, 12), torch.arange(9) < torch.tensor([[9], [5], [7]])
+        for given in ({}, {"input_mask": mask}, {"keys": keys}, {"keys": keys, "context_mask": mask[:, 5:]}):
+            ours, theirs = hashed(x, **given), exact(x, **given)
+            real = mask if "input_mask" in given else mask | True
+            torch.testing.assert_close(ours[real], theirs[real])
+
+
+def test_reversible_layers_equal_ordinary_ones_with_their_hashes_and_dropout() -> None:
+    torch.manual_seed(0)
+    model = text.Reformer(12, 3, heads=2, bucket_size=4, n_hashes=2, ff_chunks=2, causal=True, ff_dropout=0.2).double()
+    x = torch.randn(2, 32, 12, dtype=torch.float64)
+    found = []
+    for limit in (0, 1000):
+        model.layers.reverse_thres = limit
+        model.zero_grad()
+        torch.manual_seed(1)
+        out = model(x)
+        out.square().sum().backward()
+        found.append((out.detach(), [parameter.grad.clone() for parameter in model.parameters()]))
+    (out, grads), (plain_out, plain_grads) = found
+    assert torch.equal(out, plain_out)
+    for one, other in zip(grads, plain_grads, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_reversible_layer_by_its_equations() -> None:
+    f, g = nn.Linear(3, 3), nn.Linear(3, 3)
+    x1, x2 = torch.randn(2, 1, 4, 3).unbind()
+    for layers in (text.ReversibleBlock(f, g), text.ReversibleSequence([(f, g)])):
+        y1, y2 = layers(torch.cat([x1, x2], dim=-1)).chunk(2, dim=-1)
+        torch.testing.assert_close(y1, x1 + f(x2))
+        torch.testing.assert_close(y2, x2 + g(y1))
+
+
+def test_the_readme_of_the_original_runs_and_learns() -> None:
+    torch.manual_seed(0)
+    model = text.ReformerLM(
+        num_tokens=20, dim=16, depth=2, max_seq_len=32, heads=2, dim_head=8, bucket_size=4, n_hashes=2, ff_chunks=1,
+        causal=True,
+    )  # fmt: skip
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    first = torch.randint(1, 20, (4, 16))
+    ids, losses = torch.cat([first, first], dim=1), []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.5
+    for options in ({"absolute_position_emb": True, "emb_dim": 8}, {"fixed_position_emb": True, "depth": 1}):
+        small = text.ReformerLM(**{"num_tokens": 20, "dim": 16, "depth": 2, "max_seq_len": 32, "heads": 2, **options},
+                                dim_head=8, bucket_size=4, weight_tie_embedding=True)  # fmt: skip
+        assert small(ids).shape == (4, 32, 20)
+
+
+def test_names_of_parameters_and_prints() -> None:
+    model = text.ReformerLM(num_tokens=20, dim=16, depth=1, max_seq_len=32, heads=2, bucket_size=4)
+    names = set(model.state_dict())
+    for block, inner in (("blocks.0.{}.net", "fn.toqk.weight"), ("irrev_blocks.0.{}", "fn.toqk.weight")):
+        assert f"reformer.layers.{block.format('f')}.{inner}" in names
+        assert f"reformer.layers.{block.format('g')}.fn.fn.w1.weight" in names
+    assert {"token_emb.weight", "layer_pos_emb.inv_freq", "norm.weight", "out.1.bias"} <= names
+    assert repr(text.FeedForward(4)) == (
+        "FeedForward(\n  (w1): Linear(in_features=4, out_features=16, bias=True)\n  (act): GELU(approximate='none')\n"
+        "  (dropout): Dropout(p=0.0, inplace=False)\n  (w2): Linear(in_features=16, out_features=4, bias=True)\n)"
+    )
+
+
+def test_helpers() -> None:
+    keys, values = text.sort_key_val(torch.tensor([[3, 1, 2]]), torch.tensor([[0, 1, 2]]))
+    assert (keys.tolist(), values.tolist()) == ([[1, 2, 3]], [[1, 2, 0]])
+    rows = text.batched_index_select(torch.arange(6.0).view(1, 3, 2), torch.tensor([[2, 0]]))
+    assert rows.tolist() == [[[4.0, 5.0], [0.0, 1.0]]]
+    encoding = text.FixedPositionalEmbedding(4)(torch.zeros(1, 5, 4))
+    turned = text.apply_rotary_pos_emb(torch.randn(2, 5, 4), encoding)
+    vectors = torch.randn(1, 1, 4).expand(1, 5, 4)
+    scores = (lambda x: x[0] @ x[0].t())(text.apply_rotary_pos_emb(vectors, encoding))
+    assert turned.shape == (2, 5, 4)
+    torch.testing.assert_close(scores.diagonal(1), scores[0, 1].expand(4))  # only differences of positions matter
+
+
+@pytest.mark.parametrize(
+    ("call", "type_of_the_original", "said"),
+    [
+        (lambda: text.LSHSelfAttention(10, heads=4), AssertionError, "dim 10 is not divisible by heads 4; .*dim 12"),
+        (lambda: text.LSHSelfAttention(8, heads=4, num_mem_kv=2), ValueError, "num_mem_kv is 2; .*leave it at 0"),
+        (lambda: text.LSHAttention(dropout=1.5), ValueError, "dropout is 1.5"),
+        (
+            lambda: text.LSHAttention(rehash_each_round=False, allow_duplicate_attention=False),
+            AssertionError,
+            "both False; set one of them",
+        ),
+        (lambda: text.LSHAttention().hash_vectors(3, torch.zeros(1, 4, 2)), AssertionError, "n_buckets is 3; it must"),
+        (lambda: text.LSHAttention()(torch.zeros(1, 4, 2), torch.zeros(1, 5, 2)), RuntimeError, "qk has the shape"),
+        (lambda: text.LSHSelfAttention(8)(torch.zeros(2, 4, 9)), RuntimeError, r"must be \(batch, length, 8\)"),
+        (lambda: text.ReversibleSequence([])(torch.zeros(1, 2, 3)), RuntimeError, "two streams side by side"),
+        (lambda: text.Reformer(8, 1, use_rezero=True), ValueError, "use_rezero is True; .*leave it at False"),
+        (lambda: text.ReformerLM(9, 8, 1, 16)(torch.full((1, 4), 9)), IndexError, "id 9, but the ids are 0 to 8"),
+        (
+            lambda: text.ReformerLM(9, 8, 1, 16, absolute_position_emb=True)(torch.zeros(1, 17).long()),
+            IndexError,
+            "length is 17, but max_seq_len is 16",
+        ),
+    ],
+)
+def test_bad_input(call: Any, type_of_the_original: type[Exception], said: str) -> None:
+    with pytest.raises(ManyHeadsError, match=said) as caught:
+        call()
+    assert isinstance(caught.value, type_of_the_original)
