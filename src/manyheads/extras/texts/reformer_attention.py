@@ -105,7 +105,7 @@ class LSHAttention(nn.Module):
             key_eps=1e-24 / head_dim,
         )
 
-    def hash_vectors(self, n_buckets: int, vecs: Tensor, **_: Any) -> Tensor:
+    def hash_vectors(self, n_buckets: int, vecs: Tensor, **unused: Any) -> Tensor:
         """Return the bucket of each vector in each round: (rows, length, width) -> (rows, n_hashes x length).
 
         h(x) = argmax [xR; -xR], plus n_buckets for each earlier round.
