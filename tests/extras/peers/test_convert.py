@@ -22,6 +22,7 @@ from manyheads.catalogue import build_model
 from manyheads.decoding.naive import naive_marian_search
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.peers.convert import import_folder
+from manyheads.installation import install_command
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.vocabulary import ByteVocabulary
 
@@ -249,7 +250,7 @@ def test_without_sentencepiece_it_says_what_to_install(
 ) -> None:  # fmt: skip
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     assert manyheads("convert", peer, "--output", tmp_path / "model") == 2
-    assert "pip install 'manyheads[spm]'" in capsys.readouterr().err
+    assert install_command("spm") in capsys.readouterr().err
 
 
 def test_a_damaged_tokenizer_is_refused(

@@ -52,6 +52,7 @@ from manyheads.extras.peers.xl_weights import notes_of_export
 from manyheads.files.commit import write_folder
 from manyheads.files.guarded import read_limited
 from manyheads.files.json_object import read_object
+from manyheads.installation import install_command
 from manyheads.text.marian import MarianTokenizer
 from manyheads.text.marian_files import MarianOptions
 from manyheads.text.of_folder import has_tokenizer, load_tokenizer
@@ -371,7 +372,7 @@ def _read_tensorflow(folder: Path, notes: list[str]) -> tuple[dict[str, Any], di
     """
     weights = read_checkpoint(find_prefix(find_checkpoint(folder) or folder), TensorFlowXL.is_weight)
     if not verifies_data():
-        notes.append("The checksums of the data were not compared; `pip install 'manyheads[tf]'` makes that possible.")
+        notes.append(f"The checksums of the data were not compared; `{install_command('tf')}` makes that possible.")
     if (folder / "config.json").is_file():
         return _read_object(folder / "config.json"), weights
     corpus = _read_object(find_beside(folder, "corpus-info.json"))
