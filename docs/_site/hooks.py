@@ -38,6 +38,13 @@ GROUPS = {
     "Layers": "",
 }
 
+# Logs and reasons: searched, they would stand above the pages that say how something is done.
+UNSEARCHED = (
+    f"{MOUNT}/EXPERIMENTS.md",
+    f"{MOUNT}/CHANGELOG.md",
+    f"{MOUNT}/benchmarks/",
+    "decisions/",
+)
 ADDRESSES = ROOT / "release" / "addresses.toml"
 
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
@@ -97,6 +104,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         target = path.removeprefix("docs/") if path.startswith("docs/") else _site_path(path)
         return posixpath.relpath(target, posixpath.dirname(here) or ".") + (match[2] or "")
 
+    if here.startswith(UNSEARCHED):
+        page.meta["search"] = {"exclude": True}
     if name := _addresses()["index_name"]:
         markdown = with_index_name(markdown, name)
     parts = _FENCE.split(markdown)

@@ -74,7 +74,7 @@ PRESETS: dict[str, ReformerConfig] = {
         max_len=1 << 20,
         num_hashes=2,
         dropout=0.0,
-        ff_chunk_len=16_384,
+        ff_chunk_len=4096,
     ),
 }
 SEQ2SEQ_PRESETS: dict[str, ReformerSeq2SeqConfig] = {
