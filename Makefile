@@ -33,6 +33,8 @@ CLIENTS ?=
 EXPORT_VENV ?= .venv-export
 MODEL ?=
 SENTENCES ?=
+# `make pictures`: which files (all).
+NAMES ?=
 # Where the tools of `make release`, `make lock` and `make audit` are installed.
 RELEASE_VENV ?= .venv-release
 
@@ -45,7 +47,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: demo test first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes docs release lock audit dates setup clean
+.PHONY: demo test first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes docs pictures release lock audit dates setup clean
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
@@ -140,6 +142,10 @@ docs: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m page tests/integration/test_readme.py tests/integration/test_docs.py
 	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# docs/pictures: every picture and its numbers; trains the models that are missing, half an hour. NAMES=heads.png: these alone.
+pictures: $(READY)
+	$(BIN)/python docs/_site/pictures.py $(NAMES)
 
 # dist/: wheel, source archive, SBOM. The wheel is installed into a clean environment and tried there.
 release: $(RELEASE_READY)

@@ -1,6 +1,6 @@
 """The server as a deployment of Ray Serve. Settings are variables of the environment, see `ServingSettings`.
 
-    pip install 'manyheads[serve]' 'ray[serve]'
+    pip install '.[serve]' 'ray[serve]'
     MANYHEADS_MODELS=/models/en-de MANYHEADS_REPLICAS=2 serve run ray_serve:app
 
 Each replica loads the models when it starts; a replica that cannot load them is not used. Deadlines for slow clients,

@@ -21,7 +21,7 @@ NOT_FOR_USERS = ("dev", "docs")
 HEADER = """\
 # Written by `make lock` from pyproject.toml and constraints.txt; do not edit. Install torch first, then:
 #     pip install --require-hashes -r requirements.lock
-#     pip install --no-deps manyheads
+#     pip install --no-deps .
 """
 
 

@@ -10,6 +10,7 @@ import html
 import os
 import posixpath
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,28 @@ GROUPS = {
     "Layers": "",
 }
 
+# Logs and reasons: searched, they would stand above the pages that say how something is done.
+UNSEARCHED = (
+    f"{MOUNT}/EXPERIMENTS.md",
+    f"{MOUNT}/CHANGELOG.md",
+    f"{MOUNT}/benchmarks/",
+    "decisions/",
+)
+ADDRESSES = ROOT / "release" / "addresses.toml"
+
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 _FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 _PLACES: dict[str, str] = {}
 """src_uri of a mounted page -> its path in the repository."""
+
+
+def on_config(config: Any) -> Any:
+    """The addresses of the project, where it has them: links to the repository, and to each page's own address."""
+    addresses = _addresses()
+    config.repo_url = addresses["repository"] or None
+    config.site_url = addresses["documentation"] or config.site_url
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -85,6 +103,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         target = path.removeprefix("docs/") if path.startswith("docs/") else _site_path(path)
         return posixpath.relpath(target, posixpath.dirname(here) or ".") + (match[2] or "")
 
+    if here.startswith(UNSEARCHED):
+        page.meta["search"] = {"exclude": True}
+    if name := _addresses()["index_name"]:
+        markdown = with_index_name(markdown, name)
     parts = _FENCE.split(markdown)
     return "".join(part if part.startswith("```") else _LINK.sub(rewritten, part) for part in parts)
 
@@ -98,6 +120,15 @@ def on_page_content(content: str, page: Any, config: Any, files: Files) -> str:
         return f'<div class="formula">{formula}</div>' if display == "block" else formula
 
     return _FORMULA.sub(drawn, content)
+
+
+def with_index_name(markdown: str, name: str) -> str:
+    """Instructions that install from a clone, as they are once the package is on the index under this name."""
+    return re.sub(r"(pip install '?)\.(?=[\['`\s])", rf"\g<1>{name}", markdown)
+
+
+def _addresses() -> dict[str, str]:
+    return tomllib.loads(ADDRESSES.read_text(encoding="utf-8"))
 
 
 def _linked(page: str) -> list[str]:

@@ -81,14 +81,16 @@ def needing_extra(why: str, extra: str) -> Iterator[None]:
 
     Args:
         why: the first half of the message, such as "Markdown needs the package markdown-it-py".
-        extra: of `manyheads[extra]`.
+        extra: of pyproject.toml; the message gives the command for the way this copy was installed.
 
     Raises: MissingExtraError: it is not installed.
     """
     try:
         yield
     except ImportError as error:
-        raise MissingExtraError(f"{why}: pip install 'manyheads[{extra}]'.") from error
+        from manyheads.installation import install_command
+
+        raise MissingExtraError(f"{why}: {install_command(extra)}.") from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,3 +29,25 @@ def browser() -> Iterator[Any]:
         window = driver.chromium.launch(executable_path=found, args=options)
         yield window
         window.close()
+
+
+@pytest.fixture(scope="session")
+def accessible() -> Callable[[Any], None]:
+    """A check by axe-core: no violation of impact serious or critical. The context must bypass the page's policy.
+
+    MANYHEADS_AXE names axe.min.js; otherwise it is where `make check-serving` installs it.
+    """
+    root = Path(__file__).resolve().parents[2]
+    path = Path(os.environ.get("MANYHEADS_AXE") or root / ".venv-clients" / "node_modules" / "axe-core" / "axe.min.js")
+    if not path.is_file():
+        pytest.skip("no axe-core; npm install axe-core, and name its axe.min.js by MANYHEADS_AXE")
+    script = path.read_text(encoding="utf-8")
+
+    def check(page: Any) -> None:
+        page.evaluate(script)
+        found = page.evaluate("axe.run().then((found) => found.violations)")
+        assert found is not None
+        grave = [one for one in found if one["impact"] in ("serious", "critical")]
+        assert not grave, [(one["id"], [node["target"] for node in one["nodes"]]) for one in grave]
+
+    return check

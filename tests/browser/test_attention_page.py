@@ -15,7 +15,7 @@ import pytest
 from slices import sliced
 
 from manyheads.extras.inspect.drawings.attention import AttentionView, attention_view
-from manyheads.extras.inspect.drawings.pages import attention_page, save_page
+from manyheads.extras.inspect.drawings.pages import attention_page, save_page, write_page
 
 WORDS = [
     "The",
@@ -59,10 +59,19 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     told: list[str] = []
     contexts = []
 
-    def show(shown: list[AttentionView], scheme: str = "light", title: str = "a <title>") -> Any:
+    def show(
+        shown: list[AttentionView],
+        scheme: str = "light",
+        title: str = "a <title>",
+        size: tuple[int, int] = (1280, 860),
+        bypass_csp: bool = False,
+    ) -> Any:
         path = save_page(attention_page(shown, title=title, note="a note"), tmp_path / "page.html")
         context = browser.new_context(
-            viewport={"width": 1280, "height": 860}, color_scheme=scheme, accept_downloads=True
+            viewport={"width": size[0], "height": size[1]},
+            color_scheme=scheme,
+            accept_downloads=True,
+            bypass_csp=bypass_csp,
         )
         contexts.append(context)
         page = context.new_page()
@@ -139,7 +148,6 @@ def test_pickers_and_keys(opened: Callable[..., Any]) -> None:
 def test_the_pointer_reads_the_weight_of_its_cell(opened: Callable[..., Any]) -> None:
     shown = views(1, 2, 6)
     page = opened(shown)
-    settled(page, lambda: page.keyboard.press("m"))
     box = page.locator("#canvas").bounding_box()
     seen = set()
     for step in range(3, 20):
@@ -178,6 +186,7 @@ def test_lines_show_whom_a_token_looks_at(opened: Callable[..., Any]) -> None:
 
 def test_a_click_in_the_grid_opens_a_head(opened: Callable[..., Any]) -> None:
     page = opened(views(3, 4, 9))
+    settled(page, lambda: page.keyboard.press("g"))
     box = page.locator("#canvas").bounding_box()
     settled(page, lambda: page.mouse.click(box["x"] + box["width"] - 40, box["y"] + 60))
     assert "layer 1 of 3 · head 4 of 4" in status(page)
@@ -267,3 +276,85 @@ def test_memory_is_set_apart(opened: Callable[..., Any]) -> None:
     page.locator("#stage").focus()
     settled(page, lambda: page.keyboard.press("Shift+ArrowRight"))
     assert "(memory)" in status(page)
+
+
+@pytest.mark.parametrize("size", [(390, 844), (1440, 900)], ids=["phone", "desk"])
+@pytest.mark.parametrize("length", [5, 9, 18, 40])
+def test_it_opens_on_words_and_the_matrix_fills_the_window(
+    opened: Callable[..., Any], size: tuple[int, int], length: int
+) -> None:
+    page = opened(views(2, 4, length), size=size)
+    assert page.locator("#modes button[aria-pressed=true]").text_content() == "matrix"
+    stage, canvas = (page.locator(name).bounding_box() for name in ("#stage", "#canvas"))
+    assert stage["width"] >= 0.94 * size[0]
+    assert 0.93 * stage["width"] <= canvas["width"] <= stage["width"]
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("document.getElementById('stage').scrollWidth <= document.getElementById('stage').clientWidth")
+    if length == 18:
+        assert canvas["height"] > 0.9 * stage["height"]
+    with page.expect_download() as waited:
+        page.locator("#svg").click()
+    texts = ElementTree.fromstring(Path(waited.value.path()).read_bytes()).iter("{http://www.w3.org/2000/svg}text")
+    turned = {
+        "rotate(-90" in one.get("transform", "")
+        for one in texts
+        if (one.text or "").strip("\u2068\u2069") in names(length) and one.get("text-anchor") != "end"
+    }
+    assert len(turned) == 1  # the names of the keys stand in one direction
+
+
+def self_weights(length: int, offset: int, share: float) -> list[Any]:
+    """One head that puts `share` of its weight on the token at an offset, and the rest evenly on all."""
+    weights = np.full((1, length, length), (1 - share) / length)
+    for row in range(length):
+        weights[0, row, min(max(row + offset, 0), length - 1)] += share
+    return [weights]
+
+
+def on_key(length: int, key: int, share: float) -> list[Any]:
+    weights = np.full((1, length, length), (1 - share) / length)
+    weights[0, :, key] += share
+    return [weights]
+
+
+@pytest.mark.parametrize(
+    ("weights", "is_self", "said"),
+    [
+        (self_weights(10, -1, 0.8), True, "looks mostly at the token before: 82% of the weight."),
+        (self_weights(10, 0, 0.5), True, "looks mostly at the token itself: 55% of the weight."),
+        (on_key(10, 9, 0.6), True, "looks mostly at naïve9 (10): 64% of the weight."),
+        (on_key(10, 9, 0.6), False, "looks mostly at naïve9 (10): 64% of the weight."),
+        (self_weights(10, 0, 0.5), False, "looks at several tokens: the most, 10% of the weight, is on"),
+    ],
+)
+def test_a_sentence_says_what_a_head_attends_to(
+    opened: Callable[..., Any], weights: list[Any], is_self: bool, said: str
+) -> None:
+    keys = [f"{WORDS[place % len(WORDS)]}{place}" for place in range(9)] + ["naïve9"]
+    view = attention_view("encoder", weights, query_tokens=keys, key_tokens=None if is_self else keys)
+    page = opened([view])
+    text = page.locator("#sentence").text_content().replace("\u2068", "").replace("\u2069", "")
+    assert text.startswith("Head 1 of layer 1 ")
+    assert said in text
+
+
+def test_the_heading_has_no_path(tmp_path: Path) -> None:
+    (tmp_path / "demo" / "model").mkdir(parents=True)
+    for model, name in (("demo", "demo"), ("demo/model", "demo"), ("demo/model/", "demo")):
+        page = write_page(views(1, 1, 3), tmp_path / "page.html", text="a", model=str(tmp_path / model))
+        content = page.read_text(encoding="utf-8")
+        assert f'"note":"{name}: ' in content
+        assert str(tmp_path) not in content
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(390, 844), (1440, 900)], ids=["phone", "desk"])
+def test_it_is_accessible(
+    opened: Callable[..., Any], accessible: Callable[[Any], None], scheme: str, size: tuple[int, int]
+) -> None:
+    page = opened(views(2, 4, 12), scheme, size=size, bypass_csp=True)
+    for key in "mlg":
+        settled(page, lambda key=key: page.keyboard.press(key))
+        accessible(page)
+    page.keyboard.press("?")
+    accessible(page)

@@ -99,3 +99,12 @@ def test_the_search_of_the_site_runs_its_worker_from_disk(browser: Any, tmp_path
     assert found == 42
     settings = (repository / "mkdocs.yml").read_text(encoding="utf-8")
     assert "polyfills: [assets/iframe-worker.js]" in settings
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_accessible(browser: Any, tmp_path: Path, accessible: Callable[[Any], None], scheme: str) -> None:
+    replace(comparison(3), page=str(tmp_path / "page.html")).save()
+    page = browser.new_page(color_scheme=scheme, viewport={"width": 390, "height": 844}, bypass_csp=True)
+    page.goto((tmp_path / "page.html").as_uri())
+    accessible(page)
+    page.close()

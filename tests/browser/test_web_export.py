@@ -52,8 +52,8 @@ def _model(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """The address of an exported page, and the model."""
-    pytest.importorskip("onnxruntime", reason="no onnxruntime; pip install 'manyheads[onnx]'")
-    pytest.importorskip("onnx", reason="no onnx; pip install 'manyheads[onnx]'")
+    pytest.importorskip("onnxruntime", reason="no onnxruntime; pip install '.[onnx]'")
+    pytest.importorskip("onnx", reason="no onnx; pip install '.[onnx]'")
     runtime = os.environ.get("MANYHEADS_WEB_RUNTIME")
     if not runtime:
         pytest.skip("MANYHEADS_WEB_RUNTIME does not name a folder with transformers.js from npm (docs/exporting.md)")

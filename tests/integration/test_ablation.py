@@ -6,12 +6,15 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
+from manyheads.catalogue import build_model
 from manyheads.config.build import resolve
 from manyheads.config.files import Source, load_yaml
 from manyheads.tasks.translation.settings import TrainConfig
@@ -62,13 +65,20 @@ def test_rows_of_the_paper(ablation: Any) -> None:
     assert len(found.seeds) == 2
     assert [name[0] for name in found.rows] == ["b", "A", "B", "C", "C", "D", "D", "E"]
     base = load_yaml(found.base).values
-    for changes in found.rows.values():
+    lines = (RECIPES.parent / "benchmarks" / "2026-11-26-table-3.jsonl").read_text("utf-8").splitlines()
+    recorded = {record["row"]: record for record in map(json.loads, lines)}
+    assert recorded.keys() == found.rows.keys()
+    for row, changes in found.rows.items():
         values = json.loads(json.dumps(base))
         for name, value in changes.items():
             section, _, key = name.partition(".")
             assert values[section].get(key) != value
             values[section][key] = value
-        assert resolve(TrainConfig, [Source(values, "the row")]).model.architecture == "transformer"
+        config = resolve(TrainConfig, [Source(values, "the row")])
+        with torch.device("meta"):
+            model = build_model(replace(config.model, source_vocab_size=10_000, target_vocab_size=10_000))
+        assert sum(parameter.numel() for parameter in model.parameters()) == recorded[row]["parameters"], row
+        assert changes == recorded[row]["changes"]
 
 
 def test_a_row_of_the_table(ablation: Any) -> None:

@@ -286,6 +286,16 @@ def test_what_is_not_run_is_known() -> None:
     assert found == NOT_RUN
 
 
+NOT_COMPARED = {"measured on this machine", "what a few minutes teach depends on the machine"}
+"""Times and sizes, and what a run limited by minutes prints: nothing else may differ from what a page shows."""
+TO_GO = {("docs/tutorials/transformer.md", "pieces of words depend on the vocabulary")}
+
+
+def test_only_measurements_are_not_compared() -> None:
+    found = {(page, block.not_compared) for page in PAGES for block in blocks_of(page) if block.not_compared}
+    assert {(page, why) for page, why in found if why not in NOT_COMPARED} <= TO_GO
+
+
 def test_no_page_with_python_is_forgotten() -> None:
     pages = sorted((REPOSITORY / "docs").rglob("*.md"))
     names = [str(page.relative_to(REPOSITORY)) for page in pages if "```python" in page.read_text(encoding="utf-8")]

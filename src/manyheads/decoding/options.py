@@ -93,7 +93,7 @@ class TranslationDeviceOptions(SearchDeviceOptions):
 
     precision: Literal["auto", "fp32", "bf16", "int8"] = option(  # type: ignore[assignment]
         "bf16 computes in mixed precision; auto chooses it if it is faster on this device. int8 searches with "
-        "CTranslate2, with weights and their inputs in 8 bits; for CPUs (needs manyheads[ct2]).",
+        "CTranslate2, with weights and their inputs in 8 bits; for CPUs (needs the extra ct2).",
         default="fp32",
     )
     shortlist: int | None = option(

@@ -22,6 +22,7 @@ from manyheads.config.files import load_yaml
 from manyheads.errors import ConfigError, DataError, ModelFileError, SaveError
 from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import MANIFEST, read_manifest, render_manifest, verify_folder
+from manyheads.installation import NAME, address
 from manyheads.models.hub import FETCHED, is_hub_name, resolve_model_path
 from manyheads.models.pretrained import WEIGHTS, read_config, read_languages, usage_example
 
@@ -85,12 +86,20 @@ def make_card(
     lines = [
         *("---", yaml.safe_dump(head, sort_keys=False, allow_unicode=True).rstrip(), "---", f"# {name}", ""),
         *(f"A {architecture} of manyheads with {num_parameters:,} parameters. {what}".rstrip(), ""),
-        *("## Usage", "", "```", "pip install manyheads", "```", "", "```python", example, "```", ""),
+        *("## Usage", "", *_installation(), "", "```python", example, "```", ""),
     ]
     if results:
         rows = (f"| {one['name']} | {one['value']:.4g} | {_signature(one)} |" for one in results)
         lines += ["## Evaluation", "", "| metric | value | signature |", "|---|---|---|", *rows, ""]
     return "\n".join([*lines, "## Limits", "", *_limits(config, facts), ""])
+
+
+def _installation() -> list[str]:
+    """Return how a reader gets manyheads: by its name once it is on the index, otherwise from a clone."""
+    if address("Index") is not None:
+        return ["```", f"pip install {NAME}", "```"]
+    repository = address("Repository")
+    return [f"Install {NAME} from a clone of {repository or 'its repository'}:", "", "```", "pip install .", "```"]
 
 
 def _results(evaluation: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from manyheads.extras.exports import EXPORTS, Check, ExportOptions, compare
 from manyheads.extras.exports.engine import export_model, sample_sentences
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 
-MISSING = {"ctranslate2": "manyheads[ct2]", "transformers": "manyheads[hf]"}
+MISSING = {"ctranslate2": "[ct2]", "transformers": "[hf]"}
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +59,9 @@ def test_a_missing_runtime_is_told_with_its_remedy(name, model, tmp_path, monkey
     if name == "transformers":  # written without its runtime, but not compared
         assert MISSING[name] in export_model(model, tmp_path / "out", ExportOptions(to=name)).not_checked
         return
-    with pytest.raises(MissingExtraError, match=r"pip install 'manyheads\[ct2\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[ct2\]"):
         export_model(model, tmp_path / "out", ExportOptions(to=name))
-    with pytest.raises(MissingExtraError, match=r"pip install 'manyheads\[ct2\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[ct2\]"):
         Translator.from_pretrained(model, device="cpu", precision="int8")
     assert not list(tmp_path.iterdir())
 

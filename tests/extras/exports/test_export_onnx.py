@@ -25,8 +25,8 @@ from manyheads.text.vocabulary import ByteVocabulary, Vocabulary
 
 pytestmark = pytest.mark.unhooked  # tracing gives tensors where the signatures say int
 
-onnx = pytest.importorskip("onnx", reason="no onnx; pip install 'manyheads[onnx]'")
-pytest.importorskip("onnxruntime", reason="no onnxruntime; pip install 'manyheads[onnx]'")
+onnx = pytest.importorskip("onnx", reason="no onnx; pip install '.[onnx]'")
+pytest.importorskip("onnxruntime", reason="no onnxruntime; pip install '.[onnx]'")
 np = pytest.importorskip("numpy")
 
 SIZES: dict[str, Any] = {"d_model": 16, "num_heads": 2, "d_ff": 32}

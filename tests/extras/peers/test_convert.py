@@ -19,6 +19,7 @@ from manyheads.catalogue import build_model
 from manyheads.decoding.naive import naive_marian_search
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.peers.convert import import_folder
+from manyheads.installation import install_command
 from manyheads.models.pretrained import load, save_pretrained
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.transformer.config import TransformerConfig
@@ -230,7 +231,7 @@ def test_what_is_there_is_not_destroyed(peer, ours, manyheads, refused, tmp_path
 
 def test_without_sentencepiece_it_says_what_to_install(peer, refused, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    assert "pip install 'manyheads[spm]'" in refused("convert", peer, "--output", tmp_path / "model")
+    assert install_command("spm") in refused("convert", peer, "--output", tmp_path / "model")
 
 
 def test_a_damaged_tokenizer_is_refused(ours, refused, tmp_path):

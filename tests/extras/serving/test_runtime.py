@@ -46,7 +46,7 @@ def greedy_folder(translator_folder: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def served(greedy_folder: Path, settings: ServingSettings) -> Iterator[tuple[TestClient, Counted]]:
-    pytest.importorskip("ctranslate2", reason="no ctranslate2; pip install 'manyheads[ct2]'")
+    pytest.importorskip("ctranslate2", reason="no ctranslate2; pip install '.[ct2]'")
     app = build_app(replace(settings, models=(str(greedy_folder),), engine="ctranslate2"))
     with TestClient(app) as client:
         reader = app.state.service.models["en-de"].reader

@@ -17,6 +17,7 @@ from manyheads.cli import machine
 from manyheads.cli.commands import doctor
 from manyheads.cli.commands import doctor as machine_report
 from manyheads.cli.commands.completion import program_parser
+from manyheads.installation import install_command
 
 Program = Callable[..., int]
 
@@ -42,7 +43,7 @@ def test_doctor_names_what_must_be_mended(manyheads, capsys, monkeypatch, tmp_pa
     monkeypatch.setattr(machine_report, "NEEDED", ("no-such-package",))
     monkeypatch.setattr(machine_report, "EXTRAS", {"no-such-extra": "plot"})
     record = machine_report.examine(tmp_path)
-    assert record["extras"]["no-such-extra"] == "not installed: pip install 'manyheads[plot]'"
+    assert record["extras"]["no-such-extra"] == f"not installed: {install_command('plot')}"
     assert [problem.partition(" ")[0] for problem in record["problems"]] == ["no-such-package", "Python", "only"]
 
 

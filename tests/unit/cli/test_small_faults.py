@@ -16,6 +16,7 @@ from manyheads.cli.lines.conversation import converse
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.records import describe_folder
 from manyheads.errors import ConfigError, ModelFileError, SaveError
+from manyheads.installation import install_command
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.tasks.preparation import vocabulary_lines
@@ -107,7 +108,7 @@ def test_a_missing_matplotlib_is_told_before_the_work(manyheads, tmp_path, capsy
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     more = ["--memory-len", "1", "2"] if "--plot" in command else []
     assert manyheads(*(str(tmp_path) if word == "LM" else word for word in command.split()), *more) == 2
-    assert "plots need matplotlib, which is not installed: pip install 'manyheads[plot]'" in capsys.readouterr().err
+    assert f"plots need matplotlib, which is not installed: {install_command('plot')}" in capsys.readouterr().err
 
 
 def test_only_a_smaller_vocabulary_is_mentioned() -> None:

@@ -219,7 +219,7 @@ def test_a_folder_of_others_is_not_taken_for_ours(tokenizer: MarianTokenizer, tm
 def test_without_sentencepiece(monkeypatch: pytest.MonkeyPatch) -> None:
     files = tokenizer_files()
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'manyheads\[spm\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[spm\]"):
         MarianTokenizer(files, MarianOptions())
 
 

@@ -47,7 +47,7 @@ class TranslateOptions:
     )
     on_bad_utf8: OnBadUtf8 = Shared.on_bad_utf8("the output has an empty line")
     engine: EngineName | None = option(
-        "Search engine: torch; ctranslate2 (needs manyheads[ct2]; stores an export beside the model); or auto, which "
+        "Search engine: torch; ctranslate2 (needs the extra ct2; stores an export beside the model); or auto, which "
         "measures both and uses ctranslate2 if it is faster and supports all options.",
         default_is="torch; for --precision int8 ctranslate2",
     )

@@ -20,6 +20,7 @@ from manyheads.cli.lines.output import lines_of
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.streams import say_or_json
 from manyheads.config.options import CommandPage, Shared
+from manyheads.installation import install_command
 from manyheads.training.run.arithmetic import INSTRUCTION_SETS, processor
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "sacrebleu", "pydantic", "shtab", "rich", "huggingface-hub")
@@ -47,9 +48,7 @@ def examine(folder: Path) -> dict[str, Any]:
     problems += [f"{name} is not installed: pip install {name}" for name, found in versions.items() if found is None]
     if sys.version_info < LEAST_PYTHON:
         problems.append(f"Python {platform.python_version()} is too old; {'.'.join(map(str, LEAST_PYTHON))} is needed.")
-    extras = {
-        name: _version(name) or f"not installed: pip install 'manyheads[{extra}]'" for name, extra in EXTRAS.items()
-    }
+    extras = {name: _version(name) or f"not installed: {install_command(extra)}" for name, extra in EXTRAS.items()}
     disk = _disk(folder, problems)
     record = {
         "versions": {"python": platform.python_version(), **versions},

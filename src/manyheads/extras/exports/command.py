@@ -42,7 +42,7 @@ class ExportCommandOptions:
 
 def _about(name: str) -> str:
     one = EXPORTS[name]
-    needs = f"; needs manyheads[{one.extra}]" if one.extra else ""
+    needs = f"; needs the extra {one.extra}" if one.extra else ""
     kinds = f"; --quantization {', '.join(one.quantizations)}" if one.quantizations else ""
     return f"{name} ({one.summary}{needs}{kinds})"
 

@@ -37,7 +37,7 @@ class Format:
 FORMATS: Mapping[str, Format] = {
     "transformers/Marian": Format(
         architecture="transformer",
-        description="OPUS-MT, with its tokenizer and generation options; needs manyheads[spm]",
+        description="OPUS-MT, with its tokenizer and generation options; needs the extra spm",
         model_type="marian",
     ),
     "transformers/Pegasus": Format(

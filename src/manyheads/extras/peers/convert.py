@@ -51,6 +51,7 @@ from manyheads.extras.peers.xl_weights import notes_of_export
 from manyheads.files.commit import write_folder
 from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import read_object
+from manyheads.installation import install_command
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import load, read_config, save_pretrained, usage_example, yaml_list
 from manyheads.models.seq2seq import Seq2Seq
@@ -427,7 +428,7 @@ def _read_tensorflow(folder: Path, notes: list[str]) -> tuple[dict[str, Any], di
     """
     weights = read_checkpoint(find_prefix(find_checkpoint(folder) or folder), TensorFlowXL.is_weight)
     if not verifies_data():
-        notes.append("The checksums of the data were not compared; `pip install 'manyheads[tf]'` makes that possible.")
+        notes.append(f"The checksums of the data were not compared; `{install_command('tf')}` makes that possible.")
     if (folder / "config.json").is_file():
         return _read_object(folder / "config.json"), weights
     corpus = _read_object(find_beside(folder, "corpus-info.json"))

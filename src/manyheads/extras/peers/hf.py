@@ -7,7 +7,7 @@
     settings = {"architecture": "transformer-xl", "vocab_size": 256, "d_model": 128, "num_heads": 4, "num_layers": 4}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("manyheads", settings=settings))
 
-Needs manyheads[hf]. Importing this module imports neither torch nor transformers.
+Needs the extra hf. Importing this module imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.errors import MissingExtraError
+from manyheads.installation import install_command
 
 
 def register() -> None:
@@ -51,4 +52,4 @@ def from_folder(path: str | Path) -> Any:
 
 def _check_installed() -> None:
     if importlib.util.find_spec("transformers") is None:
-        raise MissingExtraError("transformers is not installed; install it with: pip install 'manyheads[hf]'")
+        raise MissingExtraError(f"transformers is not installed; install it with: {install_command('hf')}")

@@ -13,6 +13,7 @@ from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.extras.serving.settings import ServingSettings
+from manyheads.installation import install_command
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
@@ -121,7 +122,7 @@ def run(options: ServeOptions) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("fastapi", "starlette", "uvicorn", "h11", "prometheus_client"):
             raise
-        raise MissingExtraError("serve needs more packages: pip install 'manyheads[serve]'.") from None
+        raise MissingExtraError(f"serve needs more packages: {install_command('serve')}.") from None
     from manyheads.extras.serving.settings import names_of_models
 
     settings = options.settings()

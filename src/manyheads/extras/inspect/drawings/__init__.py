@@ -1,1 +1,1 @@
-"""Plots of tensors and records (needs matplotlib: `pip install manyheads[plot]`), and pages of HTML (need nothing)."""
+"""Plots of tensors and records (needs matplotlib: the extra `plot`), and pages of HTML (need nothing)."""

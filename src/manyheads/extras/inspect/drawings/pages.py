@@ -86,12 +86,18 @@ def attention_page(views: Sequence[AttentionView], *, title: str, note: str = ""
 def write_page(views: Sequence[AttentionView], path: Path, *, text: str, model: str, most: int = MOST_CELLS) -> Path:
     """Write the page of a text that a model has read. For `views`, `most` and errors see `attention_page`.
 
-    Args: text: what it read. model: its name.
+    Args: text: what it read. model: the folder or file of the model; the page names its last part alone.
 
     Returns: the path.
     """
     sizes = ", ".join(f"{view.name} {len(view.layers)} layers x {len(view.layers[0])} heads" for view in views)
-    return save_page(attention_page(views, title=text, note=f"{model}: {sizes}", most=most), path)
+    return save_page(attention_page(views, title=text, note=f"{_name(model)}: {sizes}", most=most), path)
+
+
+def _name(model: str) -> str:
+    """Return the name of a model's folder, of its run where the folder is `model`: nothing of where it lies."""
+    path = Path(model).absolute()
+    return (path.parent.name if path.name == "model" else path.name) or model
 
 
 def _view(view: AttentionView) -> dict[str, object]:

@@ -9,7 +9,7 @@
   const LONGEST_SIDE = 8192; // what every browser can still hold as a canvas
   // Among so many tokens a weight that matters is a small one, and would be paper on paper.
   const isLong = () => data.views.some((v) => Math.max(v.queries.length, v.keys.length) > 128);
-  const state = { view: 0, layer: 0, head: 0, mode: "grid", zoom: 1, faint: isLong(), cursor: null };
+  const state = { view: 0, layer: 0, head: 0, mode: "matrix", zoom: 1, faint: isLong(), cursor: null };
   const cache = new Map();
   let hit = () => null, drawing = 0, moved = null;
 
@@ -228,62 +228,63 @@
     };
   }
 
+  // Cells need not be square: the matrix takes the whole width, and as much of the height as names stay readable in.
   async function matrixScene(width, height) {
     const v = view(), cells = await weights(state.view, state.layer, state.head);
     const { rows, columns } = cells;
-    const names = { q: v.queries.map((t) => short(t)), k: v.keys.map((t) => short(t)) };
-    const wide = widest([...names.q, ...names.k], 13);
-    const side = Math.max(1.2, Math.min(34, (width - wide * 2 - 90) / columns, Math.max(240, height - wide - 40) / rows)) * state.zoom;
-    const cell = Math.min(side, LONGEST_SIDE / 1.2 / Math.max(rows, columns));
-    const size = Math.max(9, Math.min(13, cell * 0.8)), step = Math.max(1, Math.ceil((size * 1.15) / cell));
-    const buckets = bucketsOf(v), strip = buckets ? Math.min(9, Math.max(4, cell)) : 0;
+    const buckets = bucketsOf(v), strip = buckets ? 7 : 0;
     const beside = buckets ? buckets.length * strip + 5 : 0; // a column of colours a round
-    const left = 24 + widest(names.q, size) + 8 + beside;
-    const flat = widest(names.k, size) + 6 <= cell;
-    const slant = flat ? 0 : 55, long = widest(names.k, size);
-    const top = 22 + (flat ? size + 6 : long * Math.sin((slant * Math.PI) / 180) + size);
-    const w = cell * columns, h = cell * rows, bar = left + w + 22, tall = Math.min(150, Math.max(60, h));
+    const most = width < 600 ? 9 : 16; // signs of a name
+    const names = { q: v.queries.map((t) => short(t, most)), k: v.keys.map((t) => short(t, most)) };
+    const largest = LONGEST_SIDE / 1.2;
+    const left = widest(names.q, 13) + 12 + beside;
+    const across = Math.min(Math.max(1.2, (width - left - 6) / columns) * state.zoom, largest / columns);
+    // All names of the keys stand in one direction: level if every one fits, otherwise upright.
+    const level = widest(names.k, 13) + 6 <= across;
+    const keySize = Math.max(9, Math.min(13, level ? 13 : across * 0.8));
+    const top = 24 + (level ? 20 : widest(names.k, keySize) + 8);
+    const room = Math.max(240, height) - top - 8;
+    const down = Math.min(Math.max(room / rows, Math.min(14, across / state.zoom)), 64, largest / rows / state.zoom) * state.zoom;
+    const querySize = Math.max(9, Math.min(13, down * 0.8));
+    const steps = { q: Math.max(1, Math.ceil((querySize * 1.15) / down)), k: Math.max(1, level ? 1 : Math.ceil((keySize * 1.15) / across)) };
+    const w = across * columns, h = down * rows, long = 96, bar = Math.max(left + 110, left + w - long - 42);
     return {
-      width: Math.max(bar + 70, left + w + (flat ? 0 : long * 0.6) + 20), height: top + Math.max(h, tall) + 8,
+      width: Math.max(left + w, bar + long + 42) + 6, height: top + h + 8,
       paint(painter) {
         const ink = colours();
         painter.text("query ↓   key →", 4, 10, { size: 11, fill: ink.muted });
         if (v.memory) {
-          painter.rect(left, top - 4, v.memory * cell, 3, ink.accent);
+          painter.rect(left, top - 4, v.memory * across, 3, ink.accent);
         }
         names.k.forEach((name, column) => {
-          if (column % step) return;
-          const x = left + (column + 0.5) * cell, fill = column < v.memory ? ink.muted : ink.ink;
-          // Short names stand upright, or ▁ would read as a slash.
-          if (flat || widest([name], size) + 2 <= cell * step) painter.text(name, x, top - size / 2 - 7, { size, anchor: "middle", fill });
-          else painter.text(name, x, top - 8, { size, turn: -slant, fill });
+          if (column % steps.k) return;
+          const x = left + (column + 0.5) * across, fill = column < v.memory ? ink.muted : ink.ink;
+          if (level) painter.text(name, x, top - 13, { size: keySize, anchor: "middle", fill });
+          else painter.text(name, x, top - 7, { size: keySize, turn: -90, fill });
         });
-        names.q.forEach((name, row) => { if (row % step === 0) painter.text(name, left - 7 - beside, top + (row + 0.5) * cell, { size, anchor: "end" }); });
+        names.q.forEach((name, row) => { if (row % steps.q === 0) painter.text(name, left - 7 - beside, top + (row + 0.5) * down, { size: querySize, anchor: "end" }); });
         (buckets || []).forEach((round, number) => round.slice(-rows).forEach((bucket, row) => {
-          painter.rect(left - beside + number * strip, top + row * cell, strip - 0.5, cell, bucketColour(bucket));
+          painter.rect(left - beside + number * strip, top + row * down, strip - 0.5, down, bucketColour(bucket));
         }));
         painter.cells(left, top, w, h, cells);
         painter.frame(left, top, w, h, ink.line);
         if (v.memory) {
-          painter.line(left + v.memory * cell, top - 4, left + v.memory * cell, top + h, ink.accent, 1.5);
+          painter.line(left + v.memory * across, top - 4, left + v.memory * across, top + h, ink.accent, 1.5);
           painter.text("memory", Math.max(left + 2, 96), 10, { size: 11, fill: ink.accent });
         }
-        if (state.cursor) painter.frame(left + state.cursor.column * cell, top + state.cursor.row * cell, cell, cell, ink.accent, 2.5);
+        if (state.cursor) painter.frame(left + state.cursor.column * across, top + state.cursor.row * down, across, down, ink.accent, 2.5);
         const slices = 40;
-        for (let i = 0; i < slices; i++) {
-          const share = 1 - (i + 0.5) / slices;
-          painter.rect(bar, top + (i * tall) / slices, 11, tall / slices + 0.5, `rgb(${ramp[shade(share, 1)].join(" ")})`);
-        }
-        painter.frame(bar, top, 11, tall, ink.line);
-        painter.text(cells.largest.toFixed(3), bar + 16, top + 5, { size: 10.5, fill: ink.muted });
-        painter.text("0", bar + 16, top + tall - 5, { size: 10.5, fill: ink.muted });
+        for (let i = 0; i < slices; i++) painter.rect(bar + (i * long) / slices, 5, long / slices + 0.5, 10, `rgb(${ramp[shade((i + 0.5) / slices, 1)].join(" ")})`);
+        painter.frame(bar, 5, long, 10, ink.line);
+        painter.text("0", bar - 5, 10, { size: 10.5, anchor: "end", fill: ink.muted });
+        painter.text(cells.largest.toFixed(3), bar + long + 5, 10, { size: 10.5, fill: ink.muted });
       },
       at(x, y) {
-        const column = Math.floor((x - left) / cell), row = Math.floor((y - top) / cell);
+        const column = Math.floor((x - left) / across), row = Math.floor((y - top) / down);
         return row >= 0 && row < rows && column >= 0 && column < columns ? cellAt(v, cells, row, column) : null;
       },
       cell: (row, column) => cellAt(v, cells, row, column),
-      place: (row, column) => [left + (column + 0.5) * cell, top + (row + 0.5) * cell],
+      place: (row, column) => [left + (column + 0.5) * across, top + (row + 0.5) * down],
       rows, columns,
     };
   }
@@ -384,6 +385,36 @@
     return said.join(" · ");
   }
 
+  // One sentence: where most of the weight of a head lies.
+  async function sentence() {
+    const v = view(), cells = await weights(state.view, state.layer, state.head), { at, rows, columns } = cells;
+    const percent = (share) => `${Math.round(100 * share)}%`;
+    const mean = (of) => {
+      let sum = 0, count = 0;
+      for (let i = 0; i < rows; i++) {
+        const j = of(i);
+        if (j >= 0 && j < columns) { sum += at[i * columns + j]; count++; }
+      }
+      return count ? sum / count : 0;
+    };
+    const isSelf = figures(v, state.layer, Math.max(0, state.head))[1] !== null, whole = v.block[0] === 1 && v.block[1] === 1;
+    const who = state.head < 0 ? `The heads of layer ${state.layer + 1} together` : `Head ${state.head + 1} of layer ${state.layer + 1}`;
+    const looks = state.head < 0 ? "look" : "looks";
+    if (isSelf && whole && rows > 2) {
+      const offsets = [[-1, "the token before"], [0, "the token itself"], [1, "the token after"], [-2, "two tokens back"], [2, "two tokens ahead"]];
+      const found = offsets.map(([offset, words]) => [mean((i) => i + v.memory + offset), words]).sort((a, b) => b[0] - a[0]);
+      if (found[0][0] >= 0.35) return `${who} ${looks} mostly at ${found[0][1]}: ${percent(found[0][0])} of the weight.`;
+      const near = Math.min(1, found.reduce((sum, one) => sum + one[0], 0));
+      if (near >= 0.6) return `${who} ${looks} mostly at the nearest tokens: ${percent(near)} of the weight is at most two tokens away.`;
+    }
+    const shares = Array.from({ length: columns }, (_, j) => mean(() => j));
+    const best = shares.indexOf(Math.max(...shares)), key = `${isolated(v.keys[best])} (${place(v, 1, best)})`;
+    if (shares[best] >= 0.35 && columns > 1) return `${who} ${looks} mostly at ${key}: ${percent(shares[best])} of the weight.`;
+    const top = at.indexOf(cells.largest), row = Math.floor(top / columns), column = top % columns;
+    const pair = `the strongest pair is ${isolated(v.queries[row])} → ${isolated(v.keys[column])} with ${percent(cells.largest)}`;
+    return `${who} ${looks} at several tokens: the most, ${percent(shares[best])} of the weight, is on ${key}; ${pair}.`;
+  }
+
   function buttons(parent, names, chosen, choose) {
     parent.replaceChildren(...names.map((name, index) => {
       const button = document.createElement("button");
@@ -427,6 +458,9 @@
   async function draw() {
     const mine = ++drawing;
     controls();
+    const said = await sentence();
+    if (mine !== drawing) return;
+    $("sentence").textContent = said; // before the room for the picture is measured
     const made = await SCENES[state.mode](Math.max(320, stage.clientWidth - 12), Math.max(300, window.innerHeight - stage.offsetTop - 22));
     if (mine !== drawing) return; // another picture was asked for meanwhile
     scene = made;
@@ -549,6 +583,5 @@
   $("title").textContent = data.title;
   $("note").textContent = data.note;
   setTheme(prefersDark.matches ? "dark" : "light");
-  if (data.views[0].layers.length * data.views[0].heads[0] === 1) state.mode = "matrix";
   draw();
 })();
