@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from manyheads.cli.watching.heartbeat import Heartbeat, Phase
+from manyheads.cli.watching.plain import is_in_notebook
 from manyheads.distributed.process import this_process
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 DELAY_SECONDS = 2.0
 PLAIN_SECONDS = 10.0
 BEAT_SECONDS = 0.5
+_KEPT_LINES = 4
+"""Lines in a notebook for each time that the work takes e times as long."""
 
 
 class Phases(Protocol):
@@ -119,7 +122,8 @@ class PhaseLines:
         now = self._clock()
         if self._began is None or now - self._began < self._delay:
             return False
-        return self._shown is None or now - self._shown >= PLAIN_SECONDS - BEAT_SECONDS
+        wait = max(PLAIN_SECONDS, (now - self._began) / _KEPT_LINES) if is_in_notebook() else PLAIN_SECONDS
+        return self._shown is None or now - self._shown >= wait - BEAT_SECONDS
 
     def _write(self, line: str) -> None:
         self._shown = self._clock()
