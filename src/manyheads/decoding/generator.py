@@ -11,6 +11,7 @@ import torch
 from manyheads.architectures.language_ensemble import LanguageEnsemble
 from manyheads.architectures.language_model import LanguageModel
 from manyheads.architectures.pretrained import save_pretrained, unmixed
+from manyheads.catalogue import shown_as
 from manyheads.config.build import build
 from manyheads.decoding.batching import cut_batches, map_batches
 from manyheads.decoding.device import Precision, choose_device, choose_precision
@@ -43,6 +44,8 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
 
     Raises: RequestError: no such device or precision, or this model's steps cannot be compiled on this machine.
     """
+
+    _repr_mimebundle_ = shown_as("model")
 
     def __init__(
         self,
