@@ -45,7 +45,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: demo test first-minute check fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes docs release lock audit setup clean
+.PHONY: demo test first-minute check fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes sample-model docs release lock audit setup clean
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
@@ -127,6 +127,11 @@ bench-gpu:
 # The commands of every recipe, on a little of the data; needs the folder of large fixtures (MANYHEADS_SHARED).
 recipes: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) tests/integration/test_recipes.py
+
+# The translator of `manyheads sample-model`: about 30 minutes on two idle cores. Stopped, it goes on where it was.
+sample-model: $(READY)
+	$(BIN)/manyheads train --config recipes/sample-model.yaml --resume auto
+	$(BIN)/python -m manyheads.extras.sample_model.making runs/sample-model
 
 # The documentation as a site: site/index.html. Every link and name must hold.
 # The pages are run, README first, and what they print is compared; then they become a site.

@@ -152,6 +152,9 @@ _CORE = "manyheads.cli.commands"
 
 COMMANDS: dict[str, Command] = {
     "sample-data": Command("write the text files that the examples in README use", f"{_CORE}.sample_data"),
+    "sample-model": Command(
+        "write the English-German translator of this package", "manyheads.extras.sample_model.command"
+    ),
     "prepare": Command("convert text files to a folder of tokens for training", f"{_CORE}.prepare"),
     "train": Command("train a model: a preset, a config file, or both", f"{_CORE}.train"),
     "evaluate": Command("score a model on held-out data, with the protocol", f"{_CORE}.evaluate"),
@@ -495,6 +498,7 @@ PRESETS: Table[Callable[..., Any]] = Table(
         "debug": f"{_RUNS}:debug",
         "copy": f"{_RUNS}:copy",
         "demo": f"{_RUNS}:demo",
+        "sample": f"{_RUNS}:sample",
         "tiny": f"{_RUNS}:tiny",
         "base": f"{_RUNS}:base",
         "big": f"{_RUNS}:big",

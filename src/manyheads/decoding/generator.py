@@ -105,13 +105,15 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
         made.runner.prepare_weights()
         return made
 
-    def save_pretrained(self, path: str | Path) -> None:
+    def save_pretrained(self, path: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write weights, vocabulary and settings for `from_pretrained`; an existing folder is replaced, at once.
 
-        Raises: RequestError: it is an ensemble. SaveError: it could not be written, or its weights were rounded by
-            `precision` bf16.
+        Args: dtype: round the weights to this type, such as torch.bfloat16, which halves the file; None: as they are.
+
+        Raises: RequestError: it is an ensemble, or dtype is no floating type. SaveError: it could not be
+            written, or its weights were rounded by `precision` bf16.
         """
-        save_pretrained(self.single_model, path, tokenizer=self.vocabulary, generation=self.settings)
+        save_pretrained(self.single_model, path, tokenizer=self.vocabulary, generation=self.settings, dtype=dtype)
 
     def options(self, **overrides: Unpack[GenerationOverrides]) -> GenerationSettings:
         """Return the settings of a call.

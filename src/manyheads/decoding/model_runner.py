@@ -191,8 +191,8 @@ class RunsEncoder(RunsModel[M]):
         model: Any = self.model
         return list(model.models)
 
-    def save_pretrained(self, path: str | Path) -> None:
-        """Write a model folder.
+    def save_pretrained(self, path: str | Path, *, dtype: torch.dtype | None = None) -> None:
+        """Write a model folder. dtype: see `Translator.save_pretrained`.
 
         Raises: SaveError: it could not be written, or the weights were rounded to bf16. RequestError: this is an
             ensemble.
@@ -200,7 +200,7 @@ class RunsEncoder(RunsModel[M]):
         model: Any = self.model
         if self.models[0] is not model:
             raise RequestError("an ensemble cannot be saved as one model folder; save each of its models.")
-        save_pretrained(model, path, tokenizer=self.tokenizer, task=self.task)
+        save_pretrained(model, path, tokenizer=self.tokenizer, task=self.task, dtype=dtype)
 
 
 def model_folder(path: str | Path, task: ModelTask, revision: str | None = None) -> Path:
