@@ -142,7 +142,8 @@ def install(python: Path, what: str, arguments: Sequence[str]) -> None:
 
     Raises: SetUpError: pip failed; with the end of its output.
     """
-    command = [str(python), "-m", "pip", "install", "--progress-bar", "off", *arguments]
+    # Python compiles what it imports; to compile all of torch would take longer than to install it.
+    command = [str(python), "-m", "pip", "install", "--progress-bar", "off", "--no-compile", *arguments]
     began, shown, lines = time.monotonic(), 0.0, [""]
     is_terminal = sys.stdout.isatty()
 
