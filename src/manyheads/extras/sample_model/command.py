@@ -26,7 +26,7 @@ good for everyday sentences of 4 to 20 words only. README.md in the folder state
 folder with something else in it is not replaced.""",
     (
         "manyheads sample-model models/en-de",
-        'echo "I am hungry." | manyheads translate models/en-de',
+        "manyheads sample-model /tmp/translator",
     ),
 )
 
