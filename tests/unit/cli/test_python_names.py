@@ -52,7 +52,7 @@ def test_a_model_saved_in_bf16_is_half_as_large_and_loads_in_fp32(model_folder: 
         translator.save_pretrained(tmp_path / "other", dtype=torch.int8)
     with torch.no_grad():
         translator.model.body.encoder.layers[0].self_attn.q_proj.weight[0, 0] = 1e6  # type: ignore[attr-defined]
-    with pytest.raises(SaveError, match="q_proj.weight has numbers that are too large for torch.float16"):
+    with pytest.raises(SaveError, match=r"q_proj.weight has numbers that are too large for torch.float16"):
         translator.save_pretrained(tmp_path / "other", dtype=torch.float16)
     assert not (tmp_path / "other").exists()
 
