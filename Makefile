@@ -1,5 +1,6 @@
 # Two commands on a fresh machine, with Python >= 3.11 and make: `make demo` and `make test`.
 # Everything is installed into .venv, once; a change of pyproject.toml or constraints.txt installs again.
+# `make demo` installs torch, the core and plots; `make test` and the others add what tests and tools need.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -40,6 +41,7 @@ RELEASE_VENV ?= .venv-release
 
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+READY_DEV := $(VENV)/ready-dev
 PEERS_READY := $(PEERS_VENV)/ready
 RELEASE_READY := $(RELEASE_VENV)/ready
 SHARED := $(or $(MANYHEADS_SHARED),../shared)
@@ -47,7 +49,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: demo test first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes docs pictures release lock audit dates setup clean
+.PHONY: demo test first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes sample-model docs pictures release lock audit dates setup clean
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
@@ -58,15 +60,15 @@ demo: $(READY)
 test first-minute: export PYTHONDONTWRITEBYTECODE =
 
 # A file stays in one process, because its tests share fixtures; compiled tests share none, and are few and long.
-test: $(READY)
+test: $(READY_DEV)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not page"
 	MANYHEADS_TYPECHECK=0 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "unhooked and not slow" $(UNHOOKED)
 
 # What a new user does first, once more for each class of machine: other processors, one thread, no /proc, not Linux.
-first-minute: $(READY)
+first-minute: $(READY_DEV)
 	$(BIN)/python tests/machines/run.py $(CLASSES)
 
-check: $(READY)
+check: $(READY_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -81,23 +83,23 @@ ceilings: $(READY)
 # Hostile and random input, for $(FUZZ_MINUTES) minutes (MINUTES=N for another time). What is found is written, made
 # small, into tests/fuzz/found, whose files the tests replay.
 fuzz: export OMP_NUM_THREADS = 1
-fuzz: $(READY)
+fuzz: $(READY_DEV)
 	PYTHONPATH=src:tests $(BIN)/python -m fuzz.campaign .fuzz --seed $(SEED) --minutes $(FUZZ_MINUTES) --found tests/fuzz/found
 
 # The readers of files alone, with cases that are guided by coverage.
 fuzz-guided: export OMP_NUM_THREADS = 1
-fuzz-guided: $(READY)
+fuzz-guided: $(READY_DEV)
 	$(BIN)/python -m pip install --quiet -r tests/fuzz/requirements.txt
 	PYTHONPATH=src:tests $(BIN)/python -m fuzz.guided .fuzz-guided --seed $(SEED) --minutes $(FUZZ_MINUTES) --found tests/fuzz/found
 
 # In parts of at most half an hour, whose figures are added to reliability.json. Parts that have passed at this commit
 # are not run again; PART="R2 R4" runs these alone.
-check-long: $(READY)
+check-long: $(READY_DEV)
 	$(BIN)/python tests/long_parts.py reliability.json $(PART) --jobs $(JOBS)
 	$(if $(PART),,MANYHEADS_TYPECHECK=0 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "unhooked and slow" $(UNHOOKED))
 
 # Clients that others wrote against a server of ours; they are installed apart. Needs node, npm, curl and chromium.
-check-serving: $(READY)
+check-serving: $(READY_DEV)
 	$(PYTHON) -m venv $(CLIENTS_VENV)
 	$(CLIENTS_VENV)/bin/pip install --quiet -r tests/clients/requirements.txt
 	cp tests/clients/package.json $(CLIENTS_VENV)/
@@ -107,7 +109,7 @@ check-serving: $(READY)
 
 # Exports in the runtimes of others: two lines of transformers, CTranslate2, onnxruntime, Optimum, and where npm is
 # installed transformers.js. onnxruntime-node downloads libraries for GPUs unless it is told not to.
-check-export: $(READY) $(EXPORT_VENV)/transformers5/ready $(EXPORT_VENV)/transformers4/ready
+check-export: $(READY_DEV) $(EXPORT_VENV)/transformers5/ready $(EXPORT_VENV)/transformers4/ready
 	@mkdir -p $(EXPORT_VENV)/node
 	@if command -v npm > /dev/null; then \
 		ONNXRUNTIME_NODE_INSTALL=skip npm install --silent --no-fund --no-audit --prefix $(EXPORT_VENV)/node \
@@ -124,7 +126,7 @@ $(EXPORT_VENV)/%/ready: tests/clients/exports-%.txt
 	@touch $@
 
 # Without the shared peers only what needs none is measured, and none is installed.
-bench: $(READY) $(if $(wildcard $(SHARED)/peers.py),$(PEERS_READY))
+bench: $(READY_DEV) $(if $(wildcard $(SHARED)/peers.py),$(PEERS_READY))
 	$(BIN)/python benchmarks/run.py $(TASKS) --seconds $(SECONDS) --peer-python $(PEERS_VENV)/bin/python $(BENCH)
 
 # Nothing is installed: machines with GPUs bring their own torch. Parts that are in the file are not run again.
@@ -132,13 +134,18 @@ bench-gpu:
 	$(GPU_PYTHON) benchmarks/gpu.py $(PARTS) --output $(GPU_OUTPUT)
 
 # The commands of every recipe, on a little of the data; needs the folder of large fixtures (MANYHEADS_SHARED).
-recipes: $(READY)
+recipes: $(READY_DEV)
 	$(BIN)/python -m pytest -n $(JOBS) tests/integration/test_recipes.py
+
+# The translator of `manyheads sample-model`: about 30 minutes on two idle cores. Stopped, it goes on where it was.
+sample-model: $(READY)
+	$(BIN)/manyheads train --config recipes/sample-model.yaml --resume auto
+	$(BIN)/python -m manyheads.extras.sample_model.making runs/sample-model
 
 # The documentation as a site: site/index.html. Every link and name must hold.
 # The pages are run, README first, and what they print is compared; then they become a site.
 docs: export PYTHONDONTWRITEBYTECODE =
-docs: $(READY)
+docs: $(READY_DEV)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m page tests/integration/test_readme.py tests/integration/test_docs.py
 	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
@@ -165,18 +172,18 @@ audit: $(RELEASE_READY)
 	$(RELEASE_VENV)/bin/pip-audit --strict --disable-pip --require-hashes -r requirements.lock
 	$(RELEASE_VENV)/bin/pip-audit --strict --disable-pip --no-deps -r $(RELEASE_VENV)/torch.txt
 
-setup: $(READY)
+setup: $(READY_DEV)
 
-# torch goes first and alone, so that TORCH_INDEX serves nothing else; its pin gives way to TORCH_SPEC.
+# release/set_up.py chooses the build of torch: see TORCH_SPEC and TORCH_INDEX. `make demo` needs few packages; what tests
+# and tools need comes into the same environment when it is first asked for.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed, this is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
-	@echo "Setting up $(VENV), once: torch and what else is needed. This takes a minute or more."
-	@$(PYTHON) -m venv $(VENV)
-	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
-	@echo '$(TORCH_SPEC)' >> $(VENV)/constraints.txt
-	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),-c $(VENV)/constraints.txt) '$(TORCH_SPEC)'
-	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[dev]'
-	@touch $(READY)
+	@$(PYTHON) release/set_up.py $(VENV) --extras plot --torch '$(TORCH_SPEC)' --torch-index '$(TORCH_INDEX)'
+	@touch $@
+
+$(READY_DEV): $(READY)
+	@$(PYTHON) release/set_up.py $(VENV) --extras dev --torch '$(TORCH_SPEC)' --torch-index '$(TORCH_INDEX)'
+	@touch $@
 
 $(PEERS_READY): benchmarks/peers-requirements.txt
 	@echo "Setting up $(PEERS_VENV), once: torch and the peers of the benchmarks."

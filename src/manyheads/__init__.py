@@ -21,12 +21,23 @@ if TYPE_CHECKING:
     from manyheads.decoding.generator import Generator
     from manyheads.decoding.translator import Translator
     from manyheads.extras.classification.classifier import Classifier
+    from manyheads.extras.inspect.display import inspect_model, show_attention
     from manyheads.extras.parsing.parser import Parser
     from manyheads.models.pretrained import load
 
 __version__ = "0.1.0"
 
-__all__ = ["Classifier", "Generator", "Parser", "Translator", "__version__", "load", "nn"]
+__all__ = [
+    "Classifier",
+    "Generator",
+    "Parser",
+    "Translator",
+    "__version__",
+    "inspect_model",
+    "load",
+    "nn",
+    "show_attention",
+]
 
 
 def __getattr__(name: str) -> Any:

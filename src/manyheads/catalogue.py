@@ -152,6 +152,9 @@ _CORE = "manyheads.cli.commands"
 
 COMMANDS: dict[str, Command] = {
     "sample-data": Command("write the text files that the examples in README use", f"{_CORE}.sample_data"),
+    "sample-model": Command(
+        "write the English-German translator of this package", "manyheads.extras.sample_model.command"
+    ),
     "prepare": Command("convert text files to a folder of tokens for training", f"{_CORE}.prepare"),
     "train": Command("train a model: a preset, a config file, or both", f"{_CORE}.train"),
     "evaluate": Command("score a model on held-out data, with the protocol", f"{_CORE}.evaluate"),
@@ -495,6 +498,7 @@ PRESETS: Table[Callable[..., Any]] = Table(
         "debug": f"{_RUNS}:debug",
         "copy": f"{_RUNS}:copy",
         "demo": f"{_RUNS}:demo",
+        "sample": f"{_RUNS}:sample",
         "tiny": f"{_RUNS}:tiny",
         "base": f"{_RUNS}:base",
         "big": f"{_RUNS}:big",
@@ -561,13 +565,16 @@ PUBLIC: dict[str, str] = {
     "Generator": "manyheads.decoding.generator:Generator",
     "Parser": f"{_PARSING}.parser:Parser",
     "Translator": "manyheads.decoding.translator:Translator",
+    "inspect_model": "manyheads.extras.inspect.display:inspect_model",
     "load": f"{_MODELS}.pretrained:load",
+    "show_attention": "manyheads.extras.inspect.display:show_attention",
 }
 """The names of the package itself."""
 
 HOOKS: dict[str, str] = {
     "check pictures": "manyheads.extras.inspect.options:check_kinds",
     "ctranslate2": "manyheads.extras.exports.ctranslate2_engine:open_for",
+    "display": "manyheads.extras.inspect.display:bundle_of",
     "documents": "manyheads.extras.documents.files:DocumentOptions",
     "learning curve": "manyheads.extras.inspect.drawings.curves:CurvePainter",
     "picture": "manyheads.extras.inspect.pictures:picture_of",
@@ -575,3 +582,16 @@ HOOKS: dict[str, str] = {
     "translate.spans": f"{_PARSING}.translate:translate_by_chart",
 }
 """Functions and classes of extras that the core uses, by neutral names; `load(HOOKS[name])` returns one."""
+
+
+def shown_as(kind: str) -> Callable[..., dict[str, str]]:
+    """Return the method `_repr_mimebundle_` of a class: what notebooks show of its objects.
+
+    Args: kind: as of `HOOKS["display"]`.
+    """
+
+    def _repr_mimebundle_(shown: Any, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        bundle: dict[str, str] = load(HOOKS["display"])(kind, shown)
+        return bundle
+
+    return _repr_mimebundle_

@@ -5,7 +5,8 @@ The command line prints such an error as one paragraph and exits with `exit_code
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -13,6 +14,18 @@ class ManyHeadsError(Exception):
     """Base of all errors that a user's input can cause."""
 
     exit_code = 2
+
+    @property
+    def _render_traceback_(self) -> Callable[[], list[str]]:
+        """What IPython and notebooks print instead of a traceback: one paragraph.
+
+        Raises: AttributeError: MANYHEADS_DEBUG is set, so that they print the traceback.
+        """
+        if wants_traceback():
+            raise AttributeError("_render_traceback_")
+        text = "\n".join([f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())])
+        shown = "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
+        return lambda: shown.split("\n")
 
 
 class ConfigError(ManyHeadsError):
@@ -64,6 +77,11 @@ class RankLostError(ManyHeadsError):
 
 class MissingExtraError(ManyHeadsError):
     """An optional package is missing; the message gives the pip command."""
+
+
+def wants_traceback() -> bool:
+    """Return whether the environment asks for the traceback of each error: MANYHEADS_DEBUG=1."""
+    return os.environ.get("MANYHEADS_DEBUG", "0") not in ("", "0")
 
 
 def refuse_nan(is_nan: bool, model: str = "The model") -> None:

@@ -17,7 +17,7 @@ from manyheads import __version__
 from manyheads.catalogue import COMMANDS, PLUGINS, entries_of
 from manyheads.cli.streams import StoppedBySystem, abandon_output, say, set_up_streams, stoppable
 from manyheads.config.checks import did_you_mean
-from manyheads.errors import ManyHeadsError, RequestError, SaveError, is_out_of_memory
+from manyheads.errors import ManyHeadsError, RequestError, SaveError, is_out_of_memory, wants_traceback
 
 EXIT_CODES = (
     "exit codes: 0 success, 2 an error in the input or a full disk, 1 a bug of manyheads, 3 another process of the run "
@@ -39,7 +39,7 @@ commands:
 
 options:
   --version   print the version
-  --debug     print a traceback after an error
+  --debug     print a traceback after an error (or set MANYHEADS_DEBUG=1)
   --plugin MODULE
               add the architectures, tasks and others of a module of yours
   --max-input-bytes N
@@ -196,7 +196,7 @@ def _table() -> str:
 
 
 def _fail(message: str, code: int, debug: bool) -> int:
-    if debug:
+    if debug or wants_traceback():
         import traceback  # imported here, because help does not need it
 
         traceback.print_exc()

@@ -11,6 +11,7 @@ from typing import Self, Unpack, overload
 
 import torch
 
+from manyheads.catalogue import shown_as
 from manyheads.config.build import build
 from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.generation import Continuation, Generation, PrefixCache, TextSteps, token_limit
@@ -105,6 +106,8 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
     Raises: RequestError: no such device or precision, or this model's steps cannot be compiled on this machine.
     """
 
+    _repr_mimebundle_ = shown_as("model")
+
     def __init__(
         self,
         model: LanguageModel | LanguageEnsemble,
@@ -163,13 +166,15 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
         made.runner.prepare_weights()
         return made
 
-    def save_pretrained(self, path: str | Path) -> None:
+    def save_pretrained(self, path: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write weights, vocabulary and settings for `from_pretrained`; an existing folder is replaced, at once.
 
-        Raises: RequestError: it is an ensemble. SaveError: it could not be written, or its weights were rounded by
-            `precision` bf16.
+        Args: dtype: round the weights to this type, such as torch.bfloat16, which halves the file; None: as they are.
+
+        Raises: RequestError: it is an ensemble, or dtype is no floating type. SaveError: it could not be
+            written, or its weights were rounded by `precision` bf16.
         """
-        save_pretrained(self.single_model, path, tokenizer=self.vocabulary, generation=self.settings)
+        save_pretrained(self.single_model, path, tokenizer=self.vocabulary, generation=self.settings, dtype=dtype)
 
     def options(self, **overrides: Unpack[GenerationOverrides]) -> GenerationSettings:
         """Return the settings of a call.

@@ -139,13 +139,15 @@ class TranslationModel(RunsModel[Searchable]):
         engine = self.search.engine
         return "int8" if engine is not None and engine.is_int8 else self.runner.precision
 
-    def save_pretrained(self, path: str | Path) -> None:
+    def save_pretrained(self, path: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write a model folder that `from_pretrained` reads: weights, tokenizer, settings and languages.
 
         An existing folder is replaced, at once and completely.
 
-        Raises: RequestError: the model is not one of this package. SaveError: it could not be written, or its weights
-            were rounded by `precision` bf16.
+        Args: dtype: round the weights to this type, such as torch.bfloat16, which halves the file; None: as they are.
+
+        Raises: RequestError: the model is not one of this package, or dtype is no floating type. SaveError: it could
+            not be written, or its weights were rounded by `precision` bf16.
         """
         if isinstance(self.model, Ensemble):
             raise RequestError("an ensemble cannot be saved as one model folder; save each of its models.")
@@ -153,7 +155,12 @@ class TranslationModel(RunsModel[Searchable]):
             raise RequestError(f"a {type(self.model).__name__} has no config, so it cannot be saved as a model folder.")
         whole = self._whole or self  # into one language, it is still a model of all of them
         save_pretrained(
-            self.model, path, tokenizer=whole.tokenizer, generation=self.settings, languages=whole.languages
+            self.model,
+            path,
+            tokenizer=whole.tokenizer,
+            generation=self.settings,
+            languages=whole.languages,
+            dtype=dtype,
         )
 
     def to(self, device: str | torch.device) -> Self:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Unpack, overload
 
+from manyheads.catalogue import shown_as
 from manyheads.decoding.forced import translate_forced
 from manyheads.decoding.hypothesis import Scored, Stop, Translation, one_line
 from manyheads.decoding.kept_texts import Candidate, KeptTexts
@@ -46,6 +47,8 @@ class Translator(TranslationModel):
     Raises: RequestError: no such device or precision; an option contains ids outside the vocabulary; the model's steps
         cannot be compiled, or there is no compiler.
     """
+
+    _repr_mimebundle_ = shown_as("model")
 
     @overload
     def translate(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from manyheads.catalogue import shown_as
 from manyheads.nn.attention.observing import observe
 
 _LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)[._])?layers\.(\d+)\.([\w.]+)$")
@@ -25,6 +26,9 @@ class Attentions(NamedTuple):
     encoder: tuple[Tensor, ...] = ()
     decoder: tuple[Tensor, ...] = ()
     cross: tuple[Tensor, ...] = ()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return shown_as("attentions")(self)
 
 
 def attentions_of(model: nn.Module, *inputs: Any, **options: Any) -> Attentions:

@@ -27,7 +27,8 @@ from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, build_model, foreign
 from manyheads.checkpoint.format import needed_bytes, write_tensors
 from manyheads.config.build import build
 from manyheads.config.files import to_json, to_plain
-from manyheads.errors import CheckpointError, ConfigError, ManyHeadsError, ModelFileError, SaveError
+from manyheads.data.corpora import NOTICES
+from manyheads.errors import CheckpointError, ConfigError, ManyHeadsError, ModelFileError, RequestError, SaveError
 from manyheads.files.commit import write_folder
 from manyheads.files.verify import MANIFEST, read_object, verify_folder
 from manyheads.models.hub import resolve_model_path
@@ -129,6 +130,8 @@ def save_pretrained(
     task: str | None = None,
     languages: Sequence[LanguagePair] = (),
     replace: bool = True,
+    dtype: torch.dtype | None = None,
+    data: str = "",
 ) -> None:
     """Write a model folder atomically.
 
@@ -140,14 +143,17 @@ def save_pretrained(
         card: README.md; None writes a short one.
         weights: other values under the same names, such as an average; None: the model's.
         more: further files, name -> content.
-        task: what the model was trained for, a name in `tasks.report.TASKS`; None: it is not recorded.
+        task: what the model was trained for, a name in `tasks.table.TASKS`; None: it is not recorded.
         languages: source and target language of each direction that it translates, as in BCP 47, if known.
         replace: replace an existing folder.
+        dtype: round the weights to this type, such as torch.bfloat16, which halves the file; `load` gives float32.
+            None: as they are.
+        data: what it was trained on, as in `data.path`; the card then names the source and licence of embedded data.
 
     Raises: SaveError: it could not be written, it exists and is not to be replaced, or some of its weights were rounded
-        for decoding; an older folder is unchanged.
+        for decoding, or are too large for dtype; an older folder is unchanged. RequestError: dtype is no floating type.
     """
-    tensors = weights or _unrounded_state(model, path)
+    tensors = _rounded(weights or _unrounded_state(model, path), dtype)
 
     def write(folder: Path) -> None:
         write_tensors(folder / WEIGHTS, tensors)
@@ -156,7 +162,7 @@ def save_pretrained(
         config |= {"plugins": plugins} if (plugins := foreign_entries(model.config)) else {}
         config |= to_plain(model.config)
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        (folder / "README.md").write_text(card or _card(model, tensors, languages), encoding="utf-8")
+        (folder / "README.md").write_text(card or _card(model, tensors, languages, data), encoding="utf-8")
         for name, content in {**({} if tokenizer is None else tokenizer.files()), **(more or {})}.items():
             (folder / name).write_bytes(content)
         if generation is not None:
@@ -178,6 +184,19 @@ def _unrounded_state(model: Any, path: str | Path) -> dict[str, Tensor]:
             " Translator or Generator in bf16 leaves them. Load the model again, in fp32, to save it."
         )
     return tensors
+
+
+def _rounded(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Return the tensors with floating ones in another type. Raises: see `save_pretrained`."""
+    if dtype is None:
+        return dict(tensors)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise RequestError(f"dtype {dtype!r} is no floating type of torch; use torch.bfloat16, or leave it out.")
+    rounded = {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
+    for name, tensor in rounded.items():
+        if not torch.equal(tensor.isfinite(), tensors[name].isfinite()):
+            raise SaveError(f"{name} has numbers that are too large for {dtype}; save it in torch.bfloat16 or float32.")
+    return rounded
 
 
 def unmixed(read: Callable[P, T]) -> Callable[P, T]:
@@ -415,6 +434,7 @@ def _card(
     model: Composite,
     tensors: Mapping[str, Tensor],
     languages: Sequence[LanguagePair] = (),
+    data: str = "",
 ) -> str:
     name = model.config.architecture
     task = ARCHITECTURES[name].task
@@ -422,6 +442,7 @@ def _card(
     header = f"language: {yaml_list(known)}\n" if known else ""
     directions = ", ".join(f"{source} to {target}" for source, target in languages)
     more = f"It translates from {directions}.\n\n" if directions else model.card_text()
+    source = f"\nIts training data: {NOTICES[data]}.\n" if data in NOTICES else ""
     return f"""---
 {header}library_name: manyheads
 tags: [{task}, {name}]
@@ -433,7 +454,4 @@ tags: [{task}, {name}]
 ```python
 {usage_example(task, languages)}
 ```
-"""
-
-
-# Never pickles or scripts: other files of a repository are not downloaded.
+{source}"""

@@ -112,6 +112,27 @@ def demo(precision: str = "bf16") -> TrainConfig:
     )
 
 
+def sample() -> TrainConfig:
+    """The translator of `manyheads sample-model`: the demo's smaller size and its data, 30 minutes on two cores.
+
+    About ten epochs, so with dropout. Steps, precision, threads and seed are fixed, so that it can be trained again.
+    """
+    small = demo("fp32")
+    return replace(
+        small,
+        run_dir="runs/sample-model",
+        seed=1,
+        device="cpu",
+        precision="fp32",
+        num_threads=2,
+        model=replace(small.model, dropout=0.1),
+        optimiser=replace(small.optimiser, learning_rate=6e-3, muon_learning_rate=0.02),
+        schedule=ScheduleSettings(kind="linear", warmup_steps=100),
+        training=replace(small.training, max_steps=3600, max_minutes=0.0, save_every=200),
+        validation=replace(small.validation, every_steps=400, bleu_sentences=-1),
+    )
+
+
 def tiny() -> TrainConfig:
     """Multi30k as in Wu et al. 2021 (ACL), sec. 4.1: joint BPE of 10K, Adam at 0.005, 8,000 updates, beam 5.
 

@@ -251,5 +251,5 @@ class RunConfig:
 
     @property
     def task(self) -> str:
-        """The task's name in `tasks.report.TASKS`."""
+        """The task's name in `tasks.table.TASKS`."""
         raise NotImplementedError

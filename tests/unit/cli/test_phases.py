@@ -80,6 +80,20 @@ class Clock:
         return self.now
 
 
+def test_a_notebook_gets_fewer_lines_the_longer_the_work_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    clock = Clock()
+    lines = PhaseLines(0.0, clock)
+    for second in range(36_000):
+        clock.now += 1
+        lines("translating", second, 36_000)
+        lines.beat()
+    told = capsys.readouterr().err.split("\n")
+    assert 20 < len(told) <= 40
+
+
 def test_a_long_command_shows_lines_after_two_seconds_and_every_ten(capsys: pytest.CaptureFixture[str]) -> None:
     assert DELAY_SECONDS == 2.0
     clock = Clock()

@@ -6,16 +6,18 @@ import io
 import re
 import sys
 import threading
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from manyheads.cli.watching import training as progress
-from manyheads.cli.watching.training import LineReporter, LiveReporter, QuietReporter, watching
+from manyheads.cli.watching.training import LineReporter, LiveReporter, NotebookReporter, QuietReporter, watching
 from manyheads.training.record.log import PlainReporter
-from manyheads.training.record.report import RunStart, StepReport, TrainResult
+from manyheads.training.record.report import RunStart, Sample, StepReport, TrainResult, ValidationReport
 
 
 class Clock:
@@ -39,6 +41,12 @@ def step(number: int, *, logged: bool = False, elapsed: float = 65.0, eta: float
 def start(tmp_path: Path) -> RunStart:
     return RunStart(run_dir=tmp_path, device="cpu", precision="fp32", num_parameters=7, data="data", step=0,
                     max_steps=100, max_minutes=2.0)  # fmt: skip
+
+
+def result(tmp_path: Path, **more: Any) -> TrainResult:
+    return TrainResult(run_dir=tmp_path, step=1, epoch=0, tokens=1, elapsed_seconds=1.0, stopped_by="steps",
+                       signal_number=None, checkpoint=None, model_dir=None, best_step=None, best_score=None,
+                       **more)  # fmt: skip
 
 
 def after(reporter: LineReporter, clock: Clock, seconds: int, stream: io.StringIO) -> list[tuple[float, str]]:
@@ -133,6 +141,36 @@ def test_lines_of_two_threads_stay_whole() -> None:
     assert all(known.fullmatch(line) for line in stream.getvalue().split("\n")[:-1])
 
 
+@pytest.mark.parametrize("every", [1, 150, 10_000])
+def test_a_notebook_gets_few_lines_spread_over_the_run(tmp_path: Path, every: int) -> None:
+    clock, stream = Clock(), io.StringIO()
+    reporter = NotebookReporter(stream, clock)
+    reporter.doing("encode train", 1, 2)
+    after(reporter, clock, 3600, stream)
+    reporter.start(start(tmp_path))
+    report = ValidationReport(step=0, loss=2.0, samples=(Sample(source="I", text="ich", reference="Ich"),))
+    for number in range(1, 10_001):
+        clock.now += 10
+        reporter.beat()
+        reporter.step(replace(step(number, logged=True), progress=number / 10_000))
+        if number % every == 0:
+            report = replace(report, step=number, bleu=12.0, bleu_signature="nrefs:1")
+            reporter.validation(report)
+    reporter.message("the disk is full", "warning")
+    told = stream.getvalue().count("\n")
+    reporter.done(result(tmp_path, last_validation=report))
+    lines = stream.getvalue().split("\n")[:-1]
+    assert len(lines) <= 32
+    assert "train.log has all of them" in stream.getvalue()
+    assert "warning: the disk is full" in lines
+    assert lines[told:][-4:-1] == ["  source      I", "  reference   Ich", "  translation ich"]
+    assert f"validation at step {report.step} | nll 2.0000" in stream.getvalue()
+    steps = [int(line.split("/")[0].split()[-1]) for line in lines if line.startswith("step ")]
+    validations = [int(line.split(" |")[0].split()[-1]) for line in lines if line.startswith("validation ")]
+    shown = sorted([*steps, *validations])
+    assert max(later - earlier for earlier, later in pairwise([0, *shown, 10_000])) <= 2000
+
+
 def test_quiet_means_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -199,10 +237,7 @@ def test_the_live_display_is_gone_when_the_run_is_done(tmp_path: Path) -> None:
     screen, live_reporter = live(Clock())
     with live_reporter as reporter:
         reporter.start(start(tmp_path))
-        reporter.done(
-            TrainResult(run_dir=tmp_path, step=1, epoch=0, tokens=1, elapsed_seconds=1.0, stopped_by="steps",
-                        signal_number=None, checkpoint=None, model_dir=None, best_step=None, best_score=None)
-        )  # fmt: skip
+        reporter.done(result(tmp_path))
         length = len(screen.getvalue())
         reporter.beat()
         assert len(screen.getvalue()) == length

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
+from manyheads.cli.watching.phases import Heartbeat, Phase
+from manyheads.cli.watching.plain import is_in_notebook
 from manyheads.data.lines import Progress
 from manyheads.distributed.process import this_process
 
@@ -173,6 +175,8 @@ def _signals() -> tuple[signal.Signals, ...]:
 DELAY_SECONDS = 2.0
 PLAIN_SECONDS = 10.0
 BEAT_SECONDS = 0.5
+_KEPT_LINES = 4
+"""Lines in a notebook for each time that the work takes e times as long."""
 
 
 class Phases(Protocol):
@@ -270,7 +274,8 @@ class PhaseLines:
         now = self._clock()
         if self._began is None or now - self._began < self._delay:
             return False
-        return self._shown is None or now - self._shown >= PLAIN_SECONDS - BEAT_SECONDS
+        wait = max(PLAIN_SECONDS, (now - self._began) / _KEPT_LINES) if is_in_notebook() else PLAIN_SECONDS
+        return self._shown is None or now - self._shown >= wait - BEAT_SECONDS
 
     def _write(self, line: str) -> None:
         self._shown = self._clock()

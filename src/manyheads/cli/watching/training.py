@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal
 
 from rich.console import Console, Group
@@ -23,6 +24,7 @@ from rich.text import Text
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.streams import printable
 from manyheads.cli.watching.phases import Heartbeat, Phase
+from manyheads.cli.watching.plain import ColouredLines, is_in_notebook, wants_colours
 from manyheads.evaluation.likelihood import show_perplexity
 from manyheads.training.record.log import PlainReporter, Stream, format_seconds
 from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
@@ -37,19 +39,23 @@ With one beat per second there is a line at least every ten seconds. The end of 
 _LONG_SECONDS = 2.0
 """The live display shows a phase only after this many seconds."""
 _STARTING = "starting"
+_MOST_REPORTS, _MOST_BEATS = 14, 6
+"""Lines in a notebook: of steps and validations, and of beats."""
 
 
 @contextmanager
 def watching(*, quiet: bool = False, verbose: bool = False) -> Iterator[Reporter]:
-    """The reporter that fits stderr: moving lines in a terminal, plain lines elsewhere, warnings alone if `quiet`."""
+    """The reporter that fits stderr: moving lines in a terminal, plain lines elsewhere, few of them in a notebook,
+    warnings alone if `quiet`."""
     console = Console(stderr=True, highlight=False)
     if quiet:
         yield QuietReporter(sys.stderr)
-    elif console.is_terminal and not console.is_dumb_terminal:
+    elif sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal:
         with LiveReporter(console, verbose=verbose) as reporter, Heartbeat(reporter.beat, _BEAT_SECONDS):
             yield reporter
     else:
-        lines = LineReporter(sys.stderr)
+        stream: Stream = ColouredLines(sys.stderr) if wants_colours() else sys.stderr
+        lines = NotebookReporter(stream) if is_in_notebook() else LineReporter(stream)
         with Heartbeat(lines.beat, _BEAT_SECONDS):
             yield lines
 
@@ -132,6 +138,65 @@ class LineReporter(PlainReporter):
     def _line(self, text: str) -> None:
         with self._lock:
             super()._line(printable(text))
+
+
+class NotebookReporter(LineReporter):
+    """As `LineReporter`, but about 30 lines for a run of any length, because a notebook keeps the output of a cell.
+
+    Lines of steps and validations are spread over the run, and a few say that the work goes on. One sample is shown, of
+    the last validation. Messages and warnings are all shown, and train.log has every line.
+    """
+
+    def __init__(self, stream: Stream, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stream, clock)
+        self._began = clock()
+        self._progress = 0.0
+        self._num_lines = self._num_reports = self._num_beats = 0
+        self._validated = -1
+
+    def start(self, start: RunStart) -> None:
+        super().start(start)
+        self._line(f"  a notebook gets few lines; {start.run_dir / 'train.log'} has all of them")
+
+    def step(self, report: StepReport) -> None:
+        self._progress, self._report = report.progress, (report, self._clock())
+        if self._num_reports < self._due_reports():
+            before = self._num_lines
+            super().step(report)
+            self._num_reports += self._num_lines - before
+
+    def validation(self, report: ValidationReport) -> None:
+        if self._num_reports < self._due_reports() + 2:
+            self._num_reports += 1
+            self._validated = report.step
+            short = replace(report, bleu_signature=None, chrf_signature=None, brackets_signature=None, samples=())
+            super().validation(short)
+
+    def beat(self) -> None:
+        waited = self._clock() - self._began
+        with self._lock:
+            if self._num_beats < _MOST_BEATS * waited / (waited + _MOST_BEATS * _SILENT_SECONDS):
+                before = self._num_lines
+                super().beat()
+                self._num_beats += self._num_lines - before
+
+    def done(self, result: TrainResult) -> None:
+        last = result.last_validation
+        if last is not None and last.step != self._validated:
+            self._num_reports = 0  # the last one is always shown
+            self.validation(last)
+        for sample in last.samples[:1] if last is not None else ():
+            for name, text in sample.labelled():
+                self._line(f"  {name:<11} {text}")
+        super().done(result)
+
+    def _due_reports(self) -> float:
+        return 1 + (_MOST_REPORTS - 3) * self._progress
+
+    def _line(self, text: str) -> None:
+        with self._lock:
+            self._num_lines += 1
+            super()._line(text)
 
 
 class LiveReporter:

@@ -9,6 +9,20 @@ from importlib.resources import files
 
 from manyheads.errors import DataError
 
+_TATOEBA = (
+    "of tatoeba.org by way of www.manythings.org/anki, by many authors, CC BY 2.0 FR"
+    " (https://creativecommons.org/licenses/by/2.0/fr/), selected and grouped by the authors of manyheads"
+)
+NOTICES = {
+    "embedded:tatoeba-en-de": f"English-German sentence pairs {_TATOEBA}",
+    "embedded:tatoeba-languages": f"English and German sentences {_TATOEBA}",
+    "embedded:crime-and-punishment": (
+        "Crime and Punishment by Fyodor Dostoevsky, translated by Constance Garnett, in the public domain in the United"
+        " States and, as far as is known, elsewhere"
+    ),
+}
+"""What a model that was trained on an embedded corpus, by its name in settings, says of its data."""
+
 
 def read_embedded(name: str, sha256: str) -> bytes:
     """Return the unpacked content of a file in this folder.

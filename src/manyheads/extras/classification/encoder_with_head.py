@@ -166,8 +166,8 @@ class RunsEncoder(RunsModel[M]):
         model: Any = self.model
         return list(model.models)
 
-    def save_pretrained(self, path: str | Path) -> None:
-        """Write a model folder.
+    def save_pretrained(self, path: str | Path, *, dtype: torch.dtype | None = None) -> None:
+        """Write a model folder. dtype: see `Translator.save_pretrained`.
 
         Raises: SaveError: it could not be written, or the weights were rounded to bf16. RequestError: this is an
             ensemble.
@@ -175,4 +175,4 @@ class RunsEncoder(RunsModel[M]):
         model: Any = self.model
         if self.models[0] is not model:
             raise RequestError("an ensemble cannot be saved as one model folder; save each of its models.")
-        save_pretrained(model, path, tokenizer=self.tokenizer, task=self.task)
+        save_pretrained(model, path, tokenizer=self.tokenizer, task=self.task, dtype=dtype)

@@ -97,7 +97,7 @@ def blocks_of(model: Any) -> ModelBlocks:
 
     Args: model: a composite, in evaluation mode, on any device. Raises: as the model's forward.
     """
-    inputs = _example(model)
+    inputs = example_inputs(model)
     traced: dict[str, list[TracedTensor]] = {}
     for line in trace(model, inputs):
         traced.setdefault(line.module, []).append(line)
@@ -231,7 +231,7 @@ def _masked_layers(model: Any, inputs: dict[str, Any]) -> set[str]:
     }
 
 
-def _example(model: Any) -> dict[str, Tensor]:
+def example_inputs(model: Any) -> dict[str, Tensor]:
     """Return arguments of `log_probs`: few tokens, but more than hashed layers attend to exactly."""
     device = next(model.parameters()).device
     exact = [getattr(getattr(module, "settings", None), "exact_len", 0) for module in model.modules()]

@@ -272,9 +272,9 @@ class Parser:
         self.model.to(device)
         return self
 
-    def save_pretrained(self, path: str | Path) -> None:
+    def save_pretrained(self, path: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write a model folder; see `Translator.save_pretrained`."""
-        self.model.save_pretrained(path)
+        self.model.save_pretrained(path, dtype=dtype)
 
     @overload
     def parse(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too

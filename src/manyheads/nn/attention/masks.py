@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from manyheads.catalogue import shown_as
 from manyheads.errors import ShapeError
 from manyheads.nn.pytrees import register_state
 from manyheads.nn.shapes import Bool, Float, Int
@@ -24,6 +25,8 @@ class Mask:
     >>> dense_mask(mask, q_len=3, k_len=3, device=torch.device("cpu")).shape
     torch.Size([2, 1, 3, 3])
     """
+
+    _repr_mimebundle_ = shown_as("mask")
 
     def __and__(self, other: Mask | None) -> Mask:
         refuse_tensor(other)

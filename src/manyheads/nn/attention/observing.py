@@ -9,9 +9,22 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from manyheads.catalogue import shown_as
+
+
+class Observed(dict[str, list[Tensor]]):
+    """What `observe` collects: name of a layer -> a tensor for each call. It is printed as a list of shapes."""
+
+    _repr_mimebundle_ = shown_as("observed")
+
+    def __repr__(self) -> str:
+        shapes = {name: [*dict.fromkeys(tuple(one.shape) for one in tensors)] for name, tensors in self.items()}
+        calls = [f"{name!r}: {len(self[name])} of shape {', '.join(map(str, of))}" for name, of in shapes.items()]
+        return f"Observed({', '.join(calls)})"
+
 
 @contextmanager
-def observe(module: nn.Module, what: Literal["weights", "buckets"] = "weights") -> Iterator[dict[str, list[Tensor]]]:
+def observe(module: nn.Module, what: Literal["weights", "buckets"] = "weights") -> Iterator[Observed]:
     """Collect the attention weights, or the buckets, of every layer below `module`, one entry per call.
 
         >>> import torch
@@ -26,7 +39,7 @@ def observe(module: nn.Module, what: Literal["weights", "buckets"] = "weights") 
 
     The module is left as it was, also after an error.
     """
-    record: dict[str, list[Tensor]] = {}
+    record = Observed()
 
     def keep(name: str, tensor: Tensor) -> None:
         record.setdefault(name, []).append(tensor.detach())

@@ -363,6 +363,7 @@ class CheckpointManager:
             weights=weights,
             task=assembly.objective.task,
             languages=assembly.objective.languages,
+            data=str(getattr(getattr(assembly.config, "data", None), "path", "")),
         )
         self._model_failed = False
 

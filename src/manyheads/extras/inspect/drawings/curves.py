@@ -227,9 +227,10 @@ class CurvePainter:
                 figure = learning_curve_figure(self._records.read())
                 self._drawn = (size, save_figure(figure, self._plots / "learning-curve"))
             return self._drawn[1]
-        except (MissingExtraError, SaveError, DataError, OSError) as error:
+        except Exception as error:
             self._off = True
-            self._warn(f"No learning curve: {error}")
+            expected = isinstance(error, MissingExtraError | SaveError | DataError | OSError)
+            self._warn(f"No learning curve: {error if expected else f'{type(error).__name__}: {error}'}")
             return ()
 
 

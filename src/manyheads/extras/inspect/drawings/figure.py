@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
+import sys
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,6 +49,7 @@ _UNFIT = ("Noto Color Emoji", "Apple Color Emoji", "Last Resort", "LastResort")
 """Fonts that are not used: those with pictures instead of outlines, which cannot be drawn, and those with a box for
 every character."""
 _MOST_OPENED = 400
+_BACKEND = "MPLBACKEND"
 
 
 def legible_texts(texts: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -135,8 +138,20 @@ def check_plots() -> None:
 
     Raises: MissingExtraError: matplotlib is not installed.
     """
-    with needing_extra("plots need matplotlib, which is not installed", "plot"):
-        import matplotlib.figure  # noqa: F401
+    # A notebook names its own backend to all programs that it starts, also to those of other environments, where
+    # matplotlib does not know it and could not be imported. No picture needs a backend.
+    backend = "" if sys.modules.get("matplotlib") else os.environ.pop(_BACKEND, "")
+    try:
+        with needing_extra("plots need matplotlib, which is not installed", "plot"):
+            import matplotlib.figure
+    finally:
+        if backend:
+            os.environ[_BACKEND] = backend
+    try:
+        if backend:
+            matplotlib.rcParams["backend"] = backend
+    except ValueError:
+        print(f"{_BACKEND}={backend} is unknown here; pictures are drawn without it.", file=sys.stderr)  # noqa: T201
 
 
 def new_figure(width: float, height: float, title: str = "") -> Figure:

@@ -33,16 +33,30 @@ def offline_page(kind: str, record: Any, *, title: str) -> str:
     """
     # In a script element only "<" can end the element or open a comment.
     data = json.dumps(record, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
-    script, style = _file(f"{kind}.js"), _file("theme.css") + _file(f"{kind}.css")
-    policy = (
-        f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; img-src data:;"
-        " base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
-    )
-    # Insert the title and the data last, so that placeholders in them are not replaced.
-    before, after = (_file("head.html") + _file(f"{kind}.html")).split("{{data}}")
-    for name, value in (("policy", policy), ("style", style), ("title", html.escape(title))):
-        before = before.replace(f"{{{{{name}}}}}", value)
-    return before + data + after.replace("{{script}}", script)
+    script = _file(f"{kind}.js")
+    policy = f"script-src {_digest(script)}; require-trusted-types-for 'script'; trusted-types 'none'"
+    before, after = _file(f"{kind}.html").split("{{data}}")
+    return _head(kind, policy, title) + before + data + after.replace("{{script}}", script)
+
+
+def still_page(body: str, *, title: str) -> str:
+    """Return a page without scripts. Args: body: HTML; title: of the window, as text."""
+    return f"{_head('still', '', title)}{body}</body>\n</html>\n"
+
+
+def _head(kind: str, policy: str, title: str) -> str:
+    """Return a page up to its body. Args: policy: what it allows besides its style and pictures in itself."""
+    style = _file("theme.css") + _file(f"{kind}.css")
+    parts = ["default-src 'none'", policy, f"style-src {_digest(style)}", "img-src data:", "base-uri 'none'"]
+    head = _file("head.html")
+    # Insert the title last, so that placeholders in it are not replaced.
+    for name, value in (
+        ("policy", "; ".join(filter(None, [*parts, "form-action 'none'"]))),
+        ("style", style),
+        ("title", html.escape(title)),
+    ):
+        head = head.replace(f"{{{{{name}}}}}", value)
+    return head
 
 
 def save_page(page: str, path: Path | str) -> Path:

@@ -1,0 +1,1 @@
+"""Extra: a translator that is part of the package."""

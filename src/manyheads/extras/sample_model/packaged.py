@@ -1,0 +1,60 @@
+"""The folder of the sample model, and its copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from manyheads.errors import CheckpointError, ModelFileError, SaveError
+from manyheads.files.commit import write_folder
+from manyheads.files.verify import MANIFEST, verify_folder
+
+FOLDER = Path(__file__).parent / "model"
+HOW_TO_TRAIN = "make sample-model"
+
+
+def packaged_model() -> Path:
+    """Return the model's folder, checked.
+
+    Raises: ModelFileError: this copy of the package has no such model, or it is damaged.
+    """
+    if not (FOLDER / MANIFEST).is_file():
+        raise ModelFileError(
+            f"this copy of manyheads has no sample model ({FOLDER} is missing); in a clone of manyheads,"
+            f" `{HOW_TO_TRAIN}` trains it, in about 30 minutes on two cores."
+        )
+    try:
+        verify_folder(FOLDER, strict=False)
+    except CheckpointError as error:
+        raise ModelFileError(f"{error} Install manyheads again.") from error
+    return FOLDER
+
+
+def copy_model(target: Path) -> bool:
+    """Copy the model into a folder. Returns: False if the same model was there already.
+
+    Raises: ModelFileError: see `packaged_model`. SaveError: the folder holds something else, or cannot be written.
+    """
+    files = {path.name: path.read_bytes() for path in sorted(packaged_model().iterdir()) if path.is_file()}
+    if target.is_dir() and any(target.iterdir()):
+        there = {path.name for path in target.iterdir()}
+        same = there >= {*files} and all(_is_file_of(target / name, content) for name, content in files.items())
+        if not same:
+            raise SaveError(
+                f"{target} exists already and is not this model, so it is not replaced; name another folder."
+            )
+        return False
+    if target.exists() and not target.is_dir():
+        raise SaveError(f"{target} is a file, so no model can be written there; name another folder.")
+    if target.is_dir():
+        target.rmdir()
+
+    def write(folder: Path) -> None:
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+
+    write_folder(target, write, manifest=False, needed_bytes=sum(map(len, files.values())), replace=False)
+    return True
+
+
+def _is_file_of(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content

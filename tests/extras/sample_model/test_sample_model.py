@@ -1,0 +1,144 @@
+"""The translator that ships with the package: how it is made and copied, and that it is what its card says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from manyheads.catalogue import PRESETS
+from manyheads.config.build import resolve
+from manyheads.config.files import load_yaml, to_yaml
+from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.decoding.translator import Translator
+from manyheads.errors import ConfigError, ModelFileError
+from manyheads.evaluation.bleu import corpus_bleu
+from manyheads.extras.sample_model import making, packaged
+from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.text.settings import TokenizerSettings
+from manyheads.text.tokenizer import Tokenizer
+from manyheads.training.run.loop import train
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def test_the_recipe_is_the_preset() -> None:
+    recipe = resolve(TrainConfig, [load_yaml(REPOSITORY / "recipes" / "sample-model.yaml")])
+    assert asdict(recipe) == asdict(PRESETS["sample"]())
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Two steps of the preset with a small part of its data and vocabulary."""
+    config = PRESETS["sample"]()
+    small = replace(
+        config,
+        run_dir=str(tmp_path_factory.mktemp("run") / "run"),
+        num_threads=1,
+        data=replace(config.data, num_train_pairs=500),
+        tokenizer=replace(config.tokenizer, vocab_size=400),
+        training=replace(config.training, max_steps=2, plots=False, tensorboard=False),
+        validation=replace(config.validation, bleu_sentences=0, num_samples=0),
+    )
+    train(small)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(making, "PRESETS", {"sample": lambda: small})
+        yield Path(small.run_dir)
+
+
+@pytest.fixture
+def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four of the test pairs, because a model of two steps writes long translations."""
+    monkeypatch.setattr(making, "load_tatoeba", lambda split: load_tatoeba(split)[:4])
+
+
+@pytest.mark.usefixtures("few_sentences")
+def test_a_run_becomes_the_packaged_model(
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    manyheads: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, copy = tmp_path / "packaged", tmp_path / "models" / "en-de"
+    monkeypatch.setattr(packaged, "FOLDER", folder)
+    assert manyheads("sample-model", copy) == 2
+    assert "has no sample model" in (said := capsys.readouterr().err)
+    assert "`make sample-model` trains it" in said
+    assert making.main([str(run_dir), str(folder)]) == 0
+    weights = load_file(folder / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    card = (folder / "README.md").read_text()
+    for part in (
+        "English-German sentence pairs of tatoeba.org by way of www.manythings.org/anki, by many authors, CC BY 2.0 FR",
+        "license: apache-2.0",
+        "2 steps in fp32, num_threads 1, seed 1",
+        "keep this notice",
+        "4 to 20 words only",
+    ):
+        assert part in card.replace("\n", " "), part
+    assert manyheads("sample-model", copy) == 0
+    assert "translate" in capsys.readouterr().out
+    translator = Translator.from_pretrained(copy)
+    assert translator.languages == (("en", "de"),)
+    model = translator.model
+    assert isinstance(model, torch.nn.Module)
+    assert {one.dtype for one in model.parameters()} == {torch.float32}
+    assert all(torch.equal(tensor, tensor.bfloat16().float()) for tensor in model.state_dict().values())
+    assert manyheads("sample-model", copy) == 0
+    assert "was there already" in capsys.readouterr().out
+    (copy / "config.json").write_text("{}")
+    assert manyheads("sample-model", copy) == 2
+    assert "is not this model, so it is not replaced" in capsys.readouterr().err
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ModelFileError, match="Install manyheads again"):
+        packaged.packaged_model()
+
+
+@pytest.mark.usefixtures("few_sentences")
+def test_only_a_run_of_the_preset_becomes_it(run_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="no run folder"):
+        making.make(tmp_path, tmp_path / "model")
+    other = replace(making.PRESETS["sample"](), seed=2, device="auto")
+    (tmp_path / "config.yaml").write_text(to_yaml(other))
+    with pytest.raises(ConfigError, match="other settings of seed, device"):
+        making.make(tmp_path, tmp_path / "model")
+
+
+def test_the_card_of_a_run_names_embedded_data(run_dir: Path) -> None:
+    card = (run_dir / "model" / "README.md").read_text()
+    assert "Its training data: English-German sentence pairs of tatoeba.org" in card
+    assert "CC BY 2.0 FR (https://creativecommons.org/licenses/by/2.0/fr/)" in card
+
+
+has_model = pytest.mark.skipif(
+    not (packaged.FOLDER / "manifest.json").is_file(),
+    reason=f"the package has no sample model yet; `{packaged.HOW_TO_TRAIN}` trains it, in about 30 minutes",
+)
+
+
+@has_model
+def test_the_packaged_model_has_the_bleu_of_its_card() -> None:
+    assert sum(path.stat().st_size for path in packaged.FOLDER.iterdir()) < 9_000_000
+    translator = Translator.from_pretrained(packaged.packaged_model(), "cpu")
+    pairs = load_tatoeba("test")
+    found = corpus_bleu(
+        translator.translate([source for source, _ in pairs]), [reference for _, reference in pairs], languages={"de"}
+    )
+    stated = re.search(r"\| BLEU \| ([0-9.]+) \| `(.*)` \|", (packaged.FOLDER / "README.md").read_text())
+    assert stated is not None
+    assert found.value == pytest.approx(float(stated[1]), abs=0.3)
+    assert found.signature == stated[2]
+
+
+@has_model
+def test_the_packaged_model_normalises_text_as_the_package_does_now() -> None:
+    new = Tokenizer.train(["a b", "c"], TokenizerSettings(vocab_size=300, normalize_spaces=True))
+    stored = json.loads((packaged.FOLDER / "tokenizer.json").read_text())
+    assert stored["normalizer"] == json.loads(new.files()["tokenizer.json"])["normalizer"]
