@@ -1,0 +1,1 @@
+"""The modules of tutorials and papers under their own names, one Python module for each text."""
