@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ManyHeadsError, ShapeError
+from manyheads.nn.kernels import policy
 
 _REQUIRED = inspect.Parameter.empty
 
@@ -111,7 +111,7 @@ def check_axes(name: str, x: object, axes: str, *others: type[Exception]) -> Non
 
 def refuse_added(mask: Tensor) -> None:
     """Refuse a mask of numbers that are added to the scores, where 0 means blocked: 0 allows in such a mask."""
-    if not mask.is_floating_point() or torch.compiler.is_compiling() or bool(((mask == 0) | (mask == 1)).all()):
+    if not mask.is_floating_point() or policy.is_compiled() or bool(((mask == 0) | (mask == 1)).all()):
         return
     raise also(ShapeError, ValueError)(
         f"the mask of shape {tuple(mask.shape)} has numbers other than 0 and 1, as one that is added to the scores;"
