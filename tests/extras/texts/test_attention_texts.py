@@ -324,7 +324,8 @@ def test_recorded_values(name: str, shared: Path) -> None:
         (
             d2l.AdditiveAttention(num_hiddens=8, dropout=0.1),
             "AdditiveAttention(\n  (W_k): LazyLinear(in_features=0, out_features=8, bias=False)\n"
-            "  (W_q): LazyLinear(in_features=0, out_features=8, bias=False)\n  (w_v): LazyLinear(in_features=0, out_features=1, bias=False)\n"
+            "  (W_q): LazyLinear(in_features=0, out_features=8, bias=False)\n"
+            "  (w_v): LazyLinear(in_features=0, out_features=1, bias=False)\n"
             "  (dropout): Dropout(p=0.1, inplace=False)\n)",
         ),
         (
