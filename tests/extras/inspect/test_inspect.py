@@ -108,6 +108,24 @@ def test_shapes_as_a_table_and_as_json(printed, model_folder, language_folder):
     assert any(line["module"].startswith("layers.1") for line in lines)
 
 
+def test_shapes_of_one_module(manyheads: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    """A module that names its tensors, and one of another text, operation by operation."""
+    assert manyheads("inspect", "shapes", "nn.MultiHeadAttention(16, 4)", "--inputs", "2x5x16", "2x3x16", "--json") == 0
+    lines = json.loads(capsys.readouterr().out)
+    assert [(line["name"], line["shape"]) for line in lines[2:]] == [
+        ("queries", [2, 4, 5, 4]), ("keys", [2, 4, 3, 4]), ("values", [2, 4, 3, 4]), ("weights", [2, 4, 5, 3]),
+        ("output", [2, 5, 16]),
+    ]  # fmt: skip
+    text = "extras.texts.d2l.MultiHeadAttention(100, 100, 100, 100, 5, 0.5)"
+    inputs = ("2x4x100", "keys=2x6x100", "values=2x6x100", "valid_lens=[3, 2]")
+    assert manyheads("inspect", "shapes", text, "--inputs", *inputs, "--json") == 0
+    lines = json.loads(capsys.readouterr().out)
+    shapes = [[2, 4, 100], [2, 4, 5, 20], [2, 5, 4, 20], [10, 4, 20]]
+    assert [line["shape"] for line in lines[4:8]] == shapes
+    assert [line["module"] for line in lines if line["name"] == "linear"] == ["W_q", "W_k", "W_v", "W_o"]
+    assert {"module": "attention", "name": "softmax", "shape": [10, 4, 6], "equation": "softmax(10 x 4 x 6)"} in lines
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -166,6 +184,13 @@ def test_pictures(manyheads, model_folder, language_folder, reformer_folder, tmp
         (("attention", "LANGUAGE", "--text", "ab", "--target", "b"), "leave --target out"),
         (("attention", "LANGUAGE", "--text", "ab", "--memory", "2"), "leave one to read"),
         (("shapes", "LANGUAGE", "--text", "ab", "--target", "b"), "leave the target out"),
+        (("shapes", "MODEL"), "give --text"),
+        (("shapes", "nn.MultiHeadAttention(8, 2)", "--text", "a"), "give --inputs"),
+        (("shapes", "nn.MultiHeadAttention(8, 3)", "--inputs", "1x2x8"), "8 is not divisible by num_heads 3"),
+        (("shapes", "nn.MultiHeadAttention(8, 2)", "--inputs", "1x2x9"), "cannot be called with --inputs 1x2x9"),
+        (("shapes", "nn.MultiHeadAttention(8, 2)", "--inputs", "a"), "a shape such as 2x4x100"),
+        (("shapes", "nn.Multihead(8, 2)", "--inputs", "1x2x8"), "manyheads.nn.Multihead is no module"),
+        (("shapes", "nn.Linear(open('x'))", "--inputs", "1x2x8"), "no module with plain arguments"),
         (("positions", "MODEL", "--d-model", "8"), "leave them out"),
         (("positions", "--length", "0"), "from 1 to 20,000"),
         (("positions", "--length", "100000000"), "from 1 to 20,000"),

@@ -11,11 +11,15 @@ from torch import Tensor
 
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.cache import KeyValueCache
-from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, dense_mask
+from manyheads.nn.attention.local import LocalSelfAttention
+from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Lengths, Mask, dense_mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads, split_heads
 from manyheads.nn.attention.naive import naive_dot_product_attention
 from manyheads.nn.attention.observing import observe
+from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
+from manyheads.nn.attention.scores import AdditiveAttention, DotProductAttention
 from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights
 
 B, L, W, H = 2, 5, 12, 3
 MakeMask = Callable[[int, int, int], Mask | None]
@@ -317,7 +321,8 @@ def test_a_wrong_width_or_a_tensor_as_mask_is_named() -> None:
     with pytest.raises(ShapeError, match=r"the key .* width of 6; .* key_dim=7"):
         forward(attention, torch.randn(1, 3, 8), torch.randn(1, 3, 7))
     for wrong in (torch.ones(3, 3), torch.ones(3, 3, dtype=torch.bool)):
-        with pytest.raises(ShapeError, match=r"from_allowed.*from_blocked.*from_additive"):
+        names = r"from_allowed.*from_blocked.*from_additive.*from_valid_lens.*from_sequence_first"
+        with pytest.raises(ShapeError, match=names):
             forward(attention, torch.randn(1, 3, 8), torch.randn(1, 3, 6), mask=wrong)
         with pytest.raises(ShapeError, match="from_allowed"):
             Causal() & wrong  # type: ignore[operator]
@@ -333,3 +338,47 @@ def test_each_key_needs_one_value(need_weights: bool) -> None:
             attention(short, key, value, need_weights=need_weights)
         with pytest.raises(ShapeError, match=said):
             attention(short[0], key[0], value[0], need_weights=need_weights)
+
+
+LENGTHS = Lengths(torch.tensor([5, 3]))
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize(
+    ("shapes", "mask", "said"),
+    [
+        (((3, 16), (2, 5, 16)), None, r"\(3, 16\), \(2, 5, 16\).*all as \(length, width\)"),
+        (((2, 3, 16), (5, 16)), None, r"\(2, 3, 16\), \(5, 16\)"),
+        (((2, 3, 16), (4, 5, 16)), None, "one batch size"),
+        (((3, 16), (5, 16)), LENGTHS, "2 rows for a batch of 1"),
+        (((5, 2, 16), (5, 2, 16)), LENGTHS, r"2 rows for a batch of 5.*x.transpose\(0, 1\)"),
+        (((5, 2, 16), (5, 2, 16)), KeyPadding(torch.ones(2, 5) > 0), r"5 keys but there are 2.*x.transpose\(0, 1\)"),
+        (((5, 2, 16), (5, 2, 16)), Dense(torch.ones(2, 5, 5)), r"\(2, 5, 5\) does not fit 2 .*x.transpose\(0, 1\)"),
+        (((5, 2, 16), (5, 2, 16)), Dense(torch.ones(5, 5)), r"\(5, 5\) does not fit 2 .*x.transpose\(0, 1\)"),
+        (((5, 2, 16), (5, 2, 16)), Lengths(torch.ones(2, 5).long()), r"fit 2 queries.*x.transpose\(0, 1\)"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_other_axes_and_length_first_are_noticed(shapes: Any, mask: Any, said: str, need_weights: bool) -> None:
+    query, key = (torch.randn(shape) for shape in shapes)
+    kinds = (MultiHeadAttention(16, 4), DotProductAttention(), AdditiveAttention(16, 16, 8))
+    for attention in kinds:
+        with pytest.raises(ShapeError, match=said):
+            attention(query, key, key, mask=mask, need_weights=need_weights)
+    if query.dim() == 3 and mask is LENGTHS:
+        for kind in (RelativeAttention(16, 4), LearnedRelativeAttention(16, 4, max_len=8)):
+            with pytest.raises(ShapeError, match=said):
+                kind(query, mask=mask, need_weights=need_weights)
+        with pytest.raises(ShapeError, match="lengths has 2 rows for a batch of 5"):
+            LocalSelfAttention(16, 4, chunk_len=4)(query, lengths=mask.lengths, need_weights=need_weights)
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize("call", [dot_product_attention, lambda q, k, v: dot_product_weights(q, k)])
+def test_the_functions_need_four_axes_and_one_width(call: Any) -> None:
+    for shape in ((3, 4), (2, 3, 4)):
+        with pytest.raises(ShapeError, match=r"each must be \(batch, heads, length, head_dim\)"):
+            call(*torch.randn(3, *shape))
+    with pytest.raises(ShapeError, match="queries have width 4 and keys 6"):
+        call(torch.randn(1, 1, 3, 4), torch.randn(1, 1, 5, 6), torch.randn(1, 1, 5, 4))

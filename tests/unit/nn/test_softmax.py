@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, ShapeError
+from manyheads.nn.attention.masks import Causal
 from manyheads.nn.kernels.attention import masked_softmax
 
 
@@ -74,3 +75,23 @@ def test_bfloat16_scores_are_summed_in_float32() -> None:
 def test_an_unknown_habit() -> None:
     with pytest.raises(ConfigError, match="'nan'"):
         inspect.unwrap(masked_softmax)(torch.zeros(1, 1), None, "nan")  # past the tests' own type checks
+
+
+@pytest.mark.parametrize(
+    ("allowed", "said"),
+    [
+        (torch.ones(2, 4, dtype=torch.int64), r"tensor of torch.int64; .* mask != 0"),
+        (torch.ones(2, 4), r"tensor of torch\.float32"),
+        (torch.tensor([2, 3]), r"torch.arange\(k_len\) < lengths"),
+        ([2, 3], "allowed is list"),
+        (Causal(), r"allowed is Causal; .* mask.allowed"),
+        (torch.ones(3, 4) > 0, r"shape \(3, 4\), which does not fit scores of shape \(2, 4\)"),
+    ],
+    ids=str,
+)
+def test_what_does_not_say_which_keys_are_allowed_is_named(allowed: Any, said: str) -> None:
+    forward = masked_softmax.__wrapped__ if hasattr(masked_softmax, "__wrapped__") else masked_softmax
+    with pytest.raises(ShapeError, match=said):
+        forward(torch.randn(2, 4), allowed)
+    with pytest.raises(ShapeError, match=r"scores are of torch\.int64"):
+        forward(torch.ones(2, 4, dtype=torch.int64), torch.ones(2, 4) > 0)

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
-from manyheads.cli.watching.phases import Heartbeat, Phase
 from manyheads.cli.watching.plain import is_in_notebook
 from manyheads.data.lines import Progress
 from manyheads.distributed.process import this_process

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from manyheads.nn.attention.observing import observe
 
@@ -47,6 +48,71 @@ def trace(model: nn.Module, inputs: dict[str, Any], **options: Any) -> list[Trac
     name, equation = model.head.equation()  # type: ignore[union-attr,operator]
     lines.append(TracedTensor("head", name, tuple(log_probs.shape), equation))
     return _chunks_joined(lines)
+
+
+def trace_call(module: nn.Module, *inputs: Any, **named: Any) -> list[TracedTensor]:
+    """Call any module and record every tensor, step by step.
+
+    Modules of ours name their tensors. Of other modules, each operation on numbers has a line: the submodule that
+    computes it, the operation, the shape of the result, and its inputs.
+
+        >>> for line in trace_call(nn.Sequential(nn.Linear(4, 6), nn.ReLU()), torch.zeros(2, 4)):
+        ...     print(line.module, line.name, line.shape, line.equation)
+         input 1 (2, 4) input
+        0 linear (2, 6) x Wᵀ + b
+        1 relu (2, 6) relu(2 x 6)
+
+    Returns: in the order of computation, inputs first. The module is not changed.
+    """
+    given = {**{f"input {place}": x for place, x in enumerate(inputs, 1)}, **named}
+    lines = [TracedTensor("", name, tuple(x.shape), "input") for name, x in given.items() if isinstance(x, Tensor)]
+    with torch.no_grad(), _watching(module, lines), _Operations(module, lines):
+        module(*inputs, **named)
+    return lines
+
+
+class _Operations(TorchFunctionMode):
+    """Writes a line for every operation of modules that do not name their tensors themselves."""
+
+    def __init__(self, module: nn.Module, lines: list[TracedTensor]) -> None:
+        super().__init__()
+        self.module, self.lines = module, lines
+        self.running: list[tuple[str, nn.Module]] = []
+        self.hooks = contextlib.ExitStack()
+
+    def __enter__(self) -> Any:
+        for name, module in self.module.named_modules():
+            enter = partial(lambda name, module, _: self.running.append((name, module)), name)
+            self.hooks.callback(module.register_forward_pre_hook(enter).remove)
+            leave = module.register_forward_hook(lambda *_: (self.running.pop(), None)[1], always_call=True)
+            self.hooks.callback(leave.remove)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.hooks.close()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        first = result[0] if isinstance(result, tuple) and result else result
+        is_number = isinstance(first, Tensor) and first.is_floating_point()
+        if is_number and self.running and not any(_names_itself(module) for _, module in self.running):
+            name, (where, module) = str(getattr(func, "__name__", "")).strip("_"), self.running[-1]
+            inputs = [x for x in args if isinstance(x, Tensor)]
+            if inputs and name not in ("get", "detach") and (name != "dropout" or module.training):
+                self.lines.append(TracedTensor(where, name, tuple(first.shape), _equation(name, args, inputs)))
+        return result
+
+
+def _names_itself(module: nn.Module) -> bool:
+    return hasattr(module, "tensors") or hasattr(module, "equation")
+
+
+def _equation(name: str, args: Sequence[Any], inputs: Sequence[Tensor]) -> str:
+    if name == "linear":
+        return "x Wᵀ + b" if len(inputs) > 2 else "x Wᵀ"
+    formula = f"{args[0]}: " if isinstance(args[0], str) else ""  # of einsum
+    return f"{name}({formula}{', '.join(' x '.join(map(str, x.shape)) or 'number' for x in inputs)})"
 
 
 def _chunks_joined(lines: list[TracedTensor]) -> list[TracedTensor]:
@@ -133,7 +199,9 @@ def _watching(model: nn.Module, lines: list[TracedTensor]) -> Iterator[None]:
             if hasattr(module, "tensors"):
                 record = stack.enter_context(observe(module, "weights" if module.sees_whole else "buckets"))
                 # The output projection, because some models call other methods of the layer than `forward`.
-                on_output(f"{name}.out_proj", partial(write_attention, name, module, record.setdefault("", [])))
+                on_output(
+                    f"{name}.out_proj".lstrip("."), partial(write_attention, name, module, record.setdefault("", []))
+                )
             for inner, label, equation in _told_of(name, module):
                 on_output(inner, partial(write, inner, label, equation))
         yield
@@ -145,7 +213,7 @@ def _told_of(name: str, module: nn.Module) -> Iterator[tuple[str, str, str]]:
         yield name, *module.equation()  # type: ignore[operator]
     for part, (label, text) in getattr(module, "traced_parts", {}).items():
         if getattr(module, part) is not None:
-            yield f"{name}.{part}", label, text
+            yield f"{name}.{part}".lstrip("."), label, text
 
 
 def table(lines: list[TracedTensor]) -> list[str]:

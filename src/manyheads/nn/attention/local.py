@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.cache import KeyValueCache
-from manyheads.nn.attention.masks import zero_padding
+from manyheads.nn.attention.masks import check_rows, zero_padding
 from manyheads.nn.attention.multi_head import (
     WEIGHING,
     TensorLine,
@@ -291,6 +291,8 @@ class LocalSelfAttention(nn.Module):
         if x.dim() not in (2, 3):
             raise ShapeError(f"x of shape {tuple(x.shape)} must be (batch, length, d_model), or (length, d_model).")
         alone = x.dim() == 2
+        if lengths is not None and not alone:
+            check_rows(lengths.shape[0], x.shape[0], "lengths")
         if alone:
             x, lengths = x[None], None if lengths is None else lengths[None]
         seen: list[Tensor] = []

@@ -23,6 +23,7 @@ from manyheads.nn.attention.lsh_hash import (
     visible_pairs,
 )
 from manyheads.nn.attention.lsh_settings import LSHSettings
+from manyheads.nn.attention.masks import check_rows
 from manyheads.nn.attention.multi_head import (
     TensorLine,
     heads_fact,
@@ -311,6 +312,8 @@ class LSHSelfAttention(nn.Module):
         if x.dim() not in (2, 3):
             raise ShapeError(f"x of shape {tuple(x.shape)} must be (batch, length, d_model), or (length, d_model).")
         alone = x.dim() == 2
+        if lengths is not None and not alone:
+            check_rows(lengths.shape[0], x.shape[0], "lengths")
         if alone:
             x = x[None]
             lengths, buckets = (None if given is None else given[None] for given in (lengths, buckets))

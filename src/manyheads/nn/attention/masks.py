@@ -17,6 +17,8 @@ from manyheads.errors import ShapeError
 from manyheads.nn.pytrees import register_state
 from manyheads.nn.shapes import Bool, Float, Int
 
+_LAYOUT = " Vectors are read as (batch, length, width): where the length comes first, give x.transpose(0, 1)."
+
 
 class Mask:
     """Base of all descriptions.
@@ -102,6 +104,7 @@ class Lengths(Mask):
             raise ShapeError(
                 f"lengths of shape {tuple(self.lengths.shape)} do not fit {queries.shape[0]} queries; give (batch,), or"
                 " (batch, q_len) with a length for each query."
+                + (_LAYOUT if self.lengths.shape[0] == queries.shape[0] else "")
             )
         return (keys < self.lengths[:, :, None])[:, None]
 
@@ -122,6 +125,7 @@ class KeyPadding(Mask):
             raise ShapeError(
                 f"a key padding mask covers {self.keep.shape[-1]} keys but there are {keys.shape[0]};"
                 " give one entry per key, cached keys included."
+                + (_LAYOUT if self.keep.shape[0] == keys.shape[0] else "")
             )
         return self.keep.bool()[:, None, None, :]
 
@@ -195,7 +199,7 @@ def _four_axes(pattern: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
             raise ShapeError(
                 f"a dense mask of shape {given} does not fit {queries.shape[0]} queries and {keys.shape[0]} keys; its"
                 " last two axes must be (q_len, k_len), or 1 to be broadcast; before them it may have (batch), or"
-                " (batch, heads)."
+                " (batch, heads)." + (_LAYOUT if len(given) == 2 or given[0] == queries.shape[0] else "")
             )
     return pattern
 
@@ -207,19 +211,29 @@ def refuse_tensor(mask: Mask | None) -> None:
             f"a mask is a description, not a tensor (here of shape {tuple(mask.shape)}). Convert it with"
             " manyheads.nn.conventions: from_allowed(mask, sizes) if True may be attended to, from_blocked(mask, sizes)"
             " if True may not (torch's attn_mask and key_padding_mask), from_additive(mask, sizes) if it is added to"
-            " the scores."
+            " the scores, from_valid_lens(mask) if it holds numbers of valid keys, from_sequence_first(mask) if it is"
+            " (q_len, k_len, batch)."
         )
 
 
+def check_rows(given: int, batch: int, what: str = "the mask") -> None:
+    """Raises: ShapeError: what has `given` rows, neither one nor one for each sentence of the batch."""
+    if given not in (1, batch):
+        raise ShapeError(f"{what} has {given} rows for a batch of {batch}; give one for each sentence.{_LAYOUT}")
+
+
 def dense_mask(
-    mask: Mask | None, q_len: int, k_len: int, device: torch.device, first_query: int = 0
+    mask: Mask | None, q_len: int, k_len: int, device: torch.device, first_query: int = 0, batch: int | None = None
 ) -> Bool[Tensor, "#batch #heads #q_len #k_len"] | None:
     """Return the allowed pairs as a tensor; None if every query may attend to every key.
 
-    Args: first_query: position of the first query among the keys; with a cache, the number of cached keys.
+    Args:
+        first_query: position of the first query among the keys; with a cache, the number of cached keys.
+        batch: sentences, for which a mask must have as many rows, or one; None: any number.
+
     Raises: ShapeError: the mask contains a `Bias`, which the caller cannot add to its scores; see `dense_bias`.
     """
-    allowed, bias = dense_bias(mask, q_len, k_len, device, first_query)
+    allowed, bias = dense_bias(mask, q_len, k_len, device, first_query, batch)
     if bias is not None:
         raise ShapeError(
             "this kind of attention cannot add a Bias to its scores, but the mask contains one; use a mask of True and"
@@ -229,7 +243,7 @@ def dense_mask(
 
 
 def dense_bias(
-    mask: Mask | None, q_len: int, k_len: int, device: torch.device, first_query: int = 0
+    mask: Mask | None, q_len: int, k_len: int, device: torch.device, first_query: int = 0, batch: int | None = None
 ) -> tuple[Bool[Tensor, "#batch #heads #q_len #k_len"] | None, Float[Tensor, "#batch #heads #q_len #k_len"] | None]:
     """Return the allowed pairs as `dense_mask` does, and the addend of the scores, which is 0 for forbidden pairs."""
     refuse_tensor(mask)
@@ -238,6 +252,8 @@ def dense_bias(
     queries = torch.arange(first_query, first_query + q_len, device=device)
     keys = torch.arange(k_len, device=device)
     allowed, bias = mask.allowed(queries, keys), mask.bias(queries, keys)
+    if batch is not None:
+        check_rows(allowed.shape[0], batch)
     return allowed, None if bias is None else bias.masked_fill(~allowed, 0.0)
 
 

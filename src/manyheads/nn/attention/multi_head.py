@@ -15,6 +15,7 @@ from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.cache import CacheStep, KeyValueCache
 from manyheads.nn.attention.masks import Dense, Mask, refuse_tensor
 from manyheads.nn.attention.relative_bias import RelativeBias
+from manyheads.nn.attention.scores import check_vectors
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_scores, masked_weights
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
@@ -266,9 +267,13 @@ class MultiHeadAttention(nn.Module):
         Returns: the output (batch, q_len, d_model); the state with the new positions, or None without a state; and with
             `need_weights` the weights (batch, heads, q_len, k_len). Output and weights have no batch axis if the query
             has none.
-        Raises: ShapeError: the query has neither two nor three axes; a width is not the one of the projections; keys
-            and values differ in number; the mask is a tensor.
+        Raises: ShapeError: the query has neither two nor three axes, or keys and values have others or another batch
+            size; a width is not the one of the projections; keys and values differ in number; the mask is a tensor, or
+            has rows for another batch.
         """
+        if key is not None or value is not None:
+            given = query if key is None else key
+            check_vectors(query, given, given if value is None else value)
         if query.dim() == 2:
             key, value = (None if x is None else x[None] for x in (key, value))
             answer = self.forward(query[None], key, value, mask=mask, state=state, need_weights=need_weights)

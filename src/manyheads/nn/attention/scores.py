@@ -19,6 +19,21 @@ from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.shapes import Float
 
 
+def check_vectors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raises: ShapeError: not all have as many axes, or there are several batch sizes."""
+    given, batch = (query, key, value), query.shape[0]
+    if not query.dim() == key.dim() == value.dim():
+        remedy = "; give all of them as (batch, length, width), or all as (length, width)."
+    elif query.dim() == 3 and batch != 1 and any(x.shape[0] not in (1, batch) for x in given):
+        remedy = (
+            ", read as (batch, length, width): they must have one batch size; where the length comes first, give"
+            " x.transpose(0, 1)."
+        )
+    else:
+        return
+    raise ShapeError(f"query, key and value have shapes {', '.join(str(tuple(x.shape)) for x in given)}{remedy}")
+
+
 def one_head(x: Float[Tensor, "*batch length width"]) -> Float[Tensor, "rows 1 length width"]:
     """Return vectors with a head axis; vectors without a batch axis become a batch of one.
 
@@ -66,8 +81,9 @@ class DotProductAttention(nn.Module):
         Args: mask: the keys that each query may attend to; None: all. need_weights: also return the weights before
             dropout, (batch, q_len, k_len). Inputs and results either all have a batch axis, or none.
 
-        Raises: ShapeError: the query has neither two nor three axes; keys and values differ in number.
+        Raises: ShapeError: the query has neither two nor three axes; keys and values have others, or differ in number.
         """
+        check_vectors(query, key, value)
         q, k, v = (one_head(x) for x in (query, key, value))
         rate = self.dropout_rate if self.training else 0.0
         if not need_weights:
@@ -163,8 +179,9 @@ class AdditiveAttention(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return the weighted sums of the values, (batch, q_len, value_dim); arguments as `DotProductAttention`.
 
-        Raises: ShapeError: the query has neither two nor three axes.
+        Raises: ShapeError: the query has neither two nor three axes, or keys and values have others.
         """
+        check_vectors(query, key, value)
         q, k, v = (one_head(x) for x in (query, key, value))  # (batch, 1, length, width)
         hidden = torch.tanh(self.q_proj(q)[..., :, None, :] + self.k_proj(k)[..., None, :, :])
         weights = masked_weights(self.score_proj(hidden).squeeze(-1), mask)  # (batch, 1, q_len, k_len)

@@ -38,12 +38,14 @@ def masked_softmax(
 
     Returns: weights in the dtype of scores, summed at least in float32. The gradient of a row without allowed keys is
         zero, never NaN.
-    Raises: ConfigError: fully_masked has another value.
+    Raises: ConfigError: fully_masked has another value. ShapeError: allowed is not of bools, or cannot be broadcast.
     """
     if fully_masked not in ("zeros", "uniform"):
         raise ConfigError(f"fully_masked is {fully_masked!r}; it must be 'zeros' or 'uniform'.")
     if allowed is None:
         return torch.softmax(scores, dim=-1)
+    if not policy.is_compiled():
+        _check_allowed(scores, allowed)
     blocked, lowest = ~allowed, torch.finfo(scores.dtype).min
     # With a finite fill a row without allowed keys has equal weights and no NaN. `zeros` then sets them to zero.
     if fully_masked == "zeros" and policy.adds_masks(scores, blocked):
@@ -57,6 +59,23 @@ def masked_softmax(
     if fully_masked == "zeros" and some_row_is_empty(allowed):
         weights = weights.masked_fill(blocked, 0.0)
     return weights
+
+
+def _check_allowed(scores: Tensor, allowed: object) -> None:
+    if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
+        kind = f"a tensor of {allowed.dtype}" if isinstance(allowed, Tensor) else type(allowed).__name__
+        raise ShapeError(
+            f"allowed is {kind}; give a tensor of bools, True = may attend: of numbers mask != 0, of lengths"
+            " torch.arange(k_len) < lengths[:, None, None], of a description mask.allowed(queries, keys)."
+        )
+    if not scores.is_floating_point():
+        raise ShapeError(f"scores are of {scores.dtype}; give numbers of a floating type.")
+    axes = zip(scores.shape[::-1], allowed.shape[::-1], strict=False)
+    if any(size != given and 1 not in (size, given) for size, given in axes):
+        raise ShapeError(
+            f"allowed has shape {tuple(allowed.shape)}, which does not fit scores of shape {tuple(scores.shape)}; the"
+            " last axis is the keys, and an axis may be 1."
+        )
 
 
 def weighted_by_sums(
@@ -114,7 +133,7 @@ def masked_weights(
     scores: Float[Tensor, "batch heads q_len k_len"], mask: Mask | None = None, first_query: int = 0
 ) -> Float[Tensor, "batch heads q_len k_len"]:
     """Return the softmax of scores + the mask's bias over the keys that the mask allows; see `masked_softmax`."""
-    allowed, bias = dense_bias(mask, scores.shape[2], scores.shape[3], scores.device, first_query)
+    allowed, bias = dense_bias(mask, scores.shape[2], scores.shape[3], scores.device, first_query, scores.shape[0])
     if bias is not None:
         bias = _in_range(bias, scores.dtype)
         is_near = policy.can_look(bias) and bool((bias > torch.finfo(scores.dtype).min / 2).all())
@@ -148,6 +167,8 @@ def dot_product_weights(
     >>> dot_product_weights(torch.randn(2, 8, 5, 64), torch.randn(2, 8, 7, 64)).shape
     torch.Size([2, 8, 5, 7])
     """
+    if not policy.is_compiled():
+        _check_call(query, key)
     return masked_weights(dot_product_scores(query, key, scale), mask, first_query)
 
 
@@ -174,11 +195,11 @@ def dot_product_attention(
         first_query: position of the first query among the keys (the number of cached keys).
 
     Returns: zeros for a query that may not attend to any key.
-    Raises: ShapeError: keys and values differ in number.
+    Raises: ShapeError: a tensor has other axes, or keys and values differ in number.
     Cost: O(q_len x k_len) time. Memory: O(q_len x k_len) with matrix products, O(q_len + k_len) with SDPA.
     """
     if not policy.is_compiled():  # a graph for any length would depend on the comparison
-        _check_lengths(key, value)
+        _check_call(query, key, value)
     path = policy.attention_path(query, key, value, dropout_rate)
     if path == "sums":
         return _by_sums(query, key, value, mask, scale, first_query)
@@ -189,9 +210,23 @@ def dot_product_attention(
     return _by_sdpa(query, key, value, mask, dropout_rate, scale, first_query)
 
 
-def _check_lengths(key: Tensor, value: Tensor) -> None:
-    """Refuse what SDPA on CPUs computes without an error, from memory behind the shorter tensor (torch 2.13)."""
-    if key.shape[2] != value.shape[2]:
+def _check_call(query: Tensor, key: Tensor, value: Tensor | None = None) -> None:
+    """Refuse other axes, and what SDPA on CPUs computes without an error, from memory behind the shorter of keys and
+    values (torch 2.13).
+    """
+    given = [x for x in (query, key, value) if x is not None]
+    if any(x.dim() != 4 for x in given):
+        shapes = ", ".join(str(tuple(x.shape)) for x in given)
+        raise ShapeError(
+            f"query, key and value have shapes {shapes}; each must be (batch, heads, length, head_dim): of (length,"
+            " width) make x[None, None], of (batch, length, width) x[:, None], or use DotProductAttention."
+        )
+    if query.shape[3] != key.shape[3]:
+        raise ShapeError(
+            f"queries have width {query.shape[3]} and keys {key.shape[3]} (shapes {tuple(query.shape)} and"
+            f" {tuple(key.shape)}); a dot product needs equal widths, AdditiveAttention does not."
+        )
+    if value is not None and key.shape[2] != value.shape[2]:
         raise ShapeError(
             f"there are {key.shape[2]} keys and {value.shape[2]} values (shapes {tuple(key.shape)} and"
             f" {tuple(value.shape)}); each key needs one value."
@@ -211,7 +246,9 @@ def _by_sdpa(
     q_len, k_len = query.shape[2], key.shape[2]
     # SDPA's causal flag aligns the first query with the first key, and cannot be combined with a mask.
     plain_causal = isinstance(mask, Causal) and first_query == 0 and q_len == k_len
-    allowed, bias = (None, None) if plain_causal else dense_bias(mask, q_len, k_len, query.device, first_query)
+    allowed, bias = (
+        (None, None) if plain_causal else dense_bias(mask, q_len, k_len, query.device, first_query, query.shape[0])
+    )
     given = allowed
     if allowed is not None and bias is not None:
         given = _in_range(bias, query.dtype).masked_fill(~allowed, -math.inf)
@@ -266,7 +303,7 @@ def _by_sums(
     """
     wide = torch.promote_types(query.dtype, torch.float32)
     scores = (query.to(wide)[:, :, :, None] * _scale(query, scale) * key.to(wide)[:, :, None]).sum(-1)
-    allowed, bias = dense_bias(mask, query.shape[2], key.shape[2], query.device, first_query)
+    allowed, bias = dense_bias(mask, query.shape[2], key.shape[2], query.device, first_query, query.shape[0])
     if bias is not None:
         scores = scores + _in_range(bias, wide)
     return weighted_by_sums(scores, value, allowed).to(query.dtype)
@@ -281,7 +318,7 @@ def _by_rounded_products(
     different numbers the first translation of 1,000 sentences is 10 to 20% faster on CPUs (decision 006).
     """
     q_len, k_len = query.shape[2], key.shape[2]
-    allowed, bias = dense_bias(mask, q_len, k_len, query.device, first_query)
+    allowed, bias = dense_bias(mask, q_len, k_len, query.device, first_query, query.shape[0])
     missing = -k_len % policy.KEYS_MULTIPLE
     if allowed is None:
         allowed = torch.ones(1, 1, dtype=torch.bool, device=key.device)

@@ -267,7 +267,7 @@ def relative_weights(
         by_distance = by_distance + distance_bias[:, None].to(by_distance.dtype)
     by_position = relative_shift(by_distance) if causal else relative_shift_both_ways(by_distance)
     scores = (content + by_position) / math.sqrt(query.shape[-1])
-    allowed = dense_mask(Causal() & mask if causal else mask, q_len, k_len, query.device, k_len - q_len)
+    allowed = dense_mask(Causal() & mask if causal else mask, q_len, k_len, query.device, k_len - q_len, query.shape[0])
     return masked_softmax(scores, allowed)
 
 
@@ -336,12 +336,14 @@ def relative_attention(
     if path == "sdpa":
         by_distance = _scores_of_distances(query, positions, position_bias, distance_bias)
         content_query = query + content_bias[:, None].to(query.dtype)
-        allowed = dense_mask(Causal() & mask if causal else mask, q_len, k_len, query.device, k_len - q_len)
+        allowed = dense_mask(
+            Causal() & mask if causal else mask, q_len, k_len, query.device, k_len - q_len, query.shape[0]
+        )
         return _by_sdpa(content_query, key, value, by_distance, allowed, dropout_rate, causal)
     if path == "products":
         weights = relative_weights(query, key, positions, content_bias, position_bias, distance_bias, mask, causal)
         return torch.matmul(dropout(weights, dropout_rate), value)
-    allowed = dense_mask(Causal() & mask, q_len, k_len, query.device, k_len - q_len)
+    allowed = dense_mask(Causal() & mask, q_len, k_len, query.device, k_len - q_len, query.shape[0])
     assert allowed is not None  # a causal mask never allows everything
     return attend_by_tiles(
         query, key, value, positions, content_bias, position_bias, distance_bias, allowed, dropout_rate
@@ -389,7 +391,7 @@ def _by_sums(
     scores = scores + (position_query[:, :, :, None] * positions.to(wide)[None, :, None]).sum(-1)
     if distance_bias is not None:
         scores = scores + distance_bias[:, None].to(wide) * scale
-    allowed = dense_mask(mask, 1, k_len, query.device, k_len - 1)
+    allowed = dense_mask(mask, 1, k_len, query.device, k_len - 1, query.shape[0])
     return weighted_by_sums(scores, value, allowed).to(query.dtype)
 
 

@@ -1,0 +1,142 @@
+"""What the modules of all texts share: errors of both kinds, signatures of several editions, and kept weights."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from manyheads.errors import ConfigError, ManyHeadsError, ShapeError
+from manyheads.nn.kernels import policy
+
+_REQUIRED = inspect.Parameter.empty
+
+
+_MADE: dict[tuple[type[Exception], ...], type[ManyHeadsError]] = {}
+
+
+def also(kind: type[ManyHeadsError], *others: type[Exception]) -> type[ManyHeadsError]:
+    """Return an error that is of our kind, and of the types that torch or the text's own code raises for the mistake.
+
+    >>> issubclass(also(ShapeError, RuntimeError), ShapeError)
+    True
+    """
+
+    def restored(error: ManyHeadsError) -> tuple[Any, ...]:
+        return _make, (kind, others, error.args)  # a class without a name of its own cannot be pickled by name
+
+    key = (kind, *others)
+    if key not in _MADE:
+        body = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__reduce__": restored}
+        _MADE[key] = type(kind.__name__, key, body)
+    return _MADE[key]
+
+
+def _make(kind: type[ManyHeadsError], others: tuple[type[Exception], ...], arguments: tuple[Any, ...]) -> Exception:
+    return also(kind, *others)(*arguments)
+
+
+def read_arguments(
+    name: str, editions: Sequence[str], given: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[int, dict[str, Any]]:
+    """Return the number of the edition whose signature fits the arguments of a call, and the arguments by name.
+
+        >>> read_arguments("Attention", ("width, dropout=0", "key_size, query_size, width"), (8,), {"dropout": 0.5})
+        (0, {'width': 8, 'dropout': 0.5})
+
+    Raises: ConfigError, which is also a TypeError: no signature fits.
+    """
+    for edition, text in enumerate(editions):
+        try:
+            bound = _signature(text).bind(*given, **named)
+        except TypeError:
+            continue
+        bound.apply_defaults()
+        return edition, bound.arguments
+    shown = ", ".join([*map(repr, given), *(f"{key}={value!r}" for key, value in named.items())])
+    wanted = " or ".join(f"{name}({text})" for text in editions)
+    raise also(ConfigError, TypeError)(f"{name}({shown}) fits no edition of the text; write {wanted}.")
+
+
+@cache
+def _signature(text: str) -> inspect.Signature:
+    """Return the signature of a list of names, some with a default: a whole number, True, False or None."""
+    defaults = {"True": True, "False": False, "None": None}
+    parameters = []
+    for one in text.split(", "):
+        name, has_default, value = one.partition("=")
+        default = (defaults[value] if value in defaults else int(value)) if has_default else _REQUIRED
+        parameters.append(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default))
+    return inspect.Signature(parameters)
+
+
+def check_heads(width: object, num_heads: object, names: tuple[str, str], *others: type[Exception]) -> None:
+    """Check that a number of heads divides a width.
+
+    Args: names: of width and heads in the text. others: what the text's code or torch raises for such heads.
+    """
+    numbers = isinstance(width, int) and isinstance(num_heads, int)
+    if not numbers or num_heads < 1 or width < 1 or width % num_heads:  # type: ignore[operator]
+        raise also(ConfigError, *others)(
+            f"{names[0]} {width} cannot be divided among {names[1]} {num_heads}: both must be whole numbers above 0,"
+            f" and {names[1]} must divide {names[0]}; change one of them."
+        )
+
+
+def dropout_layer(rate: object, name: str = "dropout") -> nn.Dropout:
+    """Return torch's dropout. Raises: ConfigError, also of the type that torch raises: no rate from 0 to 1."""
+    if not isinstance(rate, int | float) or not 0 <= rate <= 1:
+        kind = ValueError if isinstance(rate, int | float) else TypeError
+        raise also(ConfigError, kind)(f"{name} is {rate!r}; it must be a number from 0 to 1.")
+    return nn.Dropout(rate)
+
+
+def check_axes(name: str, x: object, axes: str, *others: type[Exception]) -> None:
+    """Check that an argument is a tensor with these axes, such as "batch, length, width".
+
+    Args: others: what torch or the text's code raises for another number of axes.
+    """
+    if not isinstance(x, Tensor):
+        raise also(ShapeError, TypeError, AttributeError)(f"{name} is {type(x).__name__}; give a tensor ({axes}).")
+    wanted = axes.count(",") + 1
+    if x.dim() != wanted:
+        remedy = f"; of one sequence without a batch make a batch of one: {name}[None]" if x.dim() == wanted - 1 else ""
+        raise also(ShapeError, *others)(
+            f"{name} has shape {tuple(x.shape)}, {x.dim()} axes; it must have {wanted}, ({axes}){remedy}."
+        )
+
+
+def refuse_added(mask: Tensor) -> None:
+    """Refuse a mask of numbers that are added to the scores, where 0 means blocked: 0 allows in such a mask."""
+    if not mask.is_floating_point() or policy.is_compiled() or bool(((mask == 0) | (mask == 1)).all()):
+        return
+    raise also(ShapeError, ValueError)(
+        f"the mask of shape {tuple(mask.shape)} has numbers other than 0 and 1, as one that is added to the scores;"
+        " here 0 means blocked: give mask == 0 if 0 allows in yours."
+    )
+
+
+class KeepsWeights(nn.Module):
+    """A module that keeps the weights of its last call as an attribute, with their gradient, as the texts do.
+
+    Copies (`copy.deepcopy`) and pickles of it have the numbers of these weights without the gradient, because torch
+    cannot copy a tensor in the middle of a graph. The weights are no part of the state dict.
+    """
+
+    kept: ClassVar[str] = "attention_weights"
+
+    def __init__(self) -> None:
+        super().__init__()
+        setattr(self, self.kept, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, self.kept: _detached(self.__dict__[self.kept])}
+
+
+def _detached(kept: Any) -> Any:
+    if isinstance(kept, list):
+        return [_detached(one) for one in kept]
+    return kept.detach() if isinstance(kept, Tensor) else kept
