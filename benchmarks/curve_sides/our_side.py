@@ -28,7 +28,7 @@ from manyheads.data.translation.prepared import PreparedData  # noqa: E402
 from manyheads.decoding.translator import Translator  # noqa: E402
 from manyheads.evaluation.language_model import evaluate_text  # noqa: E402
 from manyheads.evaluation.likelihood import evaluation_mode  # noqa: E402
-from manyheads.training.optim.optimiser import learning_rate  # noqa: E402
+from manyheads.training.optim.schedule import learning_rate  # noqa: E402
 from manyheads.training.run.assembly import assemble  # noqa: E402
 from manyheads.training.run.device import computing, settled  # noqa: E402
 

@@ -129,6 +129,7 @@ ASKING = {
     "manyheads.nn.kernels.reversible": "autocast, and the random generators of GPUs",
     "manyheads.nn.kernels.precision": "measures larger products on a GPU",
     "manyheads.nn.kernels.linear": "autocast",
+    "manyheads.extras.sample_model.making": "records the processor's instruction set in the card",
     "manyheads.training.run.arithmetic": "records the device's name",
     "manyheads.training.run.device": "chooses the device",
     "manyheads.training.run.step": "GPUs have a random generator of their own",

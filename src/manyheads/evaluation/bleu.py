@@ -77,7 +77,6 @@ def _counts(hypotheses: Sequence[str], references: Sequence[str], orders: int) -
     return counts.reshape(size, 3 * orders)
 
 
-_BLOCK = 1000
 """Sentences whose statistics are in memory at once."""
 _ORDER = 4
 

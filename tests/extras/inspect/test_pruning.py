@@ -87,7 +87,7 @@ def _check_steps(model: Any, source: torch.Tensor, lengths: torch.Tensor, target
         state = state.reorder(beams if place == 0 else torch.tensor([[1, 0], [2, 3], [4, 4]]))
     wanted = model.log_probs(source, lengths, target)[:, -1]
     torch.testing.assert_close(found[::2], wanted, atol=1e-5, rtol=0)
-    assert len(state.reorder(torch.tensor([[0, 1], [4, 5]])).layers[0].memory_key) == 2
+    assert len(state.reorder(torch.tensor([[0, 1], [4, 5]])).source.keys[0]) == 2
 
 
 XL = TransformerXLConfig(

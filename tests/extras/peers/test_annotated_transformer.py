@@ -14,7 +14,7 @@ from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers import PEERS
 from manyheads.extras.peers.annotated_transformer import LabelSmoothing
 from manyheads.nn.positions import sinusoidal_table
-from manyheads.training.optim.optimiser import noam
+from manyheads.training.optim.schedule import noam
 
 LOADER: Any = PEERS["annotated-transformer"]
 CONFIG: dict[str, Any] = {
@@ -79,6 +79,7 @@ def test_loaders_know_their_own(peer: str) -> None:
         "labml/attention": "labmlai/annotated_deep_learning_paper_implementations transformers/mha.py (eval)",
         "tf/Transformer-XL": "tf/Transformer-XL",
         "torch/MultiheadAttention": "torch.nn.MultiheadAttention (eval, dropout 0)",
+        "marian-nmt": PEERS["marian-nmt"].name,
     }
     texts |= {name: name for name in PEERS if name.partition("/")[0] in ("d2l", "labml") and name not in texts}
     texts |= {f"{name}/Transformer": PEERS[f"{name}/Transformer"].name for name in ("fairseq", "joeynmt", "opennmt-py")}

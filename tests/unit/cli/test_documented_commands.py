@@ -21,7 +21,7 @@ import yaml
 
 from manyheads.catalogue import COMMANDS
 from manyheads.cli import main
-from manyheads.cli.command_line import parsing, task_pages
+from manyheads.cli.command_line import parsing
 from manyheads.cli.command_line.parsing import make_parser
 from manyheads.cli.commands.train import TrainOptions, read_arguments
 from manyheads.config.files import Source, to_plain
@@ -62,7 +62,7 @@ _STANDS_FOR = {
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of the pages, such as runs/demo, are not here; they are not sought on the hub either."""
-    monkeypatch.setattr(task_pages, "is_hub_name", lambda name: False)
+    monkeypatch.setattr("manyheads.models.hub.is_hub_name", lambda name: False)
 
 
 class ParsedError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from manyheads.data.language.texts import Pictures, RawFiles
 from manyheads.data.preparing import Holdout
 from manyheads.data.settings import SegmentSettings
 from manyheads.errors import ConfigError, DataError, MissingExtraError
+from manyheads.installation import install_command
 from manyheads.text.settings import IdSettings
 from manyheads.text.vocabularies import vocabulary_from_json
 from manyheads.text.vocabulary import IdVocabulary
@@ -169,7 +171,7 @@ def test_without_pillow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
         return real(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", blocked)
-    with pytest.raises(MissingExtraError, match=r"manyheads\[images\]"):
+    with pytest.raises(MissingExtraError, match=re.escape(install_command("images"))):
         list(Pictures(paths=[tmp_path], size=8).read())
 
 

@@ -198,7 +198,7 @@ def test_presets_are_what_they_cite() -> None:
     papers = {"vanilla-lm", "vanilla-lm-64", "million", "enwik8", "imagenet64"}
     classes = {"classifier-debug", "classifier-demo", "reformer-classifier-demo"}
     trees = {"chart-debug", "chart-parser"}
-    assert set(made) == {"debug", "copy", "demo", "tiny", "base", "big", *language, *papers, *classes, *trees}
+    assert set(made) == {"debug", "copy", "demo", "sample", "tiny", "base", "big", *language, *papers, *classes, *trees}
     assert made["copy"].training.label_smoothing == 0
     tiny = made["tiny"]
     assert (tiny.optimiser.learning_rate, tiny.schedule.warmup_steps, tiny.data.max_tokens) == (0.005, 2000, 8192)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.training.optim.optimiser import learning_rate, noam
+from manyheads.training.optim.schedule import learning_rate, noam
 from manyheads.training.settings import ScheduleSettings
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from manyheads.data.batch import PairBatch, collate, round_up
+from manyheads.data.batch import PairBatch
+from manyheads.data.collate import collate, round_up
 from manyheads.data.mixing import Draws
 from manyheads.data.sampler import BatchPlan, cut_rows
 from manyheads.data.settings import DataSettings

@@ -51,7 +51,7 @@ from manyheads.extras.texts.annotated_model import (
     make_model,
     subsequent_mask,
 )
-from manyheads.training.optim.optimiser import noam
+from manyheads.training.optim.schedule import noam
 
 __all__ = [
     "Batch",

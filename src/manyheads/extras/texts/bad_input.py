@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ConfigError, ManyHeadsError, RequestError, ShapeError
+from manyheads.nn.kernels import policy
 
 
 class TextValueError(ConfigError, ValueError, RuntimeError, AssertionError):
@@ -47,7 +48,7 @@ def check_ids(ids: Tensor, name: str, size: int) -> None:
     """
     if ids.dtype not in (torch.int64, torch.int32):
         raise TextShapeError(f"{name} has the type {ids.dtype}; it must be whole numbers: call {name}.long().")
-    if torch.compiler.is_compiling() or not ids.numel():
+    if policy.is_compiled() or not ids.numel():
         return
     lowest, highest = ids.min().item(), ids.max().item()
     if lowest < 0 or highest >= size:

@@ -17,7 +17,8 @@ from manyheads.errors import ConfigError, DataError
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.seeding import derive_seed
-from manyheads.training.optim.optimiser import MovingAverage, build_optimiser, highest_rate
+from manyheads.training.optim.optimiser import MovingAverage, build_optimiser
+from manyheads.training.optim.schedule import highest_rate
 from manyheads.training.run.arithmetic import arithmetic_of_run
 from manyheads.training.run.device import check_capacity
 from manyheads.training.run.initial import begin_from, freeze

@@ -28,7 +28,7 @@ from manyheads.errors import ConfigError, ManyHeadsError, NonFiniteError, is_out
 from manyheads.files.commit import write_text
 from manyheads.files.safe_open import read_limited
 from manyheads.models.pretrained import load
-from manyheads.training.optim.optimiser import learning_rate
+from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.record.log import LogFile, MetricsLog, PlainReporter, Reporters
 from manyheads.training.record.recorder import Recorder
 from manyheads.training.record.report import Reporter, RunStart, StopReason, TrainResult, ValidationReport

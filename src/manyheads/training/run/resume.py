@@ -12,7 +12,7 @@ from manyheads.checkpoint.retain import find_latest, read_pointer
 from manyheads.config.build import REMOVED
 from manyheads.config.files import to_plain
 from manyheads.errors import CheckpointError, ConfigError
-from manyheads.training.optim.optimiser import learning_rate
+from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.run.clock import RunClock
 from manyheads.training.run.state import Counters
 from manyheads.training.settings import TrainingSettings
