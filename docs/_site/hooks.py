@@ -39,7 +39,7 @@ GROUPS = {
 
 # Logs and reasons: searched, they would stand above the pages that say how something is done.
 UNSEARCHED = (
-    f"{MOUNT}/EXPERIMENTS.md",
+    f"{MOUNT}/experiments/",
     f"{MOUNT}/CHANGELOG.md",
     f"{MOUNT}/benchmarks/",
     "decisions/",

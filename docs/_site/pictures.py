@@ -72,6 +72,8 @@ PICTURES = (
     Picture("inspect positions --d-model 20 --length 60 --features 4 5 6 7", ("positions.png",)),
     Picture("inspect smoothing --smoothing 0 0.1 0.4", ("smoothing.png",)),
     Picture("inspect schedule --d-model 256 512 --warmup-steps 4000 8000", ("schedule.png",)),
+    Picture("inspect schedule 512:4000 512:8000 256:4000", ("rates.png",)),
+    Picture("inspect segments --layers 3 --segment 4 --memory 4 --eval-segment 2 --eval-memory 6", ("segments.png",)),
     Picture(f"inspect architecture {UNTRAINED} --operations operations.png", ("architecture.png", "operations.png")),
     Picture("inspect embeddings runs/demo --words man woman red walking dog", ("embeddings.png",)),
     Picture(

@@ -63,7 +63,8 @@ import warnings
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch works without it
 import torch
 import manyheads.nn
-from manyheads.models.reformer.model import build as build_reformer, build_seq2seq
+from manyheads.models.reformer.model import build as build_reformer
+from manyheads.models.reformer.translator import build_seq2seq
 from manyheads.models.reformer import config as reformers
 from manyheads.models.transformer.model import build as build_transformer
 from manyheads.models.transformer import config as transformers

@@ -55,7 +55,9 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other if isinstance(one, str) else one == pytest.approx(other, rel=1e-4, abs=1e-5))
 
 
-@pytest.mark.parametrize("name", ["positions.png", "smoothing.png", "schedule.png", "architecture.png"])
+@pytest.mark.parametrize(
+    "name", ["positions.png", "smoothing.png", "schedule.png", "rates.png", "segments.png", "architecture.png"]
+)
 def test_the_numbers_come_again(pictures: Any, name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="no matplotlib; pip install '.[plot]'")
     [picture] = [picture for picture in pictures.PICTURES if name in picture.files]

@@ -122,17 +122,19 @@ def complaint_of(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
             patch.setattr(layers, "model_layer", _of_some_model)
             return said_by(lambda: read_arguments(arguments[1:]))
 
+    parse = parsing.parse
+
     def reads(page: Any, given: Any, *told: Any) -> Any:
         unknown = [one for one in parsing.read(page.options, given).mistakes if "There is no option" in one]
         if cut_short and unknown:
             raise ManyHeadsError(" ".join(unknown))
         if not cut_short:
-            parsing.parse(page, given, *told)
+            parse(page, given, *told)
         raise ParsedError
 
     with monkeypatch.context() as patch:
         for module in MODULES:
-            if hasattr(module, "parse") and module is not parsing:
+            if hasattr(module, "parse"):
                 patch.setattr(module, "parse", reads)
             if hasattr(module, "set_up_machine"):
                 patch.setattr(module, "set_up_machine", lambda: None)

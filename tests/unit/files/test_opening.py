@@ -27,7 +27,7 @@ NO_FILES = {
     "SpanData",
     "SpanStore",
     "options",
-    "ModelOptions",
+    "one",
     "TokenStore",
     "PairStore",
     "kind",

@@ -86,8 +86,8 @@ def _of_model(options: ShapesOptions) -> list[TracedTensor]:
     from manyheads.extras.inspect.attending import shapes_of
 
     assert options.text is not None
-    model = ModelOptions(model=options.model, text=options.text, run_on=options.run_on).open()
-    return shapes_of(model, options.text, options.target)
+    one = ModelOptions(model=options.model, text=options.text, run_on=options.run_on)
+    return shapes_of(one.open(), options.text, options.target)
 
 
 def _of_module(options: ShapesOptions) -> list[TracedTensor]:
