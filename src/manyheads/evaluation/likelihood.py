@@ -1,7 +1,4 @@
-"""Perplexity of a loss, also of one so large that it overflows.
-
-Likelihood of held-out pairs: nats per token and perplexity.
-"""
+"""Likelihood of held-out pairs: nats per token and perplexity."""
 
 from __future__ import annotations
 
@@ -18,20 +15,6 @@ from manyheads.data.batch import PairBatch
 from manyheads.data.language.segments import SegmentBatch
 from manyheads.errors import DataError
 from manyheads.models.protocols import Output
-
-
-def perplexity_of(nats_per_token: float) -> float:
-    """Return exp of a mean loss; infinite if it overflows."""
-    try:
-        return math.exp(nats_per_token)
-    except OverflowError:
-        return math.inf
-
-
-def show_perplexity(value: float, digits: int = 2) -> str:
-    """Return a perplexity as text: with decimal places below a million, then as a power of ten, then `inf`."""
-    return f"{value:.{digits}f}" if value < 1e6 else f"{value:.2e}"
-
 
 B = TypeVar("B", PairBatch, SegmentBatch)
 

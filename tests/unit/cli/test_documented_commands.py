@@ -214,7 +214,7 @@ def test_no_option_with_one_value_is_won_by_its_last_one() -> None:
         ("manyheads translate runs/demo --beems 2", "There is no option --beems"),
         ("echo a | manyheads translat runs/demo", "there is no translat"),
         ("manyheads inspect shape runs/demo --text a", "there is no inspect shape"),
-        ("manyheads inspect shapes runs/demo", "Missing: --text"),
+        ("manyheads inspect shapes runs/demo", "give --text"),
         ("torchrun --nproc-per-node 2 -m manyheads train --preset demoo", "there is no preset 'demoo'"),
         ("manyheads train --preset demo --model.d-mode 3", "model.d_mode"),
         ("manyheads prepare --task parsing --tree-tag keep ...", "There is no option --tree-tag"),

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from manyheads.data.batch import PairBatch
 from manyheads.errors import DataError
-from manyheads.evaluation.likelihood import Likelihood, evaluate_likelihood, perplexity_of, show_perplexity
+from manyheads.evaluation.likelihood import Likelihood, evaluate_likelihood
+from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
 from manyheads.models.protocols import Output
 
 

@@ -25,7 +25,7 @@ from manyheads.cli.command_line.pages import program
 from manyheads.cli.streams import printable
 from manyheads.cli.watching.phases import Heartbeat, Phase
 from manyheads.cli.watching.plain import ColouredLines, is_in_notebook, wants_colours
-from manyheads.evaluation.likelihood import show_perplexity
+from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.training.record.log import PlainReporter, Stream, format_seconds
 from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
 

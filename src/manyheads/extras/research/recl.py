@@ -17,7 +17,8 @@ from manyheads.data.store import TokenStore
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError, refuse_nan
-from manyheads.evaluation.likelihood import evaluation_mode, show_perplexity
+from manyheads.evaluation.likelihood import evaluation_mode
+from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.tasks.language_modelling.held_out import HeldText, held_text

@@ -25,7 +25,8 @@ from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process
 from manyheads.errors import MissingExtraError, refuse_nan
 from manyheads.evaluation.language_model import bits_per, evaluate_text
-from manyheads.evaluation.likelihood import Likelihood, show_perplexity
+from manyheads.evaluation.likelihood import Likelihood
+from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.evaluation.reading import Reading
 from manyheads.files.safe_open import check_no_link
 from manyheads.tasks.language_modelling.held_out import HeldText, held_text, readings_of

@@ -19,7 +19,8 @@ from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import cut, fit, scored_limit, source_limit
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import RequestError
-from manyheads.evaluation.likelihood import Likelihood, counted, evaluate_likelihood, show_perplexity
+from manyheads.evaluation.likelihood import Likelihood, counted, evaluate_likelihood
+from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.tasks.report import LineWork, score_line
 from manyheads.tasks.translation.options import ScoreOptions
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from manyheads.errors import DataError
-from manyheads.evaluation.likelihood import show_perplexity
+from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.files.commit import saving
 from manyheads.files.safe_open import open_regular, open_to_append
 from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport

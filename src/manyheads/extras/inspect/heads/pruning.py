@@ -27,7 +27,7 @@ from manyheads.decoding.shortlist import shortlist_files
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.evaluation.bleu import corpus_bleu
-from manyheads.evaluation.likelihood import perplexity_of, show_perplexity
+from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
 from manyheads.evaluation.reading import BleuTokenizer
 from manyheads.evaluation.tokenizers import choose_tokenizer
 from manyheads.extras.inspect.heads.judging import (
