@@ -14,6 +14,7 @@ from torch import Tensor
 from manyheads.data.batch import PairBatch
 from manyheads.data.language.segments import SegmentBatch
 from manyheads.errors import DataError
+from manyheads.evaluation.perplexity import perplexity_of
 from manyheads.models.protocols import Output
 
 B = TypeVar("B", PairBatch, SegmentBatch)
