@@ -45,7 +45,7 @@ def demo_command() -> str:
     """How `make demo` trains."""
     text = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     [minutes] = re.findall(r"^MINUTES \?= (\d+)$", text, re.MULTILINE)
-    [command] = re.findall(r"^\t\$\(BIN\)/(manyheads train .*)", text, re.MULTILINE)
+    [command] = re.findall(r"^\t\$\(BIN\)/(manyheads train --preset demo .*)", text, re.MULTILINE)
     return command.replace("$(MINUTES)", minutes)
 
 
