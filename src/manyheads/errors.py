@@ -17,7 +17,7 @@ class ManyHeadsError(Exception):
 
     @property
     def _render_traceback_(self) -> Callable[[], list[str]]:
-        """What IPython and notebooks print instead of a traceback: one paragraph.
+        """The one paragraph that IPython and notebooks print instead of a traceback.
 
         Raises: AttributeError: MANYHEADS_DEBUG is set, so that they print the traceback.
         """

@@ -21,7 +21,7 @@ NOTICES = {
         " States and, as far as is known, elsewhere"
     ),
 }
-"""What a model that was trained on an embedded corpus, by its name in settings, says of its data."""
+"""Source and licence of each embedded corpus, by its name in settings; model cards contain them."""
 
 
 def read_embedded(name: str, sha256: str) -> bytes:

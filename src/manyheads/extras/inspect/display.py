@@ -1,4 +1,4 @@
-"""What notebooks show of models, masks and attention: text, a picture where matplotlib is there, and a page.
+"""Displays models, masks and attention in notebooks: as text, as a picture if matplotlib is installed, and as a page.
 
     manyheads.show_attention(translator, "I am hungry.")
     manyheads.inspect_model(translator)
@@ -49,7 +49,9 @@ _NUMBERED_LAYER = re.compile(r"\.?layers\.(\d+)")
 
 @dataclass(frozen=True)
 class Display:
-    """text: for terminals. draw: draws the picture; None: there is none. page: HTML of a whole page; empty: none.
+    """The forms in which one object is displayed.
+
+    text: for terminals. draw: draws the picture; None: no picture. page: HTML of a whole page; empty: no page.
     height: of the page's frame, in pixels.
     """
 
@@ -301,7 +303,7 @@ def inspect_model(model: Any) -> ModelInspection:
         which only the parameters are listed.
 
     The model is run once on a few tokens, and is left as it was.
-    Raises: RequestError: it is none of these, or several models.
+    Raises: RequestError: the object is not a model, or it consists of several models.
     """
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     if not isinstance(module, nn.Module):
@@ -323,7 +325,7 @@ def inspect_model(model: Any) -> ModelInspection:
 
 @dataclass(frozen=True, repr=False)
 class ModelInspection:
-    """What a model consists of.
+    """The parts of a model.
 
     parameters: a part's name, kind and number of parameters. blocks: in their order; None for a module that is no
     whole model. tensors: of one forward pass; layers that repeat an earlier one are one line.

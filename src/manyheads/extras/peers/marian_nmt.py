@@ -307,7 +307,7 @@ def _model_file(folder: Path, decoder: Mapping[str, Any]) -> Path:
 
 
 def _only(paths: list[Path], folder: Path, pattern: str, first: str) -> Path | None:
-    """Return the only file, or of several the one with the usual name. Raises: ModelFileError: there is none such."""
+    """Return the only file; of several, the one with the usual name. Raises: ModelFileError: no file has it."""
     named = [path for path in paths if path.name == first] if len(paths) > 1 else paths
     if paths and not named:
         listed = ", ".join(path.name for path in paths)

@@ -72,7 +72,7 @@ class Found:
 
 @dataclass
 class Fetcher:
-    """What all sources of a command share. languages: of source and target, or None."""
+    """Fetches the sources of one command. languages: of source and target, or None."""
 
     lock: fetching.Lock
     show: Progress

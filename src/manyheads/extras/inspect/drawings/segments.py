@@ -45,7 +45,7 @@ class SegmentSizes:
 
 @dataclass(frozen=True)
 class SegmentExample:
-    """What the model reads, up to the last position.
+    """An example of segments: the positions that a model reads, up to the last one.
 
     title, note: what it is, for people. starts: the first position of each segment, or of the window. seen: (length,
     length) bool, the positions below to which each position attends, in every layer; in a window that slides, those of
