@@ -22,12 +22,8 @@ from torch import Tensor, nn
 from manyheads.errors import RequestError
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.protocols import PreparesSteps, Searchable
-from manyheads.nn.attention.multi_head import MultiHeadAttention
-from manyheads.nn.attention.relative import RelativeAttention
-from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.kernels.linear import define_packed_linear
+from manyheads.nn.kernels.linear import Packs, define_packed_linear
 from manyheads.nn.kernels.policy import compiling_a_step
-from manyheads.nn.layers import Linear
 
 
 @dataclass(frozen=True)
@@ -74,11 +70,7 @@ class CompiledSteps:
     def _compute(self) -> Callable[[Any, bool], Tensor]:
         """The compiled step. It is made in the first step, so that weights can be packed before."""
         # The program contains the numbers of packed weights, so these must not be reused while it exists.
-        self._packed = [
-            module.packed
-            for module in self._model.modules()
-            if isinstance(module, MultiHeadAttention | RelativeAttention | Linear | LinearHead)
-        ]
+        self._packed = [module.packed for module in self._model.modules() if isinstance(module, Packs)]
         return _compiled(self._model)
 
     @property

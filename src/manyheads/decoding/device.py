@@ -11,13 +11,9 @@ import torch
 from torch import nn
 
 from manyheads.errors import RequestError
-from manyheads.nn.attention.multi_head import MultiHeadAttention
-from manyheads.nn.attention.relative import RelativeAttention
-from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels import policy
-from manyheads.nn.kernels.linear import Packed
+from manyheads.nn.kernels.linear import Packed, Packs
 from manyheads.nn.kernels.precision import measure_precision
-from manyheads.nn.layers import Linear
 
 InferencePrecision = Literal["fp32", "bf16"]
 Precision = Literal["auto", "fp32", "bf16"]
@@ -85,7 +81,8 @@ def narrow(model: nn.Module, precision: InferencePrecision) -> None:
     if precision != "bf16":
         return
     for module in model.modules():
-        if isinstance(module, nn.Linear | LinearHead):
+        is_map = isinstance(module, Packs) and module in module.packed_maps()
+        if is_map or isinstance(module, nn.Linear):
             for name in ("weight", "bias"):
                 wide = getattr(module, name)
                 if wide is not None:
@@ -99,13 +96,9 @@ def pack(model: nn.Module) -> None:
     `weight.data` is not detected: call this function again.
     """
     for module in model.modules():
-        if isinstance(module, MultiHeadAttention | RelativeAttention):
-            maps: tuple[nn.Module, ...] = (module.q_proj, module.k_proj, module.v_proj)
-        elif isinstance(module, Linear | LinearHead):
-            maps = (module,)
-        else:
-            continue
-        module.packed = Packed(*maps) if Packed.is_worthwhile(*maps) else None
+        if isinstance(module, Packs):
+            maps = module.packed_maps()
+            module.packed = Packed(*maps) if Packed.is_worthwhile(*maps) else None
 
 
 def on_cpu_by_default() -> AbstractContextManager[Any]:

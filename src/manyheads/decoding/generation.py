@@ -451,9 +451,8 @@ def context_settings(model: LanguageModel | LanguageEnsemble, settings: Generati
 
     Raises: RequestError: memory_len is set for a model without memory.
     """
-    if isinstance(model, LanguageEnsemble):
-        return tuple(_context_of(config, settings) for config in model.config.each)
-    return _context_of(model.config, settings)
+    each = getattr(model.config, "each", None)
+    return _context_of(model.config, settings) if each is None else tuple(_context_of(one, settings) for one in each)
 
 
 def _context_of(config: Any, settings: GenerationSettings) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self, Unpack, overload
+from typing import Literal, Self, Unpack, cast, overload
 
 import torch
 
@@ -20,7 +20,7 @@ from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
 from manyheads.decoding.settings import GenerationOverrides, GenerationSettings, check_drawing, read_settings
 from manyheads.decoding.text_ids import check_texts, cut_batches, map_batches
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.models.ensemble import LanguageEnsemble
+from manyheads.models.ensemble import LanguageEnsemble, averaged_models
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import load, save_pretrained, unmixed
 from manyheads.text.vocabularies import load_vocabulary
@@ -51,8 +51,7 @@ def load_language_models(
 
 
 def _load_model(folder: Path, vocabulary: Vocabulary, device: torch.device) -> LanguageModel:
-    model = load(folder, device=device)
-    assert isinstance(model, LanguageModel)
+    model = cast(LanguageModel, load(folder, device=device))  # `model_folder` has checked what the folder is for
     if vocabulary.vocab_size > model.config.vocab_size:
         raise ModelFileError(
             f"{folder}: the model knows {model.config.vocab_size:,} ids, its vocabulary has"
@@ -106,6 +105,7 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
     Raises: RequestError: no such device or precision, or this model's steps cannot be compiled on this machine.
     """
 
+    task: Literal["language-modelling"] = "language-modelling"
     _repr_mimebundle_ = shown_as("model")
 
     def __init__(
@@ -130,9 +130,10 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
     @property
     def single_model(self) -> LanguageModel:
         """The model. Raises: RequestError: it is an ensemble."""
-        if isinstance(self.model, LanguageEnsemble):
-            raise RequestError(f"this needs one model, but {len(self.model.models)} are averaged; load one of them.")
-        return self.model
+        model, *others = averaged_models(self.model)
+        if others:
+            raise RequestError(f"this needs one model, but {1 + len(others)} are averaged; load one of them.")
+        return cast(LanguageModel, model)
 
     @classmethod
     @unmixed

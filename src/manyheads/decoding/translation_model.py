@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Literal, Self, Unpack, cast
 
 import torch
 
@@ -22,7 +22,7 @@ from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.text_search import TextSearch
 from manyheads.decoding.truncation import check_target_limit
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.models.ensemble import Ensemble
+from manyheads.models.ensemble import Ensemble, averaged_models
 from manyheads.models.pretrained import load, read_languages, save_pretrained, unmixed
 from manyheads.models.protocols import Searchable
 from manyheads.models.seq2seq import Seq2Seq
@@ -38,6 +38,8 @@ class TranslationModel(RunsModel[Searchable]):
         search: the search for translations, with this package or another engine.
         stand_ins: target language -> what `stand_ins.stand_ins_of` found.
     """
+
+    task: Literal["translation"] = "translation"
 
     def __init__(
         self,
@@ -149,13 +151,14 @@ class TranslationModel(RunsModel[Searchable]):
         Raises: RequestError: the model is not one of this package, or dtype is no floating type. SaveError: it could
             not be written, or its weights were rounded by `precision` bf16.
         """
-        if isinstance(self.model, Ensemble):
+        [model, *others] = averaged_models(self.model)
+        if others:
             raise RequestError("an ensemble cannot be saved as one model folder; save each of its models.")
-        if not isinstance(self.model, Seq2Seq):
+        if not hasattr(model, "config"):
             raise RequestError(f"a {type(self.model).__name__} has no config, so it cannot be saved as a model folder.")
         whole = self._whole or self  # into one language, it is still a model of all of them
         save_pretrained(
-            self.model,
+            model,
             path,
             tokenizer=whole.tokenizer,
             generation=self.settings,
@@ -276,8 +279,7 @@ class TranslationModel(RunsModel[Searchable]):
 
 
 def _load_model(folder: Path, tokenizer: TranslationTokenizer, device: torch.device) -> Seq2Seq:
-    model = load(folder, device=device)
-    assert isinstance(model, Seq2Seq)
+    model = cast(Seq2Seq, load(folder, device=device))  # `model_folder` has checked what the folder is for
     _check_vocabularies(model.config, tokenizer, folder)
     return model
 

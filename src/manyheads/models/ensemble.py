@@ -187,6 +187,11 @@ class Ensemble(_Averaging, PreparesForAll, nn.Module):
         return RestrictedEnsemble([model.restricted(ids) for model in self.models])
 
 
+def averaged_models(model: Any) -> Sequence[Any]:
+    """Return the models of an ensemble; of another model, the model itself."""
+    return tuple(model.models) if isinstance(model, Ensemble | LanguageEnsemble) else (model,)
+
+
 NO_MEMORY: Final = "no memory"
 """Used in place of a model's context settings: the model reads each segment without context from before."""
 

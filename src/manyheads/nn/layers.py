@@ -30,6 +30,9 @@ class Linear(nn.Linear):
 
     packed: Packed | None = None
 
+    def packed_maps(self) -> tuple[nn.Module, ...]:
+        return (self,)
+
     def forward(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
         return linear_by(self, x)
 

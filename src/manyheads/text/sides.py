@@ -14,10 +14,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from manyheads.config.checks import did_you_mean
 from manyheads.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from manyheads.text.tokenizer import Tokenizer
 
 LanguagePair = tuple[str, str]
 """Source and target."""
@@ -148,6 +151,11 @@ class Capabilities(Protocol):
     splits_lines: bool = True
     is_shared: bool = False
     needs_language: bool = False
+
+    @property
+    def in_pieces(self) -> Tokenizer | None:
+        """The tokenizer if it is one of ours, with pieces that both sides share and a tokenizer.json; else None."""
+        return None
 
     def grammar(self, settings: Any) -> Any | None:
         """Return the `Grammar` (see `decoding.search_problem`) of a search with these `DecodingSettings`; None: all

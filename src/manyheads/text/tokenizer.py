@@ -148,6 +148,10 @@ class Tokenizer(TokenizerFile, Capabilities):
         return self._json
 
     @property
+    def in_pieces(self) -> Tokenizer:
+        return self
+
+    @property
     def source(self) -> Tokenizer:
         """The side for sources: this tokenizer (see `sides.TranslationTokenizer`), or one that reads tags."""
         return _SourceSide(self) if self._num_tags else self

@@ -42,7 +42,7 @@ class PieceVocabulary(Vocabulary):
 
     def __init__(self, tokenizer: Tokenizer, documents: Documents = "none") -> None:
         self.documents = documents
-        self.tokenizer = tokenizer
+        self.tokenizer = self.in_pieces = tokenizer
         self.end_id = None if documents == "none" else tokenizer.eos_id
         self.line_id = tokenizer.eos_id if documents == "lines" else _FIRST_BYTE + ord("\n")
         pieces = [piece.encode("utf-8") for piece in tokenizer.pieces]

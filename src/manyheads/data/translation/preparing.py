@@ -52,17 +52,20 @@ class SidesSource(Source):
         sides: names of the two files.
         unit: the entry of the counts that says how many rows there are.
         counts: of each split, which `read` fills in.
+        tokenizer: what `learn` returned.
     """
 
     sides: ClassVar[tuple[str, str]]
     unit: ClassVar[str]
+    tokenizer: Tokenizer
 
     def __init__(self, splits: Mapping[str, Any], tokenizer: TokenizerSettings | Tokenizer | Growth) -> None:
+        self.settings: TokenizerSettings | GrowthSettings | None = None
         if isinstance(tokenizer, Growth):
-            self.settings: TokenizerSettings | GrowthSettings | None = tokenizer.settings
-        else:
-            self.settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else None
-        self.splits, self.tokenizer = splits, tokenizer
+            self.settings = tokenizer.settings
+        elif isinstance(tokenizer, TokenizerSettings):
+            self.settings = tokenizer
+        self.splits, self._given = splits, tokenizer
         self.counts: dict[str, dict[str, int]] = {}
 
     def paths(self, split: str) -> list[Path]:
@@ -70,18 +73,18 @@ class SidesSource(Source):
         return [text_path(self.folder, split, side) for side in self.sides]
 
     def learn(self) -> Tokenizer:
-        if isinstance(self.tokenizer, Tokenizer):
-            return self.tokenizer
-        chosen = self.tokenizer
-        made: list[Tokenizer] = []
+        given, made = self._given, list[Tokenizer]()
 
         def make() -> bytes:
-            made[:] = [
-                chosen.learn(self.texts(), self.progress) if isinstance(chosen, Growth) else self.learned(chosen)
-            ]
+            if isinstance(given, Growth):
+                made[:] = [given.learn(self.texts(), self.progress)]
+            elif isinstance(given, TokenizerSettings):
+                made[:] = [self.learned(given)]
+            else:
+                made[:] = [given]
             return made[0].to_json().encode()
 
-        if self.counts["train"][self.unit] < PART_ROWS:
+        if self.settings is None or self.counts["train"][self.unit] < PART_ROWS:
             make()
         else:
             made_of = [repr(self.settings), *self.made_of(), *map(file_sha256, self.paths("train"))]
@@ -320,8 +323,6 @@ class PairSource(SidesSource):
 
     def encode(self, split: str) -> dict[str, int]:
         tokenizer, counts = self.tokenizer, self.counts[split]
-        assert isinstance(tokenizer, Tokenizer)  # since `learn`
-
         counts |= {f"{side}_{name}": 0 for side in SIDES for name in ("tokens", "longest", "unknown")}
 
         def told(first: int, count: int) -> None:

@@ -164,7 +164,6 @@ class _LabelledSource(SidesSource):
 
     def encode(self, split: str) -> dict[str, int]:
         tokenizer, counts = self.tokenizer, self.counts[split]
-        assert isinstance(tokenizer, Tokenizer)  # since `learn`
         numbers = {label: number for number, label in enumerate(self._labels)}
         counts |= {"tokens": 0, "longest": 0, "unknown": 0}
 

@@ -23,7 +23,7 @@ from manyheads.decoding.translator import Translator
 from manyheads.extras.documents.parts import Part, Tag, Text
 from manyheads.extras.documents.sentences import Sentence
 from manyheads.models.attentions import attentions_of
-from manyheads.models.ensemble import Ensemble
+from manyheads.models.ensemble import averaged_models
 from manyheads.text.sides import Side
 from manyheads.text.words import PRIVATE, kept_index, with_letters
 
@@ -37,7 +37,7 @@ def align(translator: Translator, source: str, target: str) -> list[tuple[int, i
 
     Returns: an empty list for a model without cross-attention weights.
     """
-    model = translator.model.models[0] if isinstance(translator.model, Ensemble) else translator.model
+    model = averaged_models(translator.model)[0]
     if not isinstance(model, nn.Module):
         return []
     reader, writer = translator.tokenizer.source, translator.tokenizer.target

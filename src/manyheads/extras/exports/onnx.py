@@ -33,7 +33,6 @@ from manyheads.models.pretrained import load, read_config
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig, DotProductAttentionConfig
 from manyheads.text.sides import TranslationTokenizer
-from manyheads.text.tokenizer import Tokenizer
 
 _LONGEST = 512
 """The limit of tokens that is written for a translation model with positions of any length."""
@@ -142,10 +141,10 @@ def _write_json(module: Seq2Seq, tokenizer: TranslationTokenizer, model: Path, t
     for name, content in written.items():
         (target / name).write_text(json.dumps(content, indent=2) + "\n", "utf-8")
     notes = [f"Generation differs: {what}." for what in differs]
-    if isinstance(tokenizer, Tokenizer):
-        for name, data in hf_tokenizer.to_files(tokenizer, longest).items():
+    if (pieces := tokenizer.in_pieces) is not None:
+        for name, data in hf_tokenizer.to_files(pieces, longest).items():
             (target / name).write_bytes(data)
-        return notes + hf_tokenizer.notes_of(tokenizer)
+        return notes + hf_tokenizer.notes_of(pieces)
     return [*notes, f"A tokenizer of the kind {tokenizer.kind} is not written; the folder takes ids, not text."]
 
 

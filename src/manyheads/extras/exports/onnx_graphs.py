@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from manyheads.nn.attention.cache import DecoderLayerStep
 from manyheads.nn.attention.masks import Causal, KeyPadding, Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads
 from manyheads.nn.attention.relative import RelativeAttention
-from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.attention import masked_weights
 from manyheads.nn.positions import NoPositions
 
@@ -29,10 +28,11 @@ def prepare(model: nn.Module) -> None:
     gives NaN for an empty row."""
     model.eval()
     for module in model.modules():
-        if isinstance(module, MultiHeadAttention):
-            module.weights_hook = lambda weights: None
-        if isinstance(module, RelativeAttention):
-            module.attend = partial(_attend_by_distance, module)  # type: ignore[method-assign]
+        attention: Any = module
+        if getattr(module, "kind", None) == MultiHeadAttention.kind:
+            attention.weights_hook = lambda weights: None
+        if getattr(module, "kind", None) == RelativeAttention.kind:
+            attention.attend = partial(_attend_by_distance, attention)
 
 
 def _attend_by_distance(
@@ -173,4 +173,5 @@ class DecoderStep(nn.Module):
 
 def logits_of(head: nn.Module, hidden: Tensor) -> Tensor:
     """Return a head's logits, or its log-probabilities if it is adaptive."""
-    return head.logits(hidden) if isinstance(head, LinearHead) else head.log_probs(hidden)  # type: ignore[operator]
+    score: Any = head.log_probs if hasattr(head, "clusters") else head.logits
+    return cast(Tensor, score(hidden))

@@ -30,8 +30,7 @@ from manyheads.nn.attention.multi_head import merge_heads, split_heads
 from manyheads.nn.kernels.attention import dot_product_weights, masked_softmax
 from manyheads.nn.positions import SinusoidalPositions
 from manyheads.text.of_folder import tokenizer_of_folder
-from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.vocabularies import PieceVocabulary
+from manyheads.text.vocabulary import Vocabulary
 
 # The limit of tokens that is written for a model with positions of any length.
 _MOST_TOKENS = 1024
@@ -47,13 +46,13 @@ def write_language_model(module: LanguageModel, model: Path, target: Path, suffi
         **options,
     }
     own = tokenizer_of_folder(model)
-    pieces = own.tokenizer if isinstance(own, PieceVocabulary) else own
-    if isinstance(pieces, Tokenizer):
+    pieces = None if own is None else own.in_pieces
+    if pieces is not None:
         written = hf_tokenizer.to_files(pieces, module.body.max_len or _MOST_TOKENS)
         for name, content in {**written, "tokenizer.json": pieces.to_json().encode()}.items():
             (target / name).write_bytes(content)  # a language model reads texts without EOS
         config |= {"bos_token_id": pieces.bos_id, "eos_token_id": pieces.eos_id}
-        if isinstance(own, PieceVocabulary):
+        if isinstance(own, Vocabulary):
             notes.append(f"The tokenizer reads single lines; between two of them put the id {own.line_id}.")
     elif own is not None:
         notes.append(f"A vocabulary of the kind {own.kind} is not written; the graph takes ids, not text.")

@@ -17,7 +17,6 @@ from manyheads.errors import ConfigError
 from manyheads.extras.exports import Check, ExportOptions, check_architecture, onnx
 from manyheads.extras.exports.compare import tokenizer_of
 from manyheads.models.pretrained import read_config
-from manyheads.text.tokenizer import Tokenizer
 
 _NPM = "ONNXRUNTIME_NODE_INSTALL=skip npm install --prefix web-runtime @huggingface/transformers@4"
 _PAGE = ("index.html", "style.css", "app.js")
@@ -34,7 +33,7 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
     config = read_config(model)
     check_architecture("web", config.architecture)
     tokenizer = tokenizer_of(model, "web")
-    if not isinstance(tokenizer, Tokenizer):
+    if tokenizer.in_pieces is None:
         raise ConfigError(
             f"the format web needs a tokenizer.json, but the model's tokenizer is of the kind {tokenizer.kind}; use the"
             " format onnx, or serve."

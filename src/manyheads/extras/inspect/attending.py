@@ -21,7 +21,7 @@ from manyheads.errors import ModelFileError, RequestError
 from manyheads.extras.inspect.drawings.attention import AttentionView, attention_view
 from manyheads.extras.inspect.tracing import TracedTensor, trace
 from manyheads.models.attentions import attentions_of, buckets_of
-from manyheads.models.ensemble import Ensemble, LanguageEnsemble
+from manyheads.models.ensemble import averaged_models
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import read_config
 
@@ -156,7 +156,7 @@ def shapes_of(reader: Translator | Generator, text: str, target: str | None = No
 
     Raises: RequestError: the text is empty, or a target is given for a language model.
     """
-    if isinstance(reader, Generator):
+    if reader.task == "language-modelling":
         if target is not None:
             raise RequestError("a language model reads one text; leave the target out.")
         inputs = _text_inputs(reader, _text_ids(reader, text), 0)
@@ -173,7 +173,7 @@ def text_buckets(reader: Translator | Generator, text: str) -> tuple[dict[str, T
 
     Raises: RequestError: the text is empty. ModelFileError: no layer of the model hashes texts of this length.
     """
-    if isinstance(reader, Generator):
+    if reader.task == "language-modelling":
         ids = _text_ids(reader, text)
         inputs, labels = _text_inputs(reader, ids, 0), reader.vocabulary.tokens(ids)
     else:
@@ -199,11 +199,12 @@ def _of_layers(hashed: dict[str, Tensor], num_layers: int) -> list[Tensor | None
 
 def _module(reader: Translator | Generator) -> nn.Module:
     """Raises: RequestError: the model is an ensemble. ModelFileError: it is no module."""
-    if isinstance(reader.model, Ensemble | LanguageEnsemble):
+    [model, *others] = averaged_models(reader.model)
+    if others:
         raise RequestError("an ensemble has the attention of several models; name one of them.")
-    if not isinstance(reader.model, nn.Module):
-        raise ModelFileError(f"a {type(reader.model).__name__} cannot be looked into; it is no torch module.")
-    return reader.model
+    if not isinstance(model, nn.Module):
+        raise ModelFileError(f"a {type(model).__name__} cannot be looked into; it is no torch module.")
+    return model
 
 
 def _translation_inputs(translator: Translator, source: str, target: str | None) -> dict[str, Any]:

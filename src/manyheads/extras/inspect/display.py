@@ -100,15 +100,15 @@ def show_attention(model: Translator | Generator, text: str, target: str | None 
 
     Raises: RequestError: the text is empty, it is no such model, or a target is given for a language model.
     """
-    if isinstance(model, Generator):
-        if target is not None:
-            raise RequestError("a language model reads one text; leave the target out.")
-        return ShownAttention(tuple(text_views(model, text)), text, repr(model))
-    if not isinstance(model, Translator):
+    if getattr(model, "task", None) not in ("translation", "language-modelling"):
         raise RequestError(
             f"show_attention needs a Translator or a Generator, not a {type(model).__name__}; load one with"
             " from_pretrained."
         )
+    if model.task == "language-modelling":
+        if target is not None:
+            raise RequestError("a language model reads one text; leave the target out.")
+        return ShownAttention(tuple(text_views(model, text)), text, repr(model))
     return ShownAttention(tuple(translation_views(model, text, target)), text, repr(model))
 
 

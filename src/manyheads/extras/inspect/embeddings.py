@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from manyheads.catalogue import ARCHITECTURES
 from manyheads.config.checks import not_among
-from manyheads.decoding.generator import Generator
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.extras.classification.classifier import Classifier
 from manyheads.extras.inspect.attending import legible, open_model
@@ -280,7 +279,7 @@ def open_embeddings(path: str | Path, side: str | None = None) -> NamedEmbedding
         raise RequestError(f"--side {side}: {not_among('the model has no embedding', side, sides)}")
     side = side or sides[0]
     table = next(one for one in tables if side in one.sides)
-    if isinstance(reader, Generator):
+    if task == "language-modelling":
         return NamedEmbeddings(table, reader.vocabulary)
     return NamedEmbeddings(table, getattr(reader.tokenizer, side) if task == "translation" else reader.tokenizer)
 

@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -306,7 +306,7 @@ def import_folder(
         tokenizer = _read_word_sides(source, config, sizes, notes)
         next_command = f"manyheads translate {output}" + (" --ids" if tokenizer.kind == "ids" else "")
     if tokenizer is None:
-        does = "translates" if isinstance(model, Seq2Seq) else "reads and writes"
+        does = "translates" if ARCHITECTURES[model.config.architecture].task == "translation" else "reads and writes"
         notes.append(f"There was no tokenizer, so the model {does} ids, not text.")
         if peer == TENSORFLOW_XL and find_beside(source, CACHE).is_file():
             notes.append(
@@ -355,13 +355,13 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
     model = load(source)
     kept = _read_object(source / PEER_FILE) if (source / PEER_FILE).is_file() else {}
     kept = kept if kept.get("peer") == peer else {}
-    translates = isinstance(model, Seq2Seq)
+    translates = ARCHITECTURES[held].task == "translation"
     tokenizer = load_tokenizer(source) if translates and has_tokenizer(source) else None
     notes: list[str] = []
     if not translates and has_tokenizer(source):
         notes.append(f"The vocabulary was left out; {peer} has no file for it.")
-    if peer in SEQUENCE_MODELS and isinstance(model, Seq2Seq):
-        model = fitted(model)
+    if peer in SEQUENCE_MODELS:
+        model = fitted(cast(Seq2Seq, model))
     config, weights = PEERS[peer].to_peer(model.body if peer == TORCH else model)
     files: Mapping[str, bytes] = {}
     if peer in SEQUENCE_MODELS:

@@ -128,12 +128,13 @@ def export(
         raise ConfigError(
             "this model has no tokenizer, so the ids of padding, EOS and start, which Marian needs, are unknown."
         )
+    pieces = None if tokenizer is None else tokenizer.in_pieces
     if isinstance(tokenizer, MarianTokenizer):
         files |= {name: content for name, content in tokenizer.files().items() if name != "tokenizer_config.json"}
         files["tokenizer_config.json"] = to_json(tokenizer.options.to_peer()).encode("utf-8")
-    elif isinstance(tokenizer, Tokenizer):
-        files |= hf_tokenizer.to_files(tokenizer, ours.max_len)
-        notes += hf_tokenizer.notes_of(tokenizer)
+    elif pieces is not None:
+        files |= hf_tokenizer.to_files(pieces, ours.max_len)
+        notes += hf_tokenizer.notes_of(pieces)
     elif tokenizer is not None:
         notes.append(f"The peer has no tokenizer of our kind {tokenizer.kind}; the folder takes ids, not text.")
     generation, differs = generation_to_peer(settings, ids, ours.max_len)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from types import GenericAlias, UnionType
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from manyheads.models.pretrained import check_size
 from manyheads.models.protocols import ModelConfig
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention.masks import Dense, Mask
-from manyheads.nn.attention.multi_head import MultiHeadAttention
 
 Options = Mapping[str, Any]
 """A constructor's arguments and their defaults. A type in place of a default means: `int`, the argument is required;
@@ -301,11 +300,7 @@ def uniform_when_empty(module: nn.Module, name: str, allowed: Tensor | None) -> 
         scores = torch.matmul(query, key.transpose(-1, -2)) / math.sqrt(query.shape[-1])
         return scores.masked_fill(empty, 0.0)
 
-    layers = [
-        layer
-        for path, layer in module.named_modules()
-        if isinstance(layer, MultiHeadAttention) and path.rpartition(".")[2] == name
-    ]
+    layers = [cast(Any, layer) for path, layer in module.named_modules() if path.rpartition(".")[2] == name]
     before = [layer.score for layer in layers]
     try:
         for layer in layers:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +28,6 @@ from manyheads.extras.peers.peer import Options, Peer
 from manyheads.extras.peers.xl_weights import num_segments, sizes_of, tied_projections
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.transformer_xl.config import TransformerXLConfig
-from manyheads.nn.heads.adaptive import AdaptiveHead
-from manyheads.nn.heads.linear import LinearHead
 from manyheads.text.word_vocabulary import Form, Lines, SymbolVocabulary
 
 _READING = {
@@ -249,10 +247,9 @@ def _whole(corpus: Mapping[str, Any], name: str) -> int:
 
 def _first_logits(module: LanguageModel, hidden: Tensor) -> Tensor:
     """Return the logits of all tokens, or with clusters those of the shortlist and of the other clusters."""
-    head = module.head
-    if isinstance(head, LinearHead):
-        return F.linear(hidden, head.weight, head.bias)
-    assert isinstance(head, AdaptiveHead)
+    head: Any = module.head
+    if not hasattr(head, "clusters"):
+        return cast(Tensor, head.logits(hidden))
     shortlist = head.clusters.sizes[0]
     table, bias = head.tables[0][:shortlist], head.biases[0][:shortlist]
     if head.cluster_weight is not None and head.cluster_bias is not None:

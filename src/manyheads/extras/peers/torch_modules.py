@@ -20,6 +20,11 @@ from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
 from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention, mask_of_torch
 
 
+def _is_torch_like(module: nn.Module) -> bool:
+    """Return whether a module of ours has torch's stacked parameters."""
+    return hasattr(module, "in_proj_bias")
+
+
 class TorchAttention(Peer):
     """One matrix for queries, keys and values, blocking or additive masks, extra keys.
 
@@ -59,7 +64,7 @@ class TorchAttention(Peer):
 
     @classmethod
     def layout_of(cls, module: Any) -> Layout:
-        if isinstance(module, TorchMultiheadAttention):
+        if _is_torch_like(module):
             return {"*": "*", "out_proj.*": "out_proj.*"}
         one_width = {getattr(module, name).in_features for name in PROJECTIONS[:3]} == {module.out_proj.out_features}
         return {
@@ -74,7 +79,7 @@ class TorchAttention(Peer):
 
     @classmethod
     def describe(cls, module: Any) -> dict[str, Any]:
-        if isinstance(module, TorchMultiheadAttention):
+        if _is_torch_like(module):
             names = ("embed_dim", "num_heads", "dropout", "add_zero_attn", "kdim", "vdim", "batch_first")
             options = {name: getattr(module, name) for name in names}
             return {**options, "bias": module.in_proj_bias is not None, "add_bias_kv": module.bias_k is not None}
@@ -101,7 +106,7 @@ class TorchAttention(Peer):
     def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         query, key, value = require(inputs, "query", "key", "value")
         padding, pattern = inputs.get("in.key_padding_mask"), inputs.get("in.attn_mask")
-        if isinstance(self.module, TorchMultiheadAttention):
+        if _is_torch_like(self.module):
             out, weights = self.module(query, key, value, padding, True, pattern, average_attn_weights=False)
             return {"out.out": out, "out.weights": weights}
         batched, batch_first = query.dim() == 3, self.chosen["batch_first"]

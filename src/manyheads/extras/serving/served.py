@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 
@@ -63,6 +63,7 @@ class ServedModel:
 class ServedTranslator(ServedModel):
     """A model that translates. reader: the translator. checked: settings of earlier requests, by their options."""
 
+    task: ClassVar[Literal["translation"]] = "translation"
     reader: Translator
     checked: dict[frozenset[tuple[str, type, Any]], DecodingSettings] = field(default_factory=dict, repr=False)
 
@@ -163,6 +164,7 @@ class ServedTranslator(ServedModel):
 class ServedGenerator(ServedModel):
     """A language model. reader: the generator. cache: of the beginnings of earlier prompts."""
 
+    task: ClassVar[Literal["language-modelling"]] = "language-modelling"
     reader: Generator
     cache: PrefixCache
 
@@ -239,19 +241,22 @@ class ServedGenerator(ServedModel):
         return (self.name, "score"), partial(TextBatch, self.reader)
 
 
-def load_models(settings: ServingSettings, stop: Callable[[], bool] = lambda: False) -> dict[str, ServedModel]:
+AnyServed = ServedTranslator | ServedGenerator
+
+
+def load_models(settings: ServingSettings, stop: Callable[[], bool] = lambda: False) -> dict[str, AnyServed]:
     """Load all models of a server. Returns: name -> model, in the given order.
 
     Args: stop: asked before each model; True ends the loading.
 
     Raises: ConfigError: see `names_of_models`. ModelFileError, DataError: a model cannot be loaded.
     """
-    models: dict[str, ServedModel] = {}
+    models: dict[str, AnyServed] = {}
     for name, path in names_of_models(settings.models).items():
         if stop():
             break
         reader = open_model(path, settings.device, settings.precision, settings.engine)
-        if isinstance(reader, Translator):
+        if reader.task == "translation":
             pairs = _pairs(resolve_model_path(path), reader, settings)
             models[name] = ServedTranslator(name=name, limits=settings, reader=reader, pairs=pairs)
         else:
@@ -280,7 +285,7 @@ def _pairs(folder: Path, translator: Translator, settings: ServingSettings) -> t
     return tuple((settings.source_lang, one) for one in targets) if settings.source_lang else ()
 
 
-def find_model(models: dict[str, ServedModel], name: str | None, kind: type[M]) -> M:
+def find_model(models: dict[str, AnyServed], name: str | None, kind: type[M]) -> M:
     """Return the model of a request: the named one, or without a name the first of its kind.
 
     Raises: Refusal: there is none.

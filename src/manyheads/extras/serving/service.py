@@ -22,7 +22,7 @@ from manyheads.extras.serving.exchange import ServerState
 from manyheads.extras.serving.jobs import CallBatch, Done, Event, Failed, Job, QueueFull, Row
 from manyheads.extras.serving.metrics import Metrics
 from manyheads.extras.serving.refusals import Refusal, too_long
-from manyheads.extras.serving.served import ServedGenerator, ServedModel, ServedTranslator, load_models
+from manyheads.extras.serving.served import AnyServed, ServedGenerator, ServedTranslator, load_models
 from manyheads.extras.serving.settings import ApiKeys, ServingSettings
 
 
@@ -104,7 +104,7 @@ class Service:
         self.keys = keys
         self.metrics = Metrics()
         self.state = ServerState()
-        self.models: dict[str, ServedModel] = {}
+        self.models: dict[str, AnyServed] = {}
         self.engine = Engine(settings, self.metrics)
         self._mailbox: Mailbox | None = None
         # Tokenizers take long for long texts, during which the event loop must answer others. Each client has at most

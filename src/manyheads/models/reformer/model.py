@@ -139,10 +139,10 @@ class AttentionSublayer(nn.Module):
     ) -> tuple[Float[Tensor, "batch length d_model"], tuple[Tensor, ...]]:
         """Return the addend of the other stream, and the values that attention keeps for the recomputation."""
         h = low_precision(self.norm(x))
-        if isinstance(self.self_attn, LocalSelfAttention):
+        if self.kind == "local":
             return self.dropout(self.self_attn(h, lengths=call.lengths)), ()
         num_hashes = 0 if self.kind == "full" else call.num_hashes
-        out, kept = self.self_attn.forward_keeping(
+        out, kept = cast(LSHSelfAttention, self.self_attn).forward_keeping(
             h,
             kept,
             lengths=call.lengths,
@@ -155,9 +155,9 @@ class AttentionSublayer(nn.Module):
 
     def start(self, rows: int, call: Call) -> LSHCache | KeyValueCache:
         """Return an empty cache; see the kinds' `start`."""
-        if isinstance(self.self_attn, LocalSelfAttention):
-            return self.self_attn.start(rows)
-        return self.self_attn.start(
+        if self.kind == "local":
+            return cast(LocalSelfAttention, self.self_attn).start(rows)
+        return cast(LSHSelfAttention, self.self_attn).start(
             rows,
             rotations=call.rotations.get(self.index),
             seed=call.seed_of(self.index),

@@ -61,8 +61,9 @@ class SelfSublayer(nn.Module):
         self.name, self.index, self.causal = name, index, causal
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
         heads, width, rate = config.num_heads, config.width_of_heads, config.attention_dropout
+        self.is_exact = config.attention == "full"
         self.self_attn: MultiHeadAttention | LSHSelfAttention
-        if config.attention == "full":
+        if self.is_exact:
             self.self_attn = MultiHeadAttention(config.d_model, heads, head_dim=width, dropout=rate, bias=False)
         else:
             settings = config.lsh if causal else replace(config.lsh, causal=False, visible="chunk", chunks_after=1)
@@ -80,19 +81,19 @@ class SelfSublayer(nn.Module):
     ) -> tuple[Tensor, Kept]:
         """Return the output to add to the other stream, and the values that attention keeps for the recomputation."""
         h = self.norm(x)
-        if isinstance(self.self_attn, MultiHeadAttention):
+        if self.is_exact:
             mask = Causal() if self.causal else Lengths(cast(Tensor, side.lengths))
             return self.dropout(self.self_attn(h, mask=mask)[0]), ()
-        out, kept = self.self_attn.forward_keeping(
+        out, kept = cast(LSHSelfAttention, self.self_attn).forward_keeping(
             h, kept, lengths=side.lengths, seed=self.seed(side), keep_output=self.keep_attention
         )
         return self.dropout(out), kept
 
     def start(self, rows: int, side: Side, like: Tensor) -> Past:
         """Return an empty cache."""
-        if isinstance(self.self_attn, LSHSelfAttention):
-            return self.self_attn.start(rows, seed=self.seed(side))
-        return self.self_attn.empty_cache(rows, like)
+        if self.is_exact:
+            return cast(MultiHeadAttention, self.self_attn).empty_cache(rows, like)
+        return cast(LSHSelfAttention, self.self_attn).start(rows, seed=self.seed(side))
 
     def step(self, x: Tensor, past: Past) -> tuple[Tensor, Past]:
         """Compute `forward` for the next positions of every row."""

@@ -201,6 +201,9 @@ class MultiHeadAttention(nn.Module):
         self.weights_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()
 
+    def packed_maps(self) -> tuple[nn.Module, ...]:
+        return self.q_proj, self.k_proj, self.v_proj
+
     def facts(self) -> tuple[str, ...]:
         """See `TokenEmbedding.facts`."""
         score = [] if self.score is None else [type(self.score).__name__.replace("Score", " score").lower()]
@@ -433,5 +436,5 @@ class MultiHeadAttention(nn.Module):
         return out, weights
 
     def _project_together(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = linears(x, self.q_proj, self.k_proj, self.v_proj, packed=self.packed)
+        q, k, v = linears(x, *self.packed_maps(), packed=self.packed)
         return split_heads(q, self.num_heads), split_heads(k, self.num_heads), split_heads(v, self.num_heads)

@@ -135,6 +135,9 @@ class RelativeAttention(nn.Module):
         self.position_proj = Linear(d_model, self.num_heads * self.head_dim, bias=False)
         self.position_bias: nn.Parameter | None = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
 
+    def packed_maps(self) -> tuple[nn.Module, ...]:
+        return self.q_proj, self.k_proj, self.v_proj
+
     def facts(self) -> tuple[str, ...]:
         """See `TokenEmbedding.facts`."""
         bias = [] if self.relative_bias is None else ["a trained number for each distance"]
@@ -212,8 +215,8 @@ class RelativeAttention(nn.Module):
 
     def project_together(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project q, k and v of the same x: (batch, q_len, d_model) -> (batch, heads, q_len, head_dim) each."""
-        maps = (self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (split_heads(part, self.num_heads) for part in linears(x, *maps, packed=self.packed))
+        parts = linears(x, *self.packed_maps(), packed=self.packed)
+        q, k, v = (split_heads(part, self.num_heads) for part in parts)
         return q, k, v
 
     def attend(

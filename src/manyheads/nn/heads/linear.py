@@ -107,6 +107,9 @@ class LinearHead(nn.Module):
         self._candidates: LogUniformCandidates | None = None
         self.reset_parameters()
 
+    def packed_maps(self) -> tuple[nn.Module, ...]:
+        return (self,)
+
     @property
     def token_table(self) -> Tensor:
         """The weights, (ids, width): by this name the input and the output of every model are found."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from functools import cache
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 from weakref import WeakValueDictionary
 
 import torch
@@ -127,6 +127,16 @@ def is_readable(module: nn.Module) -> bool:
         and module._compiled_call_impl is None
         and not torch.nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
     )
+
+
+@runtime_checkable
+class Packs(Protocol):
+    """A module of linear maps whose weights may be kept packed."""
+
+    packed: Packed | None
+
+    def packed_maps(self) -> tuple[nn.Module, ...]:
+        """Return the maps of one input whose weights are packed together; the module itself if it is a map."""
 
 
 class Packed:

@@ -31,14 +31,13 @@ def run(options: AttentionOptions) -> int:
             f"{{}}: this is for pictures, but {' and '.join(options.output)} shows all; name a .png, .svg or .pdf by"
             " --output, or leave it out.",
         )
-    from manyheads.decoding.generator import Generator
     from manyheads.extras.inspect.attending import text_views, translation_views
     from manyheads.extras.inspect.drawings.attention import view_figure
     from manyheads.extras.inspect.drawings.figure import save_by_name
     from manyheads.extras.inspect.drawings.pages import write_page
 
     model = options.open()
-    if isinstance(model, Generator):
+    if model.task == "language-modelling":
         if options.target is not None:
             raise RequestError(f"{options.model} is a language model, which reads one text; leave --target out.")
         views = text_views(model, options.text, options.memory)

@@ -262,7 +262,6 @@ def position_tables(model: nn.Module, length: int) -> Iterator[PositionTable]:
     """Yield the tables of positions and distances in a model, with `length` rows; a trained table can have fewer."""
     import torch
 
-    from manyheads.nn.attention.local import LocalSelfAttention
     from manyheads.nn.attention.relative import DistanceEncoding
     from manyheads.nn.attention.relative_bias import RelativeBias
     from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
@@ -282,8 +281,8 @@ def position_tables(model: nn.Module, length: int) -> Iterator[PositionTable]:
                 rows = torch.zeros(1, min(length, module.max_len), sum(module.dims))
                 grid = " x ".join(map(str, module.shape))
                 yield PositionTable(module(rows)[0], f"Axial positions, {grid}: {name}")
-            elif isinstance(module, LocalSelfAttention) and module.sloped:
-                penalties = cast("Tensor", module.penalties()).T[:length]
+            elif getattr(module, "sloped", False):
+                penalties = cast("Any", module).penalties().T[:length]
                 yield PositionTable(penalties, f"Penalty of each head (feature): {name}", "distance")
             elif isinstance(module, RelativeBias):
                 before = module.numbers()[:, : module.reach + 1].flip(1).T

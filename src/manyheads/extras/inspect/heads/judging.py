@@ -78,7 +78,7 @@ class Subject:
 
     def check_options(self, *options: Any) -> None:
         """Raises: RequestError: an option is for the other kind of model, so it would not be used."""
-        translates = isinstance(self.reader, Translator)
+        translates = self.reader.task == "translation"
         other = ("--max-tokens", "--judge-tokens") if translates else _OF_TRANSLATORS
         if unused := [name for name in given_options(*options) if name in other]:
             kind, others = ("translator", "language models") if translates else ("language model", "translators")
@@ -89,7 +89,7 @@ class Subject:
 
         Raises: DataError, ConfigError: there is no such text. RequestError: an option of the other kind of model.
         """
-        if isinstance(self.reader, Translator):
+        if self.reader.task == "translation":
             if options.text is not None:
                 raise RequestError(f"{self.name} translates; give --source and --reference instead of --text.")
             return self._pairs(self.reader, options, split)

@@ -179,8 +179,7 @@ def prune_folder(name: str, removed: Sequence[str], output: Path, *, replace: bo
     source = resolve_model_path(name)
     config = read_config(source)
     heads = parse_heads(removed, prunable(config, name))
-    model = load(source)
-    assert isinstance(model, Seq2Seq | LanguageModel)  # a classifier is not prunable
+    model = cast(Seq2Seq | LanguageModel, load(source))  # a classifier is not prunable
     smaller = prune(model, heads)
     translates = ARCHITECTURES[config.architecture].task == "translation"
     save_pretrained(
@@ -259,7 +258,7 @@ def pruning_curve(subject: Subject, options: CurveOptions, record: Path, show: P
 
 def _tokenizer(subject: Subject, judged: HeldPairs | HeldSegments, asked: BleuTokenizer) -> BleuTokenizer:
     """Return the name of BLEU's tokenizer. Raises: MissingExtraError: something that it needs is missing."""
-    if isinstance(judged, HeldSegments) or not isinstance(subject.reader, Translator):
+    if isinstance(judged, HeldSegments) or subject.reader.task != "translation":
         return asked
     languages = {target for _, target in subject.reader.languages}
     choice = choose_tokenizer(asked, languages, [reference for _, reference in judged.pairs])
@@ -276,8 +275,7 @@ def _score(
     if isinstance(judged, HeldSegments):
         nats = nats_per_token(model, judged.batches, device=subject.device)
         return {**parameters, "nats_per_token": nats, "perplexity": perplexity_of(nats)}
-    assert isinstance(subject.reader, Translator)
-    whole = subject.reader
+    whole = cast(Translator, subject.reader)
     smaller = Translator(model, whole.tokenizer, whole.settings, whole.device)  # type: ignore[arg-type]
     beams = options.num_beams or whole.settings.num_beams
     texts = smaller.translate([source for source, _ in judged.pairs], too_long="truncate", num_beams=beams)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from manyheads.extras.parsing.brackets import SIGNATURE, judge_written
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
+from manyheads.extras.parsing.tokenizer import task_of
 from manyheads.extras.parsing.trees import format_tree
 from manyheads.tasks.translation import validator
 from manyheads.training.record.report import Sample
@@ -19,10 +19,10 @@ class Validator(validator.Validator):
 
     def judged(self, texts: list[tuple[str, str]], outputs: list[str]) -> dict[str, Any]:
         """The scores of a parser. texts: sentences and trees."""
-        tokenizer = self.data.tokenizer
-        assert isinstance(tokenizer, ParsingTokenizer)
+        task = task_of(self.data.tokenizer)
+        assert task is not None  # as in all data of this task
         sentences, gold = [sentence for sentence, _ in texts], [tree for _, tree in texts]
-        report = judge_written(tokenizer.task, sentences, outputs, gold)
+        report = judge_written(task, sentences, outputs, gold)
         shown = list(zip(texts, report.trees, strict=True))[: self.config.validation.num_samples]
         return {
             "f1": report.all.f1,

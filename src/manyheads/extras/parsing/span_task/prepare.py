@@ -133,7 +133,6 @@ class _SpanSource(SidesSource):
 
     def encode(self, split: str) -> dict[str, int]:
         tokenizer, counts = self.tokenizer, self.counts[split]
-        assert isinstance(tokenizer, Tokenizer)  # since `learn`
         labels = {label: number for number, label in enumerate(self._labels, 1)}
         tags = {tag: number for number, tag in enumerate(self._tags, 1)}
         counts |= {"words": 0, "longest": 0, "constituents": 0, "unknown_labels": 0, "unknown_tags": 0}

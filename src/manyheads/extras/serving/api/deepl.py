@@ -93,12 +93,12 @@ def _model(service: Service, source_lang: str | None, target_lang: str) -> tuple
     found = [
         (distance, model, source, target)
         for model in service.models.values()
+        if model.task == "translation"
         for source, target in model.pairs
         if _OTHER not in (distance := (_distance(target, target_lang), _distance(source, source_lang or source)))
     ]
     if found:
         _, model, source, target = min(found, key=lambda one: one[0])  # of equally near ones the first
-        assert isinstance(model, ServedTranslator)
         return model.into(target), source
     raise Refusal(
         400, "Value for 'target_lang' not supported. GET /v2/languages lists the languages of this server.",

@@ -41,7 +41,7 @@ from manyheads.extras.serving.api.shared import (
 from manyheads.extras.serving.jobs import Done, Row, Written
 from manyheads.extras.serving.refusals import Refusal, invalid, openai_error, refuse_unsupported, too_long
 from manyheads.extras.serving.scoring import ScoredIds
-from manyheads.extras.serving.served import ServedGenerator, ServedModel, ServedTranslator, find_model
+from manyheads.extras.serving.served import AnyServed, ServedGenerator, find_model
 from manyheads.extras.serving.service import Service
 from manyheads.text.vocabulary import Vocabulary
 
@@ -124,7 +124,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/detokenize", summary="Tokens to text (vLLM).")
     async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         chosen = _any_model(service, body.model)
-        decode = chosen.reader.vocabulary if isinstance(chosen, ServedGenerator) else chosen.reader.tokenizer.source
+        decode = chosen.reader.vocabulary if chosen.task == "language-modelling" else chosen.reader.tokenizer.source
         wrong = next((index for index in body.tokens if index >= decode.vocab_size), None)
         if wrong is not None:
             raise invalid("tokens", f"{wrong} is not an id of this model; ids are 0 to {decode.vocab_size - 1:,}.")
@@ -135,7 +135,7 @@ def router(service: Service) -> APIRouter:
         chosen = _any_model(service, model)
         record: dict[str, Any] = {"tokenizer_class": "manyheads", "chat_template": None, "bos_token": None,
                                   "eos_token": None, "pad_token": None}  # fmt: skip
-        if isinstance(chosen, ServedGenerator):
+        if chosen.task == "language-modelling":
             vocabulary = chosen.reader.vocabulary
             end = vocabulary.start_id
             record |= {"vocab_size": vocabulary.vocab_size, "eos_token": _shown(vocabulary, end), "eos_token_id": end}
@@ -425,7 +425,7 @@ def _shown(vocabulary: Vocabulary, token: int) -> str:
     return text if text and "\ufffd" not in text else vocabulary.tokens([token])[0]
 
 
-def _described(model: ServedModel) -> dict[str, Any]:
+def _described(model: AnyServed) -> dict[str, Any]:
     languages = [{"source": source, "target": target} for source, target in model.pairs]
     record: dict[str, Any] = {
         "id": model.name,
@@ -433,47 +433,42 @@ def _described(model: ServedModel) -> dict[str, Any]:
         "created": model.created,
         "owned_by": "manyheads",
         "languages": languages,
-        "max_model_len": _max_len(_kind(model)),
+        "max_model_len": _max_len(model),
     }
-    if isinstance(model, ServedGenerator):
+    if model.task == "language-modelling":
         attending = context_settings(model.reader.model, model.settings({}))
         return {**record, "task": "text-generation", "memory_len": getattr(attending, "memory_len", None)}
     return {**record, "task": "translation"}
 
 
-def _kind(model: ServedModel) -> ServedGenerator | ServedTranslator:
-    assert isinstance(model, ServedGenerator | ServedTranslator)
-    return model
-
-
-def _any_model(service: Service, name: str | None) -> ServedGenerator | ServedTranslator:
+def _any_model(service: Service, name: str | None) -> AnyServed:
     """Return the named model, or the first language model, or the first model. Raises: Refusal: there is none."""
     if name is None:
-        models = [_kind(model) for model in service.models.values()]
-        return next((model for model in models if isinstance(model, ServedGenerator)), models[0])
+        models = list(service.models.values())
+        return next((model for model in models if model.task == "language-modelling"), models[0])
     if name not in service.models:
         known = ", ".join(service.models)
         raise Refusal(404, f"model: there is no such model here. Models: {known}.", code="model_not_found",
                       field="model")  # fmt: skip
-    return _kind(service.models[name])
+    return service.models[name]
 
 
-def _max_len(model: ServedGenerator | ServedTranslator) -> int:
+def _max_len(model: AnyServed) -> int:
     """Return the length of the longest text, in tokens: the model's limit, or the server's."""
     return model.reader.model.max_len or model.limits.max_batch_tokens
 
 
-def _ids(model: ServedGenerator | ServedTranslator, text: str, with_special: bool) -> list[int]:
+def _ids(model: AnyServed, text: str, with_special: bool) -> list[int]:
     """Return the ids of a text. The server itself adds the token that begins a text to a model."""
-    if isinstance(model, ServedGenerator):
+    if model.task == "language-modelling":
         return model.reader.vocabulary.encode(text)
     side = model.reader.tokenizer.source
     ids = side.encode(text)
     return with_end(ids, side) if with_special else ids
 
 
-def _names(model: ServedGenerator | ServedTranslator, ids: list[int]) -> list[str]:
+def _names(model: AnyServed, ids: list[int]) -> list[str]:
     """Return readable tokens."""
-    if isinstance(model, ServedGenerator):
+    if model.task == "language-modelling":
         return [_shown(model.reader.vocabulary, token) for token in ids]
     return model.reader.tokenizer.source.tokens(ids)

@@ -213,10 +213,9 @@ def translator_for(
     """
     if name is None and (source_lang or target_lang):
         wanted = [plain_tag(one) if one else None for one in (source_lang, target_lang)]
-        for model in service.models.values():
+        for model in [one for one in service.models.values() if one.task == "translation"]:
             for source, target in model.pairs:
                 if wanted[0] in (None, plain_tag(source)) and wanted[1] in (None, plain_tag(target)):
-                    assert isinstance(model, ServedTranslator)
                     return model.into(target_lang or target)
         raise Refusal(
             422, "target_lang: no model here translates between these languages; GET /languages lists them.",
