@@ -272,7 +272,7 @@ def _mask_of_layers(
     """
     if mask is None or not policy.saves_launches(query.device) or policy.is_compiled():
         return *_sdpa_mask(mask, query, k_len, first_query), None
-    key = (query.shape[0], query.shape[2], k_len, first_query, query.dtype, query.device)
+    key: tuple[object, ...] = (query.shape[0], query.shape[2], k_len, first_query, query.dtype, query.device)
     key += tuple((id(x), x._version) for x in pytree.tree_leaves(mask) if isinstance(x, Tensor))
     held: tuple[object, tuple[Tensor | None, Tensor | None, Tensor | None]] | None = mask.__dict__.get("_of_layers")
     if held is not None and held[0] == key:

@@ -27,12 +27,12 @@ class NarrowWeights:
         groups = [list(_beside(module)) for module in model.modules() if isinstance(module, Packs)]
         order = [parameter for group in groups for parameter in group]
         order += [parameter for _, _, parameter in self._held()]
-        self._wide = list({id(one): one for one in order}.values())
+        self._wide: list[Tensor] = list({id(one): one for one in order}.values())
         sizes = [parameter.numel() for parameter in self._wide]
         self._flat = torch.empty(sum(sizes), dtype=dtype, device=self._wide[0].device)
         self._first = dict(zip(map(id, self._wide), (sum(sizes[:place]) for place in range(len(sizes))), strict=True))
         parts = torch.split(self._flat, sizes)
-        self._narrow = [
+        self._narrow: list[Tensor] = [
             nn.Parameter(part.view(wide.shape), requires_grad=wide.requires_grad)
             for part, wide in zip(parts, self._wide, strict=True)
         ]
@@ -46,7 +46,7 @@ class NarrowWeights:
                 continue  # tables
             for name, parameter in module._parameters.items():
                 if parameter is not None and parameter.dtype is torch.float32:
-                    yield module._parameters, name, parameter  # type: ignore[misc]
+                    yield module._parameters, name, parameter
 
     @torch.no_grad()
     def cast(self) -> None:
@@ -102,16 +102,14 @@ class NarrowWeights:
         found = [(grad, wide) for grad, wide in sources if grad is not None and wide.requires_grad]
         for narrow in self._narrow:
             narrow.grad = None
-        seen: set[int] = set()
         while found:  # a parameter that was used in two ways has two gradients
             now = {id(wide): (grad, wide) for grad, wide in reversed(found)}
             _add(now.values())
             taken = {id(grad) for grad, _ in now.values()}
             found = [(grad, wide) for grad, wide in found if id(grad) not in taken]
-            seen |= set(now)
 
 
-def _add(pairs: Iterable[tuple[Tensor, nn.Parameter]]) -> None:
+def _add(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     pairs = list(pairs)
     flat = torch.empty(sum(grad.numel() for grad, _ in pairs), device=pairs[0][0].device)
     parts = torch.split(flat, [grad.numel() for grad, _ in pairs])
@@ -122,7 +120,8 @@ def _add(pairs: Iterable[tuple[Tensor, nn.Parameter]]) -> None:
     for one, parameter in fresh:
         parameter.grad = one
     if rest:
-        torch._foreach_add_([parameter.grad for _, parameter in rest], [one for one, _ in rest])
+        sums: Any = [parameter.grad for _, parameter in rest]
+        torch._foreach_add_(sums, [one for one, _ in rest])
 
 
 def _beside(module: Packs) -> Iterator[nn.Parameter]:
