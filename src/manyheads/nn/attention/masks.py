@@ -249,8 +249,10 @@ def dense_bias(
     refuse_tensor(mask)
     if mask is None:
         return None, None
-    queries = torch.arange(first_query, first_query + q_len, device=device)
     keys = torch.arange(k_len, device=device)
+    queries = (
+        keys if (q_len, first_query) == (k_len, 0) else torch.arange(first_query, first_query + q_len, device=device)
+    )
     allowed, bias = mask.allowed(queries, keys), mask.bias(queries, keys)
     if batch is not None:
         check_rows(allowed.shape[0], batch)

@@ -199,6 +199,9 @@ class LinearHead(nn.Module):
         if policy.is_transformed() and not num_sampled:
             smoothing = (label_smoothing, smoothing_kind, pad_id)
             return plain_loss(kept, wanted, self.weight, self.bias, *smoothing, keep.flatten())
+        if policy.saves_launches(hidden.device) and not num_sampled:
+            more = (chunk_tokens, smoothing_kind, pad_id, keep.flatten())
+            return smoothed_loss(kept, wanted, self.weight, self.bias, label_smoothing, *more)
         rows = keep.flatten().nonzero().squeeze(1)
         if policy.is_compiled() or len(rows) < keep.numel():  # otherwise all rows are kept, and need not be copied
             kept, wanted = kept.index_select(0, rows), wanted.index_select(0, rows)

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.masks import Bias, Causal, Dense, Mask, dense_bias
@@ -246,23 +247,56 @@ def _by_sdpa(
     q_len, k_len = query.shape[2], key.shape[2]
     # SDPA's causal flag aligns the first query with the first key, and cannot be combined with a mask.
     plain_causal = isinstance(mask, Causal) and first_query == 0 and q_len == k_len
-    allowed, bias = (
-        (None, None) if plain_causal else dense_bias(mask, q_len, k_len, query.device, first_query, query.shape[0])
-    )
-    given = allowed
-    if allowed is not None and bias is not None:
-        given = _in_range(bias, query.dtype).masked_fill(~allowed, -math.inf)
+    given, empty, seen = (None, None, None) if plain_causal else _mask_of_layers(mask, query, k_len, first_query)
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=given, dropout_p=dropout_rate, is_causal=plain_causal, scale=scale
     )
-    if allowed is not None and given is not None and not policy.sdpa_zeroes_empty_rows(given):
-        out = out.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0)
+    if seen is not None:
+        out = out * seen
+    elif empty is not None:
+        out = out.masked_fill(empty, 0.0)
     # For a mask with a gradient, torch itself computes the formula.
     is_trained = given is not None and given.requires_grad
     if torch.is_grad_enabled() and out.requires_grad and not (is_trained or policy.is_compiled()):
         arguments = (query, key, value, mask, dropout_rate, scale, first_query)
         return cast(Tensor, _TwiceDifferentiable.apply(out, *arguments))  # type: ignore[no-untyped-call]
     return out
+
+
+def _mask_of_layers(
+    mask: Mask | None, query: Tensor, k_len: int, first_query: int
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return SDPA's mask, and the rows without keys if SDPA does not set them to zero: True for them, or their factor.
+
+    Where launches count, all layers that are called with one mask share what the first of them has computed.
+    """
+    if mask is None or not policy.saves_launches(query.device) or policy.is_compiled():
+        return *_sdpa_mask(mask, query, k_len, first_query), None
+    key: tuple[object, ...] = (query.shape[0], query.shape[2], k_len, first_query, query.dtype, query.device)
+    key += tuple((id(x), x._version) for x in pytree.tree_leaves(mask) if isinstance(x, Tensor))
+    held: tuple[object, tuple[Tensor | None, Tensor | None, Tensor | None]] | None = mask.__dict__.get("_of_layers")
+    if held is not None and held[0] == key:
+        return held[1]
+    given, empty = _sdpa_mask(mask, query, k_len, first_query)
+    found: tuple[Tensor | None, Tensor | None, Tensor | None] = (given, empty, None)
+    if given is not None and empty is not None and given.dtype is torch.bool:
+        # In each call torch would convert the mask, and `masked_fill` would copy the output to another layout. A row
+        # without keys sees all of them instead, because NaN times zero is NaN.
+        hidden = torch.zeros_like(given, dtype=query.dtype).masked_fill_(~(given | empty), -math.inf)
+        found = hidden, empty, (~empty).to(query.dtype)
+    if given is None or not given.requires_grad:
+        mask.__dict__["_of_layers"] = key, found
+    return found
+
+
+def _sdpa_mask(mask: Mask | None, query: Tensor, k_len: int, first_query: int) -> tuple[Tensor | None, Tensor | None]:
+    allowed, bias = dense_bias(mask, query.shape[2], k_len, query.device, first_query, query.shape[0])
+    given = allowed
+    if allowed is not None and bias is not None:
+        given = _in_range(bias, query.dtype).masked_fill(~allowed, -math.inf)
+    if allowed is None or given is None or policy.sdpa_zeroes_empty_rows(given):
+        return given, None
+    return given, ~allowed.any(dim=-1, keepdim=True)
 
 
 class _TwiceDifferentiable(torch.autograd.Function):

@@ -7,6 +7,9 @@ twice as fast as MKL, which torch uses. On CPUs a step of a search reads packed 
 from __future__ import annotations
 
 import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Protocol, cast, runtime_checkable
 from weakref import WeakValueDictionary
@@ -89,9 +92,13 @@ def linears(
     mixed = any(bias is None for bias in biases) and not all(bias is None for bias in biases)
     if mixed or not policy.joins_weights(x.shape[0] * x.shape[1], weights[0].shape[0]):
         return tuple(one(x) for one in maps)
-    # Under autocast the weights are cast first, so that half as many bytes are concatenated.
-    weight = torch.cat([low_precision(one) for one in weights])
-    bias = None if biases[0] is None else torch.cat([low_precision(one) for one in biases if one is not None])
+    given = [one for one in biases if one is not None]
+    weight = _narrow.beside(weights)
+    bias = _narrow.beside(given) if given and weight is not None else None
+    if weight is None or (bias is None) != (not given):
+        # Under autocast the weights are cast first, so that half as many bytes are concatenated.
+        weight = torch.cat([low_precision(one) for one in weights])
+        bias = torch.cat([low_precision(one) for one in given]) if given else None
     return torch.split(linear(x, weight, bias), [len(one) for one in weights], dim=-1)
 
 
@@ -101,8 +108,40 @@ def low_precision(x: Tensor) -> Tensor:
     Called once at the start of a stack, it keeps the whole residual stream in bfloat16. Otherwise every sum with a
     float32 embedding would be promoted, and each layer would cast twice. Positions are added in float32, before this.
     """
+    dtype = autocast_dtype(x)
+    return x if dtype is None else x.to(dtype)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the type of products on the device of x under autocast or with `narrowed` weights; None: that of x."""
     kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    if _narrow.dtype is not None or kind == "meta":
+        return _narrow.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+class _Narrow(threading.local):
+    """Of each thread. dtype: of the weights in place of autocast's. beside: see `narrowed`."""
+
+    dtype: torch.dtype | None = None
+    beside: Callable[[Sequence[Tensor]], Tensor | None] = staticmethod(lambda parameters: None)
+
+
+_narrow = _Narrow()
+
+
+@contextmanager
+def narrowed(dtype: torch.dtype, beside: Callable[[Sequence[Tensor]], Tensor | None]) -> Iterator[None]:
+    """Within the block, modules have weights of this type, so that nothing has to be cast but activations.
+
+    Args: beside: (parameters) -> one tensor that contains them one below the other; None: they lie elsewhere.
+    """
+    before = _narrow.dtype, _narrow.beside
+    _narrow.dtype, _narrow.beside = dtype, beside
+    try:
+        yield
+    finally:
+        _narrow.dtype, _narrow.beside = before
 
 
 READABLE: set[type[nn.Module]] = {nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear}

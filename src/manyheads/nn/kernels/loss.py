@@ -18,7 +18,7 @@ from torch.torch_version import TorchVersion
 
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.derivatives import first_derivative_only
-from manyheads.nn.kernels.linear import linear, product, product_of_rows
+from manyheads.nn.kernels.linear import autocast_dtype, linear, product, product_of_rows
 from manyheads.nn.kernels.reversible import checkpointed
 from manyheads.nn.shapes import Bool, Float, Int
 from manyheads.nn.smoothing import SmoothingKind, spread
@@ -66,6 +66,7 @@ def smoothed_loss(
     chunk_tokens: int = 2048,
     smoothing_kind: SmoothingKind = "all",
     pad_id: int = 0,
+    keep: Bool[Tensor, " tokens"] | None = None,
 ) -> HeadLoss:
     """Cross-entropy against 1 - s on the target plus s / vocab_size on every token (s = label_smoothing), summed.
 
@@ -74,6 +75,7 @@ def smoothed_loss(
         chunk_tokens: rows of logits that exist at the same time.
         smoothing_kind: which tokens share s; see `nn.smoothing.spread`.
         pad_id: the token that has no share, unless smoothing_kind is `all`; it is no target.
+        keep: False for tokens without a loss, where `policy.saves_launches`; None: all.
 
     Returns: (loss_sum, nll_sum), at least in float32; only loss_sum has a gradient, and within `fast()` that one has
         none itself.
@@ -85,6 +87,8 @@ def smoothed_loss(
     if not policy.is_fast():
         return _chunked_formula(hidden, targets, weight, bias, smoothing, chunk_tokens)
     compute = autocast_dtype(hidden)
+    if policy.saves_launches(hidden.device):
+        return apply_loss(_LossOfRows, hidden, targets, weight, bias, smoothing, keep, compute)
     return apply_loss(_SmoothedLoss, hidden, targets, weight, bias, smoothing, chunk_tokens, compute)
 
 
@@ -138,12 +142,6 @@ if TorchVersion(torch.__version__) < "2.13":
     # Dynamo of torch 2.11 traces `_SmoothedLoss` and silently returns zeros as the gradient of `hidden`: it must not
     # trace it. (2.12 was not tried.)
     apply_loss = torch.compiler.disable(apply_loss)  # type: ignore[no-untyped-call]
-
-
-def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """Return autocast's dtype on the device of x; None if autocast is off."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def excluded_row(count: int, vocab_size: int, pad_id: int) -> slice:
@@ -284,3 +282,78 @@ class _SmoothedLoss(torch.autograd.Function):
 
         hidden = None if grad_hidden is None else grad_hidden * grad_loss.to(grad_hidden.dtype)
         return hidden, None, scaled(grad_weight), scaled(grad_bias), None, None, None
+
+
+@first_derivative_only
+class _LossOfRows(torch.autograd.Function):
+    """`_SmoothedLoss` in 20 operations instead of 110, of all rows that fit into memory, kept or not.
+
+    To select the kept rows, the host would have to wait for the device.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        targets: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        smoothing: tuple[float, SmoothingKind, int],
+        keep: Tensor | None,
+        compute: torch.dtype | None,
+    ) -> HeadLoss:
+        statistics = torch.promote_types(hidden.dtype, torch.float32)
+        compute = compute or hidden.dtype
+        amount, kind, pad_id = smoothing
+        parts = spread(kind, amount, len(weight))
+        without = excluded_row(parts.count, len(weight), pad_id)
+        low_hidden, low_weight = hidden.to(compute), weight.to(compute)
+        low_bias = None if bias is None else bias.to(compute)
+        counted = None if keep is None else keep.to(statistics)[:, None]
+        needs = ctx.needs_input_grad
+        grad_hidden: list[Tensor] = []
+        grad_weight: Tensor | None = None
+        grad_bias: Tensor | None = None
+        sums: Tensor | None = None
+        rows = policy.logit_rows_of_a_gpu(len(weight), statistics)
+        for start in range(0, len(hidden), rows):
+            some = slice(start, start + rows)
+            wanted = targets[some, None]
+            log_probs = torch.log_softmax(F.linear(low_hidden[some], low_weight, low_bias), 1, dtype=statistics)
+            found = [log_probs.gather(1, wanted)]
+            if amount:
+                shared = log_probs.sum(1, keepdim=True)
+                found.append(shared - log_probs[:, without] if without.stop else shared)
+            numbers = torch.cat(found, 1)  # (rows, 1 or 2)
+            parts_sum = numbers.sum(0) if counted is None else (numbers.t() @ counted[some])[:, 0]
+            sums = parts_sum if sums is None else sums + parts_sum
+            if not any(needs):
+                continue
+            error = log_probs.exp_()  # p - t, (rows, vocab_size)
+            if amount:
+                error.sub_(parts.share)
+                if without.stop:
+                    error[:, without] += parts.share
+            error.scatter_(1, wanted, -parts.on_target, reduce="add")
+            low_error = (error if counted is None else error.mul_(counted[some])).to(compute)
+            if needs[0]:
+                grad_hidden.append(low_error @ low_weight)
+            if needs[2]:
+                grad = (low_error.t() @ low_hidden[some]).to(weight.dtype)
+                grad_weight = grad if grad_weight is None else grad_weight.add_(grad)
+            if bias is not None and needs[3]:
+                grad = error.sum(0).to(bias.dtype)
+                grad_bias = grad if grad_bias is None else grad_bias.add_(grad)
+        if sums is None:
+            sums = hidden.new_zeros(2, dtype=statistics)
+        nll_sum = -sums[0]
+        loss_sum = parts.on_target * nll_sum - parts.share * sums[1] if amount else nll_sum.clone()
+        whole = grad_hidden[0] if len(grad_hidden) == 1 else torch.cat(grad_hidden) if grad_hidden else None
+        ctx.save_for_backward(whole, grad_weight, grad_bias)
+        ctx.mark_non_differentiable(nll_sum)
+        return loss_sum, nll_sum
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias = (None if grad is None else grad * grad_loss for grad in ctx.saved_tensors)
+        return hidden, None, weight, bias, None, None, None

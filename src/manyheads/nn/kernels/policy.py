@@ -63,6 +63,7 @@ class _Mode(threading.local):
     """Of each thread, so that a server does not change what another thread computes. A compiler guards it."""
 
     is_fast = False
+    saves_launches = False
 
 
 _mode = _Mode()
@@ -96,6 +97,31 @@ class fast(AbstractContextManager[None]):  # noqa: N801 - used like a function
 def is_fast() -> bool:
     """Return whether the fastest implementations are used: within `fast()`, but not under a transform."""
     return _mode.is_fast and not is_transformed()
+
+
+# Cards, as (compute capability, torch's version), on which `benchmarks/gpu.py correct` has passed with the operations
+# that `saves_launches` selects. Its record lies in benchmarks/.
+_PROVEN: frozenset[tuple[tuple[int, int], str]] = frozenset()
+
+
+@contextmanager
+def saving_launches() -> Iterator[None]:
+    """Within the block, this thread takes fewer and larger operations also on a card that has not been tried."""
+    before, _mode.saves_launches = _mode.saves_launches, True
+    try:
+        yield
+    finally:
+        _mode.saves_launches = before
+
+
+def saves_launches(device: torch.device) -> bool:
+    """Return whether to take fewer and larger operations, of which a GPU's host starts each in 20 to 26 us.
+
+    On CUDA only where they have been tried. `meta` stands for a GPU that has, so that launches can be counted there.
+    """
+    if device.type != "cuda" or not is_fast():
+        return device.type == "meta" and is_fast()
+    return _mode.saves_launches or (torch.cuda.get_device_capability(device), torch.__version__) in _PROVEN
 
 
 @contextmanager
@@ -489,6 +515,11 @@ def logit_rows_at_once(chunk_tokens: int, vocab_size: int, device: torch.device)
     if torch.compiler.is_compiling() or not onednn_is_faster():  # in this order, for compilers
         fitting = min(fitting, max(_CACHED_NUMBERS // vocab_size, _WORTHWHILE_ROWS))
     return min(chunk_tokens, max(fitting // _ROWS_MULTIPLE * _ROWS_MULTIPLE, _ROWS_MULTIPLE))
+
+
+def logit_rows_of_a_gpu(vocab_size: int, dtype: torch.dtype) -> int:
+    """Return how many rows of logits exist at once where `saves_launches`: 2 GiB of them."""
+    return max(1, (2 << 30) // (vocab_size * dtype.itemsize))
 
 
 def logit_rows_in_a_tile(rows: int, vocab_size: int, device: torch.device) -> int:

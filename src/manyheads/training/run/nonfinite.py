@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.distributed.wrap import local, whole
+from manyheads.nn.kernels import policy
 
 _SHOWN = 12
 
@@ -57,6 +58,9 @@ def total_of(parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimize
     for parameter in parameters:
         values = optimiser.state.get(parameter, {}).values()
         kept += [local(value) for value in values if value.shape == parameter.shape]
+    if policy.saves_launches(kept[0].device):
+        # Not the Euclidean norm, which is infinite for finite numbers such as 1e20.
+        return torch.stack(torch._foreach_norm(kept, torch.inf)).amax()
     # Sum all vectors together: a call for each would take longer than the computation.
     vectors = [value for value in kept if value.dim() == 1]
     sums = [value.sum() for value in kept if value.dim() != 1]

@@ -21,8 +21,11 @@ from torch import Tensor, nn
 
 from manyheads.distributed.wrap import whole
 from manyheads.models.protocols import Output
+from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.dropout import numbered_rows
+from manyheads.nn.kernels.linear import autocast_dtype
 from manyheads.seeding import derive_seed
+from manyheads.training.run.narrow import NarrowWeights
 from manyheads.training.run.nonfinite import Fault, locate, locate_in_state, moments_of, total_of
 from manyheads.training.run.objective import Batch
 from manyheads.training.run.parallel import Portion, Spread, portion
@@ -73,11 +76,24 @@ class Stepper:
         self._device = device
         self._memory = Memory() if memory is None else memory
         self._begin = begin
+        self._narrow: NarrowWeights | None = None
         self._parameters = [parameter for parameter in self._spread.holder.parameters() if parameter.requires_grad]
+
+    def _narrow_weights(self) -> NarrowWeights | None:
+        """Return the weights of this step in bfloat16, where they replace autocast's; see `NarrowWeights`."""
+        replaces = self._config.precision == "bf16" and self._group.is_alone and policy.saves_launches(self._device)
+        if replaces and self._narrow is None:
+            self._narrow = NarrowWeights(self._spread.holder)
+        if not replaces or self._narrow is None:
+            return None
+        self._narrow.cast()
+        return self._narrow
 
     def autocast(self) -> AbstractContextManager[object]:
         """Use bf16 products over float32 weights if the config says so."""
-        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._config.precision == "bf16")
+        if self._config.precision != "bf16" or autocast_dtype(self._parameters[0]) is not None:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=torch.bfloat16)
 
     def take(self, batches: Sequence[Batch], step: int, learning_rate: float) -> StepResult:
         """Update the model on all micro-batches of a step, unless loss, gradients, weights or moments are not finite.
@@ -92,8 +108,12 @@ class Stepper:
         losses, nlls = [], []
         states = {}
         portions = {micro: portion(batch, self._group) for micro, batch in enumerate(batches) if len(batch.sample_ids)}
+        narrow = self._narrow_weights()
         for micro, part in portions.items():
-            with self._within(part, is_last=micro == max(portions)):
+            with (
+                self._within(part, is_last=micro == max(portions)),
+                nullcontext() if narrow is None else narrow.applied(),
+            ):
                 output = self.forward(part, step, micro)
                 self._shared_loss(output, part, num_tokens).backward()  # type: ignore[no-untyped-call]
             if part.counts:
@@ -140,7 +160,7 @@ class Stepper:
         if not losses:
             dtype = torch.promote_types(self._parameters[0].dtype, torch.float32)
             return torch.zeros(2, device=self._device, dtype=dtype)
-        return torch.stack([torch.stack(losses).sum(), torch.stack(nlls).sum()])
+        return torch.stack([*losses, *nlls]).view(2, -1).sum(1)
 
     def forward(self, part: Portion, step: int, micro: int, model: nn.Module | None = None) -> Output:
         """Return the loss of one micro-batch. model: in place of the wrapped one."""
