@@ -128,7 +128,7 @@ def sample() -> TrainConfig:
         model=replace(small.model, dropout=0.1),
         optimiser=replace(small.optimiser, learning_rate=6e-3, muon_learning_rate=0.02),
         schedule=ScheduleSettings(kind="linear", warmup_steps=100),
-        training=replace(small.training, max_steps=3600, max_minutes=0.0, save_every=200),
+        training=replace(small.training, max_steps=2400, max_minutes=0.0, save_every=200),
         validation=replace(small.validation, every_steps=400, bleu_sentences=-1),
     )
 
