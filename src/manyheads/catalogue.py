@@ -3,8 +3,8 @@
 The code of an entry is a string `module:attribute`, which is imported when it is first needed. Therefore the start is
 fast, and the core has entries of `manyheads.extras` without importing them.
 
-Plug-ins, other packages, add entries to the tables "architecture", "score", "task", "preset", "peer" and "format" by
-entry points of the group `manyheads`, which are named `TABLE.NAME`:
+Plug-ins, other packages, add entries to the tables "architecture", "score", "task", "preset", "logger", "peer" and
+"format" by entry points of the group `manyheads`, which are named `TABLE.NAME`:
 
     [project.entry-points.manyheads]
     "architecture.bag" = "bag_of_words.model:ARCHITECTURE"
@@ -524,6 +524,20 @@ PRESETS: Table[Callable[..., Any]] = Table(
 
 SIZED_BY_PRECISION = frozenset({"demo", "reformer-demo"})
 """Presets whose functions take the precision of the run: how much can be learned in some minutes depends on it."""
+
+_RECORD, _LOGGERS = "manyheads.training.record", "manyheads.extras.loggers"
+
+LOGGERS: Table[Callable[[], Any]] = Table(
+    "logger",
+    {
+        "csv": f"{_RECORD}.callbacks:CsvLogger",
+        "tensorboard": f"{_RECORD}.callbacks:TensorBoardLogger",
+        "wandb": f"{_LOGGERS}.services:WandbLogger",
+        "mlflow": f"{_LOGGERS}.services:MlflowLogger",
+        "trackio": f"{_LOGGERS}.services:TrackioLogger",
+    },
+)
+"""Loggers of a run by name: called without arguments, an entry returns a `training.record.callbacks.Logger`."""
 
 _PEERS = "manyheads.extras.peers"
 
