@@ -575,13 +575,18 @@ PEERS: Table[type[Any]] = Table(
 """Other implementations: id -> subclass of `manyheads.extras.peers.peer.Peer`."""
 
 PUBLIC: dict[str, str] = {
+    "Callback": f"{_RECORD}.callbacks:Callback",
     "Classifier": f"{_CLASSIFICATION}.classifier:Classifier",
     "Generator": "manyheads.decoding.generator:Generator",
+    "Logger": f"{_RECORD}.callbacks:Logger",
     "Parser": f"{_PARSING}.parser:Parser",
     "Translator": "manyheads.decoding.translator:Translator",
+    "evaluate": "manyheads.api:evaluate",
     "inspect_model": "manyheads.extras.inspect.display:inspect_model",
     "load": f"{_MODELS}.pretrained:load",
+    "prepare": "manyheads.api:prepare",
     "show_attention": "manyheads.extras.inspect.display:show_attention",
+    "train": "manyheads.api:train",
 }
 """The names of the package itself."""
 

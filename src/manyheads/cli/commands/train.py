@@ -222,7 +222,7 @@ def run(arguments: Sequence[str]) -> int:
         if process.is_main:
             say(trial.describe())
         return 2 if trial.fault else 0
-    result = train_and_watch(arguments, options, config, process)
+    result = train_and_watch(arguments, options, config, process, options.loggers)
     if process.is_main:
         from manyheads.cli.watching.training import summary
 
@@ -273,9 +273,12 @@ def _try_step(config: RunConfig) -> FirstStep:
 
 
 def train_and_watch(
-    arguments: Sequence[str], options: TrainOptions, config: RunConfig, process: Process
+    arguments: Sequence[str], options: TrainOptions, config: RunConfig, process: Process, callbacks: object = ()
 ) -> TrainResult:
-    """Train in this process, which may be one of several ranks: only the main rank shows its progress."""
+    """Train in this process, which may be one of several ranks: only the main rank shows its progress.
+
+    Args: callbacks: see `training.run.loop.train`.
+    """
     # The live display needs no torch, so something is shown while torch is imported.
     from manyheads.cli.watching.training import watching
 
@@ -293,7 +296,7 @@ def train_and_watch(
                 config = size_by_precision(arguments, options, config, resume, group)
             if options.verbose and process.is_main:
                 print(to_yaml(config), file=sys.stderr)
-            result = train(config, resume=resume, reporter=reporter, group=group, callbacks=options.loggers)
+            result = train(config, resume=resume, reporter=reporter, group=group, callbacks=callbacks)
             group.close()
         except RankLostError:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # report the reason before the launcher ends the others

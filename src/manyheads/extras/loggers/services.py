@@ -34,7 +34,7 @@ _LONGEST = 500  # characters of a parameter of MLflow
 class Service(Logger):
     """A logger of a package.
 
-    Attributes: name: in the catalogue, of the package, and of the extra with it. remedy: of what users meet at the start.
+    Attributes: name: in the catalogue, of the package and of the extra with it. remedy: what may help at the start.
 
     Raises: MissingExtraError: the package is not installed.
     """
@@ -104,7 +104,7 @@ class WandbLogger(Service):
     """Weights & Biases. Its files are in the run folder, or in WANDB_DIR; the project is WANDB_PROJECT."""
 
     name = "wandb"
-    remedy = "Log in with `wandb login`, or keep the numbers here with WANDB_MODE=offline, and upload with `wandb sync`."
+    remedy = "Log in with `wandb login`, or keep the numbers here by WANDB_MODE=offline, for a later `wandb sync`."
 
     def open(self, start: RunStart, earlier: str | None) -> str:
         wandb = self.package
@@ -134,7 +134,7 @@ class MlflowLogger(Service):
     """MLflow. The place is MLFLOW_TRACKING_URI, the experiment MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID."""
 
     name = "mlflow"
-    remedy = "Set MLFLOW_TRACKING_URI to a server that answers, or to sqlite:///mlflow.db, which needs the whole mlflow."
+    remedy = "Set MLFLOW_TRACKING_URI to a server that answers, or to a file, as in sqlite:///mlflow.db."
 
     def open(self, start: RunStart, earlier: str | None) -> str:
         self._client = self.package.MlflowClient()
@@ -171,7 +171,7 @@ class TrackioLogger(Service):
     """Trackio. Its files are in TRACKIO_DIR, or where TRACKIO_SPACE_ID says; the project is TRACKIO_PROJECT."""
 
     name = "trackio"
-    remedy = "For a Space of the Hugging Face hub log in with `hf auth login`; without TRACKIO_SPACE_ID it needs no login."
+    remedy = "A Space of the hub needs `hf auth login`; without TRACKIO_SPACE_ID the numbers stay on this machine."
 
     def open(self, start: RunStart, earlier: str | None) -> str:
         name = earlier or f"{start.run_dir.name}-{secrets.token_hex(4)}"  # it knows runs by their names

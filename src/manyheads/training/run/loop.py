@@ -345,8 +345,8 @@ class Trainer:
             if not self._judge:
                 self._checkpoints.save_model()
             if self._checkpoints.last is not None and self._checkpoints.is_saved():
-                best = counters.best_step == counters.step
-                self._call("on_checkpoint", CheckpointReport(step=counters.step, path=self._checkpoints.last, best=best))
+                step, best = counters.step, counters.best_step == counters.step
+                self._call("on_checkpoint", CheckpointReport(step=step, path=self._checkpoints.last, best=best))
         return reason
 
     def _validate_if_due(self, ends: bool) -> bool:
