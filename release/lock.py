@@ -3,7 +3,8 @@
     python release/lock.py
 
 The versions are those of constraints.txt, for every system and for Python 3.11 and later. torch is left out, because
-each machine needs another build of it. The extras `dev` and `docs` are left out, because users need neither, and the loggers', which exclude some of these versions.
+each machine needs another build of it. The extras `dev` and `docs` are left out, because users need neither, and those
+of loggers, which exclude some of these versions.
 """
 
 from __future__ import annotations

@@ -9,14 +9,17 @@ import json
 import math
 import os
 import socket
+import struct
 import sys
 import tempfile
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 NAMES = ["csv", "tensorboard", "wandb", "mlflow", "trackio"]
 SMALL = {"log_every": 2, "save_every": 2, "plots": False}
+BLOCK_BYTES = 32 * 1024
 Stored = set[tuple[int, str, float]]
 
 
@@ -63,23 +66,36 @@ def of_tensorboard(run: Path) -> Stored:
     return {(one.step, tag, one.value) for tag in events.Tags()["scalars"] for one in events.Scalars(tag)}
 
 
+def records_of(file: Path) -> Iterator[bytes]:
+    """Yield the records of a .wandb file: 7 bytes, then a log of LevelDB, blocks of parts (CRC, length, kind)."""
+    content, place, begun = file.read_bytes(), 7, b""
+    while place + 7 <= len(content):
+        left = BLOCK_BYTES - place % BLOCK_BYTES
+        if left < 7:
+            place += left
+            continue
+        length, kind = struct.unpack_from("<HB", content, place + 4)
+        begun += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield begun
+            begun = b""
+
+
 def of_wandb(run: Path) -> Stored:
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
     found: Stored = set()
-    for file in sorted((run / "wandb").glob("offline-run-*/*.wandb")):
-        store = DataStore()
-        store.open_for_scan(str(file))
-        while (data := store.scan_data()) is not None:
+    files = sorted((run / "wandb").glob("offline-run-*/*.wandb"))
+    assert len({file.name for file in files}) == 1, files  # one run, in two parts
+    for file in files:
+        for data in records_of(file):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
-            if record.WhichOneof("record_type") == "history":
-                items = {
-                    ".".join([*item.nested_key] or [item.key]): json.loads(item.value_json)
-                    for item in record.history.item
-                }
-                found |= {(items["step"], name, float(value)) for name, value in items.items() if name[0] != "_"}
+            if record.WhichOneof("record_type") != "history":
+                continue
+            items = {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+            found |= {(items["step"], name, float(value)) for name, value in items.items() if name[0] != "_"}
     return {one for one in found if one[1] != "step"}
 
 
@@ -127,9 +143,8 @@ def main() -> int:
 
         run = folder / "run"
         for steps in (4, 8):
-            manyheads.train(
-                "debug", run_dir=run, training={**SMALL, "max_steps": steps}, validation={"every_steps": 4}, callbacks=NAMES
-            )  # fmt: skip
+            training = {**SMALL, "max_steps": steps}
+            manyheads.train("debug", run_dir=run, training=training, validation={"every_steps": 4}, callbacks=NAMES)
         wanted, failed = of_metrics(run), 0
         for name in NAMES:
             fault = same(globals()[f"of_{name}"](run), wanted)

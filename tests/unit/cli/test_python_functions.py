@@ -135,13 +135,12 @@ def test_a_run_from_a_preset_and_its_evaluation(
     prepared: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    result = package.train(
-        "debug", run_dir=run, data={"path": prepared.path}, training=SMALL, validation={"every_steps": 2}, callbacks=["csv"]
-    )  # fmt: skip
+    data = {"path": prepared.path}
+    result = package.train("debug", run_dir=run, data=data, training=SMALL, callbacks=["csv"])
     assert (result.step, result.run_dir, result.stopped_by) == (2, run, "steps")
     assert (run / "metrics.csv").is_file()
     assert capfd.readouterr() == ("", "")
-    again = package.train("debug", run_dir=run, data={"path": prepared.path}, training={**SMALL, "max_steps": 3})
+    again = package.train("debug", run_dir=run, data=data, training={**SMALL, "max_steps": 3})
     assert again.step == 3  # the run went on
     report = package.evaluate(run, split="valid", num_beams=1, max_new_tokens=3)
     assert report is not None
