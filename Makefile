@@ -34,6 +34,8 @@ CLIENTS ?=
 EXPORT_VENV ?= .venv-export
 MODEL ?=
 SENTENCES ?=
+# Where Weights & Biases, MLflow and Trackio are installed for `make check-loggers`.
+LOGGERS_VENV ?= .venv-loggers
 # `make pictures`: which files (all).
 NAMES ?=
 # Where the tools of `make release`, `make lock` and `make audit` are installed.
@@ -49,7 +51,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: demo test first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes sample-model docs pictures release lock audit dates setup clean
+.PHONY: demo test first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export check-loggers bench bench-gpu recipes sample-model docs pictures release lock audit dates setup clean
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
@@ -123,6 +125,17 @@ $(EXPORT_VENV)/%/ready: tests/clients/exports-%.txt
 	$(PYTHON) -m venv $(EXPORT_VENV)/$*
 	$(EXPORT_VENV)/$*/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH_SPEC)'
 	$(EXPORT_VENV)/$*/bin/pip install --quiet '$(TORCH_SPEC)' -r $<
+	@touch $@
+
+# A run with each logger's package, without a network; what was stored is read back. These packages exclude some of our
+# versions, so they are installed apart.
+check-loggers: $(LOGGERS_VENV)/ready
+	WANDB_MODE=offline $(LOGGERS_VENV)/bin/python tests/clients/check_loggers.py
+
+$(LOGGERS_VENV)/ready: tests/clients/loggers.txt
+	$(PYTHON) -m venv $(LOGGERS_VENV)
+	$(LOGGERS_VENV)/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH_SPEC)'
+	$(LOGGERS_VENV)/bin/pip install --quiet '$(TORCH_SPEC)' -r $< -e .
 	@touch $@
 
 # Without the shared peers only what needs none is measured, and none is installed.
@@ -200,4 +213,4 @@ $(RELEASE_READY): release/requirements.txt
 	@touch $(RELEASE_READY)
 
 clean:
-	rm -rf $(VENV) $(PEERS_VENV) $(CLIENTS_VENV) $(EXPORT_VENV) $(RELEASE_VENV) .fuzz .fuzz-guided dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS_VENV) $(CLIENTS_VENV) $(EXPORT_VENV) $(LOGGERS_VENV) $(RELEASE_VENV) .fuzz .fuzz-guided dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -2,7 +2,8 @@
 
     python release/dates.py
 
-For each requirement of an extra there are two versions: the lower bound, and that of constraints.txt. The test
+For each requirement of an extra there are two versions: the lower bound, and that of constraints.txt (of the loggers,
+which are installed apart, that of tests/clients/loggers.txt). The test
 `tests/unit/test_bounds.py` has no network and compares the dates with one another.
 """
 
@@ -28,8 +29,9 @@ def requirements() -> list[str]:
 
 
 def pins() -> list[str]:
-    """Each requirement at the version of constraints.txt."""
-    rows = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    """Each requirement at the version of constraints.txt, or of the loggers' own list."""
+    files = (ROOT / "constraints.txt", ROOT / "tests" / "clients" / "loggers.txt")
+    rows = [row for file in files for row in file.read_text(encoding="utf-8").splitlines()]
     names = {re.split(r"[\[><=]", row)[0].lower().replace("_", "-") for row in requirements()}
     return [row for row in rows if row.partition("==")[0].lower().replace("_", "-") in names]
 

@@ -3,7 +3,8 @@
     python release/lock.py
 
 The versions are those of constraints.txt, for every system and for Python 3.11 and later. torch is left out, because
-each machine needs another build of it. The extras `dev` and `docs` are left out, because users need neither.
+each machine needs another build of it. The extras `dev` and `docs` are left out, because users need neither, and those
+of loggers, which exclude some of these versions.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "requirements.lock"
-NOT_FOR_USERS = ("dev", "docs")
+LEFT_OUT = ("dev", "docs", "mlflow", "trackio", "wandb")
 HEADER = """\
 # Written by `make lock` from pyproject.toml and constraints.txt; do not edit. Install torch first, then:
 #     pip install --require-hashes -r requirements.lock
@@ -29,7 +30,7 @@ def user_requirements() -> list[str]:
     """The dependencies of pyproject.toml and of its extras for users, without torch."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
-    extras = [rows for name, rows in project["optional-dependencies"].items() if name not in NOT_FOR_USERS]
+    extras = [rows for name, rows in project["optional-dependencies"].items() if name not in LEFT_OUT]
     rows = [*project["dependencies"], *(row for some in extras for row in some)]
     return [row for row in rows if not row.startswith("torch>")]
 

@@ -18,25 +18,32 @@ from manyheads.catalogue import load as _load
 
 if TYPE_CHECKING:
     from manyheads import nn
+    from manyheads.api import evaluate, prepare, train
     from manyheads.decoding.generator import Generator
     from manyheads.decoding.translator import Translator
     from manyheads.extras.classification.classifier import Classifier
     from manyheads.extras.inspect.display import inspect_model, show_attention
     from manyheads.extras.parsing.parser import Parser
     from manyheads.models.pretrained import load
+    from manyheads.training.record.callbacks import Callback, Logger
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Callback",
     "Classifier",
     "Generator",
+    "Logger",
     "Parser",
     "Translator",
     "__version__",
+    "evaluate",
     "inspect_model",
     "load",
     "nn",
+    "prepare",
     "show_attention",
+    "train",
 ]
 
 

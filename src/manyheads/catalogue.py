@@ -3,8 +3,8 @@
 The code of an entry is a string `module:attribute`, which is imported when it is first needed. Therefore the start is
 fast, and the core has entries of `manyheads.extras` without importing them.
 
-Plug-ins, other packages, add entries to the tables "architecture", "score", "task", "preset", "peer" and "format" by
-entry points of the group `manyheads`, which are named `TABLE.NAME`:
+Plug-ins, other packages, add entries to the tables "architecture", "score", "task", "preset", "logger", "peer" and
+"format" by entry points of the group `manyheads`, which are named `TABLE.NAME`:
 
     [project.entry-points.manyheads]
     "architecture.bag" = "bag_of_words.model:ARCHITECTURE"
@@ -525,6 +525,20 @@ PRESETS: Table[Callable[..., Any]] = Table(
 SIZED_BY_PRECISION = frozenset({"demo", "reformer-demo"})
 """Presets whose functions take the precision of the run: how much can be learned in some minutes depends on it."""
 
+_RECORD, _LOGGERS = "manyheads.training.record", "manyheads.extras.loggers"
+
+LOGGERS: Table[Callable[[], Any]] = Table(
+    "logger",
+    {
+        "csv": f"{_RECORD}.callbacks:CsvLogger",
+        "tensorboard": f"{_RECORD}.callbacks:TensorBoardLogger",
+        "wandb": f"{_LOGGERS}.services:WandbLogger",
+        "mlflow": f"{_LOGGERS}.services:MlflowLogger",
+        "trackio": f"{_LOGGERS}.services:TrackioLogger",
+    },
+)
+"""Loggers of a run by name: called without arguments, an entry returns a `training.record.callbacks.Logger`."""
+
 _PEERS = "manyheads.extras.peers"
 
 PEERS: Table[type[Any]] = Table(
@@ -561,13 +575,18 @@ PEERS: Table[type[Any]] = Table(
 """Other implementations: id -> subclass of `manyheads.extras.peers.peer.Peer`."""
 
 PUBLIC: dict[str, str] = {
+    "Callback": f"{_RECORD}.callbacks:Callback",
     "Classifier": f"{_CLASSIFICATION}.classifier:Classifier",
     "Generator": "manyheads.decoding.generator:Generator",
+    "Logger": f"{_RECORD}.callbacks:Logger",
     "Parser": f"{_PARSING}.parser:Parser",
     "Translator": "manyheads.decoding.translator:Translator",
+    "evaluate": "manyheads.api:evaluate",
     "inspect_model": "manyheads.extras.inspect.display:inspect_model",
     "load": f"{_MODELS}.pretrained:load",
+    "prepare": "manyheads.api:prepare",
     "show_attention": "manyheads.extras.inspect.display:show_attention",
+    "train": "manyheads.api:train",
 }
 """The names of the package itself."""
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.decoding.device import inference, narrow
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, ShapeError
 
 VOCAB = 23
 
@@ -33,6 +33,22 @@ def test_shapes(subject: Any, precision: Any, make_batch: Any) -> None:
     assert output.num_tokens == batch.num_target_tokens() == 8
     assert output.loss_sum.requires_grad
     assert not output.nll_sum.requires_grad
+
+
+def test_tensors_in_place_of_a_batch(subject: Any, make_batch: Any) -> None:
+    model, batch = subject.build(), make_batch([5, 3], [6, 4])
+    wanted = model(batch, label_smoothing=0.1)
+    found = model(batch.source, batch.target, label_smoothing=0.1)
+    assert found.num_tokens == wanted.num_tokens
+    torch.testing.assert_close(found.loss_sum, wanted.loss_sum)
+    for tensors, message in (
+        ((batch.source,), "a source needs a target"),
+        ((batch.source, batch.target[:1]), "source has 2 rows and target 1"),
+        ((batch.source.float(), batch.target), "ids are whole numbers"),
+        ((batch.source, batch.target[:, :1]), "at least 2"),
+    ):
+        with pytest.raises(ShapeError, match=message):
+            model(*tensors)
 
 
 def test_no_leak_from_the_future(subject: Any, precision: Any, make_batch: Any) -> None:

@@ -21,7 +21,8 @@ ROWS = [(extra, row) for extra, rows in EXTRAS.items() for row in rows if not ro
 DATES: dict[str, dict[str, str]] = json.loads((ROOT / "release" / "dates.json").read_text(encoding="utf-8"))
 PINS = {
     canonicalize_name(name): version
-    for name, _, version in (row.partition("==") for row in (ROOT / "constraints.txt").read_text().splitlines())
+    for file in ("tests/clients/loggers.txt", "constraints.txt")  # the loggers are installed apart
+    for name, _, version in (row.partition("==") for row in (ROOT / file).read_text("utf-8").splitlines())
     if version
 }
 OLDEST = max(date.fromisoformat(DATES[name][PINS[name]]) for name in DATES) - timedelta(days=730)

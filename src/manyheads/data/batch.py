@@ -1,4 +1,4 @@
-"""The input of a model: token ids, lengths and labels, never masks. Models need it: it imports torch alone."""
+"""The input of a model: token ids, lengths and labels, never masks. Models need it: it imports little but torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Self
 
 import torch
 from torch import Tensor
+
+from manyheads.errors import ShapeError
 
 
 class RowBatch:
@@ -39,6 +41,21 @@ class PairBatch(RowBatch):
     target_lengths: Tensor
     sample_ids: Tensor
     pad_id: int = 0
+
+    @classmethod
+    def of(cls, source: Tensor, target: Tensor, pad_id: int = 0) -> Self:
+        """Return the batch of ids alone; `pad_id` at the end of a row is padding. source, target: as above.
+
+        Raises: ShapeError: they are no matrices of whole numbers, or have different numbers of rows.
+        """
+        _check_ids(source, "source", 1)
+        _check_ids(target, "target", 2)
+        if len(source) != len(target):
+            raise ShapeError(f"source has {len(source)} rows and target {len(target)}; each source needs one target.")
+        lengths = [
+            ((ids != pad_id) * torch.arange(1, ids.shape[1] + 1, device=ids.device)).amax(1) for ids in (source, target)
+        ]
+        return cls(source, lengths[0], target, lengths[1], torch.arange(len(source)), pad_id)
 
     @property
     def target_input(self) -> Tensor:
@@ -86,6 +103,17 @@ class SegmentBatch(RowBatch):
     first_positions: Tensor | None = None
     memory_len: int | None = None
 
+    @classmethod
+    def of(cls, ids: Tensor) -> Self:
+        """Return the segment in which each id but the last is read, and the next one predicted. ids: (lanes, length).
+
+        Raises: ShapeError: they are no matrix of whole numbers, or have fewer than two columns.
+        """
+        _check_ids(ids, "ids", 2)
+        rows = torch.arange(len(ids), device=ids.device)
+        lengths = torch.full_like(rows, ids.shape[1] - 1)
+        return cls(ids[:, :-1], ids[:, 1:], lengths, torch.zeros_like(rows, dtype=torch.bool), rows)
+
     def num_target_tokens(self) -> int:
         """Return the number of targets that count in the loss."""
         return int((self.lengths - self.num_context).clamp(min=0).sum())
@@ -105,6 +133,13 @@ class SegmentBatch(RowBatch):
         lanes = len(self.lengths)
         parts = min(parts, lanes)
         return [self.rows(share(lanes, part, parts)) for part in range(parts)]
+
+
+def _check_ids(ids: Tensor, name: str, fewest: int) -> None:
+    if ids.ndim != 2 or ids.is_floating_point() or ids.shape[1] < fewest:
+        raise ShapeError(
+            f"{name} has shape {tuple(ids.shape)} of {ids.dtype}; ids are whole numbers, (rows, at least {fewest})."
+        )
 
 
 def share(count: int, part: int, parts: int) -> slice:

@@ -48,7 +48,7 @@ class LanguageModel(nn.Module):
 
     def forward(
         self,
-        batch: SegmentBatch,
+        batch: SegmentBatch | Tensor,
         state: Any = None,
         *,
         label_smoothing: float = 0.0,
@@ -57,11 +57,17 @@ class LanguageModel(nn.Module):
     ) -> Output:
         """Return the loss of a segment of every lane, summed over scored targets, and the state for the next segment.
 
+            out = model(ids)
+            (out.loss_sum / out.num_tokens).backward()
+
         Args:
+            batch: a segment, or ids (lanes, length), of which each is predicted from those before it.
             state: the state after the previous segment, which is consumed; lanes in `batch.resets` are reset. None:
                 empty.
             label_smoothing, chunk_tokens, num_sampled: see the head's `loss`.
         """
+        if isinstance(batch, Tensor):
+            batch = SegmentBatch.of(batch)
         hidden, state = self._read(batch, state)
         loss_sum, nll_sum = self.head.loss(
             hidden,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.data.batch import PairBatch
+from manyheads.errors import ShapeError
 from manyheads.models.protocols import Output
 from manyheads.nn.heads.linear import LinearHead, token_scores
 from manyheads.nn.shapes import Float, Int
@@ -41,8 +42,8 @@ class Seq2Seq(nn.Module):
 
     def forward(
         self,
-        batch: PairBatch,
-        state: Any = None,
+        source: PairBatch | Tensor,
+        target: Tensor | None = None,
         *,
         label_smoothing: float = 0.0,
         smoothing_kind: SmoothingKind = "all",
@@ -52,8 +53,22 @@ class Seq2Seq(nn.Module):
         """Return the loss of a batch with teacher forcing, summed over target tokens (with EOS, without BOS and
         padding).
 
-        With `num_sampled` candidates replace the vocabulary: see `nn.heads.linear`.
+            out = model(source, target)
+            (out.loss_sum / out.num_tokens).backward()
+
+        Args:
+            source: a batch, or its source ids: each row ends in EOS, then padding (0), as `PairBatch` says.
+            target: its target ids: each row begins with BOS and ends in EOS, then padding; None with a batch.
+            label_smoothing, smoothing_kind, chunk_tokens: see the head's `loss`.
+            num_sampled: so many candidates replace the vocabulary: see `nn.heads.linear`.
+
+        Raises: ShapeError: see `PairBatch.of`; or there is a source without a target.
         """
+        if isinstance(source, Tensor):
+            if target is None:
+                raise ShapeError("a source needs a target, from which the loss is computed: model(source, target).")
+            source = PairBatch.of(source, target)
+        batch = source
         hidden = self.body(batch.source, batch.source_lengths, batch.target_input)
         labels = batch.target_labels
         steps = torch.arange(labels.shape[1], device=labels.device)

@@ -19,8 +19,9 @@ import pytest
 from manyheads.catalogue import PRESETS
 from manyheads.config.files import to_plain
 from manyheads.errors import CheckpointError, ConfigError
-from manyheads.training.record.log import Board, MetricsLog, PlainReporter, format_seconds
-from manyheads.training.record.report import Sample, TrainResult, ValidationReport
+from manyheads.training.record.callbacks import TensorBoardLogger
+from manyheads.training.record.log import MetricsLog, PlainReporter, format_seconds
+from manyheads.training.record.report import RunStart, Sample, TrainResult, ValidationReport
 from manyheads.training.run.resume import check_same_run, differences
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.signals import StopFlag, catch_signals
@@ -214,13 +215,19 @@ def test_tensorboard_shows_the_steps_of_a_run_that_began_again_once(tmp_path: Pa
     """It was killed before its first checkpoint."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for loss in (2.0, 1.0):
-        board = Board(tmp_path, 0, pytest.fail)
-        board.add({"step": 1, "loss": loss})
+        board = TensorBoardLogger()
+        board.on_start(
+            RunStart(
+                run_dir=tmp_path, device="cpu", precision="fp32", num_parameters=1, data="", step=0, max_steps=1,
+                max_minutes=0.0,
+            )
+        )  # fmt: skip
+        board.on_log({"step": 1, "loss": loss})
         board.close()
         # TensorBoard reads files in the order of their names: whole seconds, host, process, files the process wrote.
         # A new run is another second; within one, "10" would come before "9".
         time.sleep(1)
-    events = accumulator.EventAccumulator(str(tmp_path))
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [event.value for event in events.Scalars("loss")] == [1.0]
 

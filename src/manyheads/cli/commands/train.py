@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyheads.catalogue import PRESETS, SIZED_BY_PRECISION
+from manyheads.catalogue import LOGGERS, PRESETS, SIZED_BY_PRECISION
 from manyheads.cli.command_line.pages import help_page, option_lines
 from manyheads.cli.command_line.parsing import fill, option_rows, read
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.streams import say
 from manyheads.cli.watching.phases import showing_if_long
-from manyheads.config.checks import at_least, check
+from manyheads.config.checks import at_least, check, not_among
 from manyheads.config.describe import describe
 from manyheads.config.files import Source, to_yaml
 from manyheads.config.options import CommandPage, option
@@ -91,6 +91,12 @@ class TrainOptions:
     memory_mib: int | None = option(
         "With --fit: use N MiB of memory.", metavar="N", default_is="nine tenths of the free memory"
     )
+    loggers: tuple[str, ...] = option(
+        "Log the numbers of metrics.jsonl there, too: csv, tensorboard, wandb, mlflow, trackio, or one of a plug-in. A"
+        " resumed run goes on there if the same loggers are given again.",
+        (),
+        metavar="NAME ...",
+    )
     quiet: bool = option("Print only warnings and the result.", False, aliases=("-q",))
     verbose: bool = option("Also print the settings and a line for every logged step.", False, aliases=("-v",))
 
@@ -100,6 +106,9 @@ class TrainOptions:
         if self.memory_mib is not None and not self.fit:
             raise ConfigError(f"--memory-mib {self.memory_mib} needs --fit.")
         check(self, "--", at_least(1), "memory_mib")
+        for name in self.loggers:
+            if name not in LOGGERS:
+                raise ConfigError(not_among("--loggers is", name, LOGGERS))
 
 
 PAGE = CommandPage(
@@ -213,7 +222,7 @@ def run(arguments: Sequence[str]) -> int:
         if process.is_main:
             say(trial.describe())
         return 2 if trial.fault else 0
-    result = train_and_watch(arguments, options, config, process)
+    result = train_and_watch(arguments, options, config, process, options.loggers)
     if process.is_main:
         from manyheads.cli.watching.training import summary
 
@@ -264,9 +273,12 @@ def _try_step(config: RunConfig) -> FirstStep:
 
 
 def train_and_watch(
-    arguments: Sequence[str], options: TrainOptions, config: RunConfig, process: Process
+    arguments: Sequence[str], options: TrainOptions, config: RunConfig, process: Process, callbacks: object = ()
 ) -> TrainResult:
-    """Train in this process, which may be one of several ranks: only the main rank shows its progress."""
+    """Train in this process, which may be one of several ranks: only the main rank shows its progress.
+
+    Args: callbacks: see `training.run.loop.train`.
+    """
     # The live display needs no torch, so something is shown while torch is imported.
     from manyheads.cli.watching.training import watching
 
@@ -284,7 +296,7 @@ def train_and_watch(
                 config = size_by_precision(arguments, options, config, resume, group)
             if options.verbose and process.is_main:
                 print(to_yaml(config), file=sys.stderr)
-            result = train(config, resume=resume, reporter=reporter, group=group)
+            result = train(config, resume=resume, reporter=reporter, group=group, callbacks=callbacks)
             group.close()
         except RankLostError:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # report the reason before the launcher ends the others

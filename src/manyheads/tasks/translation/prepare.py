@@ -133,6 +133,24 @@ def named_files(options: PrepareOptions, languages: LanguagePair | None) -> dict
     return files
 
 
+def of_items(
+    options: PrepareOptions, items: Mapping[str, Pairs], languages: LanguagePair | None
+) -> Callable[..., dict[str, Any]]:
+    """Return the function that prepares pairs in place of the files of these splits.
+
+    Raises: ConfigError: files of such a split are named, too, or validation pairs are missing.
+    """
+    given = given_options(options)
+    prefixes = {"train": "--", "valid": "--valid-", "test": "--test-"}
+    files = {split: [f"{prefix}{form}" for form in _FORMS] for split, prefix in prefixes.items()}
+    for split in items:
+        refuse_given({name: name in given for name in files[split]}, f"{{}} cannot be used beside other {split} data.")
+    refuse_given({"--pair": options.pair}, "{} names files; leave it out beside other data.")
+    if "valid" not in items:
+        check_holdout(options, files["valid"], "--valid-count", "500")
+    return of_splits({**named_files(options, languages), **items}, options, languages)
+
+
 def of_splits(
     splits: dict[str, Pairs], options: PrepareOptions, languages: LanguagePair | None
 ) -> Callable[..., dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""metrics.jsonl, whose bytes do not depend on interruptions, its TensorBoard files, and the plain text log."""
+"""metrics.jsonl, whose bytes do not depend on interruptions, and the plain text log."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ import errno
 import json
 import math
 import os
-import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from manyheads.errors import DataError
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.files.commit import saving
 from manyheads.files.safe_open import open_regular, open_to_append
 from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 SILENT_SECONDS = 8.0
 """After this many seconds without a line, a step gets one even if `log_every` does not require it."""
@@ -160,63 +155,6 @@ def each_metrics(path: Path | str, begin: int = 0) -> Iterator[tuple[dict[str, A
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-class Board:
-    """Writes metrics to TensorBoard files if the package is installed. A failure never ends a run.
-
-    Args:
-        folder: folder of the files.
-        first_step: later steps in older files are hidden, because a resumed run writes them again.
-        warn: called once if writing fails.
-    """
-
-    def __init__(self, folder: Path, first_step: int, warn: Callable[[str], None]) -> None:
-        self._folder = folder
-        self._first_step = first_step
-        self._warn = warn
-        self._writer: SummaryWriter | None = None
-        self._off = False
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Write one record."""
-        try:
-            if self._writer is None and not self._off:
-                self._open()
-            if self._writer is not None and not self._off:
-                for key, value in record.items():
-                    if isinstance(value, int | float) and key not in ("step", "of_the_first"):
-                        self._writer.add_scalar(key, value, record["step"])
-        except OSError as error:
-            self._off = True
-            self._warn(f"No more TensorBoard files: {error.strerror or error} ({self._folder}).")
-
-    def close(self) -> None:
-        """Write buffered records."""
-        if self._writer is not None:
-            with suppress(OSError):
-                self._writer.close()
-
-    def _open(self) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            self._off = True
-            return
-        _silence_writers()
-        # Also at the beginning: the run may have been killed before its first checkpoint.
-        self._writer = SummaryWriter(str(self._folder), purge_step=self._first_step + 1)
-
-
-def _silence_writers() -> None:
-    """Suppress the traceback that TensorBoard's writer thread prints in addition to raising the error in our thread."""
-    before = threading.excepthook
-
-    def hook(failure: threading.ExceptHookArgs) -> None:
-        if not (isinstance(failure.exc_value, OSError) and type(failure.thread).__module__.startswith("tensorboard.")):
-            before(failure)
-
-    threading.excepthook = hook
-
-
 class LogFile:
     """train.log as a text stream. A line that cannot be written is lost, which never ends a run.
 
@@ -313,7 +251,8 @@ class PlainReporter:
 
     def done(self, result: TrainResult) -> None:
         best = f"; best: {result.best()}" if result.best() is not None else ""
-        reason = {"steps": "steps done", "minutes": "time is up", "patience": "no improvement", "signal": "stopped"}
+        reason = {"steps": "steps done", "minutes": "time is up", "patience": "no improvement"}
+        reason |= {"callback": "stopped by a callback", "signal": "stopped"}
         self._line(
             f"ended at step {result.step} after {format_seconds(result.elapsed_seconds)}"
             f" ({reason[result.stopped_by]}){best}"

@@ -1,4 +1,4 @@
-"""Records of steps and validations: metrics, timing, samples, curves, TensorBoard, reports."""
+"""Records of steps and validations: metrics, timing, samples, curves, reports."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from manyheads.catalogue import HOOKS, load
 from manyheads.config.files import to_json
 from manyheads.errors import SaveError
 from manyheads.files.commit import write_text
-from manyheads.training.record.log import Board, MetricsLog
-from manyheads.training.record.report import Reporter, StepReport, ValidationReport
-from manyheads.training.run.assembly import Assembly
+from manyheads.training.record.log import MetricsLog
+from manyheads.training.record.report import StepReport, ValidationReport
+from manyheads.training.run.assembly import Assembly, Surroundings
 from manyheads.training.run.clock import FewSteps, RunClock
 from manyheads.training.run.device import peak_memory_bytes
 from manyheads.training.run.nonfinite import Fault
@@ -32,24 +32,21 @@ class Recorder:
         assembly: its counters contain the sums since the last line of metrics.
         folder: of the run.
         metrics: the file whose bytes must not depend on interruptions.
-        reporter: receives the reports.
+        surroundings: its reporter and callbacks receive the reports.
         clock: for the values that depend on the clock, which go to timing.jsonl.
     """
 
     def __init__(
-        self, assembly: Assembly, folder: RunFolder, metrics: MetricsLog, reporter: Reporter, clock: RunClock
+        self, assembly: Assembly, folder: RunFolder, metrics: MetricsLog, surroundings: Surroundings, clock: RunClock
     ) -> None:
         self._assembly = assembly
         self._folder = folder
         self._metrics = metrics
         self._timing = MetricsLog(folder.timing)
-        self._reporter = reporter
+        self._reporter, self._callbacks = surroundings.reporter, surroundings.callbacks
         self._clock = clock
         self._painter = load(HOOKS["learning curve"])(folder.metrics, folder.plots, self._warn)
         self._writes = assembly.group.is_main
-        counters, training = assembly.counters, assembly.config.training
-        boards = training.tensorboard and self._writes
-        self._board = Board(folder.tensorboard, counters.step, self._warn) if boards else None
         self._began = time.monotonic()
         self._seconds_since, self._tokens_since = 0.0, 0  # of the steps since the last line
         self._few_steps = FewSteps(assembly.config, str(assembly.device))
@@ -95,6 +92,7 @@ class Recorder:
             logged=logged,
         )
         self._reporter.step(report)
+        self._callbacks.call("on_step", report)
         warning = self._few_steps.after(counters.step, counters.elapsed_seconds, seconds, result.num_tokens)
         if warning is not None:
             self._warn(warning)
@@ -148,6 +146,7 @@ class Recorder:
             self._keep(path, lambda: write_samples(path, report), again=True)
         self.draw()
         self._reporter.validation(report)
+        self._callbacks.call("on_validation", report)
 
     def draw(self) -> tuple[Path, ...]:
         """Draw the current learning curve and return the paths of the plots."""
@@ -161,13 +160,10 @@ class Recorder:
         for write in (self.catch_up, self._metrics.flush, self._timing.flush) if self._writes else ():
             with suppress(SaveError):
                 write()
-        if self._board is not None:
-            self._board.close()
 
     def _write(self, record: dict[str, object]) -> None:
         self._keep(self._metrics.path, lambda: self._metrics.append(record))
-        if self._board is not None:
-            self._board.add(record)
+        self._callbacks.call("on_log", record)
 
     def _keep(self, path: Path, write: Callable[[], None], *, again: bool = False) -> None:
         """Write something; on_save_error decides what a failure does. A repeated failure is reported once.

@@ -1,18 +1,21 @@
-"""Reports of a run as plain records; the command line shows them with rich."""
+"""Reports of a run as plain records, for reporters and callbacks; the command line shows them with rich."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-StopReason = Literal["steps", "minutes", "patience", "signal"]
+StopReason = Literal["steps", "minutes", "patience", "callback", "signal"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStart:
-    """Reported once, before the first step. data: a few lines about the data; step: 0, or the step of a resumed run."""
+    """Reported once, before the first step. data: a few lines about the data; step: 0, or the step of a resumed run;
+    config: the settings as in config.yaml.
+    """
 
     run_dir: Path
     device: str
@@ -22,6 +25,7 @@ class RunStart:
     step: int
     max_steps: int
     max_minutes: float
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +127,15 @@ class ValidationReport:
         """Return the value that selects the best checkpoint: the loss, or a negated score; lower is better."""
         score = {"loss": None, "bleu": self.bleu, "f1": self.f1}[best_by]
         return self.loss if score is None else -score
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointReport:
+    """Reported after every checkpoint. best: it is the best one so far."""
+
+    step: int
+    path: Path
+    best: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,12 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.optimiser import MovingAverage, build_optimiser
 from manyheads.training.optim.schedule import highest_rate
+from manyheads.training.record.callbacks import Callbacks
+from manyheads.training.record.report import Reporter
 from manyheads.training.run.arithmetic import arithmetic_of_run
 from manyheads.training.run.device import check_capacity
 from manyheads.training.run.initial import begin_from, freeze
-from manyheads.training.run.objective import Data, Objective, Stream, open_objective
+from manyheads.training.run.objective import Data, Objective, Stream, Translate, open_objective
 from manyheads.training.run.parallel import Spread
 from manyheads.training.run.resume import differences
 from manyheads.training.run.state import Counters, Memory, named_parameters
@@ -39,6 +41,16 @@ _MAY_DIFFER = (
     "training.ignore_memory",
 )
 """Settings of a machine, which are not the same for all ranks. (Data and initial model have digests.)"""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What surrounds a run in this process; see `training.run.loop.train`."""
+
+    reporter: Reporter
+    translate: Translate | None
+    group: Group
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
 
 @dataclass

@@ -14,13 +14,13 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from manyheads.config.files import to_json
+from manyheads.config.files import to_json, to_plain
 from manyheads.data.sampler import next_position
 from manyheads.decoding.device import choose_device
 from manyheads.distributed.group import Group
@@ -29,10 +29,18 @@ from manyheads.files.commit import write_text
 from manyheads.files.safe_open import read_limited
 from manyheads.models.pretrained import load
 from manyheads.training.optim.schedule import learning_rate
+from manyheads.training.record.callbacks import Callbacks, with_tensorboard
 from manyheads.training.record.log import LogFile, MetricsLog, PlainReporter, Reporters
 from manyheads.training.record.recorder import Recorder
-from manyheads.training.record.report import Reporter, RunStart, StopReason, TrainResult, ValidationReport
-from manyheads.training.run.assembly import Assembly, assemble, check_same_settings
+from manyheads.training.record.report import (
+    CheckpointReport,
+    Reporter,
+    RunStart,
+    StopReason,
+    TrainResult,
+    ValidationReport,
+)
+from manyheads.training.run.assembly import Assembly, Surroundings, assemble, check_same_settings
 from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.clock import RunClock
 from manyheads.training.run.device import computing, settled
@@ -135,15 +143,6 @@ def _shown(scores: dict[str, Any] | None) -> str:
     return "unknown" if scores is None else ", ".join([f"loss {scores['loss']:.3f}", *scores["scores"]])
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """What surrounds a run in this process; see `train`."""
-
-    reporter: Reporter
-    translate: Translate | None
-    group: Group
-
-
 def train(
     config: RunConfig,
     *,
@@ -151,6 +150,7 @@ def train(
     reporter: Reporter | None = None,
     translate: Translate | None = None,
     group: Group | None = None,
+    callbacks: object = (),
 ) -> TrainResult:
     """Train until the config's limits, a signal, or the end of patience; all output is in `config.run_dir`.
 
@@ -162,6 +162,7 @@ def train(
         translate: replaces the search for validation scores.
         group: the ranks that train together, all of which call this; the main one writes and reports. None: a single
             process.
+        callbacks: `record.callbacks.Callback`s, and names of loggers; the main rank calls them.
 
     Returns: the result. A signal is not an error: the result names it, and the last checkpoint is complete.
     Raises: ManyHeadsError: bad config or data, a locked folder, a checkpoint of another run, a failed save, a loss or
@@ -184,8 +185,11 @@ def train(
             everyone = Reporters([plain] if reporter is None else [plain, reporter])
             if moved is not None:
                 everyone.message(_moved(moved))
+            chosen = with_tensorboard(callbacks) if config.training.tensorboard else callbacks
             try:
-                return _run(config, device, folder, resume, Surroundings(everyone, translate, group))
+                called = Callbacks(chosen, lambda text: everyone.message(text, "warning"), plain.message)
+                with closing(called):
+                    return _run(config, device, folder, resume, Surroundings(everyone, translate, group, called))
             except ManyHeadsError as error:
                 plain.message(f"error: {error}")
                 raise
@@ -229,7 +233,7 @@ class Trainer:
         self._config = assembly.config
         self._group = assembly.group
         self._folder = folder
-        self._reporter = reporter
+        self._surroundings, self._reporter, self._callbacks = surroundings, reporter, surroundings.callbacks
         self._stop = stop
         self._metrics = MetricsLog(folder.metrics)
         self._checkpoints = CheckpointManager(
@@ -238,7 +242,7 @@ class Trainer:
         self._stepper = assembly.stepper()
         self._judge = assembly.objective.judge(assembly.model, assembly.device, stop, surroundings.translate)
         self._last_validation: ValidationReport | None = None
-        self._asked_to_stop = False
+        self._asked_to_stop = self._callback_stops = False
 
     def run(self, resume: str) -> TrainResult:
         """Compute steps and the work after them until there is a reason to stop."""
@@ -251,9 +255,11 @@ class Trainer:
         if self._group.is_main:
             self._folder.describe(self._config)
         counters = self._assembly.counters
+        start = self._describe_start()
+        self._reporter.start(start)
+        self._call("on_start", start)  # before the clock starts: it may wait for a network
         self._clock = RunClock(self._config.training, counters.elapsed_seconds)
-        self._recorder = Recorder(self._assembly, self._folder, self._metrics, self._reporter, self._clock)
-        self._reporter.start(self._describe_start())
+        self._recorder = Recorder(self._assembly, self._folder, self._metrics, self._surroundings, self._clock)
         if counters.step and (reason := self._stop_reason()) not in (None, "signal"):
             self._reporter.message(_already_ended(reason, self._config))
         self._comparison = Comparison(self._assembly, self._folder, self._reporter, self._stop)
@@ -279,15 +285,23 @@ class Trainer:
             step=assembly.counters.step,
             max_steps=config.training.max_steps,
             max_minutes=config.training.max_minutes,
+            config=to_plain(config),
         )
 
+    def _call(self, event: str, report: RunStart | CheckpointReport | TrainResult) -> None:
+        """Call the callbacks of the main rank while the others wait, however long it takes."""
+        self._callbacks.call(event, report)
+        self._group.meet()
+
     def _agree(self) -> None:
-        """Synchronise the stop flag and the clock of all ranks until the next call, so that all decide the same."""
+        """Synchronise the stop flags and the clock of all ranks until the next call, so that all decide the same."""
+        self._callback_stops = self._callbacks.wants_stop
         if self._group.is_alone:
             return
         asked = self._stop.signal_number if self._stop else 0
         mine = self._clock.measured() if self._group.is_main else 0.0
-        number, elapsed = self._group.highest([asked or 0, mine])
+        number, elapsed, stops = self._group.highest([asked or 0, mine, self._callback_stops])
+        self._callback_stops = bool(stops)
         if number:
             self._stop.stop(int(number))
             self._asked_to_stop = True
@@ -305,6 +319,8 @@ class Trainer:
             return "minutes"
         if patience and counters.num_worse >= patience:
             return "patience"
+        if self._callback_stops:
+            return "callback"
         return "signal" if self._is_asked_to_stop() else None
 
     def _do_duties(self, reason: StopReason | None) -> StopReason | None:
@@ -328,6 +344,9 @@ class Trainer:
             self._checkpoints.save(must=reason is not None)
             if not self._judge:
                 self._checkpoints.save_model()
+            if self._checkpoints.last is not None and self._checkpoints.is_saved():
+                step, best = counters.step, counters.best_step == counters.step
+                self._call("on_checkpoint", CheckpointReport(step=step, path=self._checkpoints.last, best=best))
         return reason
 
     def _validate_if_due(self, ends: bool) -> bool:
@@ -439,6 +458,7 @@ class Trainer:
             plots=plots,
             compared=compared,
         )
+        self._call("on_end", result)
         self._reporter.done(result)
         return result
 

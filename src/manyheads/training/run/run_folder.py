@@ -36,6 +36,8 @@ class RunFolder:
         self.train_log = path / "train.log"
         self.metrics = path / "metrics.jsonl"
         self.timing = path / "timing.jsonl"
+        self.table = path / "metrics.csv"
+        self.loggers = path / "loggers.json"
         self.samples = path / "samples"
         self.comparison = path / "comparison.json"
         self.plots = path / "plots"
@@ -45,7 +47,7 @@ class RunFolder:
         self.data = path / "data"
         self._of_a_run = (
             *(self.config, self.environment, self.train_log, self.metrics, self.timing, self.comparison),
-            *(self.samples, self.plots, self.tensorboard, self.checkpoints, self.model),
+            *(self.table, self.loggers, self.samples, self.plots, self.tensorboard, self.checkpoints, self.model),
         )
 
     def check(self) -> None:
@@ -63,7 +65,7 @@ class RunFolder:
             raise ConfigError(
                 f"the name of the run folder {str(self.path)!r} is not UTF-8, which TensorBoard needs; choose another."
             ) from error
-        in_place = (self.lock, self.train_log, self.metrics, self.timing)
+        in_place = (self.lock, self.train_log, self.metrics, self.timing, self.table)
         folders = (self.samples, self.plots, self.tensorboard, self.checkpoints, self.data)
         with saving(self.path, 0):
             try:

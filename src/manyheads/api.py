@@ -1,0 +1,211 @@
+"""`manyheads.train`, `manyheads.prepare` and `manyheads.evaluate`: the commands of these names as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from manyheads.catalogue import PRESETS, SIZED_BY_PRECISION, load
+from manyheads.cli.command_line.task_pages import parse_for_named_task, parse_for_task
+from manyheads.cli.commands.train import TrainOptions, train_and_watch
+from manyheads.cli.machine import set_up_machine
+from manyheads.cli.watching.phases import showing_if_long
+from manyheads.config.build import resolve
+from manyheads.config.checks import not_among
+from manyheads.config.files import Source, to_plain
+from manyheads.config.options import refuse_given
+from manyheads.data.items import ItemPairs, Items, ItemTexts
+from manyheads.distributed.process import this_process
+from manyheads.errors import ConfigError
+from manyheads.tasks.layers import resolve_run
+from manyheads.tasks.preparation import check_output
+from manyheads.tasks.report import Report
+from manyheads.training.record.report import TrainResult
+from manyheads.training.settings import RunConfig
+
+
+def train(
+    config: RunConfig | str | PathLike[str] | None = None,
+    *,
+    callbacks: object = (),
+    resume: str = "auto",
+    progress: bool = False,
+    **settings: Any,
+) -> TrainResult:
+    """Train a model; all files are in the folder `run_dir`.
+
+        result = manyheads.train("debug", run_dir="runs/mine", training={"max_steps": 20}, callbacks=["csv"])
+
+    Args:
+        config: the settings: a preset's name, a YAML file, or an object; None: they are planned for `data.path`.
+        callbacks: `manyheads.Callback`s, and names of loggers.
+        resume: `auto` continues the run of the folder, if there is one; `none` begins again; see `manyheads train`.
+        progress: show on standard error what the command shows; otherwise warnings alone.
+        settings: single settings, which override others: a section as a dictionary, `run_dir`, `seed` and others.
+
+    Returns: the result. Ctrl-C and other signals end the run with a checkpoint; the result names the signal.
+    Raises: ManyHeadsError: settings or data cannot be used, or the run failed.
+    """
+    set_up_machine()
+    chosen = _settings_of_run(config, settings, resume)
+    options = TrainOptions(resume=resume, quiet=not progress)
+    return train_and_watch((), options, chosen, this_process(), callbacks)
+
+
+def _settings_of_run(config: Any, settings: dict[str, Any], resume: str) -> RunConfig:
+    typed = Source(_plain(settings), "the arguments")
+    if isinstance(config, RunConfig):
+        return resolve(type(config), [Source(to_plain(config), "the config"), typed]) if settings else config
+    preset = config if isinstance(config, str) and config in PRESETS else None
+    files = [] if config is None or preset is not None else [str(config)]
+    if files and not Path(files[0]).exists():
+        raise ConfigError(f"{not_among('there is no preset', files[0], PRESETS)} There is no file of this name either.")
+
+    def resolved(precision: str = "bf16") -> RunConfig:
+        plan = _planned_layer if config is None else None
+        return resolve_run(typed, preset=preset, files=files, precision=precision, resume=resume, plan=plan)
+
+    found = resolved()
+    if preset in SIZED_BY_PRECISION and this_process().world == 1:
+        from manyheads.training.run.precision import starting_precision
+
+        found = resolved(starting_precision(found, resume))
+    return found
+
+
+def _planned_layer(typed: Source) -> Source:
+    from manyheads.tasks.planned import plan_layer
+
+    return plan_layer(typed).layer
+
+
+def _plain(value: Any) -> Any:
+    """Return settings as they would be in a file: paths as texts, objects as sections."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, PathLike):
+        return str(value)
+    return to_plain(value) if hasattr(value, "__dataclass_fields__") else value
+
+
+def prepare(
+    data: Iterable[object] | None = None,
+    output: str | PathLike[str] = "",
+    *,
+    valid: Iterable[object] | None = None,
+    test: Iterable[object] | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> Any:
+    """Convert pairs or texts to a folder of tokens, which `train` reads as `data.path`.
+
+        data = manyheads.prepare([("a dog", "ein Hund"), ...], "data/mine", valid_count=100, vocab_size=4000)
+        manyheads.train("demo", data={"path": data.path})
+
+    Args:
+        data: the training data: (source, target) pairs or texts, from a list, a generator, a data set of torch or of
+            `datasets` (records with `source` and `target`, `translation`, or `text`). It is read once. None: files, as
+            the command's options name them.
+        output: the folder to create; it appears when it is complete.
+        valid: validation data; without it `valid_count` (pairs) or `valid_bytes` (text) hold some of `data` back.
+        test: test data, if any.
+        progress: show it on standard error.
+        options: those of `manyheads prepare`, such as `task`, `vocab_size`, `source_lang`, `replace=True`,
+            `tokenizer={"kind": "word"}`.
+
+    Returns: the opened data, with `path`, `manifest`, `tokenizer` and the stores of its splits.
+    Raises: ManyHeadsError: an item is neither a pair nor a text, the data ends early, an option is wrong, or the folder
+        cannot be made. An exception of the iterable itself passes.
+    """
+    if not str(output):
+        raise ConfigError("prepare needs output, the folder to create.")
+    splits = {"train": data, "valid": valid, "test": test}
+    items = {split: Items(one, f"the {split} data") for split, one in splits.items() if one is not None}
+    if items and "train" not in items:
+        raise ConfigError("valid and test are data beside other data; give data, too.")
+    if items and "task" not in options:
+        options["task"] = "translation" if items["train"].has_pairs else "lm"
+    if items and options["task"] == "lm":
+        options |= {name: "data" for name, split in _CORPORA.items() if split in items}
+    task, chosen = parse_for_named_task("prepare", _arguments({"output": output, **options}))
+    folder = Path(chosen.output)
+    check_output(folder, chosen.replace)
+    module = task.module("prepare")
+    if not items:
+        make = module.preparation(chosen)
+    elif task.prepared_as == "lm":
+        apart = getattr(chosen.vocabulary, "documents", None) == "files"
+        texts = {split: ItemTexts(one, chosen.on_bad_utf8, apart) for split, one in items.items()}
+        refuse_given({name: getattr(chosen, name) for name in ("layout", "format")}, "{} is for files; leave it out.")
+        make = partial(module.preparation(chosen), **texts)
+    elif task.prepared_as == "translation":
+        make = _of_pairs(chosen, items)
+    else:
+        raise ConfigError(
+            f"prepare takes pairs or texts; for task {options['task']!r} give files, as the command does."
+        )
+    with showing_if_long() if progress else nullcontext(_silent) as show:
+        make(folder, replace=chosen.replace, progress=show)
+    return load(task.data).open(folder)
+
+
+_CORPORA = {"corpus": "train", "valid_corpus": "valid", "test_corpus": "test"}
+
+
+def _of_pairs(options: Any, items: Mapping[str, Items]) -> Any:
+    from manyheads.tasks.translation import prepare as task
+
+    languages = task.languages_of(options)
+    shared = (options.source_key, options.target_key), languages or (None, None), options.on_bad_utf8
+    return task.of_items(options, {split: ItemPairs(one, *shared) for split, one in items.items()}, languages)
+
+
+def evaluate(model: str | PathLike[str], *, progress: bool = False, **options: Any) -> Report | None:
+    """Score a model on held-out data, by default that of its run.
+
+        report = manyheads.evaluate("runs/mine", split="test")
+        report.to_json()["bleu"]["score"]
+
+    Args:
+        model: a model folder, a run folder, or owner/name on the hub.
+        progress: show it on standard error.
+        options: those of `manyheads evaluate` for the model's task, such as `data`, `split`, `num_beams`.
+
+    Returns: the report: `to_json()` has figures and protocol, `to_lines()` the same for people. None on all ranks but
+        the main one. Pages and pictures that are asked for are written.
+    Raises: ManyHeadsError: there is no such model, or an option or the data cannot be used.
+    """
+    set_up_machine()
+    task, chosen = parse_for_task("evaluate", [str(model), *_arguments(options)])
+    refuse_given(
+        {"json": chosen.json, "output": chosen.output is not None},
+        "{} is for the command; the report has to_json(), to_lines() and output.",
+    )
+    with showing_if_long() if progress else nullcontext(_silent) as show:
+        report: Report | None = task.module("evaluate").evaluate(chosen, show)
+    if report is not None:
+        report.save()
+    return report
+
+
+def _silent(phase: str, done: int, total: int, /) -> None: ...
+
+
+def _arguments(options: Mapping[str, Any]) -> list[str]:
+    """Return options as a command line has them; `tokenizer={"kind": "word"}` is `--tokenizer.kind=word`."""
+    found: list[str] = []
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, Mapping):
+            found += _arguments({f"{name}.{inner}": one for inner, one in value.items()})
+        elif isinstance(value, tuple | list):
+            found += [option, *map(str, value)] if value else []
+        elif value is True:
+            found.append(option)
+        elif value is not None and value is not False:
+            found.append(f"{option}={value}")
+    return found
