@@ -75,6 +75,17 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "activation": "gelu",
         },
         "heads of their own width": {"head_dim": 12, "value_dim": 6, "initialisation": "glorot"},
+        "rotary, grouped, gated": {
+            "positions": "rotary",
+            "rotary_scaling": "ntk",
+            "rotary_factor": 2.0,
+            "num_kv_heads": 2,
+            "norm": "rms",
+            "norm_position": "pre",
+            "ffn": "swiglu",
+            "bias": False,
+        },
+        "rotary, relative bias, one kv head": {"positions": "rotary", "relative_bias": 3, "num_kv_heads": 1},
     },
     "reformer": {
         "debug": {},
