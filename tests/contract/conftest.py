@@ -103,6 +103,27 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "slopes in local layers": {"local_slopes": True, "local_chunks_before": 2},
         "trained slopes, no positions": {"local_slopes": True, "train_slopes": True, "positions": "none"},
     },
+    "decoder": {
+        "debug": {},
+        "rotary, grouped, gated": {
+            "positions": "rotary",
+            "rotary_scaling": "linear",
+            "rotary_factor": 2.0,
+            "num_kv_heads": 2,
+            "norm": "rms",
+            "ffn": "swiglu",
+            "activation": "swish",
+            "bias": False,
+        },
+        "post-norm, sinusoids, untied": {
+            "norm_position": "post",
+            "positions": "sinusoidal",
+            "scale_embedding": True,
+            "tie_embeddings": False,
+            "head_bias": True,
+            "head_dim": 12,
+        },
+    },
     "reformer-seq2seq": {
         "debug": {},
         "exact": {"attention": "full", "tie_embeddings": "decoder", "ff_chunk_len": 3},

@@ -1,4 +1,4 @@
-"""Rotary positions, grouped queries, RMS norm and SwiGLU against transformers' Llama, with random weights in float64."""
+"""Rotary positions, grouped queries, RMS norm and SwiGLU against transformers' Llama, random weights in float64."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_rows_of_a_cache_have_their_own_positions() -> None:
     """The second row has read fewer tokens, which does not shift its angles."""
     layer = MultiHeadAttention(WIDTH, HEADS, num_kv_heads=2, rotary=RotaryPositions(8)).double()
     x, lengths = torch.randn(2, 6, WIDTH, dtype=torch.float64), torch.tensor([6, 3])
-    q, k, v = (one.detach() for one in layer._project_together(x))
+    _, k, v = (one.detach() for one in layer._project_together(x))
     state = layer.empty_cache(2, x).append(layer.rotary(k), v, lengths)  # type: ignore[misc]
     new = torch.randn(2, 1, WIDTH, dtype=torch.float64)
     with torch.no_grad():
@@ -156,7 +156,7 @@ def test_refusals_of_modules() -> None:
         RotaryPositions(7)
     with pytest.raises(ConfigError, match="num_kv_heads is 4; it must divide num_heads 6"):
         MultiHeadAttention(WIDTH, HEADS, num_kv_heads=4)
-    with pytest.raises(ConfigError, match="make them with RotaryPositions.8"):
+    with pytest.raises(ConfigError, match=r"make them with RotaryPositions\(8\)"):
         MultiHeadAttention(WIDTH, HEADS, rotary=RotaryPositions(16))
     layer, x = MultiHeadAttention(WIDTH, HEADS, rotary=RotaryPositions(8)), torch.randn(2, 5, WIDTH)
     with pytest.raises(ShapeError, match="give no keys"):

@@ -1,11 +1,19 @@
-"""Checks of sizes that several architectures share. Nothing here imports torch."""
+"""Choices and checks of sizes that several architectures share. Nothing here imports torch."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from manyheads.config.checks import MOST_UNITS, between, check
 from manyheads.errors import ConfigError
+
+# fmt: off
+Activation = Literal[
+    "relu", "gelu", "swish", "gelu_tanh", "quick_gelu", "squared_relu",
+    "relu6", "leaky_relu", "mish", "sigmoid", "tanh", "linear",
+]
+# fmt: on
+"""The names of `nn.layers.ACTIVATIONS`."""
 
 
 def check_heads_divide(config: Any) -> None:

@@ -124,6 +124,12 @@ class Residual(nn.Module):
         self.position = position
         self.dropout = Dropout(dropout)
 
+    @classmethod
+    def of(cls, config: Any) -> Residual:
+        """Return that of a config with `norm`, `d_model`, `norm_eps`, `bias`, `norm_position` and `dropout`."""
+        norm = build_norm(config.norm, config.d_model, config.norm_eps, config.bias)
+        return cls(norm, position=config.norm_position, dropout=config.dropout)
+
     @property
     def wiring(self) -> str:
         """How the sublayer is connected, for drawings: `post` or `pre`; of a reversible layer `reversible`."""
@@ -201,6 +207,13 @@ class FeedForward(nn.Module):
         self.chunk_len = chunk_len
         self.dropout = Dropout(dropout)
         self.reset_parameters()
+
+    @classmethod
+    def of(cls, config: Any, d_ff: int) -> FeedForward:
+        """Return the layer of a config with `d_model`, `ffn`, `activation`, `feed_forward_dropout` and `bias`."""
+        gated = config.ffn == "swiglu"
+        activation, dropout = "swish" if gated else config.activation, config.feed_forward_dropout
+        return cls(config.d_model, d_ff, activation=activation, dropout=dropout, bias=config.bias, gated=gated)
 
     def reset_parameters(self) -> None:
         """Initialise weights with Xavier-uniform, biases with zero."""

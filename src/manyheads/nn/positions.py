@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -252,6 +252,13 @@ class RotaryPositions(ExactTable):
         widened = factor ** (head_dim / (head_dim - 2)) if scaling == "ntk" and head_dim > 2 else 1.0
         self.base, self.slower = base * widened, factor if scaling == "linear" else 1.0
         super().__init__(head_dim, "halves")
+
+    @classmethod
+    def of(cls, config: Any, head_dim: int) -> RotaryPositions | None:
+        """Return those of a config with `rotary_base`, `rotary_scaling` and `rotary_factor`; None: other positions."""
+        if config.positions != "rotary":
+            return None
+        return cls(head_dim, base=config.rotary_base, scaling=config.rotary_scaling, factor=config.rotary_factor)
 
     def _computed(self, count: int, device: torch.device | None = None) -> Tensor:
         positions = torch.arange(float(count), device=device) / self.slower

@@ -28,6 +28,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "annotated-transformer": {"norm": "unbiased", "norm_position": "pre", "head_bias": True, "num_decoder_layers": 2},
     "torch/Transformer": {"final_norm": True},
     "transformers/Pegasus": PRE_NORM,
+    "karpathy/nanoGPT": {"activation": "gelu"},
     "transformers/Reformer": {
         **{"visible": "chunk", "look_across_rounds": True, "wrap": True, "exact_len": 4, "num_buckets": (2,)}
     },
@@ -35,6 +36,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
     "transformer-xl": {"memory_len": 4},
     "reformer": {"max_len": 16, "chunk_len": 4, "layers": ("lsh",)},
+    "decoder": {"max_len": 16, "d_ff": 32, "attention_dropout": 0.1},
 }
 CASES = [(name, architecture) for name, one in EXPORTS.items() for architecture in one.architectures]
 CASES += [(name, one.architecture) for name, one in FORMATS.items() if one.is_written and name not in EXPORTS]
@@ -64,7 +66,7 @@ def written(folder: Path, name: str, architecture: str, twist: int) -> Path:
     if architecture == "transformer":
         return write_transformer(folder, **changes)
     sizes = {"vocab_size": 20, "d_model": 8, "num_heads": 2, "d_ff": 8, "num_layers": 1}
-    if name == "transformers":
+    if name == "transformers" and architecture == "reformer":
         changes |= CHANGES["transformers/Reformer"]
     return write_language_model(folder, architecture, **{**sizes, **LANGUAGE_MODELS[architecture], **changes})
 

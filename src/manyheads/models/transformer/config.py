@@ -10,21 +10,13 @@ from manyheads.catalogue import ATTENTIONS
 from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check, set_tuples
 from manyheads.errors import ConfigError
 from manyheads.models.head_names import HEAD_KINDS, HeadKind
-from manyheads.models.size_checks import check_attention_options, check_tied_sizes
+from manyheads.models.size_checks import Activation, check_attention_options, check_tied_sizes
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 
 if TYPE_CHECKING:
     from manyheads.nn.attention.kinds import AttentionConfig
 else:
     AttentionConfig = Union[tuple(ATTENTIONS.values())]  # noqa: UP007  (the classes are in the table)
-
-# fmt: off
-Activation = Literal[
-    "relu", "gelu", "swish", "gelu_tanh", "quick_gelu", "squared_relu",
-    "relu6", "leaky_relu", "mish", "sigmoid", "tanh", "linear",
-]
-# fmt: on
-"""The names of `nn.layers.ACTIVATIONS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,13 +198,13 @@ class TransformerConfig:
         """See `check_attention_options`. Raises: ConfigError: also if heads of grouped queries are pruned, or rotary
         positions have another score than the dot product.
         """
-        stacks: tuple[Literal["encoder"], Literal["decoder"]] = ("encoder", "decoder")
+        head_dims = (self.head_dim_of("encoder"), self.head_dim_of("decoder"))
         names = [name for name, value in (("num_heads", True), ("num_decoder_heads", self.num_decoder_heads)) if value]
         width_field = "head_dim" if self.head_dim else "d_model"
         check_attention_options(
             self,
             {name: getattr(self, name) for name in names},
-            {width_field: next((w for w in map(self.head_dim_of, stacks) if w % 2), 2)},
+            {width_field: next((width for width in head_dims if width % 2), 2)},
         )
         pruned = next((kind for kind in HEAD_KINDS if self.has_pruned(kind)), None)
         if self.num_kv_heads and pruned:

@@ -38,14 +38,6 @@ def relative_biases(config: TransformerConfig, stack: Literal["encoder", "decode
     return made if len(made) == len(heads) else made * len(heads)
 
 
-def rotary_positions(config: TransformerConfig, stack: Literal["encoder", "decoder"]) -> RotaryPositions | None:
-    """Return what rotates queries and keys in all layers' self-attention; None: other positions."""
-    if config.positions != "rotary":
-        return None
-    scaling, factor = config.rotary_scaling, config.rotary_factor
-    return RotaryPositions(config.head_dim_of(stack), base=config.rotary_base, scaling=scaling, factor=factor)
-
-
 class EncoderLayer(nn.Module):
     """Self-attention, then feed-forward. Shape: (batch, source_len, d_model) in and out.
 
@@ -61,9 +53,9 @@ class EncoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.self_attn = _attention(config, "encoder", config.heads_in_layer("encoder", index), relative_bias, rotary)
-        self.feed_forward = _feed_forward(config, "encoder")
-        self.self_attn_residual = _residual(config)
-        self.feed_forward_residual = _residual(config)
+        self.feed_forward = FeedForward.of(config, config.d_ff_of("encoder"))
+        self.self_attn_residual = Residual.of(config)
+        self.feed_forward_residual = Residual.of(config)
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
         x = self.self_attn_residual(x, lambda h: self.self_attn(h, mask=mask)[0])
@@ -86,10 +78,10 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.self_attn = _attention(config, "decoder", config.heads_in_layer("decoder", index), relative_bias, rotary)
         self.cross_attn = _attention(config, "decoder", config.heads_in_layer("cross", index))
-        self.feed_forward = _feed_forward(config, "decoder")
-        self.self_attn_residual = _residual(config)
-        self.cross_attn_residual = _residual(config)
-        self.feed_forward_residual = _residual(config)
+        self.feed_forward = FeedForward.of(config, config.d_ff_of("decoder"))
+        self.self_attn_residual = Residual.of(config)
+        self.cross_attn_residual = Residual.of(config)
+        self.feed_forward_residual = Residual.of(config)
 
     def forward(
         self,
@@ -143,22 +135,6 @@ def _attention(
     )
 
 
-def _feed_forward(config: TransformerConfig, stack: Literal["encoder", "decoder"]) -> FeedForward:
-    return FeedForward(
-        config.d_model,
-        config.d_ff_of(stack),
-        activation="swish" if config.ffn == "swiglu" else config.activation,
-        dropout=config.feed_forward_dropout,
-        bias=config.bias,
-        gated=config.ffn == "swiglu",
-    )
-
-
-def _residual(config: TransformerConfig) -> Residual:
-    norm = build_norm(config.norm, config.d_model, config.norm_eps, config.bias)
-    return Residual(norm, position=config.norm_position, dropout=config.dropout)
-
-
 @dataclass(frozen=True)
 class PreparedStep:
     """All that `Transformer.compute_step` needs; see `protocols.PreparesSteps`.
@@ -203,7 +179,7 @@ class Encoder(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        rotary = rotary_positions(config, "encoder")
+        rotary = RotaryPositions.of(config, config.head_dim_of("encoder"))
         self.layers = nn.ModuleList(
             EncoderLayer(config, index, bias, rotary) for index, bias in enumerate(relative_biases(config, "encoder"))
         )
@@ -224,7 +200,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        rotary = rotary_positions(config, "decoder")
+        rotary = RotaryPositions.of(config, config.head_dim_of("decoder"))
         self.layers = nn.ModuleList(
             DecoderLayer(config, index, bias, rotary) for index, bias in enumerate(relative_biases(config, "decoder"))
         )

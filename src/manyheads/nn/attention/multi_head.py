@@ -478,4 +478,4 @@ class MultiHeadAttention(nn.Module):
 
     def _project_together(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = linears(x, self.q_proj, self.k_proj, self.v_proj, packed=self.packed)
-        return split_heads(q, self.num_heads), *(split_heads(one, self.num_kv_heads) for one in (k, v))
+        return split_heads(q, self.num_heads), split_heads(k, self.num_kv_heads), split_heads(v, self.num_kv_heads)
