@@ -45,6 +45,7 @@ PAGES = [
     "docs/heads.md",
     "docs/inspecting.md",
     "docs/language-models.md",
+    "docs/which-language-model.md",
     "docs/long-sequences.md",
     "docs/adapters.md",
     "docs/own-training.md",
@@ -66,7 +67,8 @@ CUTS = [
     (r"--preset xl-demo --minutes \d+", "--preset xl-debug"),
     (r"--preset xl-demo(?!.*--run-dir)", "--preset xl-debug --run-dir runs/xl-demo"),
     (r"--preset xl-demo", "--preset xl-debug"),
-    (r"--preset lm-demo", "--preset xl-debug --run-dir runs/lm-demo"),
+    (r"--preset lm-demo(?!.*--run-dir)", "--preset xl-debug --architecture decoder --run-dir runs/lm-demo"),
+    (r"--preset lm-demo", "--preset xl-debug --architecture decoder"),
     (r"--preset reformer-demo --minutes \d+", "--preset reformer-debug"),
     (r"--preset reformer-demo(?!.*--run-dir)", "--preset reformer-debug --run-dir runs/reformer-demo"),
     (r"--preset reformer-demo", "--preset reformer-debug"),
@@ -127,6 +129,7 @@ NOT_RUN: dict[str, str] = {
     "docs/serving.md:64": "it needs the package openai and a running server",
     "docs/sources/reformer.md:209": "it needs the reader's model",
     "docs/sources/transformer-xl.md:292": "it needs the published models, gigabytes",
+    "docs/which-language-model.md:31": "it takes an hour and a half",
 }
 
 

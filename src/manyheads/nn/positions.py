@@ -264,14 +264,6 @@ class RotaryPositions(ExactTable):
         positions = torch.arange(float(count), device=device) / self.slower
         return sinusoidal_table(positions, self.d_model, "halves", self.base)
 
-    def facts(self) -> tuple[str, ...]:
-        """See `TokenEmbedding.facts`."""
-        return "Rotary positions", f"base {self.base:,.0f}", *([f"1 : {self.slower:g}"] if self.slower != 1 else [])
-
-    def equation(self) -> tuple[str, str]:
-        """See `TokenEmbedding.equation`."""
-        return "rotated", "pairs (i, i + d/2) turned by pos / base^(2i/d)"
-
     def forward(
         self,
         x: Float[Tensor, "batch heads length head_dim"],

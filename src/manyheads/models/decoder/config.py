@@ -14,7 +14,7 @@ class DecoderConfig:
     """Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; the defaults are GPT-2 with 124M.
 
     Args:
-        architecture: identifies the architecture.
+        architecture: its name.
         vocab_size: number of ids; 0: the tokenizer's.
         d_model: width of every layer.
         num_heads: attention heads.
@@ -92,7 +92,6 @@ class DecoderConfig:
 
     @property
     def width_of_heads(self) -> int:
-        """head_dim with its default filled in."""
         return self.head_dim or self.d_model // self.num_heads
 
     @property
@@ -101,14 +100,12 @@ class DecoderConfig:
 
     @property
     def longest_input(self) -> int | None:
-        """See `protocols.ModelConfig`: the size of the table of learned positions."""
         return self.max_len if self.positions == "learned" else None
 
     def lower_bounds(self) -> tuple[int, int]:
         return self.num_layers, self.d_model * max(self.vocab_size, self.d_ff, self.num_heads * self.width_of_heads)
 
     def describe(self) -> str:
-        """Return the sizes in one line."""
         groups = f" (keys and values {self.num_kv_heads})" if self.num_kv_heads else ""
         heads = f"{self.num_heads} heads of {self.width_of_heads}{groups}"
         return (
@@ -118,7 +115,7 @@ class DecoderConfig:
 
 PRESETS: dict[str, DecoderConfig] = {
     "debug": DecoderConfig(d_model=32, num_heads=4, d_ff=64, num_layers=2, attention_dropout=0.0, max_len=64),
-    # For one novel, on two cores, in minutes: the sizes of Transformer-XL's `demo`, and today's usual parts.
+    # The sizes of Transformer-XL's `demo`, and today's usual parts.
     "demo": DecoderConfig(
         d_model=192,
         num_heads=4,
@@ -133,5 +130,4 @@ PRESETS: dict[str, DecoderConfig] = {
         positions="rotary",
     ),
     "gpt2": DecoderConfig(),  # the smallest of Radford et al. 2019, table 2
-    "gpt2-medium": DecoderConfig(d_model=1024, num_heads=16, d_ff=4096, num_layers=24),
 }

@@ -41,7 +41,7 @@ class TextState(State):
         return TextState(self.positions.masked_fill(lanes, 0), self.cache and self.cache.reset(lanes))
 
     def reorder(self, rows: Int[Tensor, "*rows"]) -> TextState:
-        """Return the lanes with these ids, in this order; see `protocols.SearchState.reorder`."""
+        """See `protocols.SearchState.reorder`."""
         rows = rows.flatten()
         return TextState(self.positions.index_select(0, rows), self.cache and self.cache.reorder(rows))
 
@@ -50,8 +50,7 @@ class TextState(State):
 class TextStep:
     """The arguments of `Decoder.compute_step`; see `protocols.PreparesSteps`.
 
-    Shape: tokens (lanes, new_len) ids; positions (new_len, d_model), which are added, and rotation (new_len, head_dim),
-        of `RotaryPositions.rows`, both with a lanes axis if lanes have different lengths; mask: None: all keys.
+    Shape: positions (new_len, d_model), rotation (new_len, head_dim), both with a lanes axis if lengths differ.
     """
 
     tokens: Tensor
@@ -89,22 +88,20 @@ class DecoderLayer(nn.Module):
         self.self_attn_residual = Residual.of(config)
         self.feed_forward_residual = Residual.of(config)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """All positions at once, as in training."""
-        x = self.self_attn_residual(x, lambda h: self.self_attn(h, mask=Causal())[0])
-        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+    def forward(
+        self, x: Tensor, past: CacheStep | None = None, mask: Mask | None = None, rotation: Tensor | None = None
+    ) -> Tensor:
+        """Args: past: of a step, which mask and rotation belong to; None: whole texts, causally."""
 
-    def step(self, x: Tensor, past: CacheStep, mask: Mask | None, rotation: Tensor | None) -> Tensor:
-        """`forward` for the next positions of every lane. Shape: (lanes, new_len, d_model) in and out."""
-        x = self.self_attn_residual(x, lambda h: self.self_attn.step(h, past, mask, rotation))
+        def attend(h: Tensor) -> Tensor:
+            return self.self_attn(h, mask=Causal())[0] if past is None else self.self_attn.step(h, past, mask, rotation)
+
+        x = self.self_attn_residual(x, attend)
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
-    """Token ids to hidden states, which the head of `models.language_model` turns into words.
-
-    Raises: ConfigError: the vocabulary size is missing.
-    """
+    """Token ids to hidden states. Raises: ConfigError: the vocabulary size is missing."""
 
     traced_parts: ClassVar = {"norm": ("hidden states", "LN(x)")}
     prepares_steps = True
@@ -135,31 +132,25 @@ class Decoder(nn.Module):
         """Do nothing: the body shares no parameter within itself."""
 
     def tie_head(self, head: Any) -> None:
-        """Tie the output table to the embedding's if the config says so."""
+        """See `protocols.LanguageBody`."""
         if self.config.tie_embeddings:
             head.weight = self.embedding.weight
 
     @property
     def max_len(self) -> int | None:
-        """Longest text; None: there is no limit."""
         return self.config.longest_input
 
     def start(self, lanes: int, attending: Any = None, *, projected: bool = True) -> TextState:
-        """Return the empty state of texts read side by side.
+        """Return the empty state; with `projected` False every call begins new texts.
 
-        Args: attending: must be None, because a token attends to all before it. projected: keep keys and values, in
-            evaluation only; False: every call begins new texts.
-
-        Raises: RequestError: `attending` is given.
+        Raises: RequestError: `attending` is given, but a token attends to all before it.
         """
         if attending is not None:
             raise RequestError("a decoder attends to all that it has read; leave the memory length out.")
         like = next(self.parameters())
         positions = torch.zeros(lanes, dtype=torch.int64, device=like.device)
-        if not projected:
-            return TextState(positions)
         empty = [layer.self_attn.empty_cache(lanes, like) for layer in self._layers()]
-        return TextState(positions, KeyValueCache.of_layers(empty))
+        return TextState(positions, KeyValueCache.of_layers(empty) if projected else None)
 
     def forward(
         self,
@@ -171,7 +162,7 @@ class Decoder(nn.Module):
     ) -> tuple[Float[Tensor, "lanes len d_model"], TextState]:
         """Read texts, or the next part of them where the state keeps what was read; see `protocols.LanguageBody`.
 
-        Args: first_positions: of each lane's first token; None: 0. For a state without a cache, since a cache counts.
+        Args: first_positions: of each lane's first token, for a state without a cache; None: 0.
         Raises: ShapeError: the state has other lanes, or the text is longer than the learned positions.
             RequestError: a state with a cache, in training or with first_positions.
         """
@@ -206,11 +197,11 @@ class Decoder(nn.Module):
             mask = None if seen is None else Dense(seen)
             layers = tuple(replace(one, slots=replace(one.slots, padding=None)) for one in layers)
         step = TextStep(
-            tokens=tokens,
-            positions=self.positions.rows(first, new_len).to(tokens.device),
-            rotation=None if self.rotary is None else self.rotary.rows(first, new_len, self.embedding.weight.dtype),
-            layers=layers,
-            mask=mask,
+            tokens,
+            self.positions.rows(first, new_len).to(tokens.device),
+            None if self.rotary is None else self.rotary.rows(first, new_len, self.embedding.weight.dtype),
+            layers,
+            mask,
             can_compile=new_len == 1 < slots.length and not any(x.self_attn.needs_weights for x in self._layers()),
         )
         added = new_len if lengths is None else lengths
@@ -220,8 +211,8 @@ class Decoder(nn.Module):
         """Return the hidden states at the new tokens, and write their keys and values behind the stored ones."""
         x: Tensor = self.embedding(step.tokens)
         x = self.dropout(low_precision((x + step.positions).to(x.dtype)))
-        for layer, past in zip(self._layers(), step.layers, strict=True):
-            x = layer.step(x, past, step.mask, step.rotation)
+        for layer, past in zip(self.layers, step.layers, strict=True):
+            x = layer(x, past, step.mask, step.rotation)
         return x if self.norm is None else self.norm(x)
 
     def _layers(self) -> list[DecoderLayer]:

@@ -196,28 +196,22 @@ class TransformerConfig:
 
     def _check_attention_options(self) -> None:
         """See `check_attention_options`. Raises: ConfigError: also if heads of grouped queries are pruned, or rotary
-        positions have another score than the dot product.
+        positions have another score.
         """
-        head_dims = (self.head_dim_of("encoder"), self.head_dim_of("decoder"))
-        names = [name for name, value in (("num_heads", True), ("num_decoder_heads", self.num_decoder_heads)) if value]
-        width_field = "head_dim" if self.head_dim else "d_model"
-        check_attention_options(
-            self,
-            {name: getattr(self, name) for name in names},
-            {width_field: next((width for width in head_dims if width % 2), 2)},
-        )
-        pruned = next((kind for kind in HEAD_KINDS if self.has_pruned(kind)), None)
+        heads = {name: getattr(self, name) for name in ("num_heads", "num_decoder_heads") if getattr(self, name)}
+        odd = next((width for width in (self.head_dim_of("encoder"), self.head_dim_of("decoder")) if width % 2), 2)
+        check_attention_options(self, heads, {"head_dim" if self.head_dim else "d_model": odd})
+        pruned = next((f"{kind}_heads" for kind in HEAD_KINDS if self.has_pruned(kind)), None)
         if self.num_kv_heads and pruned:
             raise ConfigError(
-                f"model.{pruned}_heads is {list(getattr(self, f'{pruned}_heads'))}, but with model.num_kv_heads"
-                f" {self.num_kv_heads} several heads share their keys, so none can be pruned; set num_kv_heads to 0, or"
-                " keep all heads.",
-                fields=("num_kv_heads", f"{pruned}_heads"),
+                f"model.{pruned} is {list(getattr(self, pruned))}, but with model.num_kv_heads {self.num_kv_heads} several"
+                " heads share their keys, so none can be pruned; set num_kv_heads to 0, or keep all heads.",
+                fields=("num_kv_heads", pruned),
             )
         if self.positions == "rotary" and not isinstance(self.attention, DotProductAttentionConfig):
             raise ConfigError(
-                f"model.positions rotary makes dot products depend on distances, but model.attention is"
-                f" {self.attention.kind}; set it to dot_product, or choose other positions.",
+                f"model.positions rotary needs dot products, but model.attention is {self.attention.kind}; set it to"
+                " dot_product, or choose other positions.",
                 fields=("positions", "attention"),
             )
 
