@@ -112,7 +112,6 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "num_kv_heads": 2,
             "norm": "rms",
             "ffn": "swiglu",
-            "activation": "swish",
             "bias": False,
         },
         "post-norm, sinusoids, untied": {

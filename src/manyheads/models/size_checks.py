@@ -41,7 +41,7 @@ def check_attention_options(config: Any, num_heads: dict[str, int], widths: dict
                 " divisor, or 0 for as many as there are heads.",
                 fields=("num_kv_heads", name),
             )
-    if config.ffn == "swiglu" and config.activation not in ("relu", "swish"):
+    if config.ffn == "swiglu" and config.activation not in (type(config).activation, "swish"):
         raise ConfigError(
             f"model.ffn is swiglu, whose activation is swish, but model.activation is {config.activation}; leave it"
             " out, or set model.ffn to mlp.",

@@ -106,8 +106,9 @@ class DecoderConfig:
         return self.num_layers, self.d_model * max(self.vocab_size, self.d_ff, self.num_heads * self.width_of_heads)
 
     def describe(self) -> str:
-        groups = f" (keys and values {self.num_kv_heads})" if self.num_kv_heads else ""
-        heads = f"{self.num_heads} heads of {self.width_of_heads}{groups}"
+        heads = (
+            f"{self.num_heads} heads of {self.width_of_heads} (keys and values {self.num_kv_heads or self.num_heads})"
+        )
         return (
             f"{self.num_layers} layers, d_model {self.d_model}, {heads}, d_ff {self.d_ff}, {self.positions} positions"
         )
@@ -124,7 +125,6 @@ PRESETS: dict[str, DecoderConfig] = {
         dropout=0.0,
         attention_dropout=0.0,
         ffn="swiglu",
-        activation="swish",
         norm="rms",
         bias=False,
         positions="rotary",

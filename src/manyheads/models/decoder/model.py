@@ -1,7 +1,4 @@
-"""The decoder-only language model, top to bottom: the decoder of Vaswani et al. 2017 without attention to a source.
-
-Paper: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2).
-"""
+"""The language model of Radford et al. 2019 (GPT-2), top to bottom: a Transformer's decoder without a source."""
 
 from __future__ import annotations
 
@@ -141,15 +138,12 @@ class Decoder(nn.Module):
         return self.config.longest_input
 
     def start(self, lanes: int, attending: Any = None, *, projected: bool = True) -> TextState:
-        """Return the empty state; with `projected` False every call begins new texts.
-
-        Raises: RequestError: `attending` is given, but a token attends to all before it.
-        """
+        """Return the empty state. Raises: RequestError: `attending` is given, but a token attends to all before it."""
         if attending is not None:
             raise RequestError("a decoder attends to all that it has read; leave the memory length out.")
         like = next(self.parameters())
         positions = torch.zeros(lanes, dtype=torch.int64, device=like.device)
-        empty = [layer.self_attn.empty_cache(lanes, like) for layer in self._layers()]
+        empty = [cast(DecoderLayer, one).self_attn.empty_cache(lanes, like) for one in self.layers]
         return TextState(positions, KeyValueCache.of_layers(empty) if projected else None)
 
     def forward(
@@ -174,18 +168,20 @@ class Decoder(nn.Module):
         if state.cache is not None:
             if first_positions is not None:
                 raise RequestError("a state with a cache counts its positions itself; leave first_positions out.")
-            step, state = self.prepare_step(tokens, state, lengths)
-            return self.compute_step(step), state
-        first = 0 if first_positions is None else first_positions
-        x = self.dropout(low_precision(self.positions(self.embedding(tokens), first)))
+            step, after = self.prepare_step(tokens, state)
+            hidden = self.compute_step(step)
+            if lengths is not None:  # the padding's keys are written by now, and forgotten
+                read = state.positions + lengths
+                after = TextState(read, cast(KeyValueCache, after.cache).truncate(read))
+            return hidden, after
+        x = self.positions(self.embedding(tokens), 0 if first_positions is None else first_positions)
+        x = self.dropout(low_precision(x))
         for layer in self.layers:
             x = layer(x)
         return x if self.norm is None else self.norm(x), state
 
-    def prepare_step(
-        self, tokens: Int[Tensor, "lanes new_len"], state: TextState, lengths: Int[Tensor, " lanes"] | None = None
-    ) -> tuple[TextStep, TextState]:
-        """See `protocols.PreparesSteps`. Args: lengths: see `forward`. Raises: RequestError: in training."""
+    def prepare_step(self, tokens: Int[Tensor, "lanes new_len"], state: TextState) -> tuple[TextStep, TextState]:
+        """See `protocols.PreparesSteps`. Raises: RequestError: in training."""
         check_evaluates(self, "a state with a cache")
         new_len, before = tokens.shape[1], cast(KeyValueCache, state.cache)
         first = int(before.length) if before.lengths is None else state.positions
@@ -202,10 +198,9 @@ class Decoder(nn.Module):
             None if self.rotary is None else self.rotary.rows(first, new_len, self.embedding.weight.dtype),
             layers,
             mask,
-            can_compile=new_len == 1 < slots.length and not any(x.self_attn.needs_weights for x in self._layers()),
+            can_compile=new_len == 1 < slots.length and not any(one.self_attn.needs_weights for one in self.layers),
         )
-        added = new_len if lengths is None else lengths
-        return step, TextState(state.positions + added, cache.after(new_len, lengths))
+        return step, TextState(state.positions + new_len, cache.after(new_len))
 
     def compute_step(self, step: TextStep) -> Float[Tensor, "lanes new_len d_model"]:
         """Return the hidden states at the new tokens, and write their keys and values behind the stored ones."""
@@ -215,11 +210,7 @@ class Decoder(nn.Module):
             x = layer(x, past, step.mask, step.rotation)
         return x if self.norm is None else self.norm(x)
 
-    def _layers(self) -> list[DecoderLayer]:
-        return cast(list[DecoderLayer], list(self.layers))
-
 
 def build(config: DecoderConfig) -> LanguageModel:
     """Return body and head, with random weights."""
-    head = LinearHead(config.d_model, config.vocab_size, bias=config.head_bias)
-    return LanguageModel(Decoder(config), head, config)
+    return LanguageModel(Decoder(config), LinearHead(config.d_model, config.vocab_size, bias=config.head_bias), config)

@@ -204,8 +204,8 @@ class TransformerConfig:
         pruned = next((f"{kind}_heads" for kind in HEAD_KINDS if self.has_pruned(kind)), None)
         if self.num_kv_heads and pruned:
             raise ConfigError(
-                f"model.{pruned} is {list(getattr(self, pruned))}, but with model.num_kv_heads {self.num_kv_heads} several"
-                " heads share their keys, so none can be pruned; set num_kv_heads to 0, or keep all heads.",
+                f"model.{pruned} is {list(getattr(self, pruned))}, but with model.num_kv_heads {self.num_kv_heads}"
+                " several heads share their keys, so none can be pruned; set num_kv_heads to 0, or keep all heads.",
                 fields=("num_kv_heads", pruned),
             )
         if self.positions == "rotary" and not isinstance(self.attention, DotProductAttentionConfig):
