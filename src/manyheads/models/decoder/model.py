@@ -198,7 +198,7 @@ class Decoder(nn.Module):
             None if self.rotary is None else self.rotary.rows(first, new_len, self.embedding.weight.dtype),
             layers,
             mask,
-            can_compile=new_len == 1 < slots.length and not any(one.self_attn.needs_weights for one in self.layers),
+            can_compile=new_len == 1 < slots.length and not any(one.self_attn.needs_weights for one in self.layers),  # type: ignore[union-attr]
         )
         return step, TextState(state.positions + new_len, cache.after(new_len))
 
