@@ -49,7 +49,7 @@ SCRIPTS = {
     "torch": "plain_transformer.py",
     "joeynmt": "joeynmt_side.py",
     "gpt2": "gpt2_side.py",
-    "exact": "exact_side.py",
+    "exact": "our_side.py",
 }
 JOEYNMT = ("joeynmt==2.3.0", "importlib_metadata", "sentencepiece==0.1.99")
 SMALL_LENGTH = 256
@@ -94,7 +94,9 @@ class Plan:
         from manyheads.tasks.presets import reformer_demo
 
         length = SMALL_LENGTH if self.small else reformer_demo(chosen).data.segment_len
-        return {"length": length // SHORTER, "lanes": SHORTER} if side == "short" else {"length": length, "lanes": 1}
+        if side == "short":
+            return {"length": length // SHORTER, "lanes": SHORTER}
+        return {"length": length, "lanes": 1, **({"exact": True} if side == "exact" else {})}
 
 
 def joeynmt_python(work: Path) -> str:
@@ -159,7 +161,7 @@ def run_side(plan: Plan, side: str, chosen: str, out: Path, **changes: Any) -> d
     task |= plan.shape(side, chosen) | changes
     command = [python, str(FOLDER / SCRIPTS[side]), json.dumps(task)]
     deadline = time.monotonic() + 60 * (4 * task["minutes"] + LOOK_MINUTES)
-    variables = environment(ours=side in ("ours", "short"))
+    variables = environment(ours=side in ("ours", "short", "exact"))
     with (
         (out / "output.txt").open("w", encoding="utf-8") as stream,
         subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=variables) as process,

@@ -17,7 +17,7 @@ LABELS = {
     "joeynmt": "JoeyNMT 2.3",
     "gpt2": "GPT-2 (transformers)",
     "short": "manyheads, pieces cut short",
-    "exact": "exact decoder (SDPA)",
+    "exact": "our decoder (exact attention)",
 }
 QUALITY = {
     "translation": "validation BLEU, greedy search",

@@ -36,6 +36,7 @@ from manyheads.decoding.shortlist import Shortlist  # noqa: E402
 from manyheads.extras.peers import PEERS  # noqa: E402
 from manyheads.extras.peers.marian import Marian  # noqa: E402
 from manyheads.extras.peers.marian_generation import settings_from_peer  # noqa: E402
+from manyheads.models.decoder.config import DecoderConfig  # noqa: E402
 from manyheads.models.language_model import LanguageModel  # noqa: E402
 from manyheads.models.reformer.config import ReformerConfig  # noqa: E402
 from manyheads.models.transformer.config import TransformerConfig  # noqa: E402
@@ -71,6 +72,7 @@ LIKE: dict[str, dict[str, Any]] = {
 XL = TransformerXLConfig(
     vocab_size=10_000, d_model=256, num_heads=4, head_dim=64, d_ff=1024, num_layers=6, dropout=0.1, memory_len=128
 )
+DECODER = DecoderConfig(vocab_size=10_000, d_model=256, num_heads=4, d_ff=1024, num_layers=4)
 XL_READING = Attending(memory_len=640, clamp_len=400, same_length=True)
 ATTENTION_WIDTH, ATTENTION_HEADS = 512, 8
 _HELD = ExitStack()  # until the process ends
@@ -134,6 +136,33 @@ def reformer(precision: Precision, length: int) -> Step:
     step, parameters = _training(config, _segment(1, length, model_config.vocab_size))
     work = flops.reformer(model_config, 1, length).training
     return Step(step, length, 1, precision, parameters, work)
+
+
+def decoder_training(precision: Precision) -> Step:
+    """A decoder of GPT-2's kind on 16 rows of 128 tokens."""
+    config = TextConfig(
+        model=DECODER, precision=precision, training=TrainingSettings(label_smoothing=0.0), optimiser=_adam()
+    )
+    lanes, length = 16, 128
+    step, parameters = _training(config, _segment(lanes, length, DECODER.vocab_size))
+    return Step(step, lanes * length, precision=precision, parameters=parameters)
+
+
+def decoder_generation(rows: int, compiles: bool = False) -> Step:
+    """Prompts of 32 tokens, 128 new ones by greedy search, fp32. compiles: the steps, before anything is timed."""
+    torch.manual_seed(0)
+    model = build_model(DECODER).eval()
+    pack(model)
+    searched: Any = CompiledSteps(model) if compiles else model
+    prompts = torch.randint(0, DECODER.vocab_size, (rows, 32))
+
+    def step() -> None:
+        with inference(CPU, "fp32"):
+            scores, state = searched.step(prompts, searched.start(rows), logits=True)
+            for _ in range(127):
+                scores, state = searched.step(scores.argmax(-1, keepdim=True), state, logits=True)
+
+    return Step(step, rows * 128, 1, "fp32", _count(model))
 
 
 def decode(folder: str, precision: Precision = "fp32", compiles: bool = False) -> Step:

@@ -132,6 +132,35 @@ def _reformer(length: int, precision: str) -> Comparison:
     )
 
 
+def _decoder_training(precision: str) -> Comparison:
+    ours = Entry(f"manyheads, {precision}", "ours:decoder_training", {"precision": precision})
+    peer = Entry(f"transformers GPT-2, {precision}", "peer_gpt2:training", {"bf16": precision == "bf16"}, "peers")
+    return Comparison(
+        title=f"Training a decoder, {precision}: GPT-2 with 4 layers, 256/1024, 4 heads, vocabulary 10,000, 16 x 128"
+        " tokens",
+        unit="tokens/s",
+        entries=(ours, peer),
+        pairs=((ours.name, peer.name),),
+    )
+
+
+def _decoder_generation(rows: int) -> Comparison:
+    """Ours with and without compiled steps."""
+    ours = [
+        Entry(
+            f"manyheads, fp32{', compiled' * compiles}", "ours:decoder_generation", {"rows": rows, "compiles": compiles}
+        )
+        for compiles in (False, True)
+    ]
+    peer = Entry("transformers GPT-2, fp32", "peer_gpt2:generation", {"rows": rows}, "peers")
+    return Comparison(
+        title=f"Generating greedily with it, {rows} row{'s' * (rows > 1)}: prompts of 32 tokens, 128 new ones",
+        unit="tokens/s",
+        entries=(*ours, peer),
+        pairs=tuple((side.name, peer.name) for side in ours),
+    )
+
+
 def _decoding(task: str, how: str) -> Comparison:
     marian = replace(_peer(task, "transformers MarianMT"), shares=True)
     ours = [
@@ -197,6 +226,8 @@ TASKS: dict[str, tuple[Comparison, ...]] = {
     ),
     "reformer-train-4k": (_reformer(4096, "bf16"), _reformer(4096, "fp32")),
     "reformer-train-16k": (_reformer(16_384, "bf16"), _reformer(16_384, "fp32")),
+    "decoder-train": (_decoder_training("fp32"), _decoder_training("bf16")),
+    "decoder-generate": (_decoder_generation(1), _decoder_generation(8)),
     "decode-greedy": (_decoding("decode-greedy", "greedily"),),
     "decode-beam4": (_decoding("decode-beam4", "with 4 beams"),),
     "decode-shortlist": (_shortlist(8000), _shortlist(32_000)),

@@ -43,6 +43,7 @@ class Task:
         small: small models, to see that it works.
         length: tokens of a sequence, of `long`.
         lanes: sequences of an update, of `long`.
+        exact: our decoder in place of the Reformer, of `long`.
     """
 
     data: Path
@@ -56,6 +57,7 @@ class Task:
     small: bool = False
     length: int = 0
     lanes: int = 1
+    exact: bool = False
 
     @property
     def facts(self) -> dict[str, Any]:

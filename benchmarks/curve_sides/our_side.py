@@ -4,7 +4,7 @@ As the command line: `set_up_machine`, and a schedule by the clock. Log lines, c
 left out; the quality is looked at while the clock stands still, as for every side.
 
     translation    preset demo           language    preset xl-demo
-    long           preset reformer-demo; `short`, the same in pieces of another length
+    long           preset reformer-demo; `short`, the same in other pieces; `exact`, the decoder with its sizes
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from manyheads.data.translation.prepared import PreparedData  # noqa: E402
 from manyheads.decoding.translator import Translator  # noqa: E402
 from manyheads.evaluation.language_model import evaluate_text  # noqa: E402
 from manyheads.evaluation.likelihood import evaluation_mode  # noqa: E402
+from manyheads.models.decoder.config import DecoderConfig  # noqa: E402
 from manyheads.training.optim.schedule import learning_rate  # noqa: E402
 from manyheads.training.run.assembly import assemble  # noqa: E402
 from manyheads.training.run.device import computing, settled  # noqa: E402
@@ -50,7 +51,13 @@ def config_of(task: Task) -> Any:
     model = replace(config.model, **SMALL[what]) if task.small else config.model
     data = replace(config.data, path=task.facts["prepared"])
     if what == "long":
-        model = replace(model, max_len=task.length, axial_shape=axes(task.length))
+        sizes = {name: getattr(model, name) for name in ("d_model", "num_heads", "head_dim", "d_ff", "num_layers")}
+        plain = {"positions": "sinusoidal", "activation": "gelu", "dropout": 0.0, "attention_dropout": 0.0}
+        model = (
+            DecoderConfig(**sizes, **plain)
+            if task.exact
+            else replace(model, max_len=task.length, axial_shape=axes(task.length))
+        )
         data = replace(data, segment_len=task.length, lanes=task.lanes)
     if what != "translation":
         # All of the held-out text, whatever a run reads of it between its steps.

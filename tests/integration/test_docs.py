@@ -47,6 +47,7 @@ PAGES = [
     "docs/heads.md",
     "docs/inspecting.md",
     "docs/language-models.md",
+    "docs/which-language-model.md",
     "docs/long-sequences.md",
     "docs/adapters.md",
     "docs/own-training.md",
@@ -68,7 +69,8 @@ CUTS = [
     (r"--preset xl-demo --minutes \d+", "--preset xl-debug"),
     (r"--preset xl-demo(?!.*--run-dir)", "--preset xl-debug --run-dir runs/xl-demo"),
     (r"--preset xl-demo", "--preset xl-debug"),
-    (r"--preset lm-demo", "--preset xl-debug --run-dir runs/lm-demo"),
+    (r"--preset lm-demo(?!.*--run-dir)", "--preset xl-debug --architecture decoder --run-dir runs/lm-demo"),
+    (r"--preset lm-demo", "--preset xl-debug --architecture decoder"),
     (r"--preset reformer-demo --minutes \d+", "--preset reformer-debug"),
     (r"--preset reformer-demo(?!.*--run-dir)", "--preset reformer-debug --run-dir runs/reformer-demo"),
     (r"--preset reformer-demo", "--preset reformer-debug"),
@@ -115,11 +117,11 @@ RUNS = {
     "docs/tutorials/attention.md": ["small"],
 }
 NOT_RUN: dict[str, str] = {
-    "docs/converting.md:70": "it needs a model that Marian trained",
-    "docs/converting.md:114": "it needs the published models, gigabytes",
-    "docs/converting.md:150": "it needs the peers' models",
-    "docs/converting.md:171": "it needs an account on the hub",
-    "docs/converting.md:205": "its inputs are the reader's",
+    "docs/converting.md:72": "it needs a model that Marian trained",
+    "docs/converting.md:116": "it needs the published models, gigabytes",
+    "docs/converting.md:152": "it needs the peers' models",
+    "docs/converting.md:173": "it needs an account on the hub",
+    "docs/converting.md:207": "its inputs are the reader's",
     "docs/exporting.md:90": "its model is not in this page",
     "docs/exporting.md:105": "tracing and the checks of shapes exclude each other",
     "docs/exporting.md:119": "it needs the package optimum-onnx",
@@ -131,6 +133,7 @@ NOT_RUN: dict[str, str] = {
     "docs/serving.md:64": "it needs the package openai and a running server",
     "docs/sources/reformer.md:209": "it needs the reader's model",
     "docs/sources/transformer-xl.md:292": "it needs the published models, gigabytes",
+    "docs/which-language-model.md:32": "it takes an hour and a half",
 }
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.data.batch import SegmentBatch
-from manyheads.errors import ShapeError
+from manyheads.errors import RequestError, ShapeError
 from manyheads.models.protocols import LanguageBody, Output
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead, token_scores
@@ -196,6 +196,29 @@ class LanguageModel(nn.Module):
         lengths = batch.lengths if _any(batch.lengths != batch.tokens.shape[1]) else None
         hidden, state = self.body(batch.tokens, lengths, state, **options)
         return hidden, state
+
+
+def check_lanes(count: int, lanes: int, what: str) -> None:
+    """Raises: ShapeError: there are other than `lanes` rows of tokens. Args: what: has the lanes, in the message."""
+    if count != lanes:
+        raise ShapeError(
+            f"{count} rows of tokens do not fit a {what} of {lanes} lanes; start a new one, or reorder it."
+        )
+
+
+def check_marks(marks: Tensor, lanes: int) -> None:
+    """Raises: ShapeError: there is not one mark per lane."""
+    if marks.shape != (lanes,):
+        raise ShapeError(f"{tuple(marks.shape)} marks do not fit {lanes} lanes; give one mark per lane.")
+
+
+def check_evaluates(body: nn.Module, what: str) -> None:
+    """Raises: RequestError: gradients would be needed. Args: what: has none, in the message."""
+    if body.training or torch.is_grad_enabled():
+        raise RequestError(
+            f"{what} has no gradient, so it serves evaluation only; use model.eval() and torch.no_grad(), or"
+            " start(..., projected=False)."
+        )
 
 
 def _any(marks: Tensor) -> bool:

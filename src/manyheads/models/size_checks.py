@@ -1,10 +1,19 @@
-"""Checks of sizes that several architectures share. Nothing here imports torch."""
+"""Choices and checks of sizes that several architectures share. Nothing here imports torch."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+from manyheads.config.checks import MOST_UNITS, between, check
 from manyheads.errors import ConfigError
+
+# fmt: off
+Activation = Literal[
+    "relu", "gelu", "swish", "gelu_tanh", "quick_gelu", "squared_relu",
+    "relu6", "leaky_relu", "mish", "sigmoid", "tanh", "linear",
+]
+# fmt: on
+"""The names of `nn.layers.ACTIVATIONS`."""
 
 
 def check_heads_divide(config: Any) -> None:
@@ -14,6 +23,43 @@ def check_heads_divide(config: Any) -> None:
             f"model.d_model {config.d_model} is not divisible by model.num_heads {config.num_heads}; change one of"
             " them, or give head_dim.",
             fields=("d_model", "num_heads", "head_dim"),
+        )
+
+
+def check_attention_options(config: Any, num_heads: dict[str, int], widths: dict[str, int]) -> None:
+    """Check grouped queries, gates and rotary positions. Args: numbers and widths of heads, by the fields they are of.
+
+    Raises: ConfigError: num_kv_heads does not divide a number of heads; swiglu has another activation; or rotary
+        positions have an odd width or a factor without a scaling.
+    """
+    check(config, "model.", between(1.0, 1e9), "rotary_base", "rotary_factor")
+    check(config, "model.", between(0, MOST_UNITS), "num_kv_heads")
+    for name, count in num_heads.items():
+        if config.num_kv_heads and count % config.num_kv_heads:
+            raise ConfigError(
+                f"model.num_kv_heads is {config.num_kv_heads}, which does not divide model.{name} {count}; take a"
+                " divisor, or 0 for as many as there are heads.",
+                fields=("num_kv_heads", name),
+            )
+    if config.ffn == "swiglu" and config.activation not in (type(config).activation, "swish"):
+        raise ConfigError(
+            f"model.ffn is swiglu, whose activation is swish, but model.activation is {config.activation}; leave it"
+            " out, or set model.ffn to mlp.",
+            fields=("ffn", "activation"),
+        )
+    if config.positions == "rotary":
+        for name, width in widths.items():
+            if width % 2:
+                raise ConfigError(
+                    f"model.positions rotary turns pairs of features, but the heads have the odd width {width}"
+                    f" (model.{name}); take an even one, or other positions.",
+                    fields=("positions", name),
+                )
+    if (config.rotary_scaling == "none") != (config.rotary_factor == 1.0):
+        raise ConfigError(
+            f"model.rotary_scaling is {config.rotary_scaling} and model.rotary_factor {config.rotary_factor:g}; a"
+            " scaling needs a factor above 1, and a factor a scaling, linear or ntk.",
+            fields=("rotary_scaling", "rotary_factor"),
         )
 
 

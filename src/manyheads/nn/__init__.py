@@ -34,7 +34,13 @@ if TYPE_CHECKING:
     from manyheads.nn.kernels.policy import fast
     from manyheads.nn.kernels.relative import relative_shift
     from manyheads.nn.layers import FeedForward, Residual, ReversibleSequence
-    from manyheads.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions, sinusoidal_table
+    from manyheads.nn.positions import (
+        AxialPositions,
+        LearnedPositions,
+        RotaryPositions,
+        SinusoidalPositions,
+        sinusoidal_table,
+    )
 
 _LAZY = {
     "AdaptiveEmbedding": "heads.adaptive",
@@ -61,6 +67,7 @@ _LAZY = {
     "RelativeMultiHeadAttention": "attention.relative:RelativeAttention",
     "Residual": "layers",
     "ReversibleSequence": "layers",
+    "RotaryPositions": "positions",
     "SinusoidalPositions": "positions",
     "TorchMultiheadAttention": "attention.torch_compatible",
     "Window": "attention.masks",
@@ -101,6 +108,7 @@ __all__ = [
     "RelativeMultiHeadAttention",
     "Residual",
     "ReversibleSequence",
+    "RotaryPositions",
     "SinusoidalPositions",
     "TorchMultiheadAttention",
     "Window",

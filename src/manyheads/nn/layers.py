@@ -82,8 +82,18 @@ class UnbiasedLayerNorm(nn.Module):
         return self.weight * centred / (x.std(dim=-1, keepdim=True) + self.eps) + self.bias
 
 
-def build_norm(kind: Literal["layer", "unbiased"], width: int, eps: float, bias: bool = True) -> nn.Module:
-    """Return the norm for a config's `norm`, `norm_eps` and `bias`.
+class RMSNorm(nn.RMSNorm):
+    """x / sqrt(mean(x^2) + eps) x weight, in float32 under autocast, as torch computes LayerNorm there.
+
+    Paper: Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4. Shape: (..., width) -> (..., width).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(torch.promote_types(x.dtype, self.weight.dtype)))
+
+
+def build_norm(kind: Literal["layer", "unbiased", "rms"], width: int, eps: float, bias: bool = True) -> nn.Module:
+    """Return the norm for a config's `norm`, `norm_eps` and `bias`, which `rms` does not have.
 
     Raises: ConfigError: the kind is unknown.
     """
@@ -91,7 +101,9 @@ def build_norm(kind: Literal["layer", "unbiased"], width: int, eps: float, bias:
         return nn.LayerNorm(width, eps=eps, bias=bias)
     if kind == "unbiased":
         return UnbiasedLayerNorm(width, eps=eps)
-    raise ConfigError(f"norm is {kind!r}; it must be 'layer' or 'unbiased'.")
+    if kind == "rms":
+        return RMSNorm(width, eps=eps)
+    raise ConfigError(f"norm is {kind!r}; it must be 'layer', 'unbiased' or 'rms'.")
 
 
 class Residual(nn.Module):
@@ -115,6 +127,12 @@ class Residual(nn.Module):
         self.position = position
         self.dropout = Dropout(dropout)
 
+    @classmethod
+    def of(cls, config: Any) -> Residual:
+        """Return that of a config with `norm`, `d_model`, `norm_eps`, `bias`, `norm_position` and `dropout`."""
+        norm = build_norm(config.norm, config.d_model, config.norm_eps, config.bias)
+        return cls(norm, position=config.norm_position, dropout=config.dropout)
+
     @property
     def wiring(self) -> str:
         """How the sublayer is connected, for drawings: `post` or `pre`; of a reversible layer `reversible`."""
@@ -122,7 +140,8 @@ class Residual(nn.Module):
 
     def equation(self) -> tuple[str, str]:
         """See `TokenEmbedding.equation`."""
-        return "sublayer's output", "x + f(LN(x))" if self.position == "pre" else "LN(x + f(x))"
+        norm = "RMS" if isinstance(self.norm, RMSNorm) else "LN"
+        return "sublayer's output", f"x + f({norm}(x))" if self.position == "pre" else f"{norm}(x + f(x))"
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.position == "pre":
@@ -156,7 +175,8 @@ class FeedForward(nn.Module):
         >>> FeedForward(d_model=16, d_ff=64)(torch.randn(2, 5, 16)).shape
         torch.Size([2, 5, 16])
 
-    Paper: Vaswani et al. 2017, sec. 3.3, eq. 2. Symbols: W_1 = in_proj, W_2 = out_proj.
+    Paper: Vaswani et al. 2017, sec. 3.3, eq. 2; gated: Shazeer 2020, arXiv:2002.05202, eq. 6. Symbols: W_1 = in_proj
+        (the gated layer's V), W_2 = out_proj, W = gate_proj.
     Args:
         d_model: width of input and output.
         d_ff: inner width.
@@ -164,6 +184,7 @@ class FeedForward(nn.Module):
         dropout: rate between the two linear layers.
         bias: b_1 and b_2.
         chunk_len: positions that are computed at once (see `nn.chunking`); 0: all.
+        gated: W_2 (activation(W x) * W_1 x), each with its bias; with `swish` this is SwiGLU.
 
     Raises: ConfigError: the activation is unknown.
     """
@@ -177,37 +198,53 @@ class FeedForward(nn.Module):
         dropout: float = 0.0,
         bias: bool = True,
         chunk_len: int = 0,
+        gated: bool = False,
     ) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
             raise ConfigError(f"activation is {activation!r}; it must be one of {sorted(ACTIVATIONS)}.")
         self.in_proj = Linear(d_model, d_ff, bias=bias)
+        self.gate_proj = Linear(d_model, d_ff, bias=bias) if gated else None
         self.out_proj = Linear(d_ff, d_model, bias=bias)
         self.activation = activation
         self.chunk_len = chunk_len
         self.dropout = Dropout(dropout)
         self.reset_parameters()
 
+    @classmethod
+    def of(cls, config: Any, d_ff: int) -> FeedForward:
+        """Return the layer of a config with `d_model`, `ffn`, `activation`, `feed_forward_dropout` and `bias`."""
+        gated = config.ffn == "swiglu"
+        activation, dropout = "swish" if gated else config.activation, config.feed_forward_dropout
+        return cls(config.d_model, d_ff, activation=activation, dropout=dropout, bias=config.bias, gated=gated)
+
     def reset_parameters(self) -> None:
         """Initialise weights with Xavier-uniform, biases with zero."""
-        initialise(self.in_proj, self.out_proj)
+        initialise(self.in_proj, self.out_proj, *([] if self.gate_proj is None else [self.gate_proj]))
 
     def facts(self) -> tuple[str, ...]:
         """See `TokenEmbedding.facts`."""
         name = {"relu": "ReLU", "gelu": "GELU"}.get(self.activation, self.activation.replace("_", " "))
         outer, inner = self.in_proj.in_features, self.in_proj.out_features
         chunks = [f"{self.chunk_len:,} positions at once"] if self.chunk_len else []
-        return "Feed-forward", f"{outer:,} → {inner:,} → {outer:,}, {name}", *chunks
+        gated = "" if self.gate_proj is None else " gates"
+        return "Feed-forward", f"{outer:,} → {inner:,} → {outer:,}, {name}{gated}", *chunks
 
     def equation(self) -> tuple[str, str]:
         """See `TokenEmbedding.equation`."""
         b1, b2 = ("", "") if self.in_proj.bias is None else (" + b₁", " + b₂")
+        if self.gate_proj is not None:
+            return "feed-forward", f"({self.activation}(x W{b1 and ' + b'}) ⊙ (x W₁{b1})) W₂{b2}"
         inner = f"max(0, x W₁{b1})" if self.activation == "relu" else f"{self.activation}(x W₁{b1})"
         return "feed-forward", f"{inner} W₂{b2}"
 
     def forward(self, x: Float[Tensor, "batch length d_model"]) -> Float[Tensor, "batch length d_model"]:
+        return in_chunks(lambda part: self.out_proj(self.dropout(self._inner(part))), x, self.chunk_len)
+
+    def _inner(self, x: Tensor) -> Tensor:
+        """Return the d_ff numbers of each position, before dropout."""
         activate = ACTIVATIONS[self.activation]
-        return in_chunks(lambda part: self.out_proj(self.dropout(activate(self.in_proj(part)))), x, self.chunk_len)
+        return activate(self.in_proj(x)) if self.gate_proj is None else activate(self.gate_proj(x)) * self.in_proj(x)
 
 
 class ReversibleSequence(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -89,7 +89,10 @@ class FeatureEmbedding(nn.Embedding):
 
 
 def sinusoidal_table(
-    positions: Float[Tensor, " length"], d_model: int, layout: Literal["interleaved", "halves"] = "interleaved"
+    positions: Float[Tensor, " length"],
+    d_model: int,
+    layout: Literal["interleaved", "halves"] = "interleaved",
+    base: float = 10_000.0,
 ) -> Float[Tensor, "length d_model"]:
     """Sines and cosines of geometrically spaced frequencies.
 
@@ -102,6 +105,7 @@ def sinusoidal_table(
         positions: any real numbers, also larger than those in training.
         d_model: width; an odd one ends with a sine.
         layout: `interleaved` as in the paper, or `halves`: all sines, then all cosines (Marian and Transformer-XL).
+        base: in place of 10000.
 
     Returns: float32 for every compute type, because in bfloat16 neighbouring positions would be equal.
     Raises: ConfigError: d_model is below 1, or the layout is unknown.
@@ -112,9 +116,7 @@ def sinusoidal_table(
         raise ConfigError(f"layout is {layout!r}; it must be 'interleaved' or 'halves'.")
     # Computed in float64: at position 10,000 a float32 product would be wrong in the fourth digit. MPS has no float64.
     place = torch.device("cpu") if positions.device.type == "mps" else positions.device
-    even = torch.arange(0, d_model, 2, dtype=torch.float64, device=place)
-    frequency = torch.exp(even * (-math.log(10_000.0) / d_model))
-    angle = positions.to(place).to(torch.float64)[:, None] * frequency
+    angle = _angles(positions.to(place), d_model, base)
     sine, cosine = angle.sin(), angle.cos()[:, : d_model // 2]
     if layout == "halves":
         table = torch.cat([sine, cosine], dim=1)
@@ -122,6 +124,12 @@ def sinusoidal_table(
         table = angle.new_empty(positions.shape[0], d_model)
         table[:, 0::2], table[:, 1::2] = sine, cosine
     return table.to(torch.float32).to(positions.device)
+
+
+def _angles(positions: Tensor, d_model: int, base: float) -> Tensor:
+    """Return pos / base^(2i / d_model) in float64: (length, ceil(d_model / 2))."""
+    even = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device)
+    return positions.to(torch.float64)[:, None] * torch.exp(even * (-math.log(base) / d_model))
 
 
 def _last(first_position: int | Tensor) -> int:
@@ -205,6 +213,86 @@ class SinusoidalPositions(ExactTable):
         several starts.
         """
         return _rows(self.rows_from_zero(_last(first_position) + length), first_position, length)
+
+
+class RotaryPositions(ExactTable):
+    """Rotates queries and keys by angles that grow with the position, so that scores depend on distances alone.
+
+        >>> query = torch.randn(2, 4, 5, 16)
+        >>> RotaryPositions(16)(query, first_position=3).shape
+        torch.Size([2, 4, 5, 16])
+
+    Paper: Su et al. 2021, arXiv:2104.09864, eq. 15 and 34. Differs: features i and i + head_dim / 2 are a pair, as in
+        Llama and GPT-NeoX, where the paper has 2i and 2i + 1: the same up to the order of a head's features.
+    Args:
+        head_dim: width of queries and keys in a head, even.
+        base: the slowest pair's wavelength is about 2 pi x base positions.
+        scaling: for texts longer than those of training. `linear`: positions are divided by factor (Chen et al. 2023,
+            arXiv:2306.15595, eq. 4). `ntk`: base is multiplied by factor^(head_dim / (head_dim - 2)), so that the
+            slowest pair turns factor times as slowly, and the fastest as before (Peng et al. 2023, arXiv:2309.00071,
+            sec. 3.1).
+        factor: see scaling.
+
+    State dict: nothing. Raises: ConfigError: head_dim is odd, or the scaling is unknown.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        base: float = 10_000.0,
+        scaling: Literal["none", "linear", "ntk"] = "none",
+        factor: float = 1.0,
+    ) -> None:
+        if head_dim < 2 or head_dim % 2:
+            raise ConfigError(f"head_dim is {head_dim}; rotary positions turn pairs of features, so it must be even.")
+        if scaling not in ("none", "linear", "ntk"):
+            raise ConfigError(f"scaling is {scaling!r}; it must be 'none', 'linear' or 'ntk'.")
+        # One pair turns by 1 at each position, whatever the base.
+        widened = factor ** (head_dim / (head_dim - 2)) if scaling == "ntk" and head_dim > 2 else 1.0
+        self.base, self.slower = base * widened, factor if scaling == "linear" else 1.0
+        super().__init__(head_dim, "halves")
+
+    @classmethod
+    def of(cls, config: Any, head_dim: int) -> RotaryPositions | None:
+        """Return those of a config with `rotary_base`, `rotary_scaling` and `rotary_factor`; None: other positions."""
+        if config.positions != "rotary":
+            return None
+        return cls(head_dim, base=config.rotary_base, scaling=config.rotary_scaling, factor=config.rotary_factor)
+
+    def _computed(self, count: int, device: torch.device | None = None) -> Tensor:
+        positions = torch.arange(float(count), device=device) / self.slower
+        return sinusoidal_table(positions, self.d_model, "halves", self.base)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch heads length head_dim"],
+        first_position: int | Int[Tensor, " batch"] = 0,
+    ) -> Float[Tensor, "batch heads length head_dim"]:
+        """Return queries or keys at first_position, first_position + 1, ..., rotated."""
+        return rotate(x, self.rows(first_position, x.shape[2], x.dtype))
+
+    def rows(self, first_position: int | Tensor, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the sines, then the cosines of `length` positions, as `SinusoidalPositions.rows`: what `rotate` takes.
+
+        Args: dtype: of what will be rotated; for float64 the rows are computed exactly, otherwise they are float32.
+        """
+        if dtype == torch.float64:
+            steps = torch.arange(length, device=self.table.device)
+            first = first_position[:, None] if isinstance(first_position, Tensor) else first_position
+            places = (first + steps).to(torch.float64) / self.slower
+            angle = _angles(places.flatten(), self.d_model, self.base).view(*places.shape, -1)
+            return torch.cat([angle.sin(), angle.cos()], dim=-1)
+        return _rows(self.rows_from_zero(_last(first_position) + length), first_position, length)
+
+
+def rotate(
+    x: Float[Tensor, "batch heads length head_dim"], rows: Float[Tensor, "*batch length head_dim"]
+) -> Float[Tensor, "batch heads length head_dim"]:
+    """Return x with its pairs of features turned; in x's type. rows: of `RotaryPositions.rows`."""
+    sine, cosine = (rows if rows.dim() == 2 else rows[:, None]).chunk(2, dim=-1)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
 
 
 class LearnedPositions(nn.Module):
@@ -348,8 +436,11 @@ class NoPositions(nn.Module):
 
 
 def positions_of_kind(kind: str, d_model: int, max_len: int) -> LearnedPositions | NoPositions | SinusoidalPositions:
-    """Return `learned`, `sinusoidal` or `sinusoidal_halves` positions, or `none`. max_len: of learned ones."""
-    if kind == "none":
+    """Return `learned`, `sinusoidal` or `sinusoidal_halves` positions, or `none`; attention has `rotary` ones itself.
+
+    Args: max_len: of learned ones.
+    """
+    if kind in ("none", "rotary"):
         return NoPositions(d_model)
     if kind == "learned":
         return LearnedPositions(d_model, max_len=max_len)

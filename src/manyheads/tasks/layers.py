@@ -108,6 +108,9 @@ def default_layer(model: Mapping[str, Any], name: str, *, keeps_preset: bool) ->
         if model["architecture"] == "reformer":
             values["data"]["segment_len"] = values["reading"]["segment_len"] = model["max_len"]
             values["data"]["lanes"] = max(1, 16_384 // model["max_len"])
+        if model["architecture"] == "decoder" and model["positions"] == "learned":
+            length = min(model["max_len"], values["data"]["segment_len"])
+            values["data"]["segment_len"] = values["reading"]["segment_len"] = length
     return Source(values, "the defaults for training a model further")
 
 
@@ -395,7 +398,7 @@ def _of_architecture(name: str, sources: Sequence[Source], mistakes: list[str]) 
     # If null is not possible for a size of an architecture, 0 or the default means the same.
     kept = {size: known[size] for size in _SIZES if known.get(size) is not None and size in field_types(config)}
     layer: dict[str, Any] = {"model": {**kept, "architecture": name}}
-    if name == "reformer" and any(source.section("reading") for source in sources[:-1]):
+    if not hasattr(config, "attending") and any(source.section("reading") for source in sources[:-1]):
         layer["reading"] = dict.fromkeys(("memory_len", "clamp_len", "same_length"))  # it has no memory to set
     return Source(layer, "--architecture")
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from manyheads.data.settings import DUPLICATION, DataSettings, SegmentSettings
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.evaluation.reading import Reading
+from manyheads.models.decoder.config import PRESETS as DECODERS
 from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.transformer.config import PRESETS as TRANSFORMERS
@@ -209,13 +210,13 @@ def xl_demo() -> TextConfig:
 
 
 def lm_demo() -> TextConfig:
-    """`xl-demo` without memory: each segment is read by itself, with absolute positions, as by a plain Transformer."""
-    config = xl_demo()
+    """`xl-demo` with a decoder alone, as GPT and Llama: each segment of 256 bytes is read by itself, without memory."""
     return replace(
-        config,
+        xl_demo(),
         run_dir="runs/lm-demo",
-        model=replace(config.model, memory_len=0, attention="absolute", relative_bias=0),
-        reading=replace(config.reading, memory_len=0),
+        data=SegmentSettings(lanes=8, segment_len=256),
+        model=DECODERS["demo"],
+        reading=Reading(segment_len=256, max_tokens=20_000),
     )
 
 

@@ -64,6 +64,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
         "tie_embeddings": "all",
         "activation": "squared_relu",
     },
+    "swiglu": {"ffn": "swiglu", "norm_position": "pre"},
 }
 
 

@@ -15,7 +15,9 @@ from manyheads.extras.exports import EXPORTS, ExportOptions, ctranslate2, onnx, 
 from manyheads.extras.exports.engine import export_model
 from manyheads.extras.peers import FORMATS
 from manyheads.extras.peers.convert import export_folder
+from manyheads.extras.peers.holding import check_held
 from manyheads.models.pretrained import save_pretrained
+from manyheads.models.transformer.config import TransformerConfig
 
 pytestmark = pytest.mark.unhooked  # tracing gives tensors where the signatures say int
 
@@ -26,6 +28,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "annotated-transformer": {"norm": "unbiased", "norm_position": "pre", "head_bias": True, "num_decoder_layers": 2},
     "torch/Transformer": {"final_norm": True},
     "transformers/Pegasus": PRE_NORM,
+    "karpathy/nanoGPT": {"activation": "gelu"},
     "transformers/Reformer": {
         **{"visible": "chunk", "look_across_rounds": True, "wrap": True, "exact_len": 4, "num_buckets": (2,)}
     },
@@ -33,6 +36,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
     "transformer-xl": {"memory_len": 4},
     "reformer": {"max_len": 16, "chunk_len": 4, "layers": ("lsh",)},
+    "decoder": {"max_len": 16, "d_ff": 32, "attention_dropout": 0.1},
 }
 CASES = [(name, architecture) for name, one in EXPORTS.items() for architecture in one.architectures]
 CASES += [(name, one.architecture) for name, one in FORMATS.items() if one.is_written and name not in EXPORTS]
@@ -62,7 +66,7 @@ def written(folder: Path, name: str, architecture: str, twist: int) -> Path:
     if architecture == "transformer":
         return write_transformer(folder, **changes)
     sizes = {"vocab_size": 20, "d_model": 8, "num_heads": 2, "d_ff": 8, "num_layers": 1}
-    if name == "transformers":
+    if name == "transformers" and architecture == "reformer":
         changes |= CHANGES["transformers/Reformer"]
     return write_language_model(folder, architecture, **{**sizes, **LANGUAGE_MODELS[architecture], **changes})
 
@@ -84,6 +88,25 @@ def test_a_new_field_is_refused_by_name(name: str, twisted: str, tmp_path: Path)
         export(written(tmp_path / "model", name, twisted, 1), tmp_path / "out")
     assert (tmp_path / "held").exists()
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", [name for name, architecture in CASES if architecture == "transformer"])
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"positions": "rotary"}, "positions 'rotary'"),
+        ({"num_kv_heads": 1}, "num_kv_heads 1"),
+        ({"norm": "rms"}, "norm 'rms'"),
+        ({"ffn": "swiglu"}, "ffn 'swiglu'"),
+    ],
+)
+def test_options_of_later_transformers_are_refused_by_name(name: str, changes: dict[str, Any], named: str) -> None:
+    holds = ctranslate2.HOLDS["transformer"] if name == "ctranslate2" else onnx.HOLDS["transformer"]
+    holds = PEERS[name].holds if name in FORMATS else holds
+    if holds is onnx.HOLDS["transformer"] and named == "ffn 'swiglu'":
+        return  # the graph has it
+    with pytest.raises(ConfigError, match=f"cannot hold a model with {named}"):
+        check_held(name, TransformerConfig(**{**CHANGES.get(name, {}), **changes}), holds)
 
 
 def test_all_listed_fields_exist() -> None:

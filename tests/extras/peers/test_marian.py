@@ -15,7 +15,8 @@ from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers import PEERS
 from manyheads.extras.peers.marian import ACTIVATIONS, Marian, Pegasus
 from manyheads.extras.peers.marian_generation import MarianIds, generation_to_peer, never_produced, settings_from_peer
-from manyheads.models.transformer.config import Activation, TransformerConfig
+from manyheads.models.size_checks import Activation
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.positions import sinusoidal_table
 
 IDS = MarianIds(pad=18, eos=0, start=18)

@@ -96,11 +96,9 @@ def test_windows_score_every_token_but_the_first_once(side_module, count, length
     assert scored == list(range(1, count))
 
 
-@pytest.mark.parametrize("kind", ["exact", "gpt2"])
-def test_a_peer_reads_the_whole_held_out_text(side_module: Import, tmp_path: Path, kind: str) -> None:
+def test_a_peer_reads_the_whole_held_out_text(side_module: Import, tmp_path: Path) -> None:
     """The nats of windows together are those of each window by itself."""
-    if kind == "gpt2":
-        pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     looks, text_side = side_module("looks"), side_module("text_side")
     for split, size in (("train", 90), ("valid", 75), ("test", 40)):
         np.save(tmp_path / f"{split}.npy", np.random.default_rng(size).integers(0, 11, size).astype(np.uint16))
@@ -108,11 +106,8 @@ def test_a_peer_reads_the_whole_held_out_text(side_module: Import, tmp_path: Pat
     task = looks.Task(data=tmp_path, out=tmp_path, minutes=60, max_updates=2, num_looks=1, small=True, length=16)
 
     def build(vocab_size: int) -> Any:
-        if kind == "gpt2":
-            module = side_module("gpt2_side")
-            return module.Gpt2(vocab_size, module.SMALL, 0.0)
-        module = side_module("exact_side")
-        return module.Decoder(vocab_size, 16, module.SMALL)
+        module = side_module("gpt2_side")
+        return module.Gpt2(vocab_size, module.SMALL, 0.0)
 
     side = text_side.TextSide(task, build, length=16, rows=2, stride=8, warm=2)
     side.run()
@@ -145,6 +140,8 @@ for what in ("translation", "language", "long"):
     assert config.training.max_minutes == 7
     if what == "long":
         assert (config.model.max_len, config.data.segment_len, config.data.lanes) == (64, 64, 2)
+        exact = config_of(Task(data=folder, out=folder, minutes=7, small=True, **shape, exact=True))
+        assert (exact.model.architecture, exact.model.d_model, exact.data) == ("decoder", 32, config.data)
 """
 
 
@@ -241,7 +238,8 @@ def test_orders_of_rounds(curves: ModuleType, tmp_path: Path) -> None:
     assert plan.order(1) == ["ours", "short", "exact"]
     assert plan.order(2) == ["exact", "short", "ours"]
     shapes = [plan.shape(side, "bf16") for side in plan.sides]
-    assert shapes == [{"length": 16384, "lanes": 1}, {"length": 2048, "lanes": 8}, {"length": 16384, "lanes": 1}]
+    whole = {"length": 16384, "lanes": 1}
+    assert shapes == [whole, {"length": 2048, "lanes": 8}, {**whole, "exact": True}]
 
 
 def looks_of(*qualities: float) -> list[dict[str, float]]:

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 import torch
 
-from manyheads.models.transformer.config import Activation
+from manyheads.models.size_checks import Activation
 from manyheads.nn.layers import ACTIVATIONS
 
 FORMULAS: dict[str, Callable[[float], float]] = {

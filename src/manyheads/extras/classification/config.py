@@ -10,7 +10,8 @@ from manyheads.catalogue import ATTENTIONS
 from manyheads.config.checks import MOST_LAYERS, MOST_UNITS, between, check, set_tuples
 from manyheads.errors import ConfigError
 from manyheads.models.reformer.config import ReformerConfig
-from manyheads.models.transformer.config import Activation, TransformerConfig
+from manyheads.models.size_checks import Activation
+from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 
 if TYPE_CHECKING:

@@ -55,8 +55,9 @@ EXPORTS: Table[Format] = Table(
             ),
             Format(
                 "transformers",
-                ("transformer", "reformer"),
-                "Transformer as MarianMTModel or PegasusForConditionalGeneration, Reformer as ReformerModelWithLMHead",
+                ("transformer", "reformer", "decoder"),
+                "Transformer as MarianMTModel or PegasusForConditionalGeneration, Reformer as ReformerModelWithLMHead,"
+                " decoder as GPT2LMHeadModel",
                 "hf",
             ),
             Format(

@@ -39,7 +39,8 @@ _LONGEST = 512
 HOLDS = {
     "transformer": {
         **TRANSFORMER,
-        **any_of("activation norm relative_bias"),
+        **any_of("activation relative_bias ffn"),
+        "norm": ("layer", "unbiased"),
         "attention": (DotProductAttentionConfig, AdditiveAttentionConfig),
     },
     "transformer-xl": {**TRANSFORMER_XL, "ext_len": (0,), "relative_bias": ()},

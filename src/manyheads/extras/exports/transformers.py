@@ -1,9 +1,9 @@
 """Models for `transformers`, as its own classes: nothing but AutoModel and AutoTokenizer is needed to run them.
 
 A post-norm Transformer becomes a MarianMTModel, a pre-norm one with a joint vocabulary a
-PegasusForConditionalGeneration, a Reformer a ReformerModelWithLMHead (or ReformerForMaskedLM). The command `convert`
-reads the folder again, with equal weights. Other formats whose layout is that of a peer, of `extras.peers.FORMATS`, are
-written as `manyheads convert --to` writes them.
+PegasusForConditionalGeneration, a Reformer a ReformerModelWithLMHead (or ReformerForMaskedLM), a decoder a
+GPT2LMHeadModel. The command `convert` reads the folder again, with equal weights. Other formats whose layout is that of
+a peer, of `extras.peers.FORMATS`, are written as `manyheads convert --to` writes them.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ def _peer_of(model: Path) -> str:
     config = read_config(model)
     if config.architecture == "reformer":
         return "transformers/Reformer"
+    if config.architecture == "decoder":
+        return "transformers/GPT2"
     tokenizer_of(model, "transformers")
     return "transformers/Pegasus" if config.norm_position == "pre" else "transformers/Marian"
 
@@ -57,7 +59,8 @@ def deviation(model: Path, target: Path, sentences: list[list[int]], options: Ex
     if options.to != "transformers":
         raise NotComparedError(f"the code of {options.to} is not a runtime that manyheads can call")
     package = _runtime()
-    compared = _compare_reformers if read_config(model).architecture == "reformer" else _compare
+    language_models = {"reformer": _compare_reformers, "decoder": _compare_decoders}
+    compared = language_models.get(read_config(model).architecture, _compare)
     logs = package.utils.logging
     verbosity, is_enabled = logs.get_verbosity(), logs.is_progress_bar_enabled()
     logs.set_verbosity_error()
@@ -103,6 +106,18 @@ def _compare(package: Any, model: Path, target: Path, sentences: list[list[int]]
         num_sentences=len(sentences),
         num_equal=num_equal,
     )
+
+
+def _compare_decoders(package: Any, model: Path, target: Path, sentences: list[list[int]]) -> Check:
+    module: Any = load(model)
+    peer = package.GPT2LMHeadModel.from_pretrained(target, local_files_only=True).eval()
+    largest = 0.0
+    with torch.inference_mode():
+        for ids in sentences:
+            tokens = torch.tensor([ids[: module.max_len]])
+            logits = peer(input_ids=tokens).logits.log_softmax(dim=-1)
+            largest = max(largest, float((logits - module.log_probs(tokens)).abs().max()))
+    return Check(what="log-probabilities", deviation=largest, limit=LIMIT, num_sentences=0, num_equal=0)
 
 
 def _compare_reformers(package: Any, model: Path, target: Path, sentences: list[list[int]]) -> Check:

@@ -7,7 +7,8 @@ from typing import ClassVar, Literal
 
 from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, at_least, between, check, set_tuples
 from manyheads.errors import ConfigError
-from manyheads.models.transformer.config import Activation, TransformerConfig
+from manyheads.models.size_checks import Activation
+from manyheads.models.transformer.config import TransformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,6 +65,16 @@ FORMATS: Mapping[str, Format] = {
         description="weights only",
         model_type="reformer",
     ),
+    "transformers/GPT2": Format(
+        architecture="decoder",
+        description="weights only; the model reads and writes ids",
+        model_type="gpt2",
+    ),
+    "karpathy/nanoGPT": Format(
+        architecture="decoder",
+        description="weights only; its ckpt.pt needs --from-pickle",
+        options=frozenset(("block_size", "n_embd")),
+    ),
     "kimiyoung/TransformerXL": Format(
         architecture="transformer-xl",
         description="the original code, weights only; its model.pt needs --from-pickle",

@@ -193,6 +193,7 @@ SEQUENCE_MODELS: dict[str, type[Marian]] = {"transformers/Marian": Marian, "tran
 TRANSFO_XL = "transformers/TransfoXL"
 FIRST_MEMORIES = {TRANSFO_XL: "zeros", OFFICIAL_XL: "empty"}
 TENSORFLOW_XL, REFORMER, MARIAN_NMT = "tf/Transformer-XL", "transformers/Reformer", "marian-nmt"
+NANOGPT = "karpathy/nanoGPT"
 PEER_FILE = "peer.json"
 TEST_TEXT = "test.txt"
 ANNOTATED, WORD_FILES = "annotated-transformer", ("vocab_src.txt", "vocab_tgt.txt")
@@ -271,7 +272,7 @@ def import_folder(
     else:
         saved = _read_weights(source, from_pickle)
         weights = saved.tensors
-        config = _read_config(source, peer, weights, saved.settings)
+        config = _read_config(source, peer, saved)
     model = PEERS[peer].from_peer(config, weights).module
     config = config["model"] if FORMATS[peer].model_type else config
     next_command = ""
@@ -371,7 +372,7 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
         config, files, notes = exported.config, exported.files, exported.notes
     elif FORMATS[peer].model_type:
         reformer = "ReformerModelWithLMHead" if config["model"].get("is_decoder") else "ReformerForMaskedLM"
-        classes = {"transfo-xl": "TransfoXLLMHeadModel", "reformer": reformer}
+        classes = {"transfo-xl": "TransfoXLLMHeadModel", "reformer": reformer, "gpt2": "GPT2LMHeadModel"}
         model_type = FORMATS[peer].model_type
         known = {"model_type": model_type, "architectures": [classes[model_type]]}
         before = kept.get("config", {})
@@ -406,12 +407,15 @@ def _word_files(tokenizer: TranslationTokenizer) -> dict[str, bytes]:
     return dict(zip(WORD_FILES, contents, strict=True))
 
 
-def _read_config(
-    source: Path, peer: str, weights: Mapping[str, Tensor], settings_of_module: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the options under `model`: from config.json, or for a module that was saved whole, from the module."""
-    if peer == OFFICIAL_XL and settings_of_module and not (source / "config.json").exists():
-        return {"model": options_of_module(settings_of_module, weights)}
+def _read_config(source: Path, peer: str, saved: Saved) -> dict[str, Any]:
+    """Return the options under `model`: from config.json; or from the checkpoint, of a module that was saved whole or
+    with its options beside it.
+    """
+    if not (source / "config.json").exists():
+        if peer == OFFICIAL_XL and saved.settings:
+            return {"model": options_of_module(saved.settings, saved.tensors)}
+        if peer == NANOGPT and saved.options:
+            return {"model": {name.removeprefix("model_args."): value for name, value in saved.options.items()}}
     config = _read_object(source / "config.json")
     if FORMATS[peer].model_type:
         return {"model": config}  # a config.json of transformers consists of the options

@@ -21,12 +21,15 @@ def any_of(names: str) -> Holds:
     return dict.fromkeys(names.split(), ())
 
 
-TRANSFORMER = any_of(
-    """architecture source_vocab_size target_vocab_size d_model num_heads head_dim value_dim d_ff num_decoder_heads
-    encoder_heads decoder_heads cross_heads decoder_d_ff num_encoder_layers num_decoder_layers dropout attention_dropout
-    feed_forward_dropout norm_position norm_eps final_norm bias positions max_len scale_embedding tie_embeddings
-    head_bias initialisation"""
-)
+TRANSFORMER = {
+    **any_of(
+        """architecture source_vocab_size target_vocab_size d_model num_heads head_dim value_dim d_ff num_decoder_heads
+        encoder_heads decoder_heads cross_heads decoder_d_ff num_encoder_layers num_decoder_layers dropout
+        attention_dropout feed_forward_dropout norm_position norm_eps final_norm bias max_len scale_embedding
+        tie_embeddings head_bias initialisation"""
+    ),
+    "positions": ("sinusoidal", "sinusoidal_halves", "learned", "none"),
+}
 """What all formats of a Transformer hold, as far as they do not narrow it."""
 
 TRANSFORMER_XL = any_of(

@@ -165,10 +165,10 @@ def _facts(root: Any) -> dict[str, dict[str, Any]]:
 
 def find_options(root: Any) -> dict[str, Any]:
     """Return numbers, booleans, None, short texts and flat lists of them from the options that a training script saved
-    under `args`, `cfg` or `opt`, by dotted names.
+    under `args`, `cfg`, `opt` or `model_args`, by dotted names.
     """
     found: dict[str, Any] = {}
-    for key in ("args", "cfg", "opt") if isinstance(root, dict) else ():
+    for key in ("args", "cfg", "opt", "model_args") if isinstance(root, dict) else ():
         waiting: list[tuple[tuple[Any, ...], Any]] = [((key,), root.get(key))]
         while waiting and len(found) <= _MOST_SETTINGS:
             path, value = waiting.pop()

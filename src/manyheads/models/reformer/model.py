@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.errors import RequestError, ShapeError
-from manyheads.models.language_model import LanguageModel
+from manyheads.errors import RequestError
+from manyheads.models.language_model import LanguageModel, check_evaluates, check_lanes, check_marks
 from manyheads.models.reformer.config import LayerKind, ReformerConfig, ReformerSeq2SeqConfig
 from manyheads.models.size_checks import check_vocabularies
 from manyheads.nn.attention.cache import KeyValueCache
@@ -63,10 +63,7 @@ class ReformerState(State):
 
         Raises: ShapeError: the number of marks differs from the number of lanes.
         """
-        if lanes.shape != self.positions.shape:
-            raise ShapeError(
-                f"{tuple(lanes.shape)} marks do not fit {len(self.positions)} lanes; give one mark per lane."
-            )
+        check_marks(lanes, len(self.positions))
         lanes = lanes.to(self.positions.device)
         caches = tuple(cache.reset(lanes) for cache in self.caches)
         return replace(self, positions=self.positions.masked_fill(lanes, 0), caches=caches)
@@ -332,11 +329,7 @@ class Reformer(nn.Module):
         """
         if state is None:
             state = self.start(tokens.shape[0], projected=False)
-        if tokens.shape[0] != len(state.positions):
-            raise ShapeError(
-                f"{tokens.shape[0]} rows of tokens do not fit a state of {len(state.positions)} lanes; start a new one,"
-                " or reorder it."
-            )
+        check_lanes(tokens.shape[0], len(state.positions), "state")
         if tokens.numel() == 0:
             return next(self.parameters()).new_empty(*tokens.shape, 2 * self.config.d_model), state
         if state.caches:
@@ -359,11 +352,7 @@ class Reformer(nn.Module):
 
     def _extend(self, tokens: Tensor, lengths: Tensor | None, state: ReformerState) -> tuple[Tensor, ReformerState]:
         """`forward` with caches: only the new tokens' keys, values and buckets are computed."""
-        if self.training or torch.is_grad_enabled():
-            raise RequestError(
-                "a state with caches has no gradient, so it serves evaluation only; use model.eval() and"
-                " torch.no_grad(), or start(..., projected=False)."
-            )
+        check_evaluates(self, "a state with caches")
         x1 = x2 = self.embed(tokens, state.positions)
         caches = []
         for (attention, feed_forward), cache in zip(self._pairs(), state.caches, strict=True):

@@ -10,21 +10,13 @@ from manyheads.catalogue import ATTENTIONS
 from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check, set_tuples
 from manyheads.errors import ConfigError
 from manyheads.models.head_names import HEAD_KINDS, HeadKind
-from manyheads.models.size_checks import check_tied_sizes
+from manyheads.models.size_checks import Activation, check_attention_options, check_tied_sizes
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 
 if TYPE_CHECKING:
     from manyheads.nn.attention.kinds import AttentionConfig
 else:
     AttentionConfig = Union[tuple(ATTENTIONS.values())]  # noqa: UP007  (the classes are in the table)
-
-# fmt: off
-Activation = Literal[
-    "relu", "gelu", "swish", "gelu_tanh", "quick_gelu", "squared_relu",
-    "relu6", "leaky_relu", "mish", "sigmoid", "tanh", "linear",
-]
-# fmt: on
-"""The names of `nn.layers.ACTIVATIONS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +31,8 @@ class TransformerConfig:
         num_heads: attention heads; d_model is divided among them unless head_dim and value_dim are given.
         head_dim: d_k, width of queries and keys in a head; null: d_model / num_heads.
         value_dim: d_v, width of values in a head; null: d_model / num_heads.
+        num_kv_heads: heads of keys and values, each for a group of queries' heads; it divides num_heads and
+            num_decoder_heads. 0: as many as of queries, as in the paper. (Ainslie et al. 2023, arXiv:2305.13245.)
         d_ff: inner width of the feed-forward layers.
         num_decoder_heads: heads of the decoder; 0: num_heads.
         encoder_heads: heads of each encoder layer, if some were pruned, for example [8, 1, 5]; their width stays that
@@ -51,14 +45,22 @@ class TransformerConfig:
         dropout: on the sum of embeddings and positions, and on every sublayer's output before it is added (sec. 5.4).
         attention_dropout: on attention weights.
         feed_forward_dropout: between the two linear layers of the feed-forward layer.
+        ffn: the feed-forward layers. `mlp`: W_2 activation(W_1 x), as in the paper; `swiglu`: W_2 (swish(W x) * W_1 x),
+            with one more matrix (Shazeer 2020, arXiv:2002.05202).
         activation: of the feed-forward layers; `gelu` is exact, `gelu_tanh` and `quick_gelu` approximate it.
         norm_position: `post`: LN(x + f(x)) as in the paper; `pre`: x + f(LN(x)).
-        norm: `layer`, or `unbiased` (std with n - 1, eps outside the root, as in the Annotated Transformer).
+        norm: `layer`; `unbiased` (std with n - 1, eps outside the root, as in the Annotated Transformer); or `rms`,
+            without mean and bias (Zhang and Sennrich 2019, arXiv:1910.07467).
         norm_eps: see norm.
         final_norm: one more norm after the last layer of each stack; null: only with `pre`.
         bias: biases in attention, feed-forward and norms.
         positions: `sinusoidal` (sec. 3.5; sine and cosine interleaved), `sinusoidal_halves` (all sines first),
-            `learned`, or `none`, which needs relative_bias.
+            `learned`; `rotary`: queries and keys of self-attention are rotated by their positions (Su et al. 2021,
+            arXiv:2104.09864); or `none`, which needs relative_bias.
+        rotary_base: the slowest rotation's wavelength is about 2 pi x rotary_base positions.
+        rotary_scaling: for longer texts than those of training: `linear` divides positions by rotary_factor, `ntk`
+            multiplies rotary_base by rotary_factor^(d_k / (d_k - 2)); `none`.
+        rotary_factor: see rotary_scaling.
         max_len: table size of learned positions, in tokens; sinusoidal ones have no limit.
         relative_bias: self-attention adds a trained number for each head and distance to the scores, up to this
             distance; farther tokens have the number of this one. The layers of a stack share the numbers, unless heads
@@ -86,6 +88,7 @@ class TransformerConfig:
     num_heads: int = 8
     head_dim: int | None = None
     value_dim: int | None = None
+    num_kv_heads: int = 0
     d_ff: int = 2048
     num_decoder_heads: int = 0
     encoder_heads: tuple[int, ...] = ()
@@ -97,13 +100,17 @@ class TransformerConfig:
     dropout: float = 0.1
     attention_dropout: float = 0.0
     feed_forward_dropout: float = 0.0
+    ffn: Literal["mlp", "swiglu"] = "mlp"
     activation: Activation = "relu"
     norm_position: Literal["post", "pre"] = "post"
-    norm: Literal["layer", "unbiased"] = "layer"
+    norm: Literal["layer", "unbiased", "rms"] = "layer"
     norm_eps: float = 1e-5
     final_norm: bool | None = None
     bias: bool = True
-    positions: Literal["sinusoidal", "sinusoidal_halves", "learned", "none"] = "sinusoidal"
+    positions: Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "none"] = "sinusoidal"
+    rotary_base: float = 10_000.0
+    rotary_scaling: Literal["none", "linear", "ntk"] = "none"
+    rotary_factor: float = 1.0
     max_len: int = 1024
     relative_bias: int = 0
     scale_embedding: bool = True
@@ -138,6 +145,7 @@ class TransformerConfig:
                 fields=("positions", "relative_bias"),
             )
         self._check_layer_heads()
+        self._check_attention_options()
         check_tied_sizes(self)
 
     @classmethod
@@ -185,6 +193,27 @@ class TransformerConfig:
                     f" from 1 to {most}, its number of heads.",
                     fields=(f"{kind}_heads", f"num_{stack}_layers"),
                 )
+
+    def _check_attention_options(self) -> None:
+        """See `check_attention_options`. Raises: ConfigError: also if heads of grouped queries are pruned, or rotary
+        positions have another score.
+        """
+        heads = {name: getattr(self, name) for name in ("num_heads", "num_decoder_heads") if getattr(self, name)}
+        odd = next((width for width in (self.head_dim_of("encoder"), self.head_dim_of("decoder")) if width % 2), 2)
+        check_attention_options(self, heads, {"head_dim" if self.head_dim else "d_model": odd})
+        pruned = next((f"{kind}_heads" for kind in HEAD_KINDS if self.has_pruned(kind)), None)
+        if self.num_kv_heads and pruned:
+            raise ConfigError(
+                f"model.{pruned} is {list(getattr(self, pruned))}, but with model.num_kv_heads {self.num_kv_heads}"
+                " several heads share their keys, so none can be pruned; set num_kv_heads to 0, or keep all heads.",
+                fields=("num_kv_heads", pruned),
+            )
+        if self.positions == "rotary" and not isinstance(self.attention, DotProductAttentionConfig):
+            raise ConfigError(
+                f"model.positions rotary needs dot products, but model.attention is {self.attention.kind}; set it to"
+                " dot_product, or choose other positions.",
+                fields=("positions", "attention"),
+            )
 
     def head_dim_of(self, stack: Literal["encoder", "decoder"]) -> int:
         """Return d_k in that stack."""

@@ -22,7 +22,7 @@ from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.layers import Dropout, FeedForward, Residual, build_norm
-from manyheads.nn.positions import TokenEmbedding, positions_of_kind
+from manyheads.nn.positions import RotaryPositions, TokenEmbedding, positions_of_kind
 from manyheads.nn.shapes import Float, Int
 
 
@@ -41,15 +41,21 @@ def relative_biases(config: TransformerConfig, stack: Literal["encoder", "decode
 class EncoderLayer(nn.Module):
     """Self-attention, then feed-forward. Shape: (batch, source_len, d_model) in and out.
 
-    Args: index: number of the layer, from 0. relative_bias: of self-attention.
+    Args: index: number of the layer, from 0. relative_bias, rotary: of self-attention.
     """
 
-    def __init__(self, config: TransformerConfig, index: int = 0, relative_bias: RelativeBias | None = None) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        index: int = 0,
+        relative_bias: RelativeBias | None = None,
+        rotary: RotaryPositions | None = None,
+    ) -> None:
         super().__init__()
-        self.self_attn = _attention(config, "encoder", config.heads_in_layer("encoder", index), relative_bias)
-        self.feed_forward = _feed_forward(config, "encoder")
-        self.self_attn_residual = _residual(config)
-        self.feed_forward_residual = _residual(config)
+        self.self_attn = _attention(config, "encoder", config.heads_in_layer("encoder", index), relative_bias, rotary)
+        self.feed_forward = FeedForward.of(config, config.d_ff_of("encoder"))
+        self.self_attn_residual = Residual.of(config)
+        self.feed_forward_residual = Residual.of(config)
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
         x = self.self_attn_residual(x, lambda h: self.self_attn(h, mask=mask)[0])
@@ -59,17 +65,23 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """Masked self-attention, attention to the source, feed-forward. Shape: (batch, target_len, d_model) in and out.
 
-    Args: index: number of the layer, from 0. relative_bias: of self-attention.
+    Args: index: number of the layer, from 0. relative_bias, rotary: of self-attention.
     """
 
-    def __init__(self, config: TransformerConfig, index: int = 0, relative_bias: RelativeBias | None = None) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        index: int = 0,
+        relative_bias: RelativeBias | None = None,
+        rotary: RotaryPositions | None = None,
+    ) -> None:
         super().__init__()
-        self.self_attn = _attention(config, "decoder", config.heads_in_layer("decoder", index), relative_bias)
+        self.self_attn = _attention(config, "decoder", config.heads_in_layer("decoder", index), relative_bias, rotary)
         self.cross_attn = _attention(config, "decoder", config.heads_in_layer("cross", index))
-        self.feed_forward = _feed_forward(config, "decoder")
-        self.self_attn_residual = _residual(config)
-        self.cross_attn_residual = _residual(config)
-        self.feed_forward_residual = _residual(config)
+        self.feed_forward = FeedForward.of(config, config.d_ff_of("decoder"))
+        self.self_attn_residual = Residual.of(config)
+        self.cross_attn_residual = Residual.of(config)
+        self.feed_forward_residual = Residual.of(config)
 
     def forward(
         self,
@@ -83,13 +95,20 @@ class DecoderLayer(nn.Module):
         x = self.cross_attn_residual(x, lambda h: self.cross_attn(h, memory, mask=memory_mask)[0])
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
-    def step(self, x: Tensor, layer: DecoderLayerStep, mask: Mask | None, memory_mask: Mask | None) -> Tensor:
+    def step(
+        self,
+        x: Tensor,
+        layer: DecoderLayerStep,
+        mask: Mask | None,
+        memory_mask: Mask | None,
+        rotation: Tensor | None = None,
+    ) -> Tensor:
         """`forward` for the next target positions of every row. Shape: (rows, new_len, d_model) in and out."""
 
         def attend_memory(h: Tensor) -> Tensor:
             return self.cross_attn.step_across(h, layer.source_key, layer.source_value, memory_mask)
 
-        x = self.self_attn_residual(x, lambda h: self.self_attn.step(h, layer.past, mask))
+        x = self.self_attn_residual(x, lambda h: self.self_attn.step(h, layer.past, mask, rotation))
         x = self.cross_attn_residual(x, attend_memory)
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
@@ -99,6 +118,7 @@ def _attention(
     stack: Literal["encoder", "decoder"],
     heads: int,
     relative_bias: RelativeBias | None = None,
+    rotary: RotaryPositions | None = None,
 ) -> MultiHeadAttention:
     head_dim = config.head_dim_of(stack)
     return MultiHeadAttention(
@@ -110,34 +130,22 @@ def _attention(
         bias=config.bias,
         score=config.attention.score(heads, head_dim),
         relative_bias=relative_bias,
+        num_kv_heads=config.num_kv_heads or None,
+        rotary=rotary,
     )
-
-
-def _feed_forward(config: TransformerConfig, stack: Literal["encoder", "decoder"]) -> FeedForward:
-    return FeedForward(
-        config.d_model,
-        config.d_ff_of(stack),
-        activation=config.activation,
-        dropout=config.feed_forward_dropout,
-        bias=config.bias,
-    )
-
-
-def _residual(config: TransformerConfig) -> Residual:
-    norm = build_norm(config.norm, config.d_model, config.norm_eps, config.bias)
-    return Residual(norm, position=config.norm_position, dropout=config.dropout)
 
 
 @dataclass(frozen=True)
 class PreparedStep:
     """All that `Transformer.compute_step` needs; see `protocols.PreparesSteps`.
 
-    Shape: tokens (rows, new_len) ids; positions (new_len, d_model), added to their embeddings; source_seen as in
-        `DecoderState`.
+    Shape: tokens (rows, new_len) ids; positions (new_len, d_model), added to their embeddings; rotation (new_len,
+        head_dim), see `RotaryPositions.rows`; source_seen as in `DecoderState`.
     """
 
     tokens: Tensor
     positions: Tensor
+    rotation: Tensor | None
     layers: tuple[DecoderLayerStep, ...]
     mask: Mask | None
     source_seen: Tensor | None
@@ -159,7 +167,8 @@ class PreparedStep:
             sentences, _, source_len, _ = self.layers[0].source_key.shape
             seen = torch.ones(sentences, 1, 1, source_len, dtype=torch.bool, device=self.tokens.device)
         # A copy, because a view that begins elsewhere would be compiled anew.
-        return replace(self, positions=self.positions.clone(), source_seen=seen)
+        rotation = None if self.rotation is None else self.rotation.clone()
+        return replace(self, positions=self.positions.clone(), rotation=rotation, source_seen=seen)
 
 
 class Encoder(nn.Module):
@@ -170,8 +179,9 @@ class Encoder(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
+        rotary = RotaryPositions.of(config, config.head_dim_of("encoder"))
         self.layers = nn.ModuleList(
-            EncoderLayer(config, index, bias) for index, bias in enumerate(relative_biases(config, "encoder"))
+            EncoderLayer(config, index, bias, rotary) for index, bias in enumerate(relative_biases(config, "encoder"))
         )
         self.norm = (
             build_norm(config.norm, config.d_model, config.norm_eps, config.bias) if config.has_final_norm else None
@@ -190,8 +200,9 @@ class Decoder(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
+        rotary = RotaryPositions.of(config, config.head_dim_of("decoder"))
         self.layers = nn.ModuleList(
-            DecoderLayer(config, index, bias) for index, bias in enumerate(relative_biases(config, "decoder"))
+            DecoderLayer(config, index, bias, rotary) for index, bias in enumerate(relative_biases(config, "decoder"))
         )
         self.norm = (
             build_norm(config.norm, config.d_model, config.norm_eps, config.bias) if config.has_final_norm else None
@@ -218,12 +229,22 @@ class Decoder(nn.Module):
         return DecoderState.begin([KeyValueCache.of_layers(past)], source, source_seen)
 
     def step(
-        self, x: Tensor, layers: tuple[DecoderLayerStep, ...], mask: Mask | None, memory_mask: Mask | None
+        self,
+        x: Tensor,
+        layers: tuple[DecoderLayerStep, ...],
+        mask: Mask | None,
+        memory_mask: Mask | None,
+        rotation: Tensor | None = None,
     ) -> Tensor:
         """`forward` for the next target positions of every row. Shape: (rows, new_len, d_model) in and out."""
         for layer, prepared in zip(self._layers(), layers, strict=True):
-            x = layer.step(x, prepared, mask, memory_mask)
+            x = layer.step(x, prepared, mask, memory_mask, rotation)
         return x if self.norm is None else self.norm(x)
+
+    @property
+    def rotary(self) -> RotaryPositions | None:
+        """What rotates queries and keys of self-attention."""
+        return self._layers()[0].self_attn.rotary
 
     @property
     def needs_weights(self) -> bool:
@@ -307,9 +328,11 @@ class Transformer(nn.Module):
     ) -> tuple[PreparedStep, DecoderState]:
         length, new_len = int(state.length), tokens.shape[1]
         layers, after = state.prepare(new_len)
+        rotary, dtype = self.decoder.rotary, self.target_embedding.weight.dtype
         step = PreparedStep(
             tokens=tokens,
             positions=self.target_positions.rows(length, new_len).to(tokens.device),
+            rotation=None if rotary is None else rotary.rows(length, new_len, dtype),
             layers=layers,
             mask=Causal() if new_len > 1 else None,  # a single new token may attend to all earlier ones
             source_seen=state.source_seen,
@@ -321,7 +344,7 @@ class Transformer(nn.Module):
         """Return the decoder's states at the new tokens, and write their keys and values into the state."""
         x: Tensor = self.target_embedding(step.tokens)
         x = self.dropout(low_precision((x + step.positions).to(x.dtype)))
-        return self.decoder.step(x, step.layers, step.mask, step.memory_mask)
+        return self.decoder.step(x, step.layers, step.mask, step.memory_mask, step.rotation)
 
 
 def build(config: TransformerConfig) -> Seq2Seq:

@@ -11,9 +11,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import RequestError, ShapeError
+from manyheads.errors import RequestError
 from manyheads.models.head_names import HeadKind
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.language_model import LanguageModel, check_evaluates, check_lanes
 from manyheads.models.size_checks import check_vocabularies
 from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.models.transformer_xl.state import LayerInputs, XLState, XLStep
@@ -275,11 +275,7 @@ class TransformerXL(nn.Module):
         """
         if state is None:
             state = self.start(tokens.shape[0], projected=False)
-        if tokens.shape[0] != state.lanes:
-            raise ShapeError(
-                f"{tokens.shape[0]} rows of tokens do not fit a memory of {state.lanes} lanes; start a new one,"
-                " or reorder it."
-            )
+        check_lanes(tokens.shape[0], state.lanes, "memory")
         if tokens.shape[1] == 0:
             return next(self.parameters()).new_empty(*tokens.shape, self.config.d_model), state
         if memory_len is not None and (isinstance(state.memory, KeyValueCache) or state.memory.are_tokens):
@@ -360,11 +356,7 @@ class TransformerXL(nn.Module):
 
         Raises: RequestError: in training.
         """
-        if self.training or torch.is_grad_enabled():
-            raise RequestError(
-                "a memory of keys and values has no gradient, so it serves evaluation only; use model.eval() and"
-                " torch.no_grad(), or start(..., projected=False)."
-            )
+        check_evaluates(self, "a memory of keys and values")
         new_len = tokens.shape[1]
         like = low_precision(self.embedding(tokens[:0]))
         layers, memory = cast(KeyValueCache, state.memory).prepare(new_len, like.dtype, state.attending.memory_len)

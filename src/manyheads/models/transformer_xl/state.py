@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from manyheads.errors import ShapeError
+from manyheads.models.language_model import check_marks
 from manyheads.models.transformer_xl.config import Attending
 from manyheads.nn.attention.cache import CacheStep, KeyValueCache, valid_columns
 from manyheads.nn.pytrees import State, register_state
@@ -88,8 +88,7 @@ class XLState(State):
 
         Raises: ShapeError: the number of marks differs from the number of lanes.
         """
-        if lanes.shape != (self.lanes,):
-            raise ShapeError(f"{tuple(lanes.shape)} marks do not fit {self.lanes} lanes; give one mark per lane.")
+        check_marks(lanes, self.lanes)
         lanes = lanes.to(self.memory.device)
         if self.attending.initial_memory == "empty":
             return replace(self, memory=self.memory.reset(lanes))

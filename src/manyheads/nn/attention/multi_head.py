@@ -20,6 +20,7 @@ from manyheads.nn.kernels.attention import dot_product_attention, dot_product_sc
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
 from manyheads.nn.layers import Linear, initialise
+from manyheads.nn.positions import RotaryPositions, rotate
 from manyheads.nn.shapes import Float
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
@@ -86,14 +87,16 @@ WEIGHING = (("Mask", ""), ("Softmax", "over the keys"), ("MatMul", "A V"))
 
 def heads_fact(layer: Any) -> str:
     """Return the number and the widths of the heads of an attention layer in words."""
-    value_dim = layer.v_proj.out_features // layer.num_heads
+    num_kv_heads = getattr(layer, "num_kv_heads", layer.num_heads)
+    value_dim = layer.v_proj.out_features // num_kv_heads
     values = "" if value_dim == layer.head_dim else f", values {value_dim:,}"
-    return f"{layer.num_heads:,} heads of {layer.head_dim:,}{values}"
+    groups = "" if num_kv_heads == layer.num_heads else f", keys and values in {num_kv_heads:,}"
+    return f"{layer.num_heads:,} heads of {layer.head_dim:,}{values}{groups}"
 
 
 def projected_tensors(layer: Any, output: Tensor, seen: Tensor, *, is_cross: bool = False) -> Iterator[TensorLine]:
     """Yield queries, keys and values: see `MultiHeadAttention.tensors`."""
-    batch, q_len, k_len, heads = *output.shape[:2], seen.shape[3], layer.num_heads
+    batch, q_len, k_len = *output.shape[:2], seen.shape[3]
     source = "memory" if is_cross else "[memory; x]" if k_len > q_len else "x"
     for name, projection, x, length in (
         ("queries", layer.q_proj, "x", q_len),
@@ -101,6 +104,7 @@ def projected_tensors(layer: Any, output: Tensor, seen: Tensor, *, is_cross: boo
         ("values", layer.v_proj, source, k_len),
     ):
         letter, bias = name[0].upper(), "" if projection.bias is None else " + b"
+        heads = layer.num_heads if name == "queries" else getattr(layer, "num_kv_heads", layer.num_heads)
         shape = (batch, heads, length, projection.out_features // heads)
         yield name, shape, f"{letter} = {x} W_{letter}{bias}, in heads"
 
@@ -150,9 +154,13 @@ class MultiHeadAttention(nn.Module):
         score: module or function (query, key) -> scores (batch, heads, q_len, k_len) that replaces the scaled dot
             product.
         relative_bias: numbers that are added to the scores by distance, for self-attention; layers can share it.
+        num_kv_heads: heads of keys and values, each for num_heads / num_kv_heads queries (Ainslie et al. 2023,
+            arXiv:2305.13245); None: num_heads.
+        rotary: rotates queries and keys by their positions, for self-attention; layers can share it.
 
     Raises: ConfigError: num_heads is below 1, head_dim is None and num_heads does not divide d_model, bias contains
-        another name, or relative_bias is for another number of heads.
+        another name, relative_bias is for another number of heads, num_kv_heads does not divide num_heads, or rotary
+        is for another head_dim.
     """
 
     _own_scores: ClassVar[bool] = False
@@ -181,23 +189,35 @@ class MultiHeadAttention(nn.Module):
         bias: bool | Collection[str] = True,
         score: nn.Module | ScoreFunction | None = None,
         relative_bias: RelativeBias | None = None,
+        num_kv_heads: int | None = None,
+        rotary: RotaryPositions | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.head_dim = width_of_heads(d_model, num_heads, head_dim or 0)
         self.dropout_rate = dropout
         self.value_head_dim = value_head_dim or self.head_dim
+        if self.num_kv_heads < 1 or num_heads % self.num_kv_heads:
+            raise ConfigError(f"num_kv_heads is {num_kv_heads}; it must divide num_heads {num_heads}.")
+        if rotary is not None and rotary.d_model != self.head_dim:
+            raise ConfigError(
+                f"the rotary positions are for heads of width {rotary.d_model}, but those of the attention have"
+                f" {self.head_dim}; make them with RotaryPositions({self.head_dim})."
+            )
         inner, inner_value = num_heads * self.head_dim, num_heads * self.value_head_dim
+        inner_key, inner_kv = self.num_kv_heads * self.head_dim, self.num_kv_heads * self.value_head_dim
         key_dim = key_dim or d_model
         biased = biased_projections(bias)
         self.q_proj = Linear(query_dim or d_model, inner, bias="q_proj" in biased)
-        self.k_proj = Linear(key_dim, inner, bias="k_proj" in biased)
-        self.v_proj = Linear(value_dim or key_dim, inner_value, bias="v_proj" in biased)
+        self.k_proj = Linear(key_dim, inner_key, bias="k_proj" in biased)
+        self.v_proj = Linear(value_dim or key_dim, inner_kv, bias="v_proj" in biased)
         self.out_proj = Linear(inner_value, d_model, bias="out_proj" in biased)
         self.score = score
         if relative_bias is not None:
             relative_bias.check_heads(num_heads)
         self.relative_bias = relative_bias
+        self.rotary = rotary
         self.weights_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()
 
@@ -208,7 +228,8 @@ class MultiHeadAttention(nn.Module):
         """See `TokenEmbedding.facts`."""
         score = [] if self.score is None else [type(self.score).__name__.replace("Score", " score").lower()]
         bias = [] if self.relative_bias is None else ["a trained number for each distance"]
-        return self.kind, heads_fact(self), *score, *bias
+        rotary = [] if self.rotary is None else ["queries and keys rotated by their positions"]
+        return self.kind, heads_fact(self), *score, *bias, *rotary
 
     def tensors(self, output: Tensor, seen: Tensor | None, is_cross: bool = False) -> Iterator[TensorLine]:
         """Yield name, shape and equation of the tensors of one call, for tables of a model's tensors.
@@ -236,6 +257,8 @@ class MultiHeadAttention(nn.Module):
             name = type(self.score).__name__.replace("Score", " score")
             yield name, getattr(self.score, "formula", "score(Q, K)")
         else:
+            if self.rotary is not None:
+                yield "Rotate", "Q and K by their positions"
             yield "MatMul", "Q Kᵀ"
             yield "Scale", f"1 / √{self.head_dim}"
         if self.relative_bias is not None:
@@ -272,7 +295,7 @@ class MultiHeadAttention(nn.Module):
             has none.
         Raises: ShapeError: the query has neither two nor three axes, or keys and values have others or another batch
             size; a width is not the one of the projections; keys and values differ in number; the mask is a tensor, or
-            has rows for another batch.
+            has rows for another batch; keys are given to an attention with rotary positions.
         """
         if key is not None or value is not None:
             given = query if key is None else key
@@ -294,6 +317,13 @@ class MultiHeadAttention(nn.Module):
             key = query if key is None else key
             q = self.project_query(query)
             k, v = self.project_memory(key, value)
+        if self.rotary is not None:
+            if key is not None or value is not None:
+                raise ShapeError("an attention with rotary positions attends to its queries' sequence; give no keys.")
+            first: Tensor | int = 0
+            if state is not None:
+                first = int(state.length) if state.lengths is None else state.lengths
+            q, k = self.rotary(q, first), self.rotary(k, first)
         first_query = 0
         if state is not None:
             new_len = k.shape[2]
@@ -308,14 +338,18 @@ class MultiHeadAttention(nn.Module):
 
     def empty_cache(self, rows: int, like: Tensor) -> KeyValueCache:
         """Return a cache without positions, for `forward`; device and dtype of `like`."""
-        return KeyValueCache.empty(rows, self.num_heads, self.head_dim, like, value_dim=self.value_head_dim)
+        return KeyValueCache.empty(rows, self.num_kv_heads, self.head_dim, like, value_dim=self.value_head_dim)
 
-    def step(self, x: Tensor, past: CacheStep, mask: Mask | None = None) -> Tensor:
+    def step(self, x: Tensor, past: CacheStep, mask: Mask | None = None, rotation: Tensor | None = None) -> Tensor:
         """Self-attention of new positions to all positions so far, whose keys and values are written to `past`.
 
-        Shape: x (rows, new_len, d_model), in and out. Args: mask: None: a query sees all keys of its row.
+        Shape: x (rows, new_len, d_model), in and out. Args: mask: None: a query sees all keys of its row. rotation: of
+            the new positions, from `rotary.rows`; an attention without rotary positions needs none.
         """
         q, k, v = self._project_together(x)
+        if self.rotary is not None:
+            assert rotation is not None
+            q, k = rotate(q, rotation), rotate(k, rotation)
         past.write(k, v)
         shared, mask = past.shared(), past.among_real(mask)
         if shared is None or x.shape[1] > 1 or mask is not None or self.needs_weights:
@@ -352,7 +386,7 @@ class MultiHeadAttention(nn.Module):
             k, v = linears(key, self.k_proj, self.v_proj)
         else:
             k, v = self.k_proj(key), self.v_proj(key if value is None else value)
-        return split_heads(k, self.num_heads), split_heads(v, self.num_heads)
+        return split_heads(k, self.num_kv_heads), split_heads(v, self.num_kv_heads)
 
     def attend(
         self,
@@ -384,6 +418,7 @@ class MultiHeadAttention(nn.Module):
 
     def attention_weights(self, q: Tensor, k: Tensor, mask: Mask | None = None, first_query: int = 0) -> Tensor:
         """Return the weights of projected queries and keys before dropout: (batch, heads, q_len, k_len)."""
+        k = self._of_queries(k)
         return masked_weights(self.get_scores(q, k), self._with_relative_bias(mask), first_query)
 
     def _with_relative_bias(self, mask: Mask | None) -> Mask | None:
@@ -414,9 +449,18 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """Return the result of `attend`. mask: with the relative bias."""
         rate = self.dropout_rate if self.training else 0.0
-        heads = dot_product_attention(q, k, v, mask, rate, first_query=first_query)
+        shape = *q.shape[:3], v.shape[3]
+        if mask is None and q.shape[2] == 1:  # the queries of a group become those of one head, and no key is copied
+            q = q.reshape(len(q), k.shape[1], q.shape[1] // k.shape[1], q.shape[3])
+        k, v = self._of_queries(k, q.shape[1]), self._of_queries(v, q.shape[1])
+        heads = dot_product_attention(q, k, v, mask, rate, first_query=first_query).reshape(shape)
         out: Tensor = self.out_proj(merge_heads(heads))
         return out
+
+    def _of_queries(self, x: Tensor, num_heads: int | None = None) -> Tensor:
+        """Return keys or values for every head of the queries: (batch, num_heads, k_len, width)."""
+        copies = (num_heads or self.num_heads) // x.shape[1]
+        return x if copies == 1 else x[:, :, None].expand(-1, -1, copies, -1, -1).flatten(1, 2)
 
     def _attend_openly(
         self,
@@ -431,10 +475,10 @@ class MultiHeadAttention(nn.Module):
         if self.weights_hook is not None:
             self.weights_hook(weights)
         rate = self.dropout_rate if self.training else 0.0
-        heads = torch.matmul(dropout(weights, rate), v)
+        heads = torch.matmul(dropout(weights, rate), self._of_queries(v))
         out: Tensor = self.out_proj(merge_heads(heads))
         return out, weights
 
     def _project_together(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = linears(x, *self.packed_maps(), packed=self.packed)
-        return split_heads(q, self.num_heads), split_heads(k, self.num_heads), split_heads(v, self.num_heads)
+        return split_heads(q, self.num_heads), split_heads(k, self.num_kv_heads), split_heads(v, self.num_kv_heads)
