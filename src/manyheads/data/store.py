@@ -276,7 +276,9 @@ class StoreFormat:
             verify_file(path, manifest["files"].get(path.name), content=verify)
             is_last = path in (known[-1] for known in paths.values())
             if not is_last and (sizes[path.name] != most or most % OFFSET_DTYPE.itemsize):
-                raise DataError(f"{path} has {sizes[path.name]} bytes where file_bytes is {most}. Prepare the data again.")
+                raise DataError(
+                    f"{path} has {sizes[path.name]} bytes where file_bytes is {most}. Prepare the data again."
+                )
         try:
             sides = [map_side(paths[side, "ids"], paths[side, "offsets"], dtype, count) for side in self.sides]
         except OSError as error:
@@ -393,9 +395,7 @@ def _paths(folder: Path, side: str, kind: str, known: Mapping[str, Any] | None =
         paths.append(path)
 
 
-def map_side(
-    ids_paths: Sequence[Path], offsets_paths: Sequence[Path], dtype: np.dtype[Any], count: int
-) -> TokenSide:
+def map_side(ids_paths: Sequence[Path], offsets_paths: Sequence[Path], dtype: np.dtype[Any], count: int) -> TokenSide:
     """Map the files of a side and check that they fit each other.
 
     Raises: DataError: they do not fit. OSError: they cannot be read.

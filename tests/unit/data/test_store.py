@@ -105,9 +105,7 @@ def test_positions_outside_are_refused(tmp_path: Path) -> None:
             store[index]
 
 
-def test_several_files_have_the_bytes_of_one(
-    tmp_path: Path, file_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_files_have_the_bytes_of_one(tmp_path: Path, file_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [([number % 7] * (number % 5), [number]) for number in range(50)]
     write_pairs(tmp_path / "s", pairs, 65_536)
     several = file_bytes < 10**9
@@ -123,14 +121,14 @@ def test_several_files_have_the_bytes_of_one(
     assert (manifest["format_version"], "file_bytes" in manifest) == ((3, True) if several else (2, False))
     store, one = PairStore.open(tmp_path / "s"), PairStore.open(tmp_path / "one")
     assert as_lists(store) == as_lists(one) == pairs
-    for given, expected in ((store.target.ids, one.target.ids), (store.source.offsets, one.source.offsets)):
+    for numbers, expected in ((store.target.ids, one.target.ids), (store.source.offsets, one.source.offsets)):
         places = np.array([[0, 7, -1], [30, 31, 2]])
         for index in (0, -1, slice(3, 40), slice(0, 0), slice(2, None, 7), slice(60, 70), places, expected % 2 == 0):
-            assert np.array_equal(given[index], expected[index]), index
-        assert np.array_equal(np.asarray(given), expected)
-        assert given.max() == expected.max()
+            assert np.array_equal(numbers[index], expected[index]), index
+        assert np.array_equal(np.asarray(numbers), expected)
+        assert numbers.max() == expected.max()
         with pytest.raises(IndexError):
-            given[np.array([len(expected)])]
+            numbers[np.array([len(expected)])]
 
 
 def test_training_reads_several_files_in_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +139,9 @@ def test_training_reads_several_files_in_the_same_order(tmp_path: Path, monkeypa
         write_pairs(tmp_path / name, pairs, 100)
         write_tokens(tmp_path / f"text-{name}", ((source, True) for source, _ in pairs), 100)
         store, text = PairStore.open(tmp_path / name), TokenStore.open(tmp_path / f"text-{name}")
-        stream = TrainingStream(store, DataSettings(max_tokens=600, max_source_len=20, max_target_len=20), 1, pad_id=0, bos_id=1, eos_id=2)
+        stream = TrainingStream(
+            store, DataSettings(max_tokens=600, max_source_len=20, max_target_len=20), 1, pad_id=0, bos_id=1, eos_id=2
+        )
         segments = SegmentStream(text.first(700), SegmentSettings(lanes=4, segment_len=16), 1, end_id=None)
         read = [batch for row in range(2) for batch in (*stream.at(1, row), *segments.at(1, row))]
         batches.append([(name, value) for batch in read for name, value in vars(batch).items()])

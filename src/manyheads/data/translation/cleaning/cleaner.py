@@ -208,7 +208,9 @@ def describe_cleaning(content: Mapping[str, Any]) -> list[str]:
     """Return a summary of a cleaning.json in lines; none if nothing was found."""
     unusual = [f"warning: {what}, or the model will write such text." for what in content.get("prepared", ())]
     if first := content.get("duplicates_of_first"):
-        unusual.append(f"duplicates are repetitions of the first {first:,} different pairs; others were not looked for.")
+        unusual.append(
+            f"duplicates are repetitions of the first {first:,} different pairs; others were not looked for."
+        )
     is_cleaned = content["left_out"] > 0
     # Pairs with an empty side are left out and counted in any case.
     found = {
