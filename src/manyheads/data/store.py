@@ -108,7 +108,7 @@ class ArrayOfFiles:
         return [(number * self._per_file, self._parts[number]) for number in numbers if number < len(self._parts)]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> IntArray:
-        return np.concatenate(self._parts, dtype=dtype)
+        return np.concatenate(self._parts).astype(dtype or self.dtype, copy=False)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # of Python's protocols, such as copying
@@ -116,10 +116,10 @@ class ArrayOfFiles:
         return getattr(np.asarray(self), name)
 
 
-def _head(numbers: IntArray, count: int) -> IntArray:
+def _head(numbers: NDArray[Any], count: int) -> NDArray[Any]:
     """Return the first numbers without a copy."""
-    is_one = isinstance(numbers, np.ndarray) or not count
-    return numbers[:count] if is_one else cast(IntArray, cast(ArrayOfFiles, numbers).head(count))
+    first: Any = getattr(numbers, "head", None)  # of an `ArrayOfFiles`
+    return cast(NDArray[Any], first(count)) if first is not None and count else numbers[:count]
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ class StoreFormat:
         if dtype is None or type(count) is not int or type(vocab_size) is not int or count < 0:
             raise DataError(f"{folder}/manifest.json is damaged: dtype, {self.count} or vocab_size is not valid.")
         sizes = {name: record.get("size") for name, record in manifest["files"].items() if isinstance(record, dict)}
-        most = manifest.get("file_bytes")
+        most: Any = manifest.get("file_bytes")
         paths = {(side, kind): _paths(folder, side, kind, sizes) for side in self.sides for kind in KINDS}
         if (manifest["format_version"] == SEVERAL_FILES) != any(len(known) > 1 for known in paths.values()):
             raise DataError(f"{folder}/manifest.json is damaged: format_version {SEVERAL_FILES} is of several files.")
@@ -361,9 +361,9 @@ class _Files:
     """Writes bytes into one file, or into several of FILE_BYTES each."""
 
     def __init__(self, folder: Path, side: str, kind: str) -> None:
-        self._begin = lambda number: _path(folder, side, kind, number).open("wb")
+        self._place = folder, side, kind
         self._number, self._room = 0, FILE_BYTES
-        self._file: IO[bytes] = self._begin(0)
+        self._file: IO[bytes] = _path(*self._place, 0).open("wb")
 
     def __enter__(self) -> _Files:
         return self
@@ -377,7 +377,7 @@ class _Files:
             self._file.close()
             content = content[self._room :]
             self._number, self._room = self._number + 1, FILE_BYTES
-            self._file = self._begin(self._number)
+            self._file = _path(*self._place, self._number).open("wb")
         self._room -= self._file.write(content)
 
 
@@ -411,11 +411,11 @@ def map_side(ids_paths: Sequence[Path], offsets_paths: Sequence[Path], dtype: np
     return TokenSide(_mapped(ids_paths, dtype), offsets)
 
 
-def _mapped(paths: Sequence[Path], dtype: np.dtype[Any]) -> IntArray:
+def _mapped(paths: Sequence[Path], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return the numbers in these files, as if they were in one."""
     # An empty file cannot be mapped. ndarray, not memmap, because numpy slices a memmap ten times more slowly.
     parts = [np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype) for path in paths]
-    return parts[0] if len(parts) == 1 else cast(IntArray, ArrayOfFiles(parts))
+    return parts[0] if len(parts) == 1 else cast(NDArray[Any], ArrayOfFiles(parts))
 
 
 def _check_side(side: TokenSide, vocab_size: int, where: str) -> None:
