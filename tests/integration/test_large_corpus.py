@@ -33,12 +33,12 @@ SYLLABLES = ("ba", "ker", "stein", "mo", "li", "tan", "ru", "vel", "schn", "ho",
 def documents(chance: random.Random) -> Iterator[str]:
     """Texts of ten to a hundred sentences in lines, with made-up names and numbers."""
     known = [side for pair in load_tatoeba("train") for side in pair]
+    lines = []
+    for _ in range(20_000):
+        name = "".join(chance.choices(SYLLABLES, k=3)).capitalize()
+        lines.append(" ".join(chance.choices(known, k=5)) + f" {name} {chance.randrange(10**6)}.")
     while True:
-        lines = []
-        for _ in range(chance.randrange(2, 20)):
-            name = "".join(chance.choices(SYLLABLES, k=3)).capitalize()
-            lines.append(" ".join(chance.choices(known, k=5)) + f" {name} {chance.randrange(10**6)}.")
-        yield "\n".join(lines)
+        yield "\n".join([*chance.choices(lines, k=chance.randrange(2, 20)), f"{chance.randrange(10**9)}"])
 
 
 def write_shards(folder: Path, num_bytes: int) -> None:

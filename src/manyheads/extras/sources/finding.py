@@ -25,6 +25,7 @@ from manyheads.extras.sources.names import ENTRIES, SPLITS, Entry
 from manyheads.extras.sources.shards import plain_name
 from manyheads.extras.sources.storage import ADDRESS, check_storage, fetch_shard, is_address, listed_at
 from manyheads.files.commit import write_folder
+from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import MANIFEST
 
 KINDS = ("url:", "hf:", "sacrebleu:", "opus:", "mtdata:")
@@ -33,6 +34,7 @@ _SPLIT = re.compile(r"(?:^|[^a-z])(train|training|valid|validation|val|dev|test|
 _SPLIT_OF = {"train": "train", "training": "train", "test": "test", "eval": "test"}
 _DATA = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".txt", ".tmx", ".tokens", ".raw")
 MOST_LISTED = 20_000
+CARD, MOST_CARD_BYTES = "README.md", 2**22
 MTDATA_SECONDS = 24 * 3600
 
 
@@ -319,7 +321,11 @@ def _from_hub(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
     try:
         facts = HfApi().dataset_info(name, revision=revision)
         names = sorted(file.rfilename for file in facts.siblings or [])
-        chosen = _of_config(one, names, config)
+        card = ""
+        if CARD in names:
+            fetched = Path(hf_hub_download(name, CARD, repo_type="dataset", revision=facts.sha))
+            card = read_limited(fetched.resolve(), MOST_CARD_BYTES).decode("utf-8", "replace")
+        chosen = _in_card(one, card, names, config) or _of_config(one, names, config)
         paths = [Path(hf_hub_download(name, file, repo_type="dataset", revision=facts.sha)) for file in chosen]
     except (ConfigError, DataError):
         raise
@@ -337,6 +343,50 @@ def _from_hub(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _in_card(one: Wanted, card: str, names: Sequence[str], config: str | None) -> list[str]:
+    """Return the files of data that the card of a data set names for the split of a config; empty: it names none.
+
+    Raises: ConfigError: the card names several configs. DataError: it has no such split, or no file is there.
+    """
+    import yaml
+
+    head = re.match(r"---\r?\n(.*?)\r?\n---", card, re.DOTALL)
+    try:
+        content = yaml.safe_load(head[1]) if head else None
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return []  # it is for people, and its folders may say it as well
+    listed = content.get("configs") if isinstance(content, dict) else None
+    known = {
+        each["config_name"]: each["data_files"]
+        for each in (listed if isinstance(listed, list) else ())
+        if isinstance(each, dict) and isinstance(each.get("config_name"), str) and each.get("data_files")
+    }
+    if config is None and known:
+        config = next(iter(known)) if len(known) == 1 else "default"
+        if config not in known:
+            first = next(iter(known))
+            raise ConfigError(f"{one.text} has several configs: {', '.join(known)}; give one, {one.text}[{first}].")
+    files = known.get(config or "")
+    if not files:
+        return []
+    if isinstance(files, dict):
+        files = [{"split": split, "path": path} for split, path in files.items()]
+    patterns: dict[str, list[str]] = {}
+    for each in files if isinstance(files, list) else [files]:
+        split, path = (each.get("split"), each.get("path")) if isinstance(each, dict) else ("train", each)
+        word = next(iter(_SPLIT.findall(str(split).lower())), "train")
+        paths = path if isinstance(path, list) else [path]
+        patterns.setdefault(_SPLIT_OF.get(word, "valid"), []).extend(map(str, paths))
+    found = [name for name in names if any(fnmatchcase(name, each) for each in patterns.get(one.split, ()))]
+    found = [name for name in found if plain_name(Path(name)).endswith(_DATA)]
+    if not found:
+        raise DataError(
+            f"{one.option} {one.text} has no files of data for the {one.split} split; its card names"
+            f" {', '.join(sorted(path for some in patterns.values() for path in some))[:200]}."
+        )
+    return found
 
 
 def _of_config(one: Wanted, names: Sequence[str], config: str | None) -> list[str]:
