@@ -63,7 +63,8 @@ def write_shards(folder: Path, num_bytes: int) -> None:
 def memory_of(process: int) -> float:
     """Memory of a process and its children in MiB, mapped files included."""
     total = 0.0
-    for each in [process, *map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())]:
+    tasks = Path(f"/proc/{process}/task").glob("*/children")  # a thread may have started them
+    for each in [process, *(int(number) for task in tasks for number in task.read_text().split())]:
         found = Path(f"/proc/{each}/status").read_text().partition("VmRSS:")[2].split()
         total += int(found[0]) / 1024 if found else 0
     return total
