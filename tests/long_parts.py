@@ -62,6 +62,8 @@ PARTS = {
     "soak-translation": Part("25 minutes of translation", _files("integration/test_soak", only="translation"), 27),
     "growth-prepare": Part("prepare: a million pairs, and kills",
                            _files("integration/test_growth", only="preparation"), 10),
+    "growth-shards": Part("a corpus of many shards, 1 GB or MANYHEADS_CORPUS_BYTES, killed twice",
+                          _files("integration/test_large_corpus"), 20),
     "growth-records": Part("scores, checkpoints and records that are large",
                            _files("integration/test_growth", only="not preparation"), 10),
     "recipes": Part("every recipe on a small part of its data",

@@ -262,10 +262,10 @@ def _readers(file: io.BufferedReader, name: str, unpack: bool, is_kept: bool) ->
     stream = _Pushed(head, file)
     if head != GZIP_MAGIC:
         endless = is_kept and not _is_regular(file)
-        return _limited(stream.read, name, "has") if endless else stream.read, stream.can_read
+        return limited(stream.read, name, "has") if endless else stream.read, stream.can_read
     # The decompressor does not tell whether it has data, so packed text is read in full blocks.
     unpacked = gzip.GzipFile(fileobj=cast(IO[bytes], stream), mode="rb")
-    return _limited(unpacked.read1, name, "unpacks to"), lambda seconds: True
+    return limited(unpacked.read1, name, "unpacks to"), lambda seconds: True
 
 
 def _is_regular(file: io.BufferedReader) -> bool:
@@ -275,8 +275,8 @@ def _is_regular(file: io.BufferedReader) -> bool:
         return False
 
 
-def _limited(read: _Read, name: str, verb: str) -> _Read:
-    """Return `read`, which refuses what comes after the limit."""
+def limited(read: _Read, name: str, verb: str) -> _Read:
+    """Return `read`, which refuses what comes after the limit of `limited_input`."""
     most, given = _most_bytes, 0
 
     def read_within(size: int) -> bytes:
@@ -354,21 +354,23 @@ def decoded_lines(path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport) 
 def _texts(lines: ByteLines, path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport) -> Iterator[str | None]:
     name = describe(path)
     if not is_sgm(path):
-        yield from _decoded(lines, name, on_bad_utf8, report)
+        yield from decoded(lines, name, on_bad_utf8, report)
         return
     found = ReadReport() if on_bad_utf8 == "skip" else report
-    decoded = _decoded(lines, name, "replace" if on_bad_utf8 == "skip" else on_bad_utf8, found)
+    texts = decoded(lines, name, "replace" if on_bad_utf8 == "skip" else on_bad_utf8, found)
 
     def marked() -> Iterator[tuple[str, bool]]:
-        for text in decoded:
+        for text in texts:
             yield text or "", found is not report and found.bad_utf8_replaced > 0
             found.bad_utf8_replaced = 0 if found is not report else found.bad_utf8_replaced
 
     yield from sgm_segments(marked(), name)
 
 
-def _decoded(lines: ByteLines, name: str, on_bad_utf8: OnBadUtf8, report: ReadReport) -> Iterator[str | None]:
-    offset = 0
+def decoded(
+    lines: ByteLines, name: str, on_bad_utf8: OnBadUtf8, report: ReadReport, offset: int = 0
+) -> Iterator[str | None]:
+    """Yield each line; see `decoded_lines`. offset: of the first line, in bytes, for messages."""
     while (raw := lines.next()) is not None:
         start, offset = offset, offset + len(raw) + 1
         if len(raw) > MAX_LINE_BYTES:

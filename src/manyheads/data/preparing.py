@@ -12,10 +12,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import multiprocessing
+import os
 import re
+import signal
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -24,7 +29,7 @@ import tokenizers
 
 from manyheads.data.lines import Progress
 from manyheads.data.manifest import file_record, write_data
-from manyheads.errors import ConfigError, ManyHeadsError
+from manyheads.errors import ConfigError, DataError, ManyHeadsError
 from manyheads.files.commit import make_folder, remove_folder, write_file, write_text
 from manyheads.files.output_safety import locked
 from manyheads.files.safe_open import read_limited
@@ -68,25 +73,17 @@ class Parts:
                 remove_folder(self._folder)
 
     def kept(self, made_of: Iterable[str], make: Callable[[], bytes]) -> bytes:
-        """Return a part: the one that an earlier command has left, or else the result of `make`, which is kept.
+        """Return a part; see `kept_part`. Raises: see `claimed`."""
+        return kept_part(self.claimed(), made_of, make)
 
-        Args: made_of: everything that determines the result, besides the versions of the code.
+    def claimed(self) -> Path:
+        """Return the folder of the parts, which this command then holds.
 
         Raises: ConfigError: the folder is not one of parts, or another command uses it. SaveError: see `write_file`.
         """
         if not self._is_claimed:
             self._claim()
-        name = hashlib.sha256()
-        for text in (VERSION, tokenizers.__version__, *made_of):
-            name.update(f"{len(text)}:{text}".encode())
-        path = self._folder / name.hexdigest()
-        with suppress(OSError):
-            found = read_limited(path, MOST_BYTES)
-            if found[:_DIGEST_BYTES] == hashlib.sha256(found[_DIGEST_BYTES:]).digest():
-                return found[_DIGEST_BYTES:]
-        content = make()
-        write_file(path, hashlib.sha256(content).digest() + content)
-        return content
+        return self._folder
 
     def _claim(self) -> None:
         def in_use(owner: str) -> ConfigError:
@@ -107,6 +104,106 @@ class Parts:
             self._progress(f"finished parts found in {self._folder}", found, found)
 
 
+def kept_part(folder: Path, made_of: Iterable[str], make: Callable[[], bytes]) -> bytes:
+    """Return a part: the one that an earlier command has left, or else the result of `make`, which is kept.
+
+    Args: folder: `Parts.claimed`. made_of: everything that determines the result, besides the versions of the code.
+
+    Raises: SaveError: see `write_file`.
+    """
+    name = hashlib.sha256()
+    for text in (VERSION, tokenizers.__version__, *made_of):
+        name.update(f"{len(text)}:{text}".encode())
+    path = folder / name.hexdigest()
+    with suppress(OSError):
+        found = read_limited(path, MOST_BYTES)
+        if found[:_DIGEST_BYTES] == hashlib.sha256(found[_DIGEST_BYTES:]).digest():
+            return found[_DIGEST_BYTES:]
+    content = make()
+    write_file(path, hashlib.sha256(content).digest() + content)
+    return content
+
+
+def in_order(work: Callable[[Any], Iterable[T]], items: Iterable[Any], processes: int) -> Iterator[T]:
+    """Yield the results of `work` for each item, in the order of the items.
+
+    Each process has one item at a time, so memory does not grow with the number of items.
+
+    Args:
+        work: makes any number of results of an item; pickled, if there are several processes.
+        items: taken one by one, in this process.
+        processes: 1: all work is done in this one.
+
+    Raises: what `work` raises. DataError: a process was ended from outside.
+    """
+    if processes == 1:
+        for item in items:
+            yield from work(item)
+        return
+    context = multiprocessing.get_context("spawn")  # the same on all systems; fork would copy locks of threads
+    lanes: list[tuple[Any, Connection]] = []
+    busy = 0
+    try:
+        for number, item in enumerate(items):
+            place = number % processes
+            if place == len(lanes):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(work, theirs), daemon=True)
+                process.start()
+                theirs.close()  # so that reading ends when the process does
+                lanes.append((process, ours))
+            else:
+                yield from _results(lanes[place][1])
+            try:
+                lanes[place][1].send(item)
+            except OSError:
+                raise _ended(processes) from None
+            busy = number + 1
+        for number in range(max(0, busy - processes), busy):
+            yield from _results(lanes[number % processes][1])
+    except EOFError:
+        raise _ended(processes) from None
+    finally:
+        for process, ours in lanes:
+            ours.close()  # a process that waits for an item ends
+            process.join(1)
+            process.kill()
+            process.join()
+
+
+def _ended(processes: int) -> DataError:
+    return DataError(
+        f"One of the {processes} processes was ended from outside, perhaps because memory was full; run the command"
+        " again with fewer --processes, and it continues."
+    )
+
+
+def _results(connection: Connection) -> Iterator[Any]:
+    while (found := connection.recv()) is not None:
+        is_result, content = found
+        if not is_result:
+            raise content
+        yield content
+
+
+def _serve(work: Callable[[Any], Iterable[Any]], connection: Connection) -> None:
+    """Do the work of one process until the other end of the connection closes, also by a kill."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process stops the others
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    with suppress(EOFError, OSError):
+        while True:
+            item = connection.recv()
+            try:
+                for result in work(item):
+                    connection.send((True, result))
+            except ManyHeadsError as error:
+                connection.send((False, error))
+            except Exception:
+                connection.send((False, RuntimeError(traceback.format_exc())))
+            else:
+                connection.send(None)
+
+
 FORMAT = "manyheads.prepared"
 FORMAT_VERSION = 2
 SPLITS = ("train", "valid", "test")
@@ -124,12 +221,14 @@ class Source(ABC):
         folder: the folder to write to; set by `prepare`.
         progress: set by `prepare`.
         parts: set by `prepare`; what took long to make, and is found again after a kill.
+        processes: set by `prepare`; how many encode.
     """
 
     settings: Any
     folder: Path
     progress: Progress
     parts: Parts
+    processes: int = 1
 
     @abstractmethod
     def read(self) -> dict[str, str]:
@@ -157,7 +256,13 @@ class Source(ABC):
 
 
 def prepare(
-    folder: str | Path, source: Source, *, replace: bool = False, progress: Progress | None = None, key: str = ""
+    folder: str | Path,
+    source: Source,
+    *,
+    replace: bool = False,
+    progress: Progress | None = None,
+    key: str = "",
+    processes: int = 1,
 ) -> dict[str, Any]:
     """Make a folder of prepared data.
 
@@ -167,6 +272,8 @@ def prepare(
         replace: replace an older folder of that name when this one is complete.
         progress: called with the phase, the amount done, and the total or 0.
         key: stored in the manifest, to recognise the folder.
+        processes: how many encode; the folder is the same for any number. Several need a main module that can be
+            imported, see the package `multiprocessing`.
 
     Returns: the manifest.
     Raises:
@@ -193,6 +300,7 @@ def prepare(
             **source.record(),
         }
 
+    source.processes = processes
     source.progress = progress or (lambda phase, done, total: None)
     with Parts(Path(folder), source.progress) as source.parts:
         return write_data(Path(folder), write, replace=replace)

@@ -2,7 +2,8 @@
 
 A folder contains, for each side of the data, `*.ids.bin` (all ids in a row, little-endian) and `*.offsets.bin` (int64:
 the position where each sentence begins, and the end of the last one), and manifest.json with the SHA-256 of each file.
-A text has one side, `tokens`, whose sentences are the documents of the text.
+A text has one side, `tokens`, whose sentences are the documents of the text. What exceeds FILE_BYTES goes on in
+`*.ids.1.bin`, `*.ids.2.bin` ..., whose bytes in a row are those that one file would have; the same for the offsets.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,8 @@ from manyheads.data.manifest import file_record, read_manifest, refuse_strangers
 from manyheads.errors import DataError
 
 FORMAT_VERSION = 2  # manifests contain their own SHA-256 from version 2 on
+SEVERAL_FILES = 3  # the version of a store with more than one file for ids or offsets
+FILE_BYTES = 2_000_000_000  # of a file at most, a multiple of 8
 DTYPES: dict[str, np.dtype[Any]] = {"uint8": np.dtype("u1"), "uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 OFFSET_DTYPE = np.dtype("<i8")
 FLUSH_TOKENS = 2**20
@@ -49,7 +52,74 @@ class TokenSide:
     @cached_property
     def lengths(self) -> NDArray[np.int32]:
         """Number of tokens of each sentence."""
-        return np.diff(self.offsets).astype(np.int32)
+        lengths = np.empty(len(self), np.int32)
+        for start in range(0, len(self), CHECK_TOKENS):  # in blocks, so that no second copy of the offsets is made
+            block = self.offsets[start : start + CHECK_TOKENS + 1]
+            lengths[start : start + CHECK_TOKENS] = np.diff(block)
+        return lengths
+
+
+class ArrayOfFiles:
+    """Numbers in several mapped files, read like one array: by a position, a slice, or an array of positions.
+
+    A slice within one file is a view; across files it is a copy. All else that an array has (`max`, `astype`, and what
+    numpy's functions make of it) copies everything into memory.
+
+    Args: parts: the arrays of the files, of which all but the last have the same length.
+    """
+
+    def __init__(self, parts: Sequence[IntArray]) -> None:
+        self._parts, self._per_file = list(parts), len(parts[0])
+        self._length = sum(map(len, parts))
+        self.dtype = parts[0].dtype
+
+    def __len__(self) -> int:
+        return self._length
+
+    def head(self, count: int) -> ArrayOfFiles:
+        """Return the first numbers, at least one, without a copy."""
+        whole, rest = divmod(count, self._per_file)
+        return ArrayOfFiles([*self._parts[:whole], *([self._parts[whole][:rest]] if rest else [])])
+
+    def __getitem__(self, index: Any) -> Any:
+        size = self._per_file
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            if step != 1:
+                return self[np.arange(start, stop, step)]
+            numbers = range(start // size, max(start, stop - 1) // size + 1)
+            found = [part[max(0, start - at) : max(0, stop - at)] for at, part in self._at(numbers)]
+            return found[0] if len(found) == 1 else np.concatenate([self._parts[0][:0], *found])
+        places = np.asarray(index)
+        if places.dtype == np.bool_:
+            places = np.flatnonzero(places)
+        places = np.where(places < 0, places + self._length, places)
+        if places.size and not 0 <= places.min() <= places.max() < self._length:
+            raise IndexError(f"a position is outside of {self._length} numbers")
+        files = places // size
+        values = np.empty(places.shape, self.dtype)
+        for at, part in self._at(np.unique(files).tolist()):
+            here = files == at // size
+            values[here] = part[places[here] - at]
+        return values if values.shape else values[()]
+
+    def _at(self, numbers: Iterable[int]) -> list[tuple[int, IntArray]]:
+        """Return the position of the first number, and the array, of these files; there may be fewer."""
+        return [(number * self._per_file, self._parts[number]) for number in numbers if number < len(self._parts)]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> IntArray:
+        return np.concatenate(self._parts).astype(dtype or self.dtype, copy=False)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # of Python's protocols, such as copying
+            raise AttributeError(name)
+        return getattr(np.asarray(self), name)
+
+
+def _head(numbers: NDArray[Any], count: int) -> NDArray[Any]:
+    """Return the first numbers without a copy."""
+    first: Any = getattr(numbers, "head", None)  # of an `ArrayOfFiles`
+    return cast(NDArray[Any], first(count)) if first is not None and count else numbers[:count]
 
 
 @dataclass(frozen=True)
@@ -90,7 +160,7 @@ class PairStore:
 
     def first(self, count: int) -> PairStore:
         """Return a store of the first pairs, which shares the ids."""
-        source, target = (TokenSide(side.ids, side.offsets[: count + 1]) for side in (self.source, self.target))
+        source, target = (TokenSide(side.ids, _head(side.offsets, count + 1)) for side in (self.source, self.target))
         return PairStore(source, target, self.vocab_size, f"{self.digest}[:{count}]")
 
     def __len__(self) -> int:
@@ -167,18 +237,21 @@ class StoreFormat:
         def write_files(aside: Path) -> dict[str, Any]:
             with ExitStack() as stack:
                 for side in self.sides:
-                    ids_file, offsets_file = (stack.enter_context(path.open("wb")) for path in _paths(aside, side))
-                    writers.append(SideWriter(ids_file, offsets_file, DTYPES[dtype], vocab_size))
+                    ids_files, offsets_files = (stack.enter_context(_Files(aside, side, kind)) for kind in KINDS)
+                    writers.append(SideWriter(ids_files, offsets_files, DTYPES[dtype], vocab_size))
                 fill(*writers)
                 for writer in writers:
                     writer.flush()
+            names = [path.name for side in self.sides for kind in KINDS for path in _paths(aside, side, kind)]
+            is_split = len(names) > len(KINDS) * len(self.sides)
             return {
                 "format": self.name,
-                "format_version": FORMAT_VERSION,
+                "format_version": SEVERAL_FILES if is_split else FORMAT_VERSION,
                 self.count: writers[0].num_sentences,
                 "vocab_size": vocab_size,
                 "dtype": dtype,
-                "files": {path.name: file_record(path) for side in self.sides for path in _paths(aside, side)},
+                **({"file_bytes": FILE_BYTES} if is_split else {}),
+                "files": {name: file_record(aside / name) for name in names},
             }
 
         write_data(folder, write_files)
@@ -189,20 +262,29 @@ class StoreFormat:
 
         Raises: DataError: see `PairStore.open`.
         """
-        manifest = read_manifest(folder, kind=self.name, version=FORMAT_VERSION)
+        manifest = read_manifest(folder, kind=self.name, version=SEVERAL_FILES)
         dtype = DTYPES.get(str(manifest.get("dtype")))
         count, vocab_size = manifest.get(self.count), manifest.get("vocab_size")
         if dtype is None or type(count) is not int or type(vocab_size) is not int or count < 0:
             raise DataError(f"{folder}/manifest.json is damaged: dtype, {self.count} or vocab_size is not valid.")
-        paths = [path for side in self.sides for path in _paths(folder, side)]
-        for path in paths:
+        sizes = {name: record.get("size") for name, record in manifest["files"].items() if isinstance(record, dict)}
+        most: Any = manifest.get("file_bytes")
+        paths = {(side, kind): _paths(folder, side, kind, sizes) for side in self.sides for kind in KINDS}
+        if (manifest["format_version"] == SEVERAL_FILES) != any(len(known) > 1 for known in paths.values()):
+            raise DataError(f"{folder}/manifest.json is damaged: format_version {SEVERAL_FILES} is of several files.")
+        for path in (path for known in paths.values() for path in known):
             verify_file(path, manifest["files"].get(path.name), content=verify)
+            is_last = path in (known[-1] for known in paths.values())
+            if not is_last and (sizes[path.name] != most or most % OFFSET_DTYPE.itemsize):
+                raise DataError(
+                    f"{path} has {sizes[path.name]} bytes where file_bytes is {most}. Prepare the data again."
+                )
         try:
-            sides = [map_side(*_paths(folder, side), dtype, count) for side in self.sides]
+            sides = [map_side(paths[side, "ids"], paths[side, "offsets"], dtype, count) for side in self.sides]
         except OSError as error:
             raise DataError(f"Cannot read {folder}: {error.strerror or error}.") from None
         if verify:
-            refuse_strangers(folder, [path.name for path in paths])
+            refuse_strangers(folder, [path.name for known in paths.values() for path in known])
             for side in sides:
                 _check_side(side, vocab_size, str(folder))
         content = {key: manifest[key] for key in ("dtype", "files", self.count, "vocab_size")}
@@ -236,8 +318,8 @@ class SideWriter:
         unfinished: whether ids were added after the end of the last sentence.
     """
 
-    def __init__(self, ids_file: IO[bytes], offsets_file: IO[bytes], dtype: np.dtype[Any], vocab_size: int) -> None:
-        self._ids_file, self._offsets_file = ids_file, offsets_file
+    def __init__(self, ids_files: _Files, offsets_files: _Files, dtype: np.dtype[Any], vocab_size: int) -> None:
+        self._ids_files, self._offsets_files = ids_files, offsets_files
         self._dtype, self._vocab_size = dtype, vocab_size
         self._ids = array("q")
         self._offsets = array("q", [0])
@@ -266,30 +348,74 @@ class SideWriter:
             raise DataError(
                 f"Token id {wrong} is outside the vocabulary of {self._vocab_size}; is this the right tokenizer?"
             )
-        self._ids_file.write(ids.astype(self._dtype).tobytes())
-        self._offsets_file.write(np.frombuffer(self._offsets, np.int64).astype(OFFSET_DTYPE).tobytes())
+        self._ids_files.write(ids.astype(self._dtype).tobytes())
+        self._offsets_files.write(np.frombuffer(self._offsets, np.int64).astype(OFFSET_DTYPE).tobytes())
         del ids
         self._ids, self._offsets = array("q"), array("q")
 
 
-def _paths(folder: Path, side: str) -> tuple[Path, Path]:
-    return folder / f"{side}.ids.bin", folder / f"{side}.offsets.bin"
+KINDS = ("ids", "offsets")
 
 
-def map_side(ids_path: Path, offsets_path: Path, dtype: np.dtype[Any], count: int) -> TokenSide:
-    """Map both files of a side and check that they fit each other.
+class _Files:
+    """Writes bytes into one file, or into several of FILE_BYTES each."""
+
+    def __init__(self, folder: Path, side: str, kind: str) -> None:
+        self._place = folder, side, kind
+        self._number, self._room = 0, FILE_BYTES
+        self._file: IO[bytes] = _path(*self._place, 0).open("wb")
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, content: bytes) -> None:
+        while len(content) > self._room:
+            self._file.write(content[: self._room])
+            self._file.close()
+            content = content[self._room :]
+            self._number, self._room = self._number + 1, FILE_BYTES
+            self._file = _path(*self._place, self._number).open("wb")
+        self._room -= self._file.write(content)
+
+
+def _path(folder: Path, side: str, kind: str, number: int) -> Path:
+    return folder / (f"{side}.{kind}.{number}.bin" if number else f"{side}.{kind}.bin")
+
+
+def _paths(folder: Path, side: str, kind: str, known: Mapping[str, Any] | None = None) -> list[Path]:
+    """Return the files of a side, in order: the first, and the others in `known`, or in the folder."""
+    paths = [_path(folder, side, kind, 0)]
+    while True:
+        path = _path(folder, side, kind, len(paths))
+        if path.name not in known if known is not None else not path.exists():
+            return paths
+        paths.append(path)
+
+
+def map_side(ids_paths: Sequence[Path], offsets_paths: Sequence[Path], dtype: np.dtype[Any], count: int) -> TokenSide:
+    """Map the files of a side and check that they fit each other.
 
     Raises: DataError: they do not fit. OSError: they cannot be read.
     """
-    if offsets_path.stat().st_size != OFFSET_DTYPE.itemsize * (count + 1):
-        raise DataError(f"{offsets_path} does not hold {count + 1} offsets. Prepare the data again.")
-    offsets = np.array(np.memmap(offsets_path, OFFSET_DTYPE, "r")).astype(np.int64)
-    size = ids_path.stat().st_size
-    if offsets[0] != 0 or int(offsets[-1]) * dtype.itemsize != size or (np.diff(offsets) < 0).any():
-        raise DataError(f"{offsets_path} does not fit {ids_path.name}. Prepare the data again.")
+    ids_size, offsets_size = (sum(path.stat().st_size for path in paths) for paths in (ids_paths, offsets_paths))
+    if offsets_size != OFFSET_DTYPE.itemsize * (count + 1):
+        raise DataError(f"{offsets_paths[0]} does not hold {count + 1} offsets. Prepare the data again.")
+    offsets = _mapped(offsets_paths, OFFSET_DTYPE)
+    blocks = (offsets[start : start + CHECK_TOKENS + 1] for start in range(0, count, CHECK_TOKENS))
+    falls = any((block[1:] < block[:-1]).any() for block in blocks)
+    if offsets[0] != 0 or int(offsets[-1]) * dtype.itemsize != ids_size or falls:
+        raise DataError(f"{offsets_paths[0]} does not fit {ids_paths[0].name}. Prepare the data again.")
+    return TokenSide(_mapped(ids_paths, dtype), offsets)
+
+
+def _mapped(paths: Sequence[Path], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the numbers in these files, as if they were in one."""
     # An empty file cannot be mapped. ndarray, not memmap, because numpy slices a memmap ten times more slowly.
-    ids = np.asarray(np.memmap(ids_path, dtype, "r")) if size else np.empty(0, dtype)
-    return TokenSide(ids, offsets)
+    parts = [np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype) for path in paths]
+    return parts[0] if len(parts) == 1 else cast(NDArray[Any], ArrayOfFiles(parts))
 
 
 def _check_side(side: TokenSide, vocab_size: int, where: str) -> None:
@@ -348,7 +474,7 @@ class TokenStore:
         last = int(np.searchsorted(self.offsets, count, side="left"))
         offsets = np.append(self.offsets[:last], np.int64(count))
         digest = hashlib.sha256(f"{self.digest} {count}".encode()).hexdigest()
-        return TokenStore(TokenSide(self.ids[:count], offsets), self.vocab_size, digest, is_cut=True)
+        return TokenStore(TokenSide(_head(self.ids, count), offsets), self.vocab_size, digest, is_cut=True)
 
     def __len__(self) -> int:
         """Number of tokens."""

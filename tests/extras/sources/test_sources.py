@@ -247,6 +247,29 @@ def test_files_of_data_on_the_hub(
         more = ("--valid-count", "2", *LANGUAGES)
         refused(prepare("--from", "hf:owner/name", *more), capsys, tmp_path, "several configs", "de-en")
         refused(prepare("--from", "hf:owner/name[it-en]", *more), capsys, tmp_path, "no config 'it-en'")
+        card = """---
+configs:
+- config_name: deen
+  data_files:
+  - {split: train, path: "old/*.jsonl"}
+  - split: validation
+    path: [new/b.jsonl]
+- {config_name: other, data_files: gone.jsonl}
+---
+# A data set
+"""
+        hub.files["main"] = {
+            "README.md": card.encode(), "old/test.jsonl": text(rows[:8]), "new/a.jsonl": b"{}\n",
+            "new/b.jsonl": text(rows[8:]),
+        }  # fmt: skip
+        deen = "hf:owner/name[deen]"
+        refused(prepare("--from", "hf:owner/name", *more), capsys, tmp_path, "several configs: deen, other")
+        refused(prepare("--from", "hf:owner/name[other]", *more), capsys, tmp_path, "its card names gone.jsonl")
+        both = ("--from", deen, "--valid-from", deen, *LANGUAGES)
+        refused(prepare(*both, "--test-from", deen), capsys, tmp_path, "for the test split")
+        assert prepare(*both) == 0, capsys.readouterr().err
+        assert counts(tmp_path / "data") == {"train": 8, "valid": 2}
+        shutil.rmtree(tmp_path / "data")
         hub.files["main"] = {"load.py": b"1/0"}
         refused(prepare("--from", "hf:owner/name", *more), capsys, tmp_path, "no files of data", "not run")
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")

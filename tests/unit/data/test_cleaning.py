@@ -21,7 +21,14 @@ from manyheads.data.translation.cleaning.cleaner import (
     describe_cleaning,
     misaligned_stretches,
 )
-from manyheads.data.translation.cleaning.rules import HeldOut, SideBlock, numbers_differ, parse_limits, usual_of
+from manyheads.data.translation.cleaning.rules import (
+    HeldOut,
+    SeenPairs,
+    SideBlock,
+    numbers_differ,
+    parse_limits,
+    usual_of,
+)
 from manyheads.data.translation.preparing import PairList
 from manyheads.data.translation.readers import PairFiles
 from manyheads.errors import ConfigError
@@ -35,6 +42,27 @@ GOOD = [
 def cleaned(pairs: list[tuple[str, str]], **options: object) -> tuple[list[tuple[str, str]], CleanedPairs]:
     cleaner = CleanedPairs(PairList("pairs", pairs), clean=True, **options)  # type: ignore[arg-type]
     return list(cleaner.read(ReadReport())), cleaner
+
+
+def test_repetitions_are_found_among_many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(1)
+    pairs = [(str(chance.randrange(900)), "x") for _ in range(2000)]
+    for most in (10**6, 50):
+        monkeypatch.setattr("manyheads.data.translation.cleaning.rules.MOST_SEEN", most)
+        seen, known = SeenPairs(), set[tuple[str, str]]()
+        for start in range(0, 2000, 70):
+            block = pairs[start : start + 70]
+            for pair, is_found in zip(block, seen.find(block), strict=True):
+                assert is_found == (pair in known) if most > 50 else not is_found or pair in known
+                known.add(pair)
+        assert seen.full_at == (50 if most == 50 else 0)
+        assert sum(map(len, seen._runs)) == min(most, len(known))
+
+
+def test_the_summary_says_where_duplicates_were_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyheads.data.translation.cleaning.rules.MOST_SEEN", 2)
+    _, cleaner = cleaned(GOOD)
+    assert "the first 2 different pairs" in describe_cleaning(cleaner.report.to_json())[-1]
 
 
 @pytest.mark.parametrize(

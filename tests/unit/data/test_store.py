@@ -12,11 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import manyheads.data.manifest as data_manifest
-from manyheads.data.store import PairStore, write_pairs
+from manyheads.data.language.segments import SegmentStream
+from manyheads.data.settings import DataSettings, SegmentSettings
+from manyheads.data.store import PairStore, TokenStore, write_pairs, write_tokens
+from manyheads.data.translation.batches import TrainingStream
 from manyheads.errors import DataError, ManyHeadsError, SaveError
 from manyheads.files import commit
 
@@ -26,6 +30,13 @@ SENTENCE = st.lists(st.integers(0, 69_999), max_size=6)
 
 def as_lists(store: PairStore) -> list[tuple[list[int], list[int]]]:
     return [(store[index][0].tolist(), store[index][1].tolist()) for index in range(len(store))]
+
+
+@pytest.fixture(params=[2_000_000_000, 8, 24])
+def file_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The size of a file at most: all ids in one, a few ids in each, and more."""
+    monkeypatch.setattr("manyheads.data.store.FILE_BYTES", request.param)
+    return int(request.param)
 
 
 @settings(deadline=None, max_examples=50)
@@ -40,7 +51,7 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[
     assert store.source_lengths.dtype == np.int32
 
 
-def test_the_first_pairs_are_a_store(tmp_path: Path) -> None:
+def test_the_first_pairs_are_a_store(tmp_path: Path, file_bytes: int) -> None:
     write_pairs(tmp_path / "train", PAIRS, 65_536)
     whole = PairStore.open(tmp_path / "train")
     for count in range(len(PAIRS) + 1):
@@ -56,7 +67,7 @@ def test_ids_take_two_bytes_where_they_fit(tmp_path: Path) -> None:
         assert PairStore.open(tmp_path / str(vocab_size)).source.ids.dtype == dtype
 
 
-def test_blocks_are_written_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_written_in_order(tmp_path: Path, file_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyheads.data.store.FLUSH_TOKENS", 3)
     monkeypatch.setattr("manyheads.data.store.CHECK_TOKENS", 2)
     write_pairs(tmp_path / "s", PAIRS, 65_536)
@@ -94,7 +105,52 @@ def test_positions_outside_are_refused(tmp_path: Path) -> None:
             store[index]
 
 
-def test_every_flipped_bit_and_cut_is_noticed(tmp_path: Path) -> None:
+def test_several_files_have_the_bytes_of_one(tmp_path: Path, file_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [([number % 7] * (number % 5), [number]) for number in range(50)]
+    write_pairs(tmp_path / "s", pairs, 65_536)
+    several = file_bytes < 10**9
+    monkeypatch.setattr("manyheads.data.store.FILE_BYTES", 2_000_000_000)
+    write_pairs(tmp_path / "one", pairs, 65_536)
+    for name in ("source.ids", "source.offsets", "target.ids", "target.offsets"):
+        files = [tmp_path / "s" / f"{name}.bin"]
+        files += sorted(tmp_path.glob(f"s/{name}.*.bin"), key=lambda path: int(path.suffixes[-2][1:]))
+        assert (len(files) > 1) == several
+        assert {path.stat().st_size for path in files[:-1]} <= {file_bytes}
+        assert b"".join(path.read_bytes() for path in files) == (tmp_path / "one" / f"{name}.bin").read_bytes()
+    manifest = json.loads((tmp_path / "s" / "manifest.json").read_bytes())
+    assert (manifest["format_version"], "file_bytes" in manifest) == ((3, True) if several else (2, False))
+    store, one = PairStore.open(tmp_path / "s"), PairStore.open(tmp_path / "one")
+    assert as_lists(store) == as_lists(one) == pairs
+    for numbers, expected in ((store.target.ids, one.target.ids), (store.source.offsets, one.source.offsets)):
+        places = np.array([[0, 7, -1], [30, 31, 2]])
+        for index in (0, -1, slice(3, 40), slice(0, 0), slice(2, None, 7), slice(60, 70), places, expected % 2 == 0):
+            assert np.array_equal(numbers[index], expected[index]), index
+        assert np.array_equal(np.asarray(numbers), expected)
+        assert numbers.max() == expected.max()
+        with pytest.raises(IndexError):
+            numbers[np.array([len(expected)])]
+
+
+def test_training_reads_several_files_in_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [([number % 97] * (number % 5 + 1), [number % 89] * (number % 3)) for number in range(300)]
+    batches = []
+    for name, size in (("one", 10**9), ("several", 64)):
+        monkeypatch.setattr("manyheads.data.store.FILE_BYTES", size)
+        write_pairs(tmp_path / name, pairs, 100)
+        write_tokens(tmp_path / f"text-{name}", ((source, True) for source, _ in pairs), 100)
+        store, text = PairStore.open(tmp_path / name), TokenStore.open(tmp_path / f"text-{name}")
+        stream = TrainingStream(
+            store, DataSettings(max_tokens=600, max_source_len=20, max_target_len=20), 1, pad_id=0, bos_id=1, eos_id=2
+        )
+        segments = SegmentStream(text.first(700), SegmentSettings(lanes=4, segment_len=16), 1, end_id=None)
+        read = [batch for row in range(2) for batch in (*stream.at(1, row), *segments.at(1, row))]
+        batches.append([(name, value) for batch in read for name, value in vars(batch).items()])
+    assert len(list(tmp_path.glob("several/*.bin"))) > 40
+    for (name, one), (_, several) in zip(*batches, strict=True):
+        assert torch.equal(one, several) if isinstance(one, torch.Tensor) else one == several, name
+
+
+def test_every_flipped_bit_and_cut_is_noticed(tmp_path: Path, file_bytes: int) -> None:
     folder = tmp_path / "s"
     write_pairs(folder, PAIRS * 5, 65_536)
     whole = PairStore.open(folder)
@@ -131,6 +187,7 @@ def test_swapped_and_missing_files_are_noticed(tmp_path: Path) -> None:
     [
         {"format": "other"},
         {"format_version": 3},
+        {"format_version": 4},
         {"format_version": True},
         {"dtype": "float64"},
         {"dtype": ["uint16"]},

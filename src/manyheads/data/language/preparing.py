@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyheads.data.language.texts import IdSource, Text
 from manyheads.data.lines import Progress, ReadReport
-from manyheads.data.preparing import CONTROL, LANGUAGE_TASK, SPLITS, Holdout, Source, given_splits, prepare
+from manyheads.data.preparing import (
+    CONTROL,
+    LANGUAGE_TASK,
+    SPLITS,
+    Holdout,
+    Source,
+    given_splits,
+    in_order,
+    kept_part,
+    prepare,
+)
 from manyheads.data.store import CHECK_TOKENS, IntArray, TokenStore, write_tokens
 from manyheads.errors import DataError
 from manyheads.text.growing import Growth
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import ITEM_BYTES, IdSettings, VocabularySettings
-from manyheads.text.vocabularies import learn_vocabulary, sample_of
+from manyheads.text.vocabularies import learn_vocabulary, sample_of, vocabulary_from_json
 from manyheads.text.vocabulary import CHANNELS, IdVocabulary, Vocabulary
 
 BLOCK_BYTES = 2**20
@@ -200,6 +212,7 @@ class TokenSource(Source):
 
 
 ENCODE_LINES = 4096  # lines per call of the vocabulary
+PART_BYTES = 2**22  # of lines that are encoded together, and kept until the folder is complete
 WHITE = np.zeros(256, np.bool_)
 WHITE[list(b" \t\n\r\v\f")] = True
 
@@ -216,6 +229,7 @@ def prepare_text(
     progress: Progress | None = None,
     key: str = "",
     published_tokens: dict[str, int] | None = None,
+    processes: int = 1,
 ) -> dict[str, Any]:
     """Make a folder of data for a language model; read it with `prepared_text.TextData.open`.
 
@@ -234,6 +248,7 @@ def prepare_text(
         progress: called with the phase, the number of bytes done, and the total or 0.
         key: stored in the manifest, to recognise the folder.
         published_tokens: number of tokens of each split in the literature; stored in the manifest beside our counts.
+        processes: see `preparing.prepare`.
 
     Returns: the manifest.
     Raises:
@@ -242,7 +257,7 @@ def prepare_text(
         SaveError: the disk is full or refuses; nothing is left behind.
     """
     source = _TextSource(given_splits(train, valid, test), vocabulary, holdout, published_tokens or {})
-    return prepare(folder, source, replace=replace, progress=progress, key=key)
+    return prepare(folder, source, replace=replace, progress=progress, key=key, processes=processes)
 
 
 class _TextSource(TokenSource):
@@ -310,7 +325,11 @@ class _TextSource(TokenSource):
         return {**super().record(), "published_tokens": self._published_tokens}
 
     def pieces(self, part: Part, counts: dict[str, int]) -> Iterator[Piece]:
-        return (_line_pieces if self._by_line else _byte_pieces)(part, self.vocabulary, counts)
+        if not self._by_line:
+            return _byte_pieces(part, self.vocabulary, counts)
+        folder = self.parts.claimed() if len(part) >= PART_BYTES else None
+        work = _EncodedLines(self.vocabulary, folder)
+        return _line_pieces(part, self.vocabulary, counts, lambda blocks: in_order(work, blocks, self.processes))
 
 
 class _Counter:
@@ -344,35 +363,95 @@ def _byte_pieces(part: Part, vocabulary: Vocabulary, counts: dict[str, int]) -> 
             yield [vocabulary.end_id], True
 
 
-def _line_pieces(part: Part, vocabulary: Vocabulary, counts: dict[str, int]) -> Iterator[Piece]:
-    counter = _Counter(counts)
-    for block, file_ends in _blocks_of_lines(part):
-        if vocabulary.documents == "lines":
-            kept = [line for line in block if line.strip()]
-            counts["empty_dropped"] += len(block) - len(kept)
-            block = kept
-        counter.add(b"".join(block))
-        if vocabulary.kind == "bytes":
-            encoded = [list(line.removesuffix(b"\n")) for line in block]
+@dataclass(frozen=True)
+class _EncodedLines:
+    """Encodes lines, perhaps in a process of its own; see `preparing.in_order`.
+
+    Args: folder: where whole blocks are kept as parts; None: nowhere.
+    """
+
+    vocabulary: Vocabulary
+    folder: Path | None
+
+    def __reduce__(self) -> Any:
+        return _encoded_lines, (self.vocabulary.to_json(), self.folder)
+
+    def __call__(self, block: Sequence[bytes]) -> Iterator[bytes]:
+        """Yield the numbers of lines with control characters and of long ones, the lengths, and the ids (int32)."""
+        lines = [line.removesuffix(b"\n") for line in block]
+
+        def make() -> bytes:
+            odd = np.zeros(2, np.int64)
+            encoded: list[NDArray[np.int32]] = []
+            lengths: list[int] = []
+            for start in range(0, len(lines), ENCODE_LINES):
+                some = lines[start : start + ENCODE_LINES]
+                if self.vocabulary.kind == "bytes":
+                    rows: Sequence[Sequence[int]] = some
+                else:
+                    texts = [line.decode("utf-8") for line in some]
+                    odd[0] += sum(bool(CONTROL.search(text)) for text in texts)
+                    odd[1] += sum(len(text) > MAX_LEARNED_CHARS for text in texts)
+                    rows = self.vocabulary.encode_lines(texts)
+                lengths += [len(ids) + 1 for ids in rows]
+                end = self.vocabulary.line_id
+                encoded.append(np.fromiter((index for ids in rows for index in (*ids, end)), np.int32))
+            return b"".join([odd.tobytes(), np.array(lengths, np.int32).tobytes(), *(ids.tobytes() for ids in encoded)])
+
+        if self.folder is None or sum(map(len, block)) < PART_BYTES:
+            yield make()
         else:
-            texts = [line.removesuffix(b"\n").decode("utf-8") for line in block]
-            counts["control_characters"] += sum(bool(CONTROL.search(text)) for text in texts)
-            counts["long_lines"] += sum(len(text) > MAX_LEARNED_CHARS for text in texts)
-            encoded = vocabulary.encode_lines(texts)
-        for ids in encoded:
-            yield [*ids, vocabulary.line_id], vocabulary.documents == "lines"
+            yield kept_part(self.folder, [self.vocabulary.digest, "lines", b"".join(block).decode("latin-1")], make)
+
+
+def _encoded_lines(vocabulary: str, folder: Path | None) -> _EncodedLines:
+    return _EncodedLines(vocabulary_from_json(vocabulary), folder)
+
+
+def _line_pieces(
+    part: Part,
+    vocabulary: Vocabulary,
+    counts: dict[str, int],
+    encode: Callable[[Iterator[list[bytes]]], Iterator[bytes]],
+) -> Iterator[Piece]:
+    counter = _Counter(counts)
+    begun: deque[tuple[list[bytes], bool]] = deque()  # blocks that are being encoded
+
+    def blocks() -> Iterator[list[bytes]]:
+        for block, file_ends in _blocks_of_lines(part):
+            if vocabulary.documents == "lines":
+                kept = [line for line in block if line.strip()]
+                counts["empty_dropped"] += len(block) - len(kept)
+                block = kept
+            begun.append((block, file_ends))
+            yield block
+
+    for content in encode(blocks()):
+        block, file_ends = begun.popleft()
+        counter.add(b"".join(block))
+        control, long = np.frombuffer(content, np.int64, 2).tolist()
+        counts["control_characters"] += control
+        counts["long_lines"] += long
+        lengths = np.frombuffer(content, np.int32, len(block), offset=16)
+        ids = np.frombuffer(content, np.int32, offset=16 + lengths.nbytes)
+        if vocabulary.documents == "lines":
+            yield from ((row, True) for row in np.split(ids, np.cumsum(lengths)[:-1]) if len(row))
+        else:
+            yield ids, False
         if file_ends and vocabulary.documents == "files" and vocabulary.end_id is not None:
             yield [vocabulary.end_id], True
 
 
 def _blocks_of_lines(part: Part) -> Iterator[tuple[list[bytes], bool]]:
-    """Yield lists of ENCODE_LINES lines, or fewer at the end of a file, and whether a file ends with each list."""
+    """Yield lists of lines, of PART_BYTES or fewer at the end of a file, and whether a file ends with each list."""
     block: list[bytes] = []
+    size = 0
     for line, ends in part.lines():
         block.append(line)
-        if ends or len(block) == ENCODE_LINES:
+        size += len(line)
+        if ends or size >= PART_BYTES:
             yield block, ends
-            block = []
+            block, size = [], 0
 
 
 BLOCK_IDS = 2**20

@@ -12,7 +12,6 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import length_hint
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -20,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from manyheads.data.lines import Progress, ReadReport, blocks_of, stored_lines
-from manyheads.data.preparing import CONTROL, Source, given_splits, prepare
+from manyheads.data.preparing import CONTROL, Source, given_splits, in_order, kept_part, prepare
 from manyheads.data.store import IntArray, write_pairs
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.verify import file_sha256
@@ -127,7 +126,36 @@ class SidesSource(Source):
             counts: `tokens`, `longest` and `unknown`, after the side.
             side: as in the names of the counts.
         """
-        item = "<u2" if tokenizer.vocab_size <= 2**16 else "<u4"
+        folder = self.parts.claimed() if len(texts) == PART_ROWS else None
+        [content] = EncodedTexts(tokenizer, folder, told)((side, texts))
+        told(len(texts))
+        return rows_of(content, len(texts), tokenizer, counts, side)
+
+    def finish(self) -> list[str]:
+        for path in self.paths("train"):
+            path.unlink()
+        return [path.name for split in self.counts if split != "train" for path in self.paths(split)]
+
+
+@dataclass(frozen=True)
+class EncodedTexts:
+    """Encodes texts, perhaps in a process of its own; see `preparing.in_order`.
+
+    Args: folder: where whole blocks are kept as parts; None: nowhere. told: called with the number of texts that are
+        done; not in another process.
+    """
+
+    tokenizer: Tokenizer
+    folder: Path | None
+    told: Callable[[int], None] = lambda count: None
+
+    def __reduce__(self) -> Any:
+        return _encoded_texts, (self.tokenizer.to_json(), self.folder)
+
+    def __call__(self, item: tuple[str, Sequence[str]]) -> Iterator[bytes]:
+        """Yield the lengths and the ids of texts. item: `source` or `target`, or empty, and the texts."""
+        side, texts = item
+        tokenizer: Tokenizer = getattr(self.tokenizer, side) if side else self.tokenizer
 
         def make() -> bytes:
             ids, lengths = array("q"), []
@@ -135,23 +163,31 @@ class SidesSource(Source):
                 for one in tokenizer.encode_batch(texts[start : start + ENCODE_ROWS]):
                     ids.extend(one)
                     lengths.append(len(one))
-                told(len(lengths))
-            return np.array(lengths, "<i4").tobytes() + np.frombuffer(ids, np.int64).astype(item).tobytes()
+                self.told(len(lengths))
+            return np.array(lengths, "<i4").tobytes() + np.frombuffer(ids, np.int64).astype(_item(tokenizer)).tobytes()
 
-        is_whole = len(texts) == PART_ROWS
-        content = self.parts.kept([tokenizer.digest, side, *texts], make) if is_whole else make()
-        lengths = np.frombuffer(content, "<i4", len(texts))
-        ids = np.frombuffer(content, item, offset=lengths.nbytes)
-        told(len(texts))
-        counts[f"{side}tokens"] += len(ids)
-        counts[f"{side}longest"] = max(counts[f"{side}longest"], int(lengths.max(initial=0)))
-        counts[f"{side}unknown"] += int((ids == tokenizer.unk_id).sum())
-        return np.split(ids, np.cumsum(lengths)[:-1])
+        if self.folder is None or len(texts) < PART_ROWS:
+            yield make()
+        else:
+            yield kept_part(self.folder, [tokenizer.digest, side, *texts], make)
 
-    def finish(self) -> list[str]:
-        for path in self.paths("train"):
-            path.unlink()
-        return [path.name for split in self.counts if split != "train" for path in self.paths(split)]
+
+def _encoded_texts(tokenizer: str, folder: Path | None) -> EncodedTexts:
+    return EncodedTexts(Tokenizer.from_json(tokenizer), folder)
+
+
+def rows_of(content: bytes, num_texts: int, tokenizer: Tokenizer, counts: dict[str, int], side: str) -> list[IntArray]:
+    """Return the ids of each text that `EncodedTexts` has encoded, and count them; see `SidesSource.encoded`."""
+    lengths = np.frombuffer(content, "<i4", num_texts)
+    ids = np.frombuffer(content, _item(tokenizer), offset=lengths.nbytes)
+    counts[f"{side}tokens"] += len(ids)
+    counts[f"{side}longest"] = max(counts[f"{side}longest"], int(lengths.max(initial=0)))
+    counts[f"{side}unknown"] += int((ids == tokenizer.unk_id).sum())
+    return np.split(ids, np.cumsum(lengths)[:-1])
+
+
+def _item(tokenizer: Tokenizer) -> str:
+    return "<u2" if tokenizer.vocab_size <= 2**16 else "<u4"
 
 
 CLEANING = "cleaning.json"
@@ -200,6 +236,7 @@ def prepare_corpus(
     cleaning: Callable[[], Mapping[str, Any]] | None = None,
     languages: Sequence[LanguagePair] = (),
     without_held_back: WithoutHeldBack | None = None,
+    processes: int = 1,
 ) -> dict[str, Any]:
     """Make a folder of prepared data; read it with `prepared.PreparedData.open`.
 
@@ -222,6 +259,7 @@ def prepare_corpus(
             `tagged.TaggedPairs`, whose targets then have a tag each.
         without_held_back: called when all splits were read, with the training and the validation pairs; it returns the
             training pairs to use.
+        processes: see `preparing.prepare`.
 
     Returns: the manifest.
     Raises:
@@ -229,7 +267,7 @@ def prepare_corpus(
         SaveError: the disk is full or refuses; nothing is left behind.
     """
     source = PairSource(given_splits(train, valid, test), tokenizer, cleaning, languages, without_held_back)
-    return prepare(folder, source, replace=replace, progress=progress, key=key)
+    return prepare(folder, source, replace=replace, progress=progress, key=key, processes=processes)
 
 
 class PairSource(SidesSource):
@@ -325,21 +363,34 @@ class PairSource(SidesSource):
         tokenizer, counts = self.tokenizer, self.counts[split]
         counts |= {f"{side}_{name}": 0 for side in SIDES for name in ("tokens", "longest", "unknown")}
 
-        def told(first: int, count: int) -> None:
-            self.progress(f"encode {split}", (first + count) // 2, counts["pairs"])
+        sizes: deque[int] = deque()  # of the blocks that are being encoded
+        done = 0  # texts of both sides
 
-        def encoded() -> Iterator[tuple[IntArray, IntArray]]:
-            pairs, done = self._stored(split), 0
+        def told(count: int) -> None:
+            self.progress(f"encode {split}", (done + count) // 2, counts["pairs"])
+
+        def blocks() -> Iterator[tuple[str, tuple[str, ...]]]:
+            pairs = self._stored(split)
             if split == "train" and self._without_held_back is not None:
                 pairs = self._without_held_back(pairs, list(self._stored("valid")))
             for block in blocks_of(pairs, PART_ROWS):
+                for side, texts in zip(SIDES, zip(*block, strict=True), strict=True):
+                    sizes.append(len(texts))
+                    yield side, texts
+
+        def encoded() -> Iterator[tuple[IntArray, IntArray]]:
+            nonlocal done
+            folder = self.parts.claimed() if counts["pairs"] >= PART_ROWS else None
+            contents = in_order(EncodedTexts(tokenizer, folder, told), blocks(), self.processes)
+            for both in zip(contents, contents, strict=True):
                 rows = []
-                for number, (side, texts) in enumerate(zip(SIDES, zip(*block, strict=True), strict=True)):
-                    so_far = partial(told, 2 * done + number * len(block))
-                    rows.append(self.encoded(texts, getattr(tokenizer, side), so_far, counts, f"{side}_"))
+                for side, content in zip(SIDES, both, strict=True):
+                    size = sizes.popleft()
+                    rows.append(rows_of(content, size, tokenizer, counts, f"{side}_"))
+                    done += size
+                    told(0)
                 yield from zip(*rows, strict=True)
-                done += len(block)
-            counts["pairs"] = done
+            counts["pairs"] = done // 2
 
         write_pairs(self.folder / split, encoded(), tokenizer.vocab_size)
         return counts

@@ -209,8 +209,12 @@ def _check_bare(rows: Sequence[Row], name: str) -> None:
         )
 
 
-def parquet_pairs(path: str | Path, keys: tuple[str, str], report: ReadReport) -> Pairs:
+def parquet_pairs(
+    path: str | Path, keys: tuple[str, str], report: ReadReport, groups: Sequence[int] | None = None, first: int = 0
+) -> Pairs:
     """Return the pairs of two columns of a Parquet file; dots lead into nested columns, as in `translation.en`.
+
+    Args: groups: of rows, which are read alone; None: all. first: number of rows before them, for messages.
 
     Raises: DataError: it is no Parquet file, or has no such columns of text. MissingExtraError: pyarrow is not
         installed.
@@ -227,8 +231,8 @@ def parquet_pairs(path: str | Path, keys: tuple[str, str], report: ReadReport) -
                 raise DataError(
                     f"{describe(path)} has no column {missing!r}; it has: {named(names)}. Name the columns by {KEYS}."
                 )
-            number = 0
-            for batch in file.iter_batches(columns=columns, batch_size=4096):
+            number = first
+            for batch in file.iter_batches(columns=columns, batch_size=4096, row_groups=groups):
                 for record in batch.to_pylist():
                     number += 1
                     where = f"{describe(path)}: row {number}"
@@ -375,7 +379,8 @@ class PairFiles:
         keys = (self.source_key or "source", self.target_key or "target")
         match self._form:
             case ".jsonl":
-                return _jsonl_pairs(path, keys, self.on_bad_utf8, report)
+                lines = decoded_lines(path, self.on_bad_utf8, report)
+                return jsonl_pairs(lines, path, keys, self.on_bad_utf8, report)
             case ".csv" | ".tsv":
                 return table_pairs(path, given, self.on_bad_utf8, report, is_tsv=self._form == ".tsv")
             case ".tmx":
@@ -452,10 +457,16 @@ def _is_suspicious(source: str, target: str) -> bool:
     return (short == 0) != (long == 0) or long > 5 * short + 20
 
 
-def _jsonl_pairs(
-    path: str | Path, keys: tuple[str, str], on_bad_utf8: OnBadUtf8, report: ReadReport
+def jsonl_pairs(
+    lines: Iterable[str | None],
+    path: str | Path,
+    keys: tuple[str, str],
+    on_bad_utf8: OnBadUtf8,
+    report: ReadReport,
+    first: int = 1,
 ) -> Iterator[tuple[str, str] | None]:
-    for number, line in enumerate(decoded_lines(path, on_bad_utf8, report), 1):
+    """Yield the pairs of lines of a JSONL file; None for one that is skipped. first: number of the first line."""
+    for number, line in enumerate(lines, first):
         if line is None:
             yield None
         elif not line.strip():

@@ -22,16 +22,19 @@ from manyheads.errors import ConfigError, DataError
 from manyheads.extras.sources import fetching
 from manyheads.extras.sources.archives import UNPACKED, is_archive, unpack
 from manyheads.extras.sources.names import ENTRIES, SPLITS, Entry
+from manyheads.extras.sources.shards import plain_name
+from manyheads.extras.sources.storage import ADDRESS, check_storage, fetch_shard, is_address, listed_at
 from manyheads.files.commit import write_folder
+from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import MANIFEST
 
 KINDS = ("url:", "hf:", "sacrebleu:", "opus:", "mtdata:")
 PAIR_FORMS = (".tsv", ".csv", ".jsonl", ".tmx", ".parquet")
-_ENDS = tuple(f"{form}.gz" for form in PAIR_FORMS)
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|training|valid|validation|val|dev|test|eval)(?=[^a-z]|$)")
 _SPLIT_OF = {"train": "train", "training": "train", "test": "test", "eval": "test"}
 _DATA = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".txt", ".tmx", ".tokens", ".raw")
 MOST_LISTED = 20_000
+CARD, MOST_CARD_BYTES = "README.md", 2**22
 MTDATA_SECONDS = 24 * 3600
 
 
@@ -47,8 +50,9 @@ class Wanted:
 
     @property
     def kind(self) -> str:
-        """One of KINDS, or empty: a file or folder of this disk."""
-        return next((kind for kind in KINDS if self.text.startswith(kind)), "")
+        """One of KINDS; or ADDRESS, as in s3://bucket/folder; or empty: a file or folder of this disk."""
+        other = ADDRESS if is_address(self.text) else ""
+        return next((kind for kind in KINDS if self.text.startswith(kind)), other)
 
     @property
     def rest(self) -> str:
@@ -110,12 +114,14 @@ def _wanted(text: str, split: str, option: str) -> Wanted:
                 raise ConfigError(f"{option}: {error}") from None
         if len(one.urls) > 2:
             raise ConfigError(f"{option} {text}: url: takes one address, or two, source,target.")
+    if one.kind == ADDRESS:
+        check_storage(text, option)
     if not one.kind and not Path(text).exists():
         known = [*ENTRIES, *KINDS]
         hint = did_you_mean(text.partition(":")[0] + (":" if ":" in text else ""), known)
         raise ConfigError(
             f"{option} {text} is unknown: it is no file or folder, no name ({', '.join(ENTRIES)}), and begins with none"
-            f" of {' '.join(KINDS)}.{hint}"
+            f" of {' '.join(KINDS)} and SCHEME://.{hint}"
         )
     return one
 
@@ -146,13 +152,13 @@ def plan_lines(sources: Sequence[Wanted], lock: fetching.Lock) -> list[str]:
             size = lock.files.get(url, {}).get("bytes")
             state = "in the cache" if fetching.is_cached(url) else "to be fetched"
             lines.append(f"  {url}: {state}, {f'{size:,} bytes' if isinstance(size, int) else 'size unknown'}")
-        if one.kind in ("hf:", "opus:", "mtdata:", "sacrebleu:"):
+        if one.kind in _PROGRAMS:
             lines.append(f"  {one.text}: fetched by {_PROGRAMS[one.kind]}, size unknown")
     return lines
 
 
 _PROGRAMS = {
-    "hf:": "huggingface_hub", "opus:": "mtdata", "mtdata:": "mtdata", "sacrebleu:": "sacrebleu",
+    "hf:": "huggingface_hub", "opus:": "mtdata", "mtdata:": "mtdata", "sacrebleu:": "sacrebleu", ADDRESS: "fsspec",
 }  # fmt: skip
 
 
@@ -177,7 +183,7 @@ def find(one: Wanted, fetcher: Fetcher, *, is_pairs: bool) -> Found:
     if is_pairs and one.kind != "hf:" and len(roots) == 2 and not folders:
         return Found(tuple(roots), origin)
     listed = [path for root in roots for path in (_listed(root) if root.is_dir() else [root])]
-    files = _of_split(one, listed, roots)
+    files = listed if one.kind == ADDRESS else _of_split(one, listed, roots)
     if is_pairs:
         files = _sides(one, files, fetcher.languages)
     if not files:
@@ -242,7 +248,7 @@ def _sides(one: Wanted, files: Sequence[Path], languages: tuple[str | None, str 
 
     Raises: ConfigError: the languages are needed. DataError: a side is missing.
     """
-    tables = [path for path in files if path.name.lower().endswith((*PAIR_FORMS, *_ENDS))]
+    tables = [path for path in files if plain_name(path).endswith(PAIR_FORMS)]
     if tables:
         return tables
     plain = {path: path.name.removesuffix(".gz") for path in files}
@@ -288,6 +294,22 @@ def _from_url(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
     return roots, one.text
 
 
+def _from_storage(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
+    """The shards of a split at an address of fsspec, each fetched once. Raises: DataError, ConfigError."""
+    shards = listed_at(one.text, one.option, MOST_LISTED)
+    names = {Path(name): name for name in shards.names}
+    chosen = [names[path] for path in _of_split(one, list(names), [])]
+    paths, total = [], 0
+    for name in chosen:
+        path, record = fetch_shard(shards, name, fetcher)
+        if not shards.is_here:
+            fetcher.lock.check(f"{shards.scheme}://{name}", record)
+        paths.append(path)
+        total += record.num_bytes
+    fetcher.said.append(f"{one.text}: {len(paths):,} files, {total:,} bytes")
+    return paths, one.text
+
+
 def _from_hub(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
     """Files of data in a repository of the hub, and no code. Raises: DataError, ConfigError."""
     from huggingface_hub import HfApi, hf_hub_download
@@ -299,7 +321,11 @@ def _from_hub(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
     try:
         facts = HfApi().dataset_info(name, revision=revision)
         names = sorted(file.rfilename for file in facts.siblings or [])
-        chosen = _of_config(one, names, config)
+        card = ""
+        if CARD in names:
+            fetched = Path(hf_hub_download(name, CARD, repo_type="dataset", revision=facts.sha))
+            card = read_limited(fetched.resolve(), MOST_CARD_BYTES).decode("utf-8", "replace")
+        chosen = _in_card(one, card, names, config) or _of_config(one, names, config)
         paths = [Path(hf_hub_download(name, file, repo_type="dataset", revision=facts.sha)) for file in chosen]
     except (ConfigError, DataError):
         raise
@@ -319,12 +345,56 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def _in_card(one: Wanted, card: str, names: Sequence[str], config: str | None) -> list[str]:
+    """Return the files of data that the card of a data set names for the split of a config; empty: it names none.
+
+    Raises: ConfigError: the card names several configs. DataError: it has no such split, or no file is there.
+    """
+    import yaml
+
+    head = re.match(r"---\r?\n(.*?)\r?\n---", card, re.DOTALL)
+    try:
+        content = yaml.safe_load(head[1]) if head else None
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return []  # it is for people, and its folders may say it as well
+    listed = content.get("configs") if isinstance(content, dict) else None
+    known = {
+        each["config_name"]: each["data_files"]
+        for each in (listed if isinstance(listed, list) else ())
+        if isinstance(each, dict) and isinstance(each.get("config_name"), str) and each.get("data_files")
+    }
+    if config is None and known:
+        config = next(iter(known)) if len(known) == 1 else "default"
+        if config not in known:
+            first = next(iter(known))
+            raise ConfigError(f"{one.text} has several configs: {', '.join(known)}; give one, {one.text}[{first}].")
+    files = known.get(config or "")
+    if not files:
+        return []
+    if isinstance(files, dict):
+        files = [{"split": split, "path": path} for split, path in files.items()]
+    patterns: dict[str, list[str]] = {}
+    for each in files if isinstance(files, list) else [files]:
+        split, path = (each.get("split"), each.get("path")) if isinstance(each, dict) else ("train", each)
+        word = next(iter(_SPLIT.findall(str(split).lower())), "train")
+        paths = path if isinstance(path, list) else [path]
+        patterns.setdefault(_SPLIT_OF.get(word, "valid"), []).extend(map(str, paths))
+    found = [name for name in names if any(fnmatchcase(name, each) for each in patterns.get(one.split, ()))]
+    found = [name for name in found if plain_name(Path(name)).endswith(_DATA)]
+    if not found:
+        raise DataError(
+            f"{one.option} {one.text} has no files of data for the {one.split} split; its card names"
+            f" {', '.join(sorted(path for some in patterns.values() for path in some))[:200]}."
+        )
+    return found
+
+
 def _of_config(one: Wanted, names: Sequence[str], config: str | None) -> list[str]:
     """Return the names of the files of data of a config: those in its folder, or all if there is but one.
 
     Raises: DataError: there is none. ConfigError: there are several configs.
     """
-    data = [name for name in names if name.removesuffix(".gz").lower().endswith(_DATA) and not name.startswith(".")]
+    data = [name for name in names if plain_name(Path(name)).endswith(_DATA) and not name.startswith(".")]
     if not data:
         raise DataError(f"{one.text} has no files of data ({', '.join(_DATA)}); code that would make them is not run.")
     heads = sorted({name.split("/")[0] for name in data if "/" in name})
@@ -452,6 +522,7 @@ def _direction(
 
 _PLACES: Mapping[str, Callable[[Wanted, Fetcher], tuple[list[Path], str]]] = {
     "": _from_disk,
+    ADDRESS: _from_storage,
     "url:": _from_url,
     "hf:": _from_hub,
     "sacrebleu:": _from_sacrebleu,

@@ -12,13 +12,17 @@ if TYPE_CHECKING:
     from manyheads.extras.sources.finding import Wanted
 
 
+MOST_PROCESSES = 256
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
     """Data by name."""
 
     train: tuple[str, ...] = option(
         "Training data: url:ADDRESS (or url:SOURCE,TARGET), hf:owner/name[config], opus: or mtdata: and a corpus, a"
-        " folder or file of this disk, or a name such as multi30k-en-de; several are read one after the other.",
+        " folder, file or pattern at an address such as s3://bucket/part-*.jsonl.zst, a folder or file of this disk, or"
+        " a name such as multi30k-en-de; several are read one after the other.",
         default=(),
         metavar="SOURCE ...",
         name="from",
@@ -39,10 +43,17 @@ class SourceOptions:
         "Fetch again, and record the files in sources.lock although they have changed.", default=False
     )
     most_bytes: int = option("Refuse a larger file.", default=64 * 2**30, metavar="N")
+    processes: int = option(
+        "Parse shards of --from and encode with N processes; the prepared data is the same for any number.",
+        default=1,
+        metavar="N",
+    )
 
     def __post_init__(self) -> None:
         if self.most_bytes < 1:
             raise ConfigError(f"--most-bytes is {self.most_bytes}; it must be at least 1.")
+        if not 1 <= self.processes <= MOST_PROCESSES:
+            raise ConfigError(f"--processes is {self.processes}; it must be from 1 to {MOST_PROCESSES}.")
         if not self.is_given and (self.accept_terms or self.dry_run or self.update):
             raise ConfigError("--accept-terms, --dry-run and --update go with --from, --valid-from or --test-from.")
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from manyheads.data.language.texts import TextFiles
-from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines
+from manyheads.data.lines import OnBadUtf8, ReadReport
 from manyheads.data.translation.preparing import Pairs
-from manyheads.data.translation.readers import PairFiles, json_record
-from manyheads.errors import DataError, needing_extra
+from manyheads.data.translation.readers import PairFiles
 from manyheads.extras.sources.finding import PAIR_FORMS, Found
-
-RECORDS = (".jsonl", ".jsonl.gz", ".parquet")
-_KEYS = ("text", "content", "sentence")
+from manyheads.extras.sources.shards import ShardPairs, first_record, is_shard, plain_name, shard_texts
 
 
 @dataclass(frozen=True)
@@ -35,24 +32,38 @@ class ChainedPairs:
 
 
 def pairs_of(
-    found: Sequence[Found], keys: tuple[str | None, str | None], languages: Any, **shared: Any
+    found: Sequence[Found],
+    keys: tuple[str | None, str | None],
+    languages: Any,
+    *,
+    on_bad_utf8: OnBadUtf8 = "fail",
+    processes: int = 1,
 ) -> ChainedPairs:
     """Return the pairs of the sources of a split.
 
-    Args: keys: of source and target, where they are named. languages: of both sides, or (None, None).
+    Args: keys: of source and target, where they are named. languages: of both sides, or (None, None). processes: that
+        read shards.
     Raises: ConfigError: see `PairFiles`.
     """
     parts: list[Pairs] = []
     for one in found:
         files = list(one.files)
+        shards: list[Path] = []
         while files:
             path = files.pop(0)
-            if path.name.lower().removesuffix(".gz").endswith(PAIR_FORMS):
-                chosen = keys if any(keys) else _keys_of(path, languages)
-                given: dict[str, Any] = {"pairs": path, "source_key": chosen[0], "target_key": chosen[1]}
+            if is_shard(path):
+                shards.append(path)
+                if files and is_shard(files[0]):
+                    continue
+                chosen = keys if any(keys) else _keys_of(shards[0], languages)
+                both = (chosen[0] or "source", chosen[1] or "target")
+                parts.append(ShardPairs(tuple(shards), both, on_bad_utf8, processes))
+                shards = []
+            elif plain_name(path).endswith(PAIR_FORMS):
+                given = {"source_key": keys[0], "target_key": keys[1]}
+                parts.append(PairFiles(pairs=path, **given, languages=languages, on_bad_utf8=on_bad_utf8))
             else:
-                given = {"source": path, "target": files.pop(0)}
-            parts.append(PairFiles(**given, languages=languages, **shared))
+                parts.append(PairFiles(source=path, target=files.pop(0), on_bad_utf8=on_bad_utf8))
     return ChainedPairs(parts, " + ".join(one.origin for one in found))
 
 
@@ -61,67 +72,31 @@ def _keys_of(path: Path, languages: tuple[str | None, str | None]) -> tuple[str 
     source, target = languages
     if source is None or target is None:
         return None, None
-    record = _first_record(path)
+    record = first_record(path)
     inner = record.get("translation")
     if isinstance(inner, dict) and {source, target} <= inner.keys():
         return f"translation.{source}", f"translation.{target}"
     return (source, target) if {source, target} <= record.keys() else (None, None)
 
 
-def _first_record(path: Path) -> dict[str, Any]:
-    name = path.name.lower()
-    if name.endswith(".parquet"):
-        return next(_rows(path), {})
-    if name.endswith((".jsonl", ".jsonl.gz")):
-        first = next(iter(decoded_lines(path, "replace", ReadReport())), None)
-        return json_record(first, str(path)) if first and first.strip() else {}
-    return {}
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a Parquet file. Raises: DataError: it is damaged. MissingExtraError: pyarrow is missing."""
-    with needing_extra("Parquet files need the package pyarrow", "parquet"):
-        import pyarrow
-        import pyarrow.parquet
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1000):
-                yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} is not an intact Parquet file: {error}.") from error
-
-
 @dataclass(frozen=True, kw_only=True)
 class SourceTexts(TextFiles):
-    """Texts of sources: files of text, and records with a text. name: for the manifest."""
+    """Texts of sources: files of text, and shards of records with a text.
+
+    Args: name: for the manifest. processes: that read shards.
+    """
 
     name: str = ""
+    processes: int = 1
 
     def read(self, *, as_bytes: bool, report: ReadReport | None = None) -> Iterator[tuple[bytes, bool]]:
-        for path in map(Path, self.paths):
-            if not path.name.lower().endswith(RECORDS):
-                yield from TextFiles(paths=[path], on_bad_utf8=self.on_bad_utf8).read(as_bytes=as_bytes, report=report)
-                continue
-            text = b""
-            for text in _texts(path, self.on_bad_utf8, report or ReadReport()):
-                yield text, False
-            yield b"", True
+        report = report if report is not None else ReadReport()
+        for are_shards, paths in groupby(map(Path, self.paths), is_shard):
+            if are_shards:
+                yield from shard_texts(list(paths), self.on_bad_utf8, report, self.processes)
+            else:
+                others = TextFiles(paths=list(paths), on_bad_utf8=self.on_bad_utf8)
+                yield from others.read(as_bytes=as_bytes, report=report)
 
     def describe(self) -> str:
         return self.name
-
-
-def _texts(path: Path, on_bad_utf8: OnBadUtf8, report: ReadReport) -> Iterator[bytes]:
-    """Yield the text of each record, with a line break at its end. Raises: DataError: a record has none."""
-    if path.name.lower().endswith(".parquet"):
-        records = _rows(path)
-    else:
-        lines = enumerate(decoded_lines(path, on_bad_utf8, report), 1)
-        records = (json_record(line, f"{path}: line {number}") for number, line in lines if line and line.strip())
-    for number, record in enumerate(records, 1):
-        key = next((key for key in _KEYS if isinstance(record.get(key), str)), None)
-        if key is None:
-            shown = json.dumps(sorted(map(str, record)))
-            raise DataError(f"{path}: record {number} has no text under {', '.join(_KEYS)}; its keys are {shown}.")
-        text = record[key]
-        yield (text if text.endswith("\n") else text + "\n").encode("utf-8", "surrogatepass")

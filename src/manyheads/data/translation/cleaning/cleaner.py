@@ -18,7 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from manyheads.data.lines import ReadReport
-from manyheads.data.translation.cleaning.rules import RULES, HeldOut, Limits, PairBlock, Rule, Usual, usual_of
+from manyheads.data.translation.cleaning.rules import (
+    RULES,
+    HeldOut,
+    Limits,
+    PairBlock,
+    Rule,
+    SeenPairs,
+    Usual,
+    usual_of,
+)
 from manyheads.data.translation.preparing import Pairs
 from manyheads.errors import DataError
 from manyheads.text.sides import LanguagePair, guess_language, tagged
@@ -142,6 +151,7 @@ class CleaningReport:
         usual: target characters for each source character.
         languages: of source and target, as the first pairs look; None: unknown.
         prepared: what is unusual about the first pairs, see `data.translation.cleaning.cleaner`.
+        duplicates_of_first: only repetitions of so many different pairs were found; 0: of all.
     """
 
     num_pairs: int = 0
@@ -153,6 +163,7 @@ class CleaningReport:
     usual: float = 1.0
     languages: tuple[str | None, str | None] = (None, None)
     prepared: list[str] = field(default_factory=list)
+    duplicates_of_first: int = 0
 
     @property
     def num_found(self) -> int:
@@ -175,6 +186,7 @@ class CleaningReport:
             "languages": list(self.languages),
             "prepared": self.prepared,
             "usual_length_ratio": round(self.usual, 3),
+            **({"duplicates_of_first": self.duplicates_of_first} if self.duplicates_of_first else {}),
             "misaligned": [
                 {"first_line": first, "last_line": last, "shift": shift} for first, last, shift in self.stretches
             ],
@@ -195,6 +207,10 @@ class CleaningReport:
 def describe_cleaning(content: Mapping[str, Any]) -> list[str]:
     """Return a summary of a cleaning.json in lines; none if nothing was found."""
     unusual = [f"warning: {what}, or the model will write such text." for what in content.get("prepared", ())]
+    if first := content.get("duplicates_of_first"):
+        unusual.append(
+            f"duplicates are repetitions of the first {first:,} different pairs; others were not looked for."
+        )
     is_cleaned = content["left_out"] > 0
     # Pairs with an empty side are left out and counted in any case.
     found = {
@@ -256,7 +272,8 @@ class CleanedPairs:
         found.languages = source, target
         for side, name in enumerate(("source", "target")):
             found.prepared += [f"the {name} {how}" for how in how_prepared([pair[side] for _, pair in sample])]
-        blocks = _blocks(chain(sample, numbered), usual, held_out)
+        seen = SeenPairs()
+        blocks = _blocks(chain(sample, numbered), usual, held_out, seen)
         del sample
         before: PairBlock | None = None
         block = next(blocks, None)
@@ -272,6 +289,7 @@ class CleanedPairs:
             else:
                 yield from block.pairs
             before, block = block, after
+        found.duplicates_of_first = seen.full_at
 
     def without_held_back(
         self, pairs: Iterable[tuple[str, str]], held_back: Sequence[tuple[str, str]]
@@ -325,9 +343,10 @@ class CleanedPairs:
         return CleaningReport(is_cleaned=self._clean, limits=dict(self._limits))
 
 
-def _blocks(numbered: Iterator[tuple[int, tuple[str, str]]], usual: Usual, held_out: HeldOut) -> Iterator[PairBlock]:
+def _blocks(
+    numbered: Iterator[tuple[int, tuple[str, str]]], usual: Usual, held_out: HeldOut, seen: SeenPairs
+) -> Iterator[PairBlock]:
     """Yield the pairs, each with its line, in blocks."""
-    seen: set[int] = set()
     while read := list(islice(numbered, BLOCK_PAIRS)):
         lines, part = zip(*read, strict=True)
         yield PairBlock(part, usual, seen, held_out, lines)
@@ -433,7 +452,7 @@ class ManyCleanings:
                 rule["count"] += other["count"]
                 rule["examples"] = [*rule["examples"], *other["examples"]][:3]
         return {
-            **each[0],
+            **{name: value for one in each for name, value in one.items()},
             **{name: sum(one[name] for one in each) for name in ("pairs", "found", "left_out")},
             "languages": [None, None],  # several
             "prepared": list(dict.fromkeys(what for one in each for what in one["prepared"])),

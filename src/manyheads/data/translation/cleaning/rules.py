@@ -220,6 +220,35 @@ class HeldOut:
         )
 
 
+MOST_SEEN = 2**24
+
+
+class SeenPairs:
+    """The hashes of MOST_SEEN different pairs, those that came first: memory does not grow with the corpus.
+
+    Attributes: full_at: MOST_SEEN, if others came later, which are not found again; otherwise 0.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[npt.NDArray[np.int64]] = []  # each sorted, and at least twice as long as the next one
+        self.full_at = 0
+
+    def find(self, pairs: Sequence[tuple[str, str]]) -> Found:
+        """Return which pairs came before, also among these, and remember them."""
+        keys = np.array([hash(pair) for pair in pairs], np.int64)
+        found = np.ones(len(keys), np.bool_)
+        found[np.unique(keys, return_index=True)[1]] = False
+        for run in self._runs:
+            found |= run[np.minimum(np.searchsorted(run, keys), len(run) - 1)] == keys
+        new, room = keys[~found], MOST_SEEN - sum(map(len, self._runs))
+        self.full_at = MOST_SEEN if len(new) > room else self.full_at
+        if len(new[:room]):
+            self._runs.append(np.sort(new[:room]))
+        while len(self._runs) > 1 and 2 * len(self._runs[-1]) > len(self._runs[-2]):
+            self._runs[-2:] = [np.sort(np.concatenate(self._runs[-2:]))]
+        return found
+
+
 def _is_long(text: str) -> bool:
     return text.count(" ") >= 3 or (" " not in text and len(text) >= 12)
 
@@ -228,13 +257,13 @@ def _is_long(text: str) -> bool:
 class PairBlock:
     """Some pairs in order.
 
-    usual: found in the first pairs of the data. seen: hashes of the pairs before. held_out: what is in validation and
+    usual: found in the first pairs of the data. seen: the pairs before. held_out: what is in validation and
     test. lines: of the pairs.
     """
 
     pairs: Sequence[tuple[str, str]]
     usual: Usual
-    seen: set[int] = field(default_factory=set)
+    seen: SeenPairs = field(default_factory=lambda: SeenPairs())
     held_out: HeldOut | None = None
     lines: Sequence[int] = ()
 
@@ -278,12 +307,7 @@ def _identical(block: PairBlock, limit: float) -> Found:
 
 
 def _duplicate(block: PairBlock, limit: float) -> Found:
-    found = []
-    for pair in block.pairs:
-        key = hash(pair)
-        found.append(key in block.seen)
-        block.seen.add(key)
-    return np.array(found, np.bool_)
+    return block.seen.find(block.pairs)
 
 
 def _held_out(block: PairBlock, limit: float) -> Found:

@@ -24,8 +24,13 @@ _OPTIONS = {"train": "--from", "valid": "--valid-from", "test": "--test-from"}
 def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     """See `catalogue.Task`. Raises: ConfigError: files and sources of a split are both given; see the task."""
     sources = options.sources
+    refuse_given(
+        {"--processes": sources.processes > 1 and options.is_of_ids},
+        "{} has no use with ids or pictures, which are not encoded.",
+    )
     if not sources.is_given:
-        return task.preparation(options)
+        made = task.preparation(options)
+        return made if options.is_of_ids else partial(made, processes=sources.processes)
     given = given_options(options)
     for split, name in _FIELDS.items():
         if getattr(sources, split):
@@ -56,11 +61,16 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
         if options.layout is not None:
             names = dict.fromkeys((split for split in _FIELDS if split in made.keywords), names["train"])
         texts = {
-            split: SourceTexts(paths=made.keywords[split].paths, on_bad_utf8=options.on_bad_utf8, name=name)
+            split: SourceTexts(
+                paths=made.keywords[split].paths,
+                on_bad_utf8=options.on_bad_utf8,
+                name=name,
+                processes=sources.processes if split == "train" else 1,
+            )
             for split, name in names.items()
             if hasattr(made.keywords[split], "on_bad_utf8")
         }
-        return partial(made, **texts)
+        return made if options.is_of_ids else partial(made, **texts, processes=sources.processes)
 
     return preparing(sources, (None, None), prepare, is_pairs=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     """See `catalogue.Task`. Raises: ConfigError: files and sources of a split are both given; see the task."""
     sources = options.sources
     if not sources.is_given:
-        return task.preparation(options)
+        return partial(task.preparation(options), processes=sources.processes)
     given = given_options(options)
     files = {split: [f"--{prefix}{form}" for form in _FORMS] for split, prefix in _PREFIXES.items()}
     for split, names in files.items():
@@ -38,10 +39,17 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     def prepare(found: dict[str, list[Found]]) -> Callable[..., dict[str, Any]]:
         keys = (options.source_key, options.target_key)
         splits = {
-            split: pairs_of(each, keys, languages or (None, None), on_bad_utf8=options.on_bad_utf8)
+            split: pairs_of(
+                each,
+                keys,
+                languages or (None, None),
+                on_bad_utf8=options.on_bad_utf8,
+                processes=sources.processes if split == "train" else 1,
+            )
             for split, each in found.items()
         }
-        return task.of_splits({**task.named_files(options, languages), **splits}, options, languages)
+        made = task.of_splits({**task.named_files(options, languages), **splits}, options, languages)
+        return partial(made, processes=sources.processes)
 
     return preparing(sources, (options.source_lang, options.target_lang), prepare, is_pairs=True)
 

@@ -1,0 +1,204 @@
+"""Many shards in one stream: jsonl, jsonl.gz, jsonl.zst and Parquet, in a folder or at an address of fsspec."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import fsspec
+import pyarrow
+import pyarrow.parquet
+import pytest
+from extras.sources.test_sources import DE, EN, LANGUAGES, refused, text
+
+from manyheads.data.language.prepared import TextData
+from manyheads.data.lines import limited_input
+from manyheads.extras.sources import shards
+from manyheads.extras.sources.storage import fetch_shard, listed_at
+
+Run = Callable[..., int]
+VALID = ("--valid-count", "2")
+
+
+def zst(content: bytes) -> bytes:
+    """A zstd file of two frames, as some programs write them."""
+    found = b""
+    for part in (content[: len(content) // 2], content[len(content) // 2 :]):
+        buffer = pyarrow.BufferOutputStream()
+        file = pyarrow.CompressedOutputStream(buffer, "zstd")
+        file.write(part)
+        file.close()
+        found += buffer.getvalue().to_pybytes()
+    return found
+
+
+def write_shards(folder: Path, records: Sequence[dict[str, object]]) -> list[Path]:
+    """Write records into a file of each form, in the order of the names, with an empty one."""
+    folder.mkdir(parents=True)
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
+    third = len(records) // 4
+    (folder / "a.jsonl").write_bytes(text(lines[:third])[:-1])  # without a last line break
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + text(lines[third : 2 * third])))
+    (folder / "c.jsonl.zst").write_bytes(zst(text(lines[2 * third : 3 * third])))
+    (folder / "d.jsonl").write_bytes(b"")
+    table = pyarrow.Table.from_pylist(records[3 * third :])
+    pyarrow.parquet.write_table(table, folder / "e.parquet", row_group_size=3)
+    return sorted(folder.iterdir())
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Blocks of a few lines, and a cache of the test's own."""
+    monkeypatch.setattr(shards, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(shards, "CHUNK_BYTES", 64)
+    monkeypatch.setattr("manyheads.data.lines.CHUNK_BYTES", 64)
+    monkeypatch.setenv("MANYHEADS_SOURCES", str(tmp_path / "cache"))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.bin")} | {
+        name: (folder / name).read_bytes() for name in ("tokenizer.json",)
+    }
+
+
+def test_shards_of_pairs_are_one_stream_with_any_number_of_processes(
+    prepare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = [(f"{en} {number}", f"{de} {number}") for number in range(4) for en, de in zip(EN, DE, strict=True)]
+    write_shards(tmp_path / "shards", [{"translation": {"en": en, "de": de}} for en, de in pairs])
+    (tmp_path / "one.tsv").write_bytes(text([f"{en}\t{de}" for en, de in pairs]))
+    made = []
+    for source, processes in ((tmp_path / "one.tsv", 1), (tmp_path / "shards", 1), (tmp_path / "shards", 2)):
+        assert prepare("--from", source, *VALID, *LANGUAGES, "--processes", processes) == 0
+        made.append(files(tmp_path / "data"))
+        shutil.rmtree(tmp_path / "data")
+    assert made[0] == made[1] == made[2]
+
+
+def test_shards_of_texts_at_an_address(manyheads: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = write_shards(tmp_path / "shards", [{"text": f"{line}\n{line}"} for line in (*EN, *DE)])
+    memory = fsspec.filesystem("memory")
+    for path in paths:
+        memory.pipe_file(f"/bucket/train/{path.name}", path.read_bytes())
+    memory.pipe_file("/bucket/dev/x.jsonl", text([json.dumps({"text": "held out"})]))
+    try:
+        made = []
+        command = ("prepare", "--task", "lm", "--level", "words", "--output", tmp_path / "data", "--replace")
+        named = [word for path in paths for word in ("--from", path)]
+        for source in (
+            (*named, "--valid-from", "memory://bucket/dev/x.jsonl"),
+            ("--from", f"file://{tmp_path}/shards", "--valid-from", "memory://bucket/dev/*"),
+            ("--from", "memory://bucket", "--valid-from", "memory://bucket"),
+            ("--from", "memory://bucket/train/*", "--valid-from", "memory://bucket/dev", "--processes", "2"),
+        ):
+            assert manyheads(*command, *source) == 0, capsys.readouterr().err
+            made.append(files(tmp_path / "data"))
+            assert TextData.open(tmp_path / "data").manifest["counts"]["train"]["lines"] == 40
+        assert made == made[:1] * 4
+        recorded = json.loads((tmp_path / "sources.lock").read_text("utf-8"))["files"]
+        assert "memory:///bucket/train/c.jsonl.zst" in recorded
+        assert not any(name.startswith("file:") for name in recorded)
+        memory.pipe_file("/bucket/train/a.jsonl", b'{"text": "another"}\n')
+        shutil.rmtree(tmp_path / "data")
+        refused(manyheads(*command, *source), capsys, tmp_path, "has changed", "--update")
+        assert manyheads(*command, *source, "--update") == 0
+    finally:
+        memory.rm("/bucket", recursive=True)
+
+
+BAD = {
+    "plain http": ("http://example.org/a.jsonl", ["only https"]),
+    "https without its kind": ("https://example.org/a.jsonl", ["url:https"]),
+    "ftp": ("ftp://example.org/a.jsonl", ["not encrypted"]),
+    "a chain": ("simplecache::memory://a.jsonl", ["addresses inside addresses"]),
+    "an unknown scheme": ("memry://a.jsonl", ["knows no scheme 'memry'", "memory"]),
+    "a scheme without its package": ("oss://bucket/a.jsonl", ["ossfs"]),
+    "nothing there": ("memory://nothing/a.jsonl", ["there is no file"]),
+    "no folder of this disk": ("file:///nothing/there", ["there is no file"]),
+    "too large": ("memory://bad/a.jsonl", ["at most 10 bytes", "--most-bytes"]),
+    "not a zstd file": ("memory://bad/a.jsonl.zst", ["not an intact zstd file"]),
+    "a cut zstd file": ("memory://bad/cut.jsonl.zst", ["not an intact zstd file", "Truncated"]),
+    "no Parquet file": ("memory://bad/a.parquet", ["not an intact Parquet file"]),
+    "no JSON": ("memory://bad/b.jsonl", ["line 6 "]),
+    "not UTF-8": ("memory://bad/c.jsonl", ["line 5 is not UTF-8", "byte offset 168"]),
+    "no text in it": ("memory://bad/d.jsonl", ["line 1 has no text under", '"title"']),
+    "other columns": ("memory://bad/d.parquet", ["has no text under", '"title"']),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_shards(kind: str, manyheads: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = text([json.dumps({"text": "a line of thirty characters."})])
+    table = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table({"title": ["x"]}), table)
+    memory = fsspec.filesystem("memory")
+    for name, content in {
+        "a.jsonl": line, "a.jsonl.zst": line, "cut.jsonl.zst": zst(line * 9)[:-5], "a.parquet": line,
+        "b.jsonl": line * 5 + b"{\n", "c.jsonl": line * 4 + line[:4] + b"\xff\n", "d.jsonl": b'{"title": "x"}\n',
+        "d.parquet": table.getvalue().to_pybytes(),
+    }.items():  # fmt: skip
+        memory.pipe_file(f"/bad/{name}", content)
+    try:
+        source, words = BAD[kind]
+        most = ("--most-bytes", "10") if kind == "too large" else ()
+        code = manyheads(
+            "prepare", "--task", "lm", "--from", source, "--valid-bytes", "9", "-o", tmp_path / "data", *most
+        )
+        refused(code, capsys, tmp_path, *words)
+        assert not list((tmp_path / "cache").rglob("*.part"))
+    finally:
+        memory.rm("/bad", recursive=True)
+
+
+def test_a_shard_that_vanished_after_it_was_listed(
+    manyheads: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = fsspec.filesystem("memory")
+    line = text([json.dumps({"text": "a line"})] * 9)
+    for name in ("a", "b"):
+        memory.pipe_file(f"/gone/{name}.jsonl", line)
+
+    def fetched_and_removed(*given: object) -> object:
+        found = fetch_shard(*given)  # type: ignore[arg-type]
+        if memory.exists("/gone/b.jsonl"):
+            memory.rm("/gone/b.jsonl")
+        return found
+
+    monkeypatch.setattr("manyheads.extras.sources.finding.fetch_shard", fetched_and_removed)
+    command = ("prepare", "--task", "lm", "--from", "memory://gone", "--valid-bytes", "9", "-o", tmp_path / "data")
+    try:
+        refused(manyheads(*command), capsys, tmp_path, "b.jsonl has vanished")
+        assert [path.name for path in (tmp_path / "cache").rglob("*.jsonl")] == ["a.jsonl"]
+        memory.pipe_file("/gone/b.jsonl", line)
+        monkeypatch.setattr("manyheads.extras.sources.finding.fetch_shard", fetch_shard)
+        assert manyheads(*command) == 0
+    finally:
+        memory.rm("/gone", recursive=True)
+    local = listed_at(f"file://{tmp_path}/cache", "--from", 100)
+    with pytest.raises(Exception, match="has vanished"):
+        fetch_shard(local, str(tmp_path / "other"), None)  # type: ignore[arg-type]
+
+
+def test_a_zstd_file_is_limited(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.zst").write_bytes(zst(b'{"text": "x"}\n' * 1000))
+    with limited_input(1000), pytest.raises(Exception, match="more than 1,000 bytes"):
+        list(shards.blocks_of_shard(tmp_path / "a.jsonl.zst"))
+
+
+def test_blocks_are_whole_lines(tmp_path: Path) -> None:
+    content = b"".join(b"x" * (number % 150) + b"\n" for number in range(300))
+    (tmp_path / "a.jsonl").write_bytes(content)
+    *blocks, _ = shards.blocks_of_shard(tmp_path / "a.jsonl")
+    assert b"".join(block.content for block in blocks) == content  # type: ignore[union-attr]
+    for block, after in pairwise(blocks):
+        assert isinstance(block, shards.Lines)
+        assert isinstance(after, shards.Lines)
+        assert block.content.endswith(b"\n")
+        assert (after.first, after.offset) == (
+            block.first + block.content.count(b"\n"),
+            block.offset + len(block.content),
+        )
