@@ -1,5 +1,6 @@
 # Two commands on a fresh machine, with Python >= 3.11 and make: `make demo` and `make test`.
-# Everything is installed into .venv, once; a change of pyproject.toml or constraints.txt installs again.
+# Everything is installed into .venv, once; a change of pyproject.toml, constraints.txt or release/addresses.toml installs
+# again.
 # `make demo` installs torch, the core and plots; `make test` and the others add what tests and tools need.
 
 PYTHON ?= python3
@@ -149,6 +150,7 @@ docs: $(READY_DEV)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m page tests/integration/test_readme.py tests/integration/test_docs.py
 	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python -m pytest -m page tests/browser/test_site.py
 
 # docs/pictures: every picture and its numbers; trains the models that are missing, half an hour. NAMES=heads.png: these alone.
 pictures: $(READY)
@@ -176,7 +178,7 @@ setup: $(READY_DEV)
 
 # release/set_up.py chooses the build of torch: see TORCH_SPEC and TORCH_INDEX. `make demo` needs few packages; what tests
 # and tools need comes into the same environment when it is first asked for.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt release/addresses.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed, this is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
 	@$(PYTHON) release/set_up.py $(VENV) --extras plot --torch '$(TORCH_SPEC)' --torch-index '$(TORCH_INDEX)'
 	@touch $@
