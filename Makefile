@@ -1,12 +1,14 @@
-# Two commands on a fresh machine, with Python >= 3.11 and make: `make demo` and `make test`.
+# Three commands on a fresh machine, with Python >= 3.11 and make: `make try`, `make demo` and `make test`.
 # Everything is installed into .venv, once; a change of pyproject.toml, constraints.txt or release/addresses.toml installs
 # again.
-# `make demo` installs torch, the core and plots; `make test` and the others add what tests and tools need.
+# `make try` and `make demo` install torch, the core and plots; `make test` and the others add what tests and tools need.
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_SPEC ?= torch==2.13.0
 TORCH_INDEX ?=
+# What `make try` translates.
+TEXT ?= I am very hungry.
 # Minutes of training in `make demo`.
 MINUTES ?= 5
 # `make fuzz`: minutes, unless MINUTES is given, and which cases.
@@ -35,8 +37,9 @@ CLIENTS ?=
 EXPORT_VENV ?= .venv-export
 MODEL ?=
 SENTENCES ?=
-# `make pictures`: which files (all).
+# `make pictures`: which files (all). `make notebooks`: which pages (all).
 NAMES ?=
+PAGES ?=
 # Where the tools of `make release`, `make lock` and `make audit` are installed.
 RELEASE_VENV ?= .venv-release
 
@@ -50,7 +53,13 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: demo test first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes sample-model docs pictures release lock audit dates setup clean
+.PHONY: try demo test first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes sample-model docs notebooks pictures release lock audit dates setup clean
+
+# The first translation, with the translator that comes with the package.
+try: export TEXT := $(TEXT)
+try: $(READY)
+	@$(BIN)/manyheads sample-model models/en-de
+	@printf '%s\n' "$$TEXT" | $(BIN)/manyheads translate models/en-de
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
@@ -144,13 +153,19 @@ sample-model: $(READY)
 	$(BIN)/python -m manyheads.extras.sample_model.making runs/sample-model
 
 # The documentation as a site: site/index.html. Every link and name must hold.
-# The pages are run, README first, and what they print is compared; then they become a site.
+# The pages are run, README first, and what they print is compared; then they become a folder of Markdown, and that a site.
 docs: export PYTHONDONTWRITEBYTECODE =
 docs: $(READY_DEV)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m page tests/integration/test_readme.py tests/integration/test_docs.py
-	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[docs]' -r docs/_site/requirements.txt
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m page tests/integration/test_readme.py tests/integration/test_docs.py tests/integration/test_notebooks.py
+	$(BIN)/python docs/_site/pages.py build/pages
+	env NO_MKDOCS_2_WARNING=1 $$($(BIN)/python docs/_site/pages.py --addresses) $(BIN)/python -m mkdocs build --strict
 	$(BIN)/python -m pytest -m page tests/browser/test_site.py
+
+# docs/notebooks, from pages, run whole in a kernel: about 45 minutes. PAGES="heads sources/d2l": these alone.
+notebooks: $(READY_DEV)
+	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -r docs/_site/requirements.txt
+	$(BIN)/python docs/_site/notebooks.py $(PAGES)
 
 # docs/pictures: every picture and its numbers; trains the models that are missing, half an hour. NAMES=heads.png: these alone.
 pictures: $(READY)
@@ -202,4 +217,4 @@ $(RELEASE_READY): release/requirements.txt
 	@touch $(RELEASE_READY)
 
 clean:
-	rm -rf $(VENV) $(PEERS_VENV) $(CLIENTS_VENV) $(EXPORT_VENV) $(RELEASE_VENV) .fuzz .fuzz-guided dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS_VENV) $(CLIENTS_VENV) $(EXPORT_VENV) $(RELEASE_VENV) .fuzz .fuzz-guided dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build/pages
