@@ -9,6 +9,8 @@ TORCH_SPEC ?= torch==2.13.0
 TORCH_INDEX ?=
 # What `make try` translates.
 TEXT ?= I am very hungry.
+# `make test-pythons`: which versions.
+PYTHONS ?= 3.12 3.13
 # Minutes of training in `make demo`.
 MINUTES ?= 5
 # `make fuzz`: minutes, unless MINUTES is given, and which cases.
@@ -53,7 +55,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: try demo test first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes sample-model docs notebooks pictures release lock audit dates setup clean
+.PHONY: try demo test test-pythons without-torch first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes sample-model docs notebooks pictures release lock audit dates setup clean
 
 # The first translation, with the translator that comes with the package.
 try: export TEXT := $(TEXT)
@@ -73,6 +75,14 @@ test first-minute: export PYTHONDONTWRITEBYTECODE =
 test: $(READY_DEV)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not page"
 	MANYHEADS_TYPECHECK=0 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "unhooked and not slow" $(UNHOOKED)
+
+# `make test` with each of PYTHONS that is found; what ran goes into docs/versions.md. Not in CI: 20 minutes each.
+test-pythons:
+	$(PYTHON) release/pythons.py $(PYTHONS)
+
+# Help, settings and catalogue with a newer Python and without torch, where it is found.
+without-torch:
+	$(PYTHON) release/pythons.py --without-torch 3.13
 
 # What a new user does first, once more for each class of machine: other processors, one thread, no /proc, not Linux.
 first-minute: $(READY_DEV)
@@ -217,4 +227,4 @@ $(RELEASE_READY): release/requirements.txt
 	@touch $(RELEASE_READY)
 
 clean:
-	rm -rf $(VENV) $(PEERS_VENV) $(CLIENTS_VENV) $(EXPORT_VENV) $(RELEASE_VENV) .fuzz .fuzz-guided dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build/pages
+	rm -rf $(VENV) .venv-3.* $(PEERS_VENV) $(CLIENTS_VENV) $(EXPORT_VENV) $(RELEASE_VENV) .fuzz .fuzz-guided dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build/pages
