@@ -1,11 +1,16 @@
-# Two commands on a fresh machine, with Python >= 3.11 and make: `make demo` and `make test`.
-# Everything is installed into .venv, once; a change of pyproject.toml or constraints.txt installs again.
-# `make demo` installs torch, the core and plots; `make test` and the others add what tests and tools need.
+# Three commands on a fresh machine, with Python >= 3.11 and make: `make try`, `make demo` and `make test`.
+# Everything is installed into .venv, once; a change of pyproject.toml, constraints.txt or release/addresses.toml installs
+# again.
+# `make try` and `make demo` install torch, the core and plots; `make test` and the others add what tests and tools need.
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_SPEC ?= torch==2.13.0
 TORCH_INDEX ?=
+# What `make try` translates.
+TEXT ?= I am very hungry.
+# `make test-pythons`: which versions.
+PYTHONS ?= 3.12 3.13
 # Minutes of training in `make demo`.
 MINUTES ?= 5
 # `make fuzz`: minutes, unless MINUTES is given, and which cases.
@@ -36,8 +41,9 @@ MODEL ?=
 SENTENCES ?=
 # Where Weights & Biases, MLflow and Trackio are installed for `make check-loggers`.
 LOGGERS_VENV ?= .venv-loggers
-# `make pictures`: which files (all).
+# `make pictures`: which files (all). `make notebooks`: which pages (all).
 NAMES ?=
+PAGES ?=
 # Where the tools of `make release`, `make lock` and `make audit` are installed.
 RELEASE_VENV ?= .venv-release
 
@@ -51,7 +57,13 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: demo test first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export check-loggers bench bench-gpu recipes sample-model docs pictures release lock audit dates setup clean
+.PHONY: try demo test test-pythons without-torch first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export check-loggers bench bench-gpu recipes sample-model docs notebooks pictures release lock audit dates setup clean
+
+# The first translation, with the translator that comes with the package.
+try: export TEXT := $(TEXT)
+try: $(READY)
+	@$(BIN)/manyheads sample-model models/en-de
+	@printf '%s\n' "$$TEXT" | $(BIN)/manyheads translate models/en-de
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
@@ -65,6 +77,14 @@ test first-minute: export PYTHONDONTWRITEBYTECODE =
 test: $(READY_DEV)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not page"
 	MANYHEADS_TYPECHECK=0 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "unhooked and not slow" $(UNHOOKED)
+
+# `make test` with each of PYTHONS that is found; what ran goes into docs/versions.md. Not in CI: 20 minutes each.
+test-pythons:
+	$(PYTHON) release/pythons.py $(PYTHONS)
+
+# Help, settings and catalogue with a newer Python and without torch, where it is found.
+without-torch:
+	$(PYTHON) release/pythons.py --without-torch 3.13
 
 # What a new user does first, once more for each class of machine: other processors, one thread, no /proc, not Linux.
 first-minute: $(READY_DEV)
@@ -156,12 +176,19 @@ sample-model: $(READY)
 	$(BIN)/python -m manyheads.extras.sample_model.making runs/sample-model
 
 # The documentation as a site: site/index.html. Every link and name must hold.
-# The pages are run, README first, and what they print is compared; then they become a site.
+# The pages are run, README first, and what they print is compared; then they become a folder of Markdown, and that a site.
 docs: export PYTHONDONTWRITEBYTECODE =
 docs: $(READY_DEV)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m page tests/integration/test_readme.py tests/integration/test_docs.py
-	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[docs]' -r docs/_site/requirements.txt
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m page tests/integration/test_readme.py tests/integration/test_docs.py tests/integration/test_notebooks.py
+	$(BIN)/python docs/_site/pages.py build/pages
+	env NO_MKDOCS_2_WARNING=1 $$($(BIN)/python docs/_site/pages.py --addresses) $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python -m pytest -m page tests/browser/test_site.py
+
+# docs/notebooks, from pages, run whole in a kernel: about 45 minutes. PAGES="heads sources/d2l": these alone.
+notebooks: $(READY_DEV)
+	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -r docs/_site/requirements.txt
+	$(BIN)/python docs/_site/notebooks.py $(PAGES)
 
 # docs/pictures: every picture and its numbers; trains the models that are missing, half an hour. NAMES=heads.png: these alone.
 pictures: $(READY)
@@ -189,7 +216,7 @@ setup: $(READY_DEV)
 
 # release/set_up.py chooses the build of torch: see TORCH_SPEC and TORCH_INDEX. `make demo` needs few packages; what tests
 # and tools need comes into the same environment when it is first asked for.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt release/addresses.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed, this is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
 	@$(PYTHON) release/set_up.py $(VENV) --extras plot --torch '$(TORCH_SPEC)' --torch-index '$(TORCH_INDEX)'
 	@touch $@
@@ -213,4 +240,4 @@ $(RELEASE_READY): release/requirements.txt
 	@touch $(RELEASE_READY)
 
 clean:
-	rm -rf $(VENV) $(PEERS_VENV) $(CLIENTS_VENV) $(EXPORT_VENV) $(LOGGERS_VENV) $(RELEASE_VENV) .fuzz .fuzz-guided dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-3.* $(PEERS_VENV) $(CLIENTS_VENV) $(EXPORT_VENV) $(LOGGERS_VENV) $(RELEASE_VENV) .fuzz .fuzz-guided dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build/pages

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["REPOSITORY", "Block", "blocks_of", "differing", "headings_of", "links_of"]
+__all__ = ["REPOSITORY", "Block", "blocks_of", "differing", "headings_of", "links_of", "notebook_path"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -66,6 +66,11 @@ def blocks_of(page: str) -> list[Block]:
         not_run = reason if kind == "not run" else ""
         found.append(Block(page, line, match["language"], match["text"], None, not_run, ""))
     return found
+
+
+def notebook_path(page: str) -> Path:
+    """Where the notebook of a page below docs/ lies, if it has one."""
+    return REPOSITORY / "docs" / "notebooks" / Path(page).relative_to("docs").with_suffix(".ipynb")
 
 
 def differing(shown: str, printed: str) -> str:

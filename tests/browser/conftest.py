@@ -32,19 +32,21 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def accessible() -> Callable[[Any], None]:
-    """A check by axe-core: no violation of impact serious or critical. The context must bypass the page's policy.
-
-    MANYHEADS_AXE names axe.min.js; otherwise it is where `make check-serving` installs it.
-    """
+def axe() -> str:
+    """axe-core, a script. MANYHEADS_AXE names axe.min.js; otherwise it is where `make check-serving` installs it."""
     root = Path(__file__).resolve().parents[2]
     path = Path(os.environ.get("MANYHEADS_AXE") or root / ".venv-clients" / "node_modules" / "axe-core" / "axe.min.js")
     if not path.is_file():
         pytest.skip("no axe-core; npm install axe-core, and name its axe.min.js by MANYHEADS_AXE")
-    script = path.read_text(encoding="utf-8")
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def accessible(axe: str) -> Callable[[Any], None]:
+    """A check by axe-core: no violation of impact serious or critical. The context must bypass the page's policy."""
 
     def check(page: Any) -> None:
-        page.evaluate(script)
+        page.evaluate(axe)
         found = page.evaluate("axe.run().then((found) => found.violations)")
         assert found is not None
         grave = [one for one in found if one["impact"] in ("serious", "critical")]

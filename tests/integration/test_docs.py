@@ -14,7 +14,7 @@ import re
 import shlex
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from typing import Any
 import pytest
 import torch
 from doc_names import found_in
-from doc_pages import REPOSITORY, Block, blocks_of, differing, headings_of, links_of
+from doc_pages import REPOSITORY, Block, blocks_of, differing, headings_of, links_of, notebook_path
 from marian_models import write_peer_folder
 from official_xl import Official
+from page_kernel import run_cells
 from page_shell import run_line
 from PIL import Image
 from safetensors.torch import load_file
@@ -33,6 +34,7 @@ from manyheads.catalogue import build_model
 from manyheads.data.corpora.novel import load_novel
 from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.extras.peers import PEERS
+from manyheads.extras.sample_model.packaged import copy_model
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 
 TUTORIALS = ["attention", "transformer", "transformer-xl", "reformer"]
@@ -90,7 +92,7 @@ CUTS = [
     (r"--memory-len 0 64 128 256( 512)?", "--memory-len 0 8"),
     (r"--segment-len 64 --memory-len 640 --clamp-len 400", "--segment-len 16 --memory-len 32 --clamp-len 20"),
     (r"(?<!--min-new-tokens 9 )--max-new-tokens \d+|-n 400", "--max-new-tokens 5"),  # outputs of 9 ids are compared
-    (r"(?<=translate runs/demo train.en) --engine", r" --max-new-tokens 5\g<0>"),
+    (r"(?<=translate models/en-de train.en) --engine", r" --max-new-tokens 5\g<0>"),
     (r"(?<=translate runs/a train.en) --ensemble", r" --max-new-tokens 5\g<0>"),
     (r"the cat sat on the mat and [^\"]*", "the cat sat on the mat"),  # a debug Reformer has 64 positions
     (r"head -c 6144", "head -c 24"),  # half of a picture of 4 x 4
@@ -99,8 +101,8 @@ CUTS = [
     (r"prepare --task (parsing|spans)", r"\g<0> --vocab-size 320"),
     (r"--preset chart-parser", "--preset chart-debug"),
     (r"--preset demo --data.path data/my-(trees|words)", r"--preset debug --data.path data/my-\1"),
-    (r"inspect pruning runs/demo", r"\g<0> --share 0 0.5 --num-beams 1 --judge-pairs 4 --pairs 8"),
-    (r"inspect heads runs/demo", r"\g<0> --pairs 8"),
+    (r"inspect pruning models/en-de --data \S+", r"\g<0> --share 0 0.5 --num-beams 1 --judge-pairs 4 --pairs 8"),
+    (r"inspect heads models/en-de --data \S+", r"\g<0> --pairs 8"),
     (r"--beam 21", "--beam 2"),
     (r"(?<=train )--preset", f"{QUICKLY} --preset"),
     (r"evaluate runs/(xl-demo|lm-demo|reformer-demo|novel|long)(?!.*--(max-tokens|text))", r"\g<0> --max-tokens 2000"),
@@ -109,10 +111,10 @@ OPTIONAL = ("lightning", "optuna")
 """Packages of some blocks, which are left out where they are not installed."""
 PYTHON_CUTS = [(r"max_new_tokens=\d+", "max_new_tokens=5")]
 RUNS = {
-    # What a page supposes to have been trained before.
-    "docs/exporting.md": ["demo"],
-    "docs/heads.md": ["demo"],
-    "docs/inspecting.md": ["demo", "reformer"],
+    # What a page supposes to have been trained before, or written by `sample-model`.
+    "docs/exporting.md": ["sample"],
+    "docs/heads.md": ["sample"],
+    "docs/inspecting.md": ["sample", "reformer"],
     "docs/long-sequences.md": ["pictures"],
     "docs/tutorials/attention.md": ["small"],
 }
@@ -122,15 +124,15 @@ NOT_RUN: dict[str, str] = {
     "docs/converting.md:152": "it needs the peers' models",
     "docs/converting.md:173": "it needs an account on the hub",
     "docs/converting.md:207": "its inputs are the reader's",
-    "docs/exporting.md:90": "its model is not in this page",
-    "docs/exporting.md:105": "tracing and the checks of shapes exclude each other",
-    "docs/exporting.md:119": "it needs the package optimum-onnx",
-    "docs/exporting.md:145": "it needs npm, a network, and serves until it is stopped",
-    "docs/exporting.md:161": "it installs two environments of more than a gigabyte",
+    "docs/exporting.md:91": "its model is not in this page",
+    "docs/exporting.md:106": "tracing and the checks of shapes exclude each other",
+    "docs/exporting.md:120": "it needs the package optimum-onnx",
+    "docs/exporting.md:146": "it needs npm, a network, and serves until it is stopped",
+    "docs/exporting.md:162": "it installs two environments of more than a gigabyte",
     "docs/heads.md:10": "it needs a trained model, and minutes",
     "docs/serving.md:12": "it serves until it is stopped",
-    "docs/serving.md:19": "it serves until it is stopped",
-    "docs/serving.md:64": "it needs the package openai and a running server",
+    "docs/serving.md:20": "it serves until it is stopped",
+    "docs/serving.md:65": "it needs the package openai and a running server",
     "docs/sources/reformer.md:209": "it needs the reader's model",
     "docs/sources/transformer-xl.md:292": "it needs the published models, gigabytes",
     "docs/which-language-model.md:32": "it takes an hour and a half",
@@ -228,6 +230,10 @@ def folder(texts: Path, trained: Callable[[list[str]], Path], tmp_path: Path, re
         "pictures": ["reformer-debug", "--data.path", str(texts / "pixels"), "--data.documents", "separate"],
     }
     for name in RUNS.get(request.node.callspec.params["page"], []):
+        if name == "sample":
+            (tmp_path / "models").mkdir()
+            copy_model(tmp_path / "models" / "en-de")
+            continue
         run = trained(presets.get(name, ["debug", "--data.path", str(texts / "pairs")]))
         shutil.copytree(run, tmp_path / "runs" / name)
         if name == "pictures":
@@ -264,31 +270,56 @@ def run_doctest(block: Block, namespace: dict[str, Any]) -> None:
     namespace.update(test.globs)
 
 
+def in_kernel(blocks: list[Block], folder: Path, texts: Path) -> list[tuple[Block, str]]:
+    """Run the blocks as cells of a notebook."""
+    cells = [
+        cut(block.text, PYTHON_CUTS, texts)
+        if block.language == "python"
+        else f"%%sh\n{cut(block.text, CUTS, texts).strip()}"
+        for block in blocks
+    ]
+    return list(zip(blocks, run_cells(cells, folder), strict=True))
+
+
+def in_process(blocks: list[Block], folder: Path, texts: Path) -> Iterator[tuple[Block, str]]:
+    """Run the blocks here, in one namespace."""
+    torch.manual_seed(0)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    with contextlib.chdir(folder):
+        for block in blocks:
+            if block.text.startswith(">>>"):
+                run_doctest(block, namespace)
+            else:
+                yield block, python(block, namespace, texts) if block.language == "python" else shell(block, texts)
+
+
 @pytest.mark.page
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs(page: str, folder: Path, texts: Path) -> None:
-    """All its blocks, in order; outputs are compared where the page has them and does not say why not."""
-    torch.manual_seed(0)
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    mistakes, left_out = [], []
-    with contextlib.chdir(folder):
-        for block in blocks_of(page):
-            if block.not_run:
-                continue
-            used = re.findall(r"^(?:import|from) (\w+)", block.text, re.MULTILINE)
-            if lacks := [name for name in used if name in OPTIONAL and find_spec(name) is None]:
-                left_out.append(f"{block.place} needs {lacks[0]}, which is not installed")
-                continue
-            if block.text.startswith(">>>"):
-                run_doctest(block, namespace)
-                continue
-            assert block.language in ("python", "sh", ""), f"{block.place}: who runs {block.language}?"
-            printed = python(block, namespace, texts) if block.language == "python" else shell(block, texts)
-            if block.output is not None and not block.not_compared:
-                difference = differing(block.output, printed)
-                mistakes += [f"{block.place} prints something else. {difference}"] if difference else []
-            elif block.output is None and block.language == "python" and page.startswith("docs/tutorials/"):
-                mistakes += [f"{block.place} prints what the page does not show:\n{printed}"] if printed else []
+    """All its blocks, in order; outputs are compared where the page has them and does not say why not.
+
+    A page that has a notebook runs in a kernel.
+    """
+    blocks, left_out = [], []
+    for block in blocks_of(page):
+        if block.not_run:
+            continue
+        used = re.findall(r"^(?:import|from) (\w+)", block.text, re.MULTILINE)
+        if lacks := [name for name in used if name in OPTIONAL and find_spec(name) is None]:
+            left_out.append(f"{block.place} needs {lacks[0]}, which is not installed")
+            continue
+        assert block.text.startswith(">>>") or block.language in ("python", "sh", ""), (
+            f"{block.place}: who runs {block.language}?"
+        )
+        blocks.append(block)
+    runs = in_kernel if notebook_path(page).is_file() else in_process
+    mistakes = []
+    for block, printed in runs(blocks, folder, texts):
+        if block.output is not None and not block.not_compared:
+            difference = differing(block.output, printed)
+            mistakes += [f"{block.place} prints something else. {difference}"] if difference else []
+        elif block.output is None and block.language == "python" and page.startswith("docs/tutorials/"):
+            mistakes += [f"{block.place} prints what the page does not show:\n{printed}"] if printed else []
     assert not mistakes, "\n\n".join(mistakes)
     if left_out:
         pytest.skip("all other blocks ran; " + "; ".join(left_out))

@@ -1,7 +1,7 @@
 """README's commands run in the order of the page, in an empty folder, and print what the page promises.
 
 The first is `make demo`'s; every file that a later command reads was written by an earlier one. Only budgets are cut
-(`CUTS`): smaller models, fewer steps.
+(`CUTS`): smaller models, fewer steps. What the page translates with is the model of the package.
 """
 
 from __future__ import annotations
@@ -118,13 +118,15 @@ def translations(text: str) -> list[str]:
     return lines
 
 
-def test_the_demo_model_translates_and_is_scored(printed: dict[str, tuple[str, str]], folder: Path) -> None:
+def test_the_model_of_the_package_translates_and_is_scored(printed: dict[str, tuple[str, str]], folder: Path) -> None:
     assert len(translations(of(printed, 'echo "I am very hungry." | manyheads translate')[0])) == 1
     assert len(translations((folder / "sample/sentences.de").read_text(encoding="utf-8"))) == 100
-    out, _ = of(printed, "evaluate runs/demo")
+    assert (folder / "models/en-de/model.safetensors").is_file()
+    out, _ = of(printed, "evaluate models/en-de")
     for measure in ("BLEU", "chrF", "likelihood"):
         assert re.search(rf"^{measure} = \d+\.\d\d", out, re.MULTILINE), out
     assert "sentences  100" in out
+    assert float(re.findall(r"^BLEU = ([\d.]+)", out, re.MULTILINE)[0]) > 20
 
 
 def test_python_translates(printed: dict[str, tuple[str, str]]) -> None:

@@ -160,16 +160,15 @@ def test_a_copy_without_metadata_and_one_beside_an_installed_one(site: Path, mon
 
 
 def test_the_site_names_the_index_once_the_name_is_ours() -> None:
-    pytest.importorskip("mkdocs", reason="no mkdocs; pip install '.[docs]'")
     pytest.importorskip("latex2mathml", reason="no latex2mathml; pip install '.[docs]'")
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "_site" / "hooks.py")
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "_site" / "pages.py")
     assert spec is not None
     assert spec.loader is not None
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
     page = "`pip install '.[plot]'`\n\n```\npip install .\npip install ./other\n```\n"
     named = "`pip install 'manyheads[plot]'`\n\n```\npip install manyheads\npip install ./other\n```\n"
-    assert hooks.with_index_name(page, "manyheads") == named
+    assert pages.with_index_name(page, "manyheads") == named
 
 
 def test_the_citation_file() -> None:

@@ -29,7 +29,11 @@ class LanguageModel(nn.Module):
         head: has `log_probs(hidden)`, `logits(hidden)`, `loss(hidden, targets, keep)` and `token_losses(hidden,
             targets)`.
         config: the architecture's, stored for files.
+
+    Attributes: data_notice: what the card of its folder says about data and licence (see `pretrained.load`).
     """
+
+    data_notice = ""
 
     def __init__(self, body: LanguageBody, head: LinearHead | AdaptiveHead, config: Any) -> None:
         super().__init__()

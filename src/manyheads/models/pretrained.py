@@ -12,10 +12,11 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 import yaml
@@ -26,10 +27,11 @@ from torch.overrides import TorchFunctionMode
 from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, build_model, foreign_entries
 from manyheads.checkpoint.format import needed_bytes, write_tensors
 from manyheads.config.build import build
-from manyheads.config.files import to_json, to_plain
+from manyheads.config.files import load_yaml, to_json, to_plain
 from manyheads.data.corpora import NOTICES
 from manyheads.errors import CheckpointError, ConfigError, ManyHeadsError, ModelFileError, RequestError, SaveError
 from manyheads.files.commit import write_folder
+from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import MANIFEST, read_object, verify_folder
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.protocols import Composite, ModelConfig
@@ -41,6 +43,10 @@ WEIGHTS = "model.safetensors"
 GENERATION = "generation_config.json"
 _MOST_CONFIG_BYTES = 1 << 20
 _MOST_READINGS = 10
+_CARD = "README.md"
+_MOST_CARD_BYTES = 1 << 20
+_HEADING = "## Data and licence"
+_NOTICE = re.compile(rf"^{_HEADING}[ \t]*\n(.*?)(?=^#{{1,2}} |\Z)", re.MULTILINE | re.DOTALL)
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # The attention layers whose heads a setting counts.
 _COUNTED_LAYERS = {
@@ -149,11 +155,16 @@ def save_pretrained(
         dtype: round the weights to this type, such as torch.bfloat16, which halves the file; `load` gives float32.
             None: as they are.
         data: what it was trained on, as in `data.path`; the card then names the source and licence of embedded data.
+            What the cards of models said that it was made from (`data_notice`) stays in its own.
 
     Raises: SaveError: it could not be written, it exists and is not to be replaced, or some of its weights were rounded
         for decoding, or are too large for dtype; an older folder is unchanged. RequestError: dtype is no floating type.
     """
     tensors = _rounded(weights or _unrounded_state(model, path), dtype)
+    text = card or _card(model, tensors, languages)
+    if _NOTICE.search(text) is None:
+        named = f"Its training data: {NOTICES[data]}." if data in NOTICES else ""
+        text += notice_section(named, getattr(_unwrapped(cast(nn.Module, model)), "data_notice", ""))
 
     def write(folder: Path) -> None:
         write_tensors(folder / WEIGHTS, tensors)
@@ -162,7 +173,7 @@ def save_pretrained(
         config |= {"plugins": plugins} if (plugins := foreign_entries(model.config)) else {}
         config |= to_plain(model.config)
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        (folder / "README.md").write_text(card or _card(model, tensors, languages, data), encoding="utf-8")
+        (folder / _CARD).write_text(text, encoding="utf-8")
         for name, content in {**({} if tokenizer is None else tokenizer.files()), **(more or {})}.items():
             (folder / name).write_bytes(content)
         if generation is not None:
@@ -265,6 +276,7 @@ def load(
     model.to_empty(device=device)
     model.tie_weights()
     load_portable_state(model, tensors, where=str(folder / WEIGHTS))
+    model.data_notice = data_notice(folder)  # for the card of what is made from it
     return model.eval()
 
 
@@ -373,6 +385,36 @@ def read_languages(folder: Path) -> tuple[LanguagePair, ...]:
     return tuple((source, target) for source, target in pairs)
 
 
+def data_notice(folder: Path) -> str:
+    """Return what the card of a model folder says about its data and licence; empty: nothing.
+
+    Cards of 0.1.0 do not say it, but the run that they belong to names its data.
+    """
+    try:
+        card = read_limited(folder / _CARD, _MOST_CARD_BYTES).decode("utf-8", "replace")
+    except OSError:
+        card = ""
+    if (found := _NOTICE.search(card)) is not None:
+        return found[1].strip()
+    try:
+        data = load_yaml(folder.parent / "config.yaml").section("data").get("path") if folder.name == "model" else ""
+    except ConfigError:
+        return ""
+    return f"Its training data: {NOTICES[data]}." if isinstance(data, str) and data in NOTICES else ""
+
+
+def notice_section(*notices: str) -> str:
+    """Return the section of a card with these notices, each paragraph once; empty if there is none."""
+    paragraphs = dict.fromkeys(part.strip() for notice in notices for part in notice.split("\n\n") if part.strip())
+    return "\n".join(["", _HEADING, *(f"\n{part}" for part in paragraphs), ""]) if paragraphs else ""
+
+
+def write_notice(source: Path, target: Path) -> None:
+    """Write a card with the notice of a model folder into a folder of another format; without a notice no file."""
+    if notice := data_notice(source):
+        (target / _CARD).write_text(notice_section(notice).lstrip(), encoding="utf-8")
+
+
 def _find_weights(folder: Path) -> Path:
     file = folder / WEIGHTS
     if not file.is_file():
@@ -430,11 +472,15 @@ def yaml_list(texts: Sequence[str]) -> str:
     return yaml.safe_dump(list(texts), default_flow_style=True, width=math.inf).rstrip()
 
 
+def table_cell(text: str) -> str:
+    """Return a text for a cell of a table in Markdown, which a bar, as in sacreBLEU's signatures, would end."""
+    return text.replace("|", "\\|")
+
+
 def _card(
     model: Composite,
     tensors: Mapping[str, Tensor],
     languages: Sequence[LanguagePair] = (),
-    data: str = "",
 ) -> str:
     name = model.config.architecture
     task = ARCHITECTURES[name].task
@@ -442,7 +488,6 @@ def _card(
     header = f"language: {yaml_list(known)}\n" if known else ""
     directions = ", ".join(f"{source} to {target}" for source, target in languages)
     more = f"It translates from {directions}.\n\n" if directions else model.card_text()
-    source = f"\nIts training data: {NOTICES[data]}.\n" if data in NOTICES else ""
     return f"""---
 {header}library_name: manyheads
 tags: [{task}, {name}]
@@ -454,4 +499,4 @@ tags: [{task}, {name}]
 ```python
 {usage_example(task, languages)}
 ```
-{source}"""
+"""

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,15 @@ from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import MANIFEST, read_manifest, render_manifest, verify_folder
 from manyheads.installation import NAME, address
 from manyheads.models.hub import FETCHED, is_hub_name, resolve_model_path
-from manyheads.models.pretrained import WEIGHTS, read_config, read_languages, usage_example
+from manyheads.models.pretrained import (
+    WEIGHTS,
+    data_notice,
+    notice_section,
+    read_config,
+    read_languages,
+    table_cell,
+    usage_example,
+)
 
 _BLEU = {"bleu": "BLEU", "chrf": "chrF"}
 _OF_CLASSIFIERS = {"accuracy": "Accuracy", "macro_f1": "Macro F1"}
@@ -36,12 +44,14 @@ class CardFacts:
     """Facts about a model that its folder does not record.
 
     licence: its identifier on the hub. datasets: names of the training data. terms: of data that was fetched, which its
-    manifest records. evaluation: the output of `manyheads evaluate --json`.
+    manifest records. notice: of embedded data, from the model's card. evaluation: the output of `manyheads evaluate
+    --json`.
     """
 
     licence: str | None = None
     datasets: Sequence[str] = ()
     terms: Mapping[str, str] = field(default_factory=dict)
+    notice: str = ""
     evaluation: Mapping[str, Any] | None = None
 
 
@@ -91,7 +101,7 @@ def make_card(
     if results:
         rows = (f"| {one['name']} | {one['value']:.4g} | {_signature(one)} |" for one in results)
         lines += ["## Evaluation", "", "| metric | value | signature |", "|---|---|---|", *rows, ""]
-    return "\n".join([*lines, "## Limits", "", *_limits(config, facts), ""])
+    return "\n".join([*lines, "## Limits", "", *_limits(config, facts), ""]) + notice_section(facts.notice)
 
 
 def _installation() -> list[str]:
@@ -144,7 +154,7 @@ def _fields(config: Any) -> dict[str, Any]:
 
 
 def _signature(result: Mapping[str, Any]) -> str:
-    return f"`{result['args']['signature']}`" if "args" in result else ""
+    return table_cell(f"`{result['args']['signature']}`") if "args" in result else ""
 
 
 def _limits(config: Any, facts: CardFacts) -> list[str]:
@@ -152,7 +162,7 @@ def _limits(config: Any, facts: CardFacts) -> list[str]:
     longest = f"Sources and translations have at most {most:,} tokens. " if most else ""
     lines = [f"- {longest}{MODEL_TASKS[config.task].limits.format(**_fields(config))}"]
     lines += [f"- Terms of the training data {name}: {terms}." for name, terms in facts.terms.items()]
-    lines += [] if facts.datasets or facts.terms else ["- The training data is not stated."]
+    lines += [] if facts.datasets or facts.terms or facts.notice else ["- The training data is not stated."]
     lines += [] if facts.licence else ["- No licence is stated; ask the owner before you use it."]
     return lines
 
@@ -202,6 +212,7 @@ def make_upload(model: str, name: str, facts: CardFacts) -> Upload:
         num_parameters = sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
     languages = read_languages(folder)
     example = usage_example(ARCHITECTURES[config.architecture].task, languages).replace('"."', f'"{name}"')
+    facts = replace(facts, notice=data_notice(folder))
     card = make_card(name, config, languages, num_parameters, example, facts).encode("utf-8")
     sent = [one for one in manifest if any(fnmatchcase(one, pattern) for pattern in FETCHED)]
     files: dict[str, bytes | Path] = {one: folder / one for one in sent}

@@ -22,7 +22,11 @@ class Seq2Seq(nn.Module):
         body: has `encode(source, source_lengths)`, `decode(target, memory, source_lengths)`, `start` and `step`.
         head: has `log_probs(hidden)`, `logits(hidden)` and `loss(hidden, targets, keep)`.
         config: stored for files; the head shares the target table if `config.tie_embeddings` is `all` or `decoder`.
+
+    Attributes: data_notice: what the card of its folder says about data and licence (see `pretrained.load`).
     """
+
+    data_notice = ""
 
     def __init__(self, body: Any, head: LinearHead, config: Any) -> None:
         super().__init__()

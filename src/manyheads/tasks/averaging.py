@@ -15,6 +15,7 @@ from manyheads.errors import CheckpointError, ConfigError, ModelFileError
 from manyheads.files.verify import verify_folder
 from manyheads.models.pretrained import (
     GENERATION,
+    data_notice,
     load_portable_state,
     read_config,
     read_languages,
@@ -80,6 +81,7 @@ def average_run(
     verify_folder(source, strict=False)  # what is copied from it gets a new manifest
     config = read_config(source)
     model = build_model(config)
+    model.data_notice = data_notice(source)
     load_portable_state(model, weights, where=f"the checkpoints of {folder}")
     task, languages = ARCHITECTURES[config.architecture].task, read_languages(source)
     kind_of_settings = DecodingSettings if task == "translation" else GenerationSettings

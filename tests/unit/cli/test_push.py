@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,8 @@ def test_a_dry_run_prints_files_and_card(model: Path, tmp_path: Path, capsys: py
     assert 'from_pretrained("owner/name")' in shown
     assert "## Limits" in shown
     assert "No licence" not in shown
+    rows = re.findall(r"^\|.*", shown, re.MULTILINE)
+    assert [len(re.split(r"(?<!\\)\|", row)) for row in rows] == [5] * 3  # a signature's bars do not end a cell
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from manyheads.extras.exports import EXPORTS, Check, ExportOptions, NotComparedE
 from manyheads.files.commit import write_folder
 from manyheads.files.output_safety import check_spares_folders
 from manyheads.files.verify import list_files
-from manyheads.models.pretrained import read_config
+from manyheads.models.pretrained import read_config, write_notice
 
 NUM_SENTENCES = 20
 
@@ -53,6 +53,7 @@ def export_model(model: Path, output: Path, options: ExportOptions, *, check: bo
 
     def write(folder: Path) -> None:
         done["notes"] = module.write(model, folder, options)
+        write_notice(model, folder)
         if not check:
             return
         try:

@@ -53,7 +53,15 @@ from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import read_object
 from manyheads.installation import install_command
 from manyheads.models.language_model import LanguageModel
-from manyheads.models.pretrained import load, read_config, save_pretrained, usage_example, yaml_list
+from manyheads.models.pretrained import (
+    data_notice,
+    load,
+    read_config,
+    save_pretrained,
+    usage_example,
+    write_notice,
+    yaml_list,
+)
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.text.marian import MarianOptions, MarianTokenizer
 from manyheads.text.of_folder import has_tokenizer, load_tokenizer
@@ -274,6 +282,7 @@ def import_folder(
         weights = saved.tensors
         config = _read_config(source, peer, saved)
     model = PEERS[peer].from_peer(config, weights).module
+    model.data_notice = data_notice(source)
     config = config["model"] if FORMATS[peer].model_type else config
     next_command = ""
     kept: dict[str, Any] = {"peer": peer, "config": config}
@@ -333,9 +342,14 @@ def export_folder(source: Path, output: Path, peer: str, *, replace: bool = True
     """
     done: list[Conversion] = []
     weights = source / "model.safetensors"
+
+    def write(folder: Path) -> None:
+        done.append(write_peer(source, folder, peer))
+        write_notice(source, folder)
+
     write_folder(
         output,
-        lambda folder: done.append(write_peer(source, folder, peer)),
+        write,
         needed_bytes=weights.stat().st_size if weights.is_file() else 0,
         replace=replace,
     )

@@ -26,7 +26,7 @@ from manyheads.errors import ConfigError, ModelFileError
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
 from manyheads.extras.sample_model.packaged import FOLDER
 from manyheads.files.verify import read_object
-from manyheads.models.pretrained import WEIGHTS, save_pretrained, usage_example
+from manyheads.models.pretrained import WEIGHTS, save_pretrained, table_cell, usage_example
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.record.log import Metrics
 
@@ -124,9 +124,9 @@ def make(run: Path, folder: Path) -> str:
         notice=NOTICES["embedded:tatoeba-en-de"],
         beams=rounded.settings.num_beams,
         bleu=bleu.value,
-        bleu_signature=bleu.signature,
+        bleu_signature=table_cell(bleu.signature),
         chrf=chrf.value,
-        chrf_signature=chrf.signature,
+        chrf_signature=table_cell(chrf.signature),
         steps=last["step"],
         threads=config.num_threads,
         seed=config.seed,

@@ -24,7 +24,7 @@ from manyheads.config.files import to_plain
 from manyheads.distributed.wrap import local
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError, NonFiniteError, SaveError
 from manyheads.files.commit import check_free_space, remove_stale
-from manyheads.models.pretrained import load_weights, portable_state, save_pretrained
+from manyheads.models.pretrained import data_notice, load_weights, portable_state, save_pretrained
 from manyheads.training.optim.optimiser import without_foreign_momenta
 from manyheads.training.record.log import MetricsLog
 from manyheads.training.run.arithmetic import changed_arithmetic
@@ -355,8 +355,11 @@ class CheckpointManager:
     def _write_model(self, weights: Mapping[str, Tensor]) -> None:
         assembly = self._assembly
         self._model_failed = True
+        model: Any = assembly.model
+        if not getattr(model, "data_notice", ""):  # the model that a resumed run began from may be gone
+            model.data_notice = data_notice(self._folder.model)
         save_pretrained(
-            assembly.model,
+            model,
             self._folder.model,
             tokenizer=assembly.data.tokenizer,
             generation=assembly.objective.generation,

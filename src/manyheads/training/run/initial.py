@@ -14,7 +14,7 @@ from manyheads.config.checks import did_you_mean
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.verify import file_sha256
 from manyheads.models.hub import resolve_model_path
-from manyheads.models.pretrained import load_portable_state, load_weights, portable_state, read_config
+from manyheads.models.pretrained import data_notice, load_portable_state, load_weights, portable_state, read_config
 from manyheads.text.growing import old_ids_of
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabularies import load_vocabulary
@@ -54,6 +54,7 @@ def begin_from(model: Any, settings: InitialSettings, tokenizer: Any) -> list[st
     growths = {getattr(now, name) - getattr(before, name) for name in _VOCABULARIES if hasattr(now, name)}
     grown = _with_new_rows(tensors, portable_state(model), growths - {0}, replaced, old_size)
     load_portable_state(model, grown, where=f"the weights of {settings.model}")
+    model.data_notice = data_notice(folder)
     lines = [f"begins from {settings.model} (SHA-256 {digest[:12]}...), with a new optimiser"]
     names = [name for name, tensor in grown.items() if tensor is not tensors[name]]
     if names:

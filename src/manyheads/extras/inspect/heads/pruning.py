@@ -92,6 +92,7 @@ def prune(model: Model, removed: Collection[Head]) -> Model:
                     f"all heads of {Head(kind, layer, 0).layer_name} would be removed; keep at least one of each layer."
                 )
     smaller: Model = build_model(config.with_heads({kind: tuple(map(len, layers)) for kind, layers in kept.items()}))
+    smaller.data_notice = model.data_notice
     smaller.to(next(model.parameters()).device)
     inside: set[int] = set()
     for kind, names in attention_layers(model).items():

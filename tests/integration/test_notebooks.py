@@ -1,0 +1,147 @@
+"""The notebooks of docs/notebooks: cells of the pages, run whole, within their limits; and what is said of bad ones."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import io
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from doc_pages import REPOSITORY, blocks_of
+
+FOLDER = REPOSITORY / "docs" / "notebooks"
+STORED = sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.ipynb"))
+
+pytestmark = pytest.mark.page
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    pytest.importorskip("jupytext", reason="no jupytext; pip install -r docs/_site/requirements.txt")
+    spec = importlib.util.spec_from_file_location("notebooks", REPOSITORY / "docs" / "_site" / "notebooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def cells(page: str) -> list[dict[str, Any]]:
+    content: list[dict[str, Any]] = json.loads((FOLDER / f"{page}.ipynb").read_text(encoding="utf-8"))["cells"]
+    return content
+
+
+@pytest.mark.parametrize("page", STORED)
+def test_cells_are_the_blocks_of_the_page(page: str, script: Any) -> None:
+    """Code by our own reader of pages; text as jupytext makes it now."""
+    assert page in script.PAGES
+    wanted = [script.installation(page)] + ([f"%%sh\n{script.SUPPOSED[page]}"] if page in script.SUPPOSED else [])
+    for block in blocks_of(f"docs/{page}.md"):
+        if not block.not_run:
+            wanted.append(("" if block.language == "python" else "%%sh\n") + block.text.rstrip("\n"))
+    stored = cells(page)
+    assert ["".join(cell["source"]) for cell in stored if cell["cell_type"] == "code"] == wanted
+    texts = [cell.source for cell in script.notebook_of(page).cells if cell.cell_type == "markdown"]
+    assert ["".join(cell["source"]) for cell in stored if cell["cell_type"] == "markdown"] == texts
+
+
+@pytest.mark.parametrize("page", STORED)
+def test_a_notebook_ran_whole_and_is_small(page: str, script: Any) -> None:
+    path = FOLDER / f"{page}.ipynb"
+    assert path.stat().st_size <= script.MOST_NOTEBOOK_BYTES
+    assert "/tmp/" not in path.read_text(encoding="utf-8")  # noqa: S108
+    for cell in cells(page):
+        if cell["cell_type"] != "code":
+            continue
+        assert cell["execution_count"] is not None
+        for output in cell["outputs"]:
+            assert output["output_type"] != "error"
+            assert len(base64.b64decode(output.get("data", {}).get("image/png", ""))) <= script.MOST_PICTURE_BYTES
+            most = script.TRAINING_LINES if "manyheads train" in "".join(cell["source"]) else script.MOST_LINES
+            assert len(output.get("text", ())) <= most
+
+
+def test_links_of_notebooks_lead_to_files() -> None:
+    texts = [
+        (page, "".join(cell["source"])) for page in STORED for cell in cells(page) if cell["cell_type"] == "markdown"
+    ]
+    links = [(page, link) for page, text in texts for link in re.findall(r"\]\(([^)\s#:]+)[#)]", text)]
+    assert links
+    assert not [(page, link) for page, link in links if not (FOLDER / page).parent.joinpath(link).exists()]
+
+
+class Output(dict[str, Any]):
+    """An output as nbformat has it."""
+
+    __getattr__ = dict.__getitem__
+
+
+def stream(text: str) -> Output:
+    return Output(output_type="stream", name="stdout", text=text)
+
+
+def test_outputs_have_limits(script: Any) -> None:
+    training = SimpleNamespace(source="%%sh\nmanyheads train --preset debug", outputs=[])
+    training.outputs = [stream("".join(f"{i}\n" for i in range(90))), stream("/run/a/model is written\n")]
+    [kept] = script.limited(training, "page", "/run/a")
+    assert kept["text"].splitlines() == [*(str(i) for i in range(71, 90)), "model is written"]
+    printing = SimpleNamespace(source="print()", outputs=[stream("x\n" * 201)])
+    with pytest.raises(script.NotebookError, match=r"docs/a\.md, cell 3 prints 201 lines, more than 200"):
+        script.limited(printing, "docs/a.md, cell 3", "/run/a")
+
+
+def test_a_picture_becomes_small_enough(script: Any) -> None:
+    image = pytest.importorskip("PIL.Image")
+    content = io.BytesIO()
+    image.effect_noise((900, 900), 80).convert("RGB").save(content, format="PNG")
+    assert len(content.getvalue()) > script.MOST_PICTURE_BYTES
+    smaller = script.smaller(base64.b64encode(content.getvalue()).decode(), "page")
+    assert len(base64.b64decode(smaller)) <= script.MOST_PICTURE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("no-such-page", "there is no page docs/no-such-page.md; pages with notebooks: tutorials/attention, "),
+        ("words", "docs/words.md has no block of code to run, so it makes no notebook"),
+    ],
+)
+def test_bad_pages_get_one_sentence(script: Any, capsys: pytest.CaptureFixture[str], page: str, said: str) -> None:
+    assert script.main([page]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_no_kernel_and_too_large_get_one_sentence(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = script.notebook_of("sources/labml")
+    kernelspec = pytest.importorskip("jupyter_client.kernelspec")
+
+    def no_kernel(*_: Any, **__: Any) -> None:
+        raise kernelspec.NoSuchKernel("python3")
+
+    monkeypatch.setattr("nbclient.NotebookClient.execute", no_kernel)
+    with pytest.raises(script.NotebookError, match="there is no kernel python3 here; pip install ipykernel"):
+        script.run(notebook, "sources/labml", tmp_path)
+    monkeypatch.setattr(script, "MOST_NOTEBOOK_BYTES", 100)
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    with pytest.raises(script.NotebookError, match=r"a\.ipynb would have [0-9,]+ bytes, more than 100"):
+        script.write(notebook, tmp_path / "a.ipynb")
+    assert not (tmp_path / "a.ipynb").exists()
+
+
+def test_the_first_cell_installs_from_where_the_addresses_say(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert script.installation("heads").endswith("%pip install -q '../..[plot]'")
+    assert script.installation("sources/d2l").endswith("%pip install -q '../../..[plot]'")
+    for name, repository, wanted in (
+        ("manyheads", "", "'manyheads[plot]'"),
+        ("", "https://git.example/mh", "'manyheads[plot] @ git+https://git.example/mh'"),
+    ):
+        known = {"index_name": name, "repository": repository}
+        monkeypatch.setattr(script.tomllib, "loads", lambda _, known=known: known)
+        assert script.installation("heads").endswith(f"%pip install -q {wanted}")
