@@ -25,7 +25,7 @@ from manyheads.decoding.constraints import Repetition
 from manyheads.decoding.greedy_and_sampling import draw
 from manyheads.decoding.hypothesis import Stop, check_finite, check_stop
 from manyheads.decoding.model_runner import ModelRunner
-from manyheads.decoding.settings import GenerationSettings
+from manyheads.decoding.settings import GenerationSettings, drawing_options
 from manyheads.decoding.text_ids import padded
 from manyheads.errors import RequestError
 from manyheads.models.ensemble import LanguageEnsemble
@@ -259,6 +259,7 @@ class Generation:
         self._runner, self._vocabulary = runner, vocabulary
         self._context = context_settings(runner.model, settings)
         self._settings = settings
+        self._filters = {name: getattr(settings, name) for name in drawing_options(GenerationSettings)}
         # A space at the end of a prompt is the border of its last word: the next token has a space of its own.
         spaces, self._word_ids = vocabulary.spaced_ids()
         self._at_border = [ids[-1] in spaces for ids in prompts]
@@ -387,7 +388,7 @@ class Generation:
         scores = self._repetition.apply(scores)
         if settings.do_sample:
             numbers = torch.tensor([float(row.random.random()) for row in self._rows], device=scores.device)
-            chosen = draw(scores, numbers, settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+            chosen = draw(scores, numbers, **self._filters)
         else:
             chosen = scores.argmax(-1)
         self._repetition.add(chosen)

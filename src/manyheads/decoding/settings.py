@@ -98,6 +98,21 @@ class _CommonSettings:
         1.0, "Sample only from the most probable tokens that together have this probability.",
         allowed=POSITIVE_FRACTION, engines=_TRANSFORMERS, only="sampling", http=("native",)
     )
+    min_p: float = setting(
+        0.0, "Sample only from tokens with at least this fraction of the highest probability.", allowed=BELOW_ONE,
+        engines=_TRANSFORMERS, only="sampling", http=("native", "openai")
+    )
+    typical_p: float = setting(
+        1.0,
+        "Sample only from tokens whose information is nearest to the entropy, and that together have this probability.",
+        allowed=POSITIVE_FRACTION, engines=_TRANSFORMERS, only="sampling", http=("native", "openai")
+    )
+    eta_cutoff: float = setting(
+        0.0,
+        "Sample only from tokens with at least this probability, or less where many tokens are likely; 0.0003 to 0.002"
+        " are usual.",
+        allowed=BELOW_ONE, engines=_TRANSFORMERS, only="sampling", http=("native", "openai")
+    )
     # As in transformers and vLLM (Keskar et al. 2019); in a beam the same number has less effect.
     repetition_penalty: float = setting(
         1.0,
@@ -261,10 +276,6 @@ class GenerationSettings(_CommonSettings):
         True, "Sample tokens; false takes the most probable token each time.", http=("native",),
         off=("greedy", "Take the most probable token each time instead of sampling.")
     )
-    min_p: float = setting(
-        0.0, "Sample only from tokens with at least this fraction of the highest probability.", allowed=BELOW_ONE,
-        only="sampling", http=("native", "openai")
-    )
     stop: tuple[str, ...] = setting(
         (), "Texts that end a continuation; \\n is a line break.", http=("native",), metavar="TEXT ..."
     )
@@ -313,6 +324,9 @@ class CommonOverrides(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
+    typical_p: float
+    eta_cutoff: float
     repetition_penalty: float
     no_repeat_ngram_size: int
     num_return_sequences: int
@@ -342,7 +356,6 @@ class DecodingOverrides(CommonOverrides, total=False):
 class GenerationOverrides(CommonOverrides, total=False):
     """The options of `GenerationSettings` as named arguments of one call; those left out keep their values."""
 
-    min_p: float
     stop: tuple[str, ...]
     memory_len: int | None
     max_rows: int
