@@ -9,6 +9,7 @@ editors and type checkers read them; a test compares them with the fields. Names
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -135,12 +136,27 @@ class _CommonSettings:
     banned_ids: tuple[int, ...] = setting(
         (), "Token ids that are never produced.", engines=_TRANSFORMERS, metavar="ID ..."
     )
+    regex: str = setting(
+        "", "The output matches this regular expression as a whole (needs the extra constrained).", http=("native",),
+        metavar="PATTERN"
+    )
+    json_schema: str | dict[str, Any] = setting(
+        "", "The output is JSON that this JSON schema permits; of commands: the name of its file, or the schema itself.",
+        http=("native",), metavar="FILE"
+    )
     seed: int = setting(0, "Seed of sampling; the same seed gives the same output.", engines=_EVERY, http=("native",))
     # fmt: on
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the output must match a pattern."""
+        return bool(self.regex or self.json_schema)
 
     def _check(self) -> None:
         """Raises: ConfigError: an option is out of range, or two contradict each other."""
         set_tuples(self)
+        if isinstance(self.json_schema, dict):
+            object.__setattr__(self, "json_schema", json.dumps(self.json_schema))
         for name, facts in facts_of(type(self)).items():
             if facts.allowed is not None:
                 check(self, "", facts.allowed, name)
@@ -148,6 +164,11 @@ class _CommonSettings:
             count = len(getattr(self, name, ()))
             if count > _MOST_IDS:
                 raise ConfigError(f"{name} has {count:,} ids; at most {_MOST_IDS:,} are allowed.", fields=[name])
+        against = ["regex"] if self.json_schema else ["min_new_tokens", "no_repeat_ngram_size"]
+        clash = next((name for name in against if getattr(self, name) != getattr(type(self), name)), "")
+        if self.is_constrained and clash:
+            name = "json_schema" if self.json_schema else "regex"
+            raise ConfigError(f"{name} and {clash} cannot be used together; leave one out.", fields=(name, clash))
         most = self.max_new_tokens  # type: ignore[attr-defined]  # a field of both classes, with another default
         if most and self.min_new_tokens > most:
             raise ConfigError(
@@ -331,6 +352,8 @@ class CommonOverrides(TypedDict, total=False):
     no_repeat_ngram_size: int
     num_return_sequences: int
     banned_ids: tuple[int, ...]
+    regex: str
+    json_schema: str | dict[str, Any]
     seed: int
 
 
