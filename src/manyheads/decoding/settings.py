@@ -9,7 +9,6 @@ editors and type checkers read them; a test compares them with the fields. Names
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -140,8 +139,9 @@ class _CommonSettings:
         "", "The output matches this regular expression as a whole (needs the extra constrained).", http=("native",),
         metavar="PATTERN"
     )
-    json_schema: str | dict[str, Any] = setting(
-        "", "The output is JSON that this JSON schema permits; of commands: the name of its file, or the schema itself.",
+    json_schema: str = setting(
+        "",
+        "The output is JSON that this JSON schema permits; commands also take the name of its file.",
         http=("native",), metavar="FILE"
     )
     seed: int = setting(0, "Seed of sampling; the same seed gives the same output.", engines=_EVERY, http=("native",))
@@ -155,8 +155,6 @@ class _CommonSettings:
     def _check(self) -> None:
         """Raises: ConfigError: an option is out of range, or two contradict each other."""
         set_tuples(self)
-        if isinstance(self.json_schema, dict):
-            object.__setattr__(self, "json_schema", json.dumps(self.json_schema))
         for name, facts in facts_of(type(self)).items():
             if facts.allowed is not None:
                 check(self, "", facts.allowed, name)
@@ -353,7 +351,7 @@ class CommonOverrides(TypedDict, total=False):
     num_return_sequences: int
     banned_ids: tuple[int, ...]
     regex: str
-    json_schema: str | dict[str, Any]
+    json_schema: str
     seed: int
 
 

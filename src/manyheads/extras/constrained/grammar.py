@@ -36,7 +36,8 @@ def grammar_of(settings: Any, reader: Any, *, check: bool = False) -> PatternGra
     Args: settings: `GenerationSettings`, or `DecodingSettings`. reader: the vocabulary of a language model, or the
         tokenizer of a translator. check: whether the model can write a text that matches within the limit.
 
-    Raises: ConfigError: the pattern is not valid or is too complex; there is no such text; or the model writes no text, or not with pieces. MissingExtraError: llguidance is not installed.
+    Raises: ConfigError: the pattern is not valid or is too complex; there is no such text; or the model writes no text,
+        or no pieces of this package. MissingExtraError: llguidance is not installed.
     """
     vocabulary = _vocabulary_of(reader)
     end = vocabulary.line_id if vocabulary.end_id is None else vocabulary.end_id

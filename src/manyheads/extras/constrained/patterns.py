@@ -56,8 +56,8 @@ class Pieces:
 
     Attributes:
         of, of_first: (ids,) number of each id's piece; that of a piece that is never permitted, where it has none.
-        end: number of the end of a text. usable, usable_first: (pieces,) whether an id has it. rank: (pieces,) lower for
-            pieces that are likely to end a value. opens: (ids,) whether an id begins another part of a JSON value.
+        end: number of the end of a text. usable, usable_first: (pieces,) whether an id has it. rank: (pieces,) lower
+            for pieces that are likely to end a value; quotes: whether it begins with one. opens: (ids,) whether an id begins another part of a JSON value.
     """
 
     def __init__(self, texts: Sequence[bytes], first: Sequence[bytes]) -> None:
@@ -73,6 +73,7 @@ class Pieces:
         self.usable, self.usable_first = (np.isin(np.arange(self.end + 2), one) for one in (self.of, self.of_first))
         self.usable[self.end :] = self.usable_first[self.end :] = False
         self.opens = np.array([any(byte in _OPENING for byte in text) for text in texts])
+        self.quotes = np.array([*(text[:1] == b'"' for text in known), False, False])
         self.rank = np.array([*map(_rank, known), 0, 0])
         # The names that llguidance reads of a tokenizer.
         self.tokens = [*known, b"\xff<end>"]
@@ -101,7 +102,7 @@ class Pieces:
 
 def _rank(text: bytes) -> int:
     if all(byte in _CLOSING for byte in text):
-        return -len(text)
+        return -len(text) - (text[0] != ord('"'))  # an object or a list is rather closed than filled
     if any(byte in _OPENING for byte in text):
         return 9
     return 2 + text.isalnum() + (text != text.strip())
@@ -227,7 +228,13 @@ class Matcher:
                 if not len(pieces):
                     break
                 under = allowed.tobytes()
-                piece = min(pieces.tolist(), key=lambda one: (taken[under, one], self._pieces.rank[one], one))
+                # Where any letter can follow, brackets are text. The end of a string follows many strings, so it is taken
+                # again sooner.
+                rank = (
+                    np.where(self._pieces.quotes, -100, self._pieces.rank) if allowed[ord("z")] else self._pieces.rank
+                )
+                costs = [(taken[under, one] // (50 if rank[one] < 0 else 1), rank[one], one) for one in pieces.tolist()]
+                piece = min(costs)[2]
                 here = (under, piece)
                 taken[here] += 1
                 way.append(piece)
