@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -56,8 +55,9 @@ class Pieces:
 
     Attributes:
         of, of_first: (ids,) number of each id's piece; that of a piece that is never permitted, where it has none.
-        end: number of the end of a text. usable, usable_first: (pieces,) whether an id has it. rank: (pieces,) lower
-            for pieces that are likely to end a value; quotes: whether it begins with one. opens: (ids,) whether an id begins another part of a JSON value.
+        end: number of the end of a text. usable, usable_first: (pieces,) whether an id has it.
+        rank: (pieces,) lower for pieces that are likely to end a value; quotes: whether it begins with a quote.
+        opens: (ids,) whether an id begins another part of a JSON value.
     """
 
     def __init__(self, texts: Sequence[bytes], first: Sequence[bytes]) -> None:
@@ -212,7 +212,7 @@ class Matcher:
         Returns: the pieces, without the end; or None, and why.
         """
         stop = time.monotonic() + seconds
-        taken: Counter[tuple[bytes, int]] = Counter()
+        taken: dict[bytes, NDArray[np.int64]] = {}
         why = f"no text of at most {most:,} tokens was found that matches"
         for _ in range(20):
             way: list[int] = []
@@ -228,22 +228,22 @@ class Matcher:
                 if not len(pieces):
                     break
                 under = allowed.tobytes()
-                # Where any letter can follow, brackets are text. The end of a string follows many strings, so it is taken
-                # again sooner.
-                rank = (
-                    np.where(self._pieces.quotes, -100, self._pieces.rank) if allowed[ord("z")] else self._pieces.rank
-                )
-                costs = [(taken[under, one] // (50 if rank[one] < 0 else 1), rank[one], one) for one in pieces.tolist()]
-                piece = min(costs)[2]
+                # Where any letter can follow, brackets are text. What ends a value is needed often, so it is
+                # taken again.
+                rank = self._pieces.rank[pieces]
+                if allowed[ord("z")]:
+                    rank = np.where(self._pieces.quotes[pieces], -100, rank)
+                times = taken.setdefault(under, np.zeros(len(allowed), dtype=np.int64))[pieces]
+                piece = int(pieces[(1_000 * (times // np.where(rank < 0, 50, 1)) + rank).argmin()])
                 here = (under, piece)
-                taken[here] += 1
+                taken[under][piece] += 1
                 way.append(piece)
                 matcher.add(piece)
             else:
                 return way, ""
             if not way:
                 break
-            taken[here] += 1_000_000  # the piece that led nowhere
+            taken[here[0]][here[1]] += 1_000_000  # the piece that led nowhere
         return None, "no sequence of this model's tokens matches it"
 
 
