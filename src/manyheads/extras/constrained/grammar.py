@@ -55,7 +55,10 @@ def grammar_of(settings: Any, reader: Any, *, check: bool = False) -> PatternGra
 def _check_limit(settings: Any, start: Matcher) -> None:
     most = settings.max_new_tokens or settings.max_len_offset
     for is_first in (True, False):
-        way, why = start.way_to_end(most, MOST_SECONDS, is_first=is_first)
+        try:
+            way, why = start.way_to_end(most, MOST_SECONDS, is_first=is_first)
+        except RequestError as error:
+            raise ConfigError(str(error), fields=["json_schema" if settings.json_schema else "regex"]) from error
         if way is None or len(way) >= most:
             name = "json_schema" if settings.json_schema else "regex"
             why = why or f"the shortest text found that matches has {len(way or ()):,} tokens and an end"
