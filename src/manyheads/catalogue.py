@@ -601,11 +601,13 @@ PUBLIC: dict[str, str] = {
 
 HOOKS: dict[str, str] = {
     "check pictures": "manyheads.extras.inspect.options:check_kinds",
+    "constrained": "manyheads.extras.constrained.grammar:grammar_of",
     "ctranslate2": "manyheads.extras.exports.ctranslate2_engine:open_for",
     "display": "manyheads.extras.inspect.display:bundle_of",
     "documents": "manyheads.extras.documents.files:DocumentOptions",
     "learning curve": "manyheads.extras.inspect.drawings.curves:CurvePainter",
     "picture": "manyheads.extras.inspect.pictures:picture_of",
+    "schema": "manyheads.extras.constrained.patterns:read_schema",
     "translate.parsing": f"{_PARSING}.translate:translate_by_text",
     "translate.spans": f"{_PARSING}.translate:translate_by_chart",
 }

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.catalogue import HOOKS, load
+from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.errors import RequestError
 
 
@@ -184,6 +186,16 @@ class Constraints:
         seen = (windows[:, :, :-1] == context[:, None]).all(-1)
         # If a window does not match, ban an id that is already banned: this avoids a sync and boolean indexing.
         log_probs.scatter_(1, torch.where(seen, windows[:, :, -1], self._harmless), -torch.inf)
+
+
+def pattern_grammar(settings: DecodingSettings | GenerationSettings, reader: Any, *, check: bool = False) -> Any | None:
+    """Return the grammar of the pattern in the settings; None: there is none.
+
+    Args: reader: a language model's vocabulary, or a translator's tokenizer. check: whether the limit leaves room.
+
+    Raises: ConfigError: this model cannot write a text that matches. MissingExtraError: a package is missing.
+    """
+    return load(HOOKS["constrained"])(settings, reader, check=check) if settings.is_constrained else None
 
 
 def check_ids(settings: DecodingSettings, *, vocab_size: int, pad_id: int, eos_id: int) -> None:

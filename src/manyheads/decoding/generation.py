@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from manyheads.decoding.constraints import Repetition
+from manyheads.decoding.constraints import Repetition, pattern_grammar
 from manyheads.decoding.greedy_and_sampling import draw
 from manyheads.decoding.hypothesis import Stop, check_finite, check_stop
 from manyheads.decoding.model_runner import ModelRunner
-from manyheads.decoding.settings import GenerationSettings
+from manyheads.decoding.settings import GenerationSettings, drawing_options
 from manyheads.decoding.text_ids import padded
 from manyheads.errors import RequestError
 from manyheads.models.ensemble import LanguageEnsemble
@@ -259,9 +259,13 @@ class Generation:
         self._runner, self._vocabulary = runner, vocabulary
         self._context = context_settings(runner.model, settings)
         self._settings = settings
+        self._filters = {name: getattr(settings, name) for name in drawing_options(GenerationSettings)}
+        grammar = pattern_grammar(settings, vocabulary)
+        self._grammar = None if grammar is None else grammar.after(prompts, vocabulary)
+        self._end_id = vocabulary.line_id if grammar and vocabulary.end_id is None else vocabulary.end_id
         # A space at the end of a prompt is the border of its last word: the next token has a space of its own.
         spaces, self._word_ids = vocabulary.spaced_ids()
-        self._at_border = [ids[-1] in spaces for ids in prompts]
+        self._at_border = [ids[-1] in spaces and grammar is None for ids in prompts]
         prompts = [ids[:-1] if cut else ids for ids, cut in zip(prompts, self._at_border, strict=True)]
         self._prompts = prompts
         self._wanted = {"logits": True} if settings.repetition_penalty != 1 else {}  # the penalty acts on logits
@@ -384,16 +388,28 @@ class Generation:
             scores = scores.index_fill(1, torch.tensor(banned, device=scores.device), -torch.inf)
         if not step and any(self._at_border):
             scores = self._begin_words(scores)
+        if self._grammar is not None:
+            scores = self._matching(scores, step)
         scores = self._repetition.apply(scores)
         if settings.do_sample:
             numbers = torch.tensor([float(row.random.random()) for row in self._rows], device=scores.device)
-            chosen = draw(scores, numbers, settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+            chosen = draw(scores, numbers, **self._filters)
         else:
             chosen = scores.argmax(-1)
         self._repetition.add(chosen)
         gained = log_probs.gather(1, chosen[:, None])[:, 0].tolist()
         check_finite(any(map(math.isnan, gained)), step + 1)
         return chosen, gained
+
+    def _matching(self, scores: Tensor, step: int) -> Tensor:
+        """Allow only the tokens that the grammar permits."""
+        rows, device = self._rows, scores.device
+        history = torch.tensor([row.ids for row in rows], device=device).view(len(rows), step)
+        prompts, room = torch.tensor([[row.prompt, row.most - step] for row in rows], device=device).unbind(1)
+        allowed = self._grammar.allowed(history.long(), prompts, room)
+        scores = scores.clone()
+        scores[:, : allowed.size(1)].masked_fill_(~allowed, -torch.inf)
+        return scores
 
     def _begin_words(self, scores: Tensor) -> Tensor:
         """Allow only the beginning of a word, or the end of a line or document, where the prompt ended in a space."""
@@ -407,7 +423,7 @@ class Generation:
         """Append a token to a row."""
         row.ids.append(token)
         row.log_probs.append(log_prob)
-        if token == self._vocabulary.end_id:
+        if token == self._end_id:
             row.ended_by = "end"
             text = row.ending.finish()
         else:

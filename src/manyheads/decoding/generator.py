@@ -13,6 +13,7 @@ import torch
 
 from manyheads.catalogue import shown_as
 from manyheads.config.build import build
+from manyheads.decoding.constraints import pattern_grammar
 from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.generation import Continuation, Generation, PrefixCache, TextSteps, token_limit
 from manyheads.decoding.hypothesis import Stop
@@ -192,6 +193,7 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
                 raise RequestError(
                     f"banned_ids holds {token}; ids of this vocabulary are 0 to {self.vocabulary.vocab_size - 1}."
                 )
+        pattern_grammar(settings, self.vocabulary, check=True)
         return settings
 
     @overload

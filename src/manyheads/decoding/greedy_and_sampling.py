@@ -1,6 +1,6 @@
 """Greedy search and sampling: rows do not compete with each other.
 
-Tokens are sampled with temperature, top-k and top-p; the random numbers depend on the sentence, not on its batch.
+Tokens are sampled by `draw`, with its filters; the random numbers depend on the sentence, not on its batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
 from manyheads.decoding.search_problem import SearchProblem, SearchSteps
-from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.settings import DecodingSettings, drawing_options
 from manyheads.models.protocols import Searchable
 from manyheads.nn.kernels.topk import likeliest
 from manyheads.nn.kernels.topk import top_k as largest_first
@@ -35,13 +35,13 @@ class Sampler:
     model.
 
     Args:
-        settings: temperature, top_k, top_p, seed, num_return_sequences.
+        settings: the options of `draw`, seed, num_return_sequences.
         limits: (sentences,) maximum number of tokens of each sentence.
         indices: i of each sentence: its index in the whole input.
     """
 
     def __init__(self, settings: DecodingSettings, limits: Tensor, indices: Sequence[int]) -> None:
-        self._settings = settings
+        self._filters = {name: getattr(settings, name) for name in drawing_options(type(settings))}
         longest, paths = int(limits.max()), settings.num_return_sequences
         numbers = np.empty((len(indices), paths, longest), dtype=np.float32)
         for line, index in enumerate(indices):
@@ -53,39 +53,19 @@ class Sampler:
     def __call__(self, log_probs: Tensor, sentence: Tensor, step: int) -> Tensor:
         """Sample for (rows, vocab_size) log-probabilities; sentence (sentences,) indexes `indices`. Returns (rows,)."""
         numbers = self._numbers[:, :, step].index_select(0, sentence).flatten()
-        settings = self._settings
-        return draw(log_probs, numbers, settings.temperature, settings.top_k, settings.top_p)
+        return draw(log_probs, numbers, **self._filters)
 
 
-def draw(
-    log_probs: Tensor,
-    numbers: Tensor,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-) -> Tensor:
-    """Sample one token per row. Filters are applied in the order temperature, min-p, top-k, top-p; the rest is
-    renormalised.
-
-    Paper: Fan et al. 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2020, arXiv:1904.09751, sec. 3.1 (top-p): the
-    smallest set of most probable tokens with a total of at least top_p; it always includes the most probable token.
-    Nguyen et al. 2024, arXiv:2407.01082 (min-p): tokens with at least min_p times the highest probability.
+def draw(log_probs: Tensor, numbers: Tensor, *filters: Any, **named: Any) -> Tensor:
+    """Sample one token per row of what `filtered` leaves.
 
     Args:
         log_probs: (rows, vocab_size), not necessarily normalised; -inf is drawn only if a row contains nothing else.
         numbers: (rows,) uniform in [0, 1].
+        filters, named: of `filtered`.
     Returns: (rows,) ids.
     """
-    scores, ids = log_probs / max(temperature, _LOWEST_TEMPERATURE), None
-    if min_p > 0:
-        scores = scores.masked_fill(scores < scores.amax(-1, keepdim=True) + math.log(min_p), -torch.inf)
-    if 0 < top_k < scores.size(1):
-        scores, ids = largest_first(scores, top_k)
-    if top_p < 1:
-        probs, ids = _nucleus(scores, ids, top_p)
-    else:
-        probs = scores.softmax(-1)
+    probs, ids = filtered(log_probs, *filters, **named)
     cumulative = probs.cumsum(-1)
     total = cumulative[:, -1:]
     # Stay strictly below the total: otherwise rounding could select a token after the last one with any probability.
@@ -94,19 +74,83 @@ def draw(
     return (place if ids is None else ids.gather(1, place))[:, 0]
 
 
+def filtered(
+    log_probs: Tensor,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    typical_p: float = 1.0,
+    eta_cutoff: float = 0.0,
+) -> tuple[Tensor, Tensor | None]:
+    """Apply the filters in the order of the arguments, as transformers does, each to what the ones before it left.
+
+    Paper: Fan et al. 2018, arXiv:1805.04833 (top-k); Holtzman et al. 2020, arXiv:1904.09751, sec. 3.1 (top-p): the
+    smallest set of most probable tokens with a total of at least top_p; it always includes the most probable token.
+    Nguyen et al. 2024, arXiv:2407.01082 (min-p): tokens with at least min_p times the highest probability. For
+    typical_p and eta_cutoff see `_typical` and `_above_eta`.
+
+    Returns: probabilities, (rows, some), not necessarily normalised, 0 for tokens that are not left; and their ids,
+        None: 0, 1, 2 ...
+    """
+    scores, ids = log_probs / max(temperature, _LOWEST_TEMPERATURE), None
+    if 0 < top_k < scores.size(1):
+        scores, ids = largest_first(scores, top_k)
+    if top_p < 1:
+        scores, ids = _nucleus(scores, ids, top_p)
+    if min_p > 0:
+        probs = scores.softmax(-1)
+        scores = scores.masked_fill(probs < min_p * probs.amax(-1, keepdim=True), -torch.inf)
+    if typical_p < 1:
+        scores = _typical(scores, typical_p)
+    if eta_cutoff > 0:
+        scores = _above_eta(scores, eta_cutoff)
+    return scores.exp() if top_p < 1 else scores.softmax(-1), ids
+
+
 def _nucleus(scores: Tensor, ids: Tensor | None, top_p: float) -> tuple[Tensor, Tensor]:
-    """Return probabilities, largest first and 0 outside the top_p set, and their ids; both (rows, some).
+    """Return log-probabilities, largest first and -inf outside the top_p set, and their ids; both (rows, some).
 
     The 128 most probable tokens are usually enough; all tokens are sorted only if not.
     """
     normaliser = scores.logsumexp(-1, keepdim=True)
     for width in (min(_FIRST_WIDTH, scores.size(1)), scores.size(1)):
         largest, places = largest_first(scores, width) if width < scores.size(1) else scores.sort(-1, descending=True)
-        probs = (largest - normaliser).exp()
+        log_probs = largest - normaliser
+        probs = log_probs.exp()
         before = probs.cumsum(-1) - probs
         if width == scores.size(1) or bool((before[:, -1] >= top_p).all()):
             break
-    return probs * (before < top_p), places if ids is None else ids.gather(1, places)
+    return log_probs.masked_fill(before >= top_p, -torch.inf), places if ids is None else ids.gather(1, places)
+
+
+def _typical(scores: Tensor, mass: float) -> Tensor:
+    """Keep the smallest set of tokens whose -log p is nearest to the entropy and whose total is at least the mass.
+
+    Tokens of equal distance stay together. Paper: Meister et al. 2023, arXiv:2202.00666, eq. 11.
+    """
+    log_probs = scores.log_softmax(-1)
+    distance = (-log_probs - _entropy(log_probs)).abs()
+    nearest, places = distance.sort(-1)
+    totals = scores.gather(-1, places).softmax(-1).cumsum(-1)
+    last = (totals < mass).sum(-1, keepdim=True).clamp(max=scores.size(-1) - 1)
+    return scores.masked_fill(distance > nearest.gather(-1, last), -torch.inf)
+
+
+def _above_eta(scores: Tensor, epsilon: float) -> Tensor:
+    """Keep tokens with a probability of at least min(epsilon, sqrt(epsilon) exp(-entropy)), and the most probable.
+
+    Paper: Hewitt et al. 2022, arXiv:2210.15191, sec. 4, with alpha = sqrt(epsilon).
+    """
+    log_probs = scores.log_softmax(-1)
+    eta = (math.sqrt(epsilon) * (-_entropy(log_probs)).exp()).clamp(max=epsilon)
+    is_unlikely = (log_probs.exp() < eta) & (scores < scores.amax(-1, keepdim=True))
+    return scores.masked_fill(is_unlikely, -torch.inf)
+
+
+def _entropy(log_probs: Tensor) -> Tensor:
+    """The entropy of each row in nats, (rows, 1); -inf counts as 0."""
+    return -(log_probs * log_probs.exp()).nansum(-1, keepdim=True)
 
 
 _Choose = Callable[[Tensor, Tensor, int], Tensor]

@@ -198,7 +198,9 @@ class KeptTexts:
         self._model, self._decode = model, tokenizer.target.decode
         self._is_whole = bool(settings.forced_prefix_ids)  # with which the one output of a text begins
         self._has_tags = bool(tokenizer.target_languages) and model.target_lang is None
-        is_on = settings.keep_words and tokenizer.kind != "word" and tokenizer.splits_lines
+        is_on = (
+            settings.keep_words and not settings.is_constrained and tokenizer.kind != "word" and tokenizer.splits_lines
+        )
         self.rows: list[str] = []
         self.owners: list[int] = []
         self._pieces = [self._of_text(text, number, is_on) for number, text in enumerate(texts)]

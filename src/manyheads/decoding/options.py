@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, make_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_origin
 
+from manyheads.catalogue import HOOKS, load
 from manyheads.config.checks import at_least, check
 from manyheads.config.files import field_types
 from manyheads.config.options import option
@@ -199,7 +200,7 @@ class _SearchOptions:
                     raise ConfigError(f"--{yes} and --{no} contradict each other; give one of them.")
                 value = False if is_off else value or None
             if value not in (None, ()):
-                values[item.name] = value
+                values[item.name] = load(HOOKS["schema"])(value) if item.name == "json_schema" else value
         return values
 
 

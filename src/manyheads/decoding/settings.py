@@ -98,6 +98,21 @@ class _CommonSettings:
         1.0, "Sample only from the most probable tokens that together have this probability.",
         allowed=POSITIVE_FRACTION, engines=_TRANSFORMERS, only="sampling", http=("native",)
     )
+    min_p: float = setting(
+        0.0, "Sample only from tokens with at least this fraction of the highest probability.", allowed=BELOW_ONE,
+        engines=_TRANSFORMERS, only="sampling", http=("native", "openai")
+    )
+    typical_p: float = setting(
+        1.0,
+        "Sample only from tokens whose information is nearest to the entropy, and that together have this probability.",
+        allowed=POSITIVE_FRACTION, engines=_TRANSFORMERS, only="sampling", http=("native", "openai")
+    )
+    eta_cutoff: float = setting(
+        0.0,
+        "Sample only from tokens with at least this probability, or less where many tokens are likely; 0.0003 to 0.002"
+        " are usual.",
+        allowed=BELOW_ONE, engines=_TRANSFORMERS, only="sampling", http=("native", "openai")
+    )
     # As in transformers and vLLM (Keskar et al. 2019); in a beam the same number has less effect.
     repetition_penalty: float = setting(
         1.0,
@@ -120,8 +135,22 @@ class _CommonSettings:
     banned_ids: tuple[int, ...] = setting(
         (), "Token ids that are never produced.", engines=_TRANSFORMERS, metavar="ID ..."
     )
+    regex: str = setting(
+        "", "The output matches this regular expression as a whole (needs the extra constrained).", http=("native",),
+        metavar="PATTERN"
+    )
+    json_schema: str = setting(
+        "",
+        "The output is JSON that this JSON schema permits; commands also take the name of its file.",
+        http=("native",), metavar="FILE"
+    )
     seed: int = setting(0, "Seed of sampling; the same seed gives the same output.", engines=_EVERY, http=("native",))
     # fmt: on
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the output must match a pattern."""
+        return bool(self.regex or self.json_schema)
 
     def _check(self) -> None:
         """Raises: ConfigError: an option is out of range, or two contradict each other."""
@@ -133,6 +162,11 @@ class _CommonSettings:
             count = len(getattr(self, name, ()))
             if count > _MOST_IDS:
                 raise ConfigError(f"{name} has {count:,} ids; at most {_MOST_IDS:,} are allowed.", fields=[name])
+        against = ["regex"] if self.json_schema else ["min_new_tokens", "no_repeat_ngram_size"]
+        clash = next((name for name in against if getattr(self, name) != getattr(type(self), name)), "")
+        if self.is_constrained and clash:
+            name = "json_schema" if self.json_schema else "regex"
+            raise ConfigError(f"{name} and {clash} cannot be used together; leave one out.", fields=(name, clash))
         most = self.max_new_tokens  # type: ignore[attr-defined]  # a field of both classes, with another default
         if most and self.min_new_tokens > most:
             raise ConfigError(
@@ -261,10 +295,6 @@ class GenerationSettings(_CommonSettings):
         True, "Sample tokens; false takes the most probable token each time.", http=("native",),
         off=("greedy", "Take the most probable token each time instead of sampling.")
     )
-    min_p: float = setting(
-        0.0, "Sample only from tokens with at least this fraction of the highest probability.", allowed=BELOW_ONE,
-        only="sampling", http=("native", "openai")
-    )
     stop: tuple[str, ...] = setting(
         (), "Texts that end a continuation; \\n is a line break.", http=("native",), metavar="TEXT ..."
     )
@@ -313,10 +343,15 @@ class CommonOverrides(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
+    typical_p: float
+    eta_cutoff: float
     repetition_penalty: float
     no_repeat_ngram_size: int
     num_return_sequences: int
     banned_ids: tuple[int, ...]
+    regex: str
+    json_schema: str
     seed: int
 
 
@@ -342,7 +377,6 @@ class DecodingOverrides(CommonOverrides, total=False):
 class GenerationOverrides(CommonOverrides, total=False):
     """The options of `GenerationSettings` as named arguments of one call; those left out keep their values."""
 
-    min_p: float
     stop: tuple[str, ...]
     memory_len: int | None
     max_rows: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from manyheads.decoding.constraints import pattern_grammar
 from manyheads.decoding.engines import SearchEngine
 from manyheads.decoding.hypothesis import Hypothesis, Stop
 from manyheads.decoding.model_runner import ModelRunner
@@ -171,7 +172,7 @@ class TextSearch:
                 eos_id=writer.eos_id,
                 device=self.runner.device,
                 indices=indices,
-                grammar=self.tokenizer.grammar(settings),
+                grammar=pattern_grammar(settings, self.tokenizer) or self.tokenizer.grammar(settings),
                 stop=stop,
                 told=told,
                 shortlist=self.shortlist,

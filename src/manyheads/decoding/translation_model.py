@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, Unpack, cast
 import torch
 
 from manyheads.config.build import build
-from manyheads.decoding.constraints import check_ids
+from manyheads.decoding.constraints import check_ids, pattern_grammar
 from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.engines import EngineName, engine_named, open_engine
 from manyheads.decoding.model_runner import ModelRunner, RunsModel, check_same_vocabulary, model_folder
@@ -273,6 +273,7 @@ class TranslationModel(RunsModel[Searchable]):
         token = self.tokenizer.target
         check_ids(settings, vocab_size=token.vocab_size, pad_id=token.pad_id, eos_id=token.eos_id)
         check_target_limit(settings, self.model.max_len)
+        pattern_grammar(settings, self.tokenizer, check=True)
         if self.search.reranker is not None:
             check_reranking(settings)
         return settings

@@ -19,10 +19,8 @@ _DEFAULT_MAX_LENGTH = 20  # the peer's, for a model without this option
 _NEUTRAL: dict[str, Any] = {
     "num_beam_groups": 1,
     "diversity_penalty": 0.0,
-    "typical_p": 1.0,
-    "min_p": None,
+    "top_h": None,
     "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
     "encoder_repetition_penalty": 1.0,
     "encoder_no_repeat_ngram_size": 0,
     "penalty_alpha": None,

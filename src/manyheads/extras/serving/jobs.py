@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from manyheads.decoding.constraints import pattern_grammar
 from manyheads.decoding.engines import SearchEngine
 from manyheads.decoding.generation import NewToken, PrefixCache
 from manyheads.decoding.generator import Generator
@@ -168,7 +169,7 @@ class TranslationBatch(_Stepped[tuple[int, list[Hypothesis]]]):
                 bos_id=writer.bos_id,
                 eos_id=writer.eos_id,
                 indices=[number for _, number in contents],
-                grammar=translator.tokenizer.grammar(settings),
+                grammar=pattern_grammar(settings, translator.tokenizer) or translator.tokenizer.grammar(settings),
                 report_early=True,
             )
         super().__init__(steps)

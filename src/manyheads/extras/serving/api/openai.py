@@ -7,13 +7,14 @@ token of the prompt.
 from __future__ import annotations
 
 import codecs
+import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -23,6 +24,7 @@ from manyheads import __version__
 from manyheads.decoding.generation import NewToken, context_settings
 from manyheads.decoding.settings import GenerationSettings, drawing_options
 from manyheads.decoding.text_ids import with_end
+from manyheads.errors import ConfigError
 from manyheads.extras.serving.api.shared import (
     STREAMED,
     Ids,
@@ -55,6 +57,19 @@ class StreamOptions(LooseBody):
     include_usage: bool = False
 
 
+class JsonSchema(LooseBody):
+    """A named schema."""
+
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(LooseBody):
+    """The form of an answer: any text, a JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
 class CompletionBody(body_of(GenerationSettings, "openai", LooseBody)):  # type: ignore[misc]
     """A request for completions. Unknown fields are ignored, as OpenAI's clients expect."""
 
@@ -75,6 +90,7 @@ class CompletionBody(body_of(GenerationSettings, "openai", LooseBody)):  # type:
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     logit_bias: dict[Text, Number] | None = None
+    response_format: ResponseFormat | None = None
 
 
 class TokenizeBody(LooseBody):
@@ -231,7 +247,13 @@ class _Completion:
         if len(stops) > _MOST_STOPS:
             raise Refusal(422, f"stop: there are {len(stops)} texts; the limit is {_MOST_STOPS}.", code="over_limit",
                           field="stop")  # fmt: skip
-        found._settings = model.settings(found._overrides(tuple(stop for stop in stops if stop)))
+        overrides = found._overrides(tuple(stop for stop in stops if stop)) | _form(body.response_format)
+        try:
+            found._settings = await service.off_loop(request, partial(model.settings, overrides))
+        except ConfigError as error:
+            if "json_schema" not in error.fields:
+                raise
+            raise Refusal(400, f"response_format: {error}", code="invalid", field="response_format") from error
         await found._encode()
         return found
 
@@ -417,6 +439,18 @@ class _Completion:
 
     def _named(self, top: Sequence[tuple[int, float]]) -> list[tuple[str, float]]:
         return [(self._name(token), value) for token, value in top]
+
+
+def _form(asked: ResponseFormat | None) -> dict[str, Any]:
+    """Return the options for the form of an answer. Raises: Refusal: the schema is missing."""
+    if asked is None or asked.type == "text":
+        return {}
+    if asked.type == "json_object":
+        return {"json_schema": '{"type": "object"}'}
+    if asked.json_schema is None:
+        raise Refusal(400, "response_format: json_schema is missing; send an object with the schema.", code="invalid",
+                      field="response_format")  # fmt: skip
+    return {"json_schema": json.dumps(asked.json_schema.json_schema)}
 
 
 def _shown(vocabulary: Vocabulary, token: int) -> str:

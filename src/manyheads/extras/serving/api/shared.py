@@ -88,7 +88,9 @@ def given(body: BaseModel, settings: type, protocol: str) -> dict[str, Any]:
     """Return the options of a protocol that the client sent with a value other than null."""
     sent = {name: getattr(body, name) for name in option_names(settings, protocol)}
     return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in sent.items() if value is not None
+        name: tuple(value) if isinstance(value, list) else json.dumps(value) if isinstance(value, dict) else value
+        for name, value in sent.items()
+        if value is not None
     }
 
 

@@ -34,6 +34,7 @@ class TranslateBody(body_of(DecodingSettings, "native", Body)):  # type: ignore[
     forced_prefix: Text | None = Field(None, description="How the translation begins; for one sentence.")
     forced_prefix_ids: Ids | None = Field(None, description="The same as token ids.")
     no_repeat_ngram_size: Annotated[int, Field(le=_MOST_NGRAM)] | None = None
+    json_schema: dict[str, Any] | Text | None = Field(None, description="The output is JSON that this permits.")
 
 
 class GenerateBody(body_of(GenerationSettings, "native", Body)):  # type: ignore[misc]
@@ -46,6 +47,7 @@ class GenerateBody(body_of(GenerationSettings, "native", Body)):  # type: ignore
     top_log_probs: int = Field(0, ge=0, le=20, description="Alternatives of each token, best first.")
     stop: Texts | None = Field(None, description="Texts that end a continuation.", max_length=16)
     no_repeat_ngram_size: Annotated[int, Field(le=_MOST_NGRAM)] | None = None
+    json_schema: dict[str, Any] | Text | None = Field(None, description="The output is JSON that this permits.")
 
 
 class ScoreBody(Body):

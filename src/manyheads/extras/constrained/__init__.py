@@ -1,0 +1,1 @@
+"""Output that matches a regular expression or a JSON schema."""

@@ -1,0 +1,89 @@
+"""Output that matches a pattern, for vocabularies of bytes and of subwords."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from manyheads import Generator
+from manyheads.catalogue import ARCHITECTURES, build_model
+from manyheads.errors import ConfigError
+from manyheads.text.settings import VocabularySettings
+from manyheads.text.vocabularies import learn_vocabulary
+from manyheads.text.vocabulary import ByteVocabulary
+
+pytest.importorskip("llguidance", reason="the extra constrained is not installed")
+jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+
+LINES = ['{"name": "Anna", "age": 30} is a person.', "It was a dark and stormy night.", "Call 555-1234."] * 20
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 200},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}},
+        "child": {"$ref": "#"},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module", params=["bytes", "documents", "bpe", "bpe lines"])
+def generator(request: pytest.FixtureRequest) -> Generator:
+    vocabulary: Any
+    if request.param in ("bytes", "documents"):
+        vocabulary = ByteVocabulary("none" if request.param == "bytes" else "files")
+    else:
+        documents: Any = "none" if request.param == "bpe" else "lines"
+        vocabulary = learn_vocabulary(LINES, VocabularySettings(level="bpe", vocab_size=330, documents=documents))
+    torch.manual_seed(0)
+    config = replace(ARCHITECTURES["transformer-xl"].presets["debug"], vocab_size=vocabulary.vocab_size)
+    return Generator(build_model(config), vocabulary, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "options", [{"do_sample": False}, {"seed": 1}, {"seed": 2, "temperature": 3.0, "num_return_sequences": 2}], ids=str
+)
+@pytest.mark.parametrize("schema", [PERSON, {"type": "object"}, {"enum": ["x", 1]}], ids=["person", "any", "enum"])
+def test_json_is_complete_and_valid(generator: Generator, schema: dict[str, Any], options: dict[str, Any]) -> None:
+    prompts = ["", "It was ", "x\n"]
+    found = generator.continuations(prompts, max_new_tokens=70, json_schema=json.dumps(schema), **options)
+    for one in (one for each in found for one in each):
+        jsonschema.validate(json.loads(one.text), schema)
+
+
+@pytest.mark.parametrize("regex", [r"\d{3}-\d{4}", r"[a-z]*END", "(yes|no) indeed"])
+def test_text_matches_a_regex(generator: Generator, regex: str) -> None:
+    for text in generator.generate(["", "Call "], regex=regex, max_new_tokens=40, seed=3):
+        assert re.fullmatch(regex, text)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"regex": "(a"}, "regex cannot be used: unclosed group"),
+        ({"regex": "(" * 5000 + ")" * 5000}, "regex cannot be used"),
+        ({"regex": "a" * 10_001}, "at most 10,000 are allowed"),
+        ({"regex": "a{300}"}, "max_new_tokens is 50"),
+        ({"json_schema": "{"}, "not a JSON schema"),
+        ({"json_schema": "false"}, "permits no value"),
+        ({"json_schema": '{"enum": []}'}, "json_schema cannot be used: Unsatisfiable"),
+        ({"json_schema": '{"x-guidance": {"lenient": true}}'}, "x-guidance"),
+        ({"json_schema": '{"items":' * 2000 + "{}" + "}" * 2000}, "not a JSON schema"),
+        ({"json_schema": json.dumps({**PERSON, "required": ["child"]})}, "json_schema"),
+        ({"regex": "a", "json_schema": "{}"}, "cannot be used together"),
+        ({"regex": "a", "min_new_tokens": 2}, "cannot be used together"),
+    ],
+)
+def test_patterns_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    torch.manual_seed(0)
+    config = replace(ARCHITECTURES["transformer-xl"].presets["debug"], vocab_size=256)
+    model = Generator(build_model(config), ByteVocabulary(), device="cpu")
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        model.generate("x", max_new_tokens=50, **options)
