@@ -59,7 +59,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() > 1:
-                    parameter.mul_(2).add_(0.2 * torch.randn_like(parameter))
+                    parameter.mul_(2).add_((0.2 if kind in LANGUAGE else 0.6) * torch.randn_like(parameter))
         made[kind] = tmp_path_factory.mktemp("models") / kind
         is_language = kind in LANGUAGE
         words = [f"<{name}>" for name in SPECIAL] + [f"w{index}" for index in range(VOCAB)]

@@ -303,7 +303,7 @@ def test_refusals_of_generation(options: dict[str, Any], message: str, folder_of
         ({"architecture": "transformer"}, "load it with AutoModelForSeq2SeqLM"),
         ({"architecture": "bag"}, "there are: transformer, transformer-xl, reformer"),
         ({"architecture": "reformer", "vocab_size": 9, "num_hash": 3}, "num_hashes"),
-        ({"architecture": "reformer", "vocab_size": 9, "causal": False}, "attends to later tokens"),
+        ({"architecture": "reformer", "vocab_size": 9, "causal": False, "visible": "chunk"}, "attends to later tokens"),
         (None, "settings are missing"),
     ],
 )

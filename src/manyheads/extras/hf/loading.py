@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ _log = logging.get_logger(__name__)
 _LONGEST = 1024  # tokens of a translation by a model without positions
 # Options of from_pretrained that have no meaning for such a folder, or their only possible value.
 _HARMLESS = {
-    "config", "_from_auto", "_from_pipeline", "trust_remote_code", "local_files_only", "force_download", "cache_dir",
-    "adapter_kwargs", "token", "proxies", "use_safetensors", "low_cpu_mem_usage", "name_or_path", "weights_only", "_commit_hash",
-}  # fmt: skip
+    *("config", "_from_auto", "_from_pipeline", "_commit_hash", "adapter_kwargs", "name_or_path", "trust_remote_code"),
+    *("cache_dir", "force_download", "local_files_only", "proxies", "token"),
+    *("low_cpu_mem_usage", "use_safetensors", "weights_only"),
+}
 
 
 def from_folder(path: str | Path) -> ManyHeadsModel:
@@ -96,7 +98,11 @@ def _wrapped(kind: type[ManyHeadsModel], module: Any, folder: Path) -> ManyHeads
         side = tokenizer.target
         ids = MarianIds(pad=side.pad_id, eos=side.eos_id, start=side.bos_id)
         settings = read_settings(folder, DecodingSettings)
+        if settings.num_beams == 1:
+            settings = replace(settings, length_penalty=0.0, rules="marian-5")  # of beams
         options, differs = generation_to_peer(settings, ids, module.max_len or _LONGEST)
+        if settings.num_beams == 1:  # transformers saves no options without effect
+            del options["length_penalty"], options["early_stopping"]
         if differs:
             _log.warning_once(f"{folder}: generate of transformers differs from manyheads: {'; '.join(differs)}.")
         banned = [index for [index] in options.pop("bad_words_ids")]

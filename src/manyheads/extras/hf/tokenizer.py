@@ -238,6 +238,3 @@ class ManyHeadsTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
             while ids and ids[-1] == vocabulary.end_id:
                 ids = ids[:-1]
         return vocabulary.decode(ids)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ManyHeadsTokenizer:
-        return type(self)(self.tokenizer, **self.init_kwargs)
