@@ -50,6 +50,7 @@ PAGES = [
     "docs/own-training.md",
     "docs/parsing.md",
     "docs/serving.md",
+    "docs/transformers.md",
     *(f"docs/sources/{name}.md" for name in SOURCES),
     *(f"docs/tutorials/{name}.md" for name in TUTORIALS),
 ]
@@ -108,6 +109,7 @@ RUNS = {
     "docs/heads.md": ["demo"],
     "docs/inspecting.md": ["demo", "reformer"],
     "docs/long-sequences.md": ["pictures"],
+    "docs/transformers.md": ["demo"],
     "docs/tutorials/attention.md": ["small"],
 }
 NOT_RUN: dict[str, str] = {
@@ -126,6 +128,7 @@ NOT_RUN: dict[str, str] = {
     "docs/serving.md:19": "it serves until it is stopped",
     "docs/serving.md:64": "it needs the package openai and a running server",
     "docs/sources/reformer.md:209": "it needs the reader's model",
+    "docs/transformers.md:86": "it needs the package lm-eval",
     "docs/sources/transformer-xl.md:292": "it needs the published models, gigabytes",
 }
 

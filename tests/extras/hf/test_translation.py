@@ -25,8 +25,10 @@ LENGTHS = torch.tensor([6, 3])
 MASK = (torch.arange(6) < LENGTHS[:, None]).long()
 TARGETS = torch.tensor([[5, 9, 8, 7, 2], [6, 4, 2, -100, -100]])  # labels
 RIGHT = {"input_ids": SOURCES, "attention_mask": MASK}
-LEFT = {"input_ids": torch.stack([SOURCES[0], SOURCES[1].roll(3)]), "attention_mask": MASK.roll(3, 1) | MASK[:1] * 0}
-LEFT["attention_mask"] = torch.stack([MASK[0], MASK[1].roll(3)])
+LEFT = {
+    "input_ids": torch.stack([SOURCES[0], SOURCES[1].roll(3)]),
+    "attention_mask": torch.stack([MASK[0], MASK[1].roll(3)]),
+}
 
 
 def model_of(folder: Path) -> Any:

@@ -12,6 +12,7 @@ it calls `register`.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -73,6 +74,15 @@ def tokenizer_from_folder(path: str | Path) -> Any:
     from manyheads.extras.hf.tokenizer import ManyHeadsTokenizer
 
     return ManyHeadsTokenizer.from_pretrained(path)
+
+
+def __getattr__(name: str) -> Any:
+    modules = {"ManyHeadsConfig": "config", "ManyHeadsTokenizer": "tokenizer", "StateCache": "model"}
+    modules |= {"ManyHeadsForCausalLM": "language", "ManyHeadsForSeq2SeqLM": "translation"}
+    if name not in modules:
+        raise AttributeError(f"module 'manyheads.hf' has no attribute {name!r}")
+    _check_installed()
+    return getattr(importlib.import_module(f"{__name__}.{modules[name]}"), name)
 
 
 def _check_installed() -> None:

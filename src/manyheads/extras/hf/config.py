@@ -82,9 +82,11 @@ class ManyHeadsConfig(PretrainedConfig):  # type: ignore[misc]
         return int(settings.get("num_layers", settings.get("num_decoder_layers", 0)))
 
     @property
-    def max_position_embeddings(self) -> int | None:
-        """Longest sequence; None: there is no limit."""
+    def max_position_embeddings(self) -> int:
+        """Longest sequence. Raises: AttributeError: there is no limit; then transformers takes it as not known."""
         longest: int | None = None if self.settings is None else config_of(self.settings).longest_input
+        if longest is None:
+            raise AttributeError("max_position_embeddings")
         return longest
 
 

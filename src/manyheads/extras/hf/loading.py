@@ -108,7 +108,8 @@ def _wrapped(kind: type[ManyHeadsModel], module: Any, folder: Path) -> ManyHeads
         banned = [index for [index] in options.pop("bad_words_ids")]
         _set_generation(model, {**options, "suppress_tokens": banned, "bos_token_id": side.bos_id})
     model.name_or_path = str(folder)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def _set_generation(model: ManyHeadsModel, options: dict[str, Any]) -> None:

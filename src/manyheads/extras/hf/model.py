@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.utils import logging
 
 from manyheads.catalogue import build_model
@@ -244,7 +244,7 @@ _README = """---
 library_name: transformers
 ---
 
-A model of the package [manyheads](https://pypi.org/project/manyheads/), for transformers. Install both, then:
+A model of the Python package manyheads, for transformers. Install both, then:
 
 ```python
 import manyheads.hf  # makes the model type known to transformers
@@ -262,7 +262,7 @@ def check_cache(given: Any) -> StateCache:
         return given
     raise RequestError(
         f"past_key_values is a {type(given).__name__}; give what the model returned with use_cache=True, or an empty"
-        f" {StateCache.__module__}.StateCache()."
+        " manyheads.hf.StateCache()."
     )
 
 
@@ -332,7 +332,10 @@ def check_mask(name: str, mask: Any, ids: Tensor, num_read: int = 0) -> Tensor |
 @contextmanager
 def watched(model: nn.Module, wanted: bool | None) -> Iterator[dict[str, list[Tensor]]]:
     """Collect the attention weights of a pass if they are wanted; see `weights_of`."""
-    with observe(model, "weights") if wanted else nullcontext({}) as record:
+    if not wanted:
+        yield {}
+        return
+    with observe(model, "weights") as record:
         yield record
 
 
@@ -366,11 +369,6 @@ def loss_of(head: Any, hidden: Tensor, labels: Tensor, num_items: Tensor | int |
     loss_sum, _ = head.loss(hidden, labels.masked_fill(~keep, 0), keep)
     mean: Tensor = loss_sum / (keep.sum().clamp(min=1) if num_items is None else num_items)
     return mean
-
-
-def generation_of(**options: Any) -> Any:
-    """Return a GenerationConfig without options that are not set."""
-    return GenerationConfig(**{name: value for name, value in options.items() if value is not None})
 
 
 def _tied_names(model: nn.Module) -> dict[str, str]:

@@ -175,12 +175,11 @@ class ManyHeadsTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
         return [self._name(index) for index in self._encoded(text)]
 
     def _encoded(self, text: str) -> list[int]:
-        side = self._side()
-        if isinstance(side, Vocabulary):
-            return side.encode(text)
+        if isinstance(self.tokenizer, Vocabulary):
+            return self.tokenizer.encode(text)
         if not self._reads_target and self.tokenizer.needs_language and self.tokenizer.target_languages:
             refuse_untagged([text], self.tokenizer.target_languages)
-        return encode_texts([text], side)[0]
+        return encode_texts([text], self.tokenizer.target if self._reads_target else self.tokenizer.source)[0]
 
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
@@ -198,7 +197,8 @@ class ManyHeadsTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
     ) -> list[int]:
         """Return 1 for each id that was added around the text, otherwise 0."""
         if already_has_special_tokens:
-            return super().get_special_tokens_mask(token_ids_0, token_ids_1, already_has_special_tokens=True)
+            special = {*self.all_special_ids}
+            return [int(index in special) for index in token_ids_0]
         if isinstance(self.tokenizer, Vocabulary):
             return [1, *[0] * len(token_ids_0)]
         return [0] * len(token_ids_0) + [1] * (len(self.build_inputs_with_special_tokens([])))
