@@ -32,6 +32,7 @@ CLIENTS_VENV ?= .venv-clients
 CLIENTS ?=
 # Where the runtimes of `make check-export` are installed; a model of your own in place of tiny ones, and how many sentences.
 EXPORT_VENV ?= .venv-export
+LM_EVAL_VENV ?= .venv-lm-eval
 MODEL ?=
 SENTENCES ?=
 # `make pictures`: which files (all).
@@ -49,7 +50,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: demo test first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes sample-model docs pictures release lock audit dates setup clean
+.PHONY: demo test first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export check-lm-eval bench bench-gpu recipes sample-model docs pictures release lock audit dates setup clean
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
@@ -118,6 +119,13 @@ check-export: $(READY_DEV) $(EXPORT_VENV)/transformers5/ready $(EXPORT_VENV)/tra
 	$(BIN)/python tests/clients/check_exports.py --node $(EXPORT_VENV)/node $(if $(MODEL),--model $(MODEL)) \
 		$(if $(SENTENCES),--sentences $(SENTENCES)) \
 		--python5 $(EXPORT_VENV)/transformers5/bin/python --python4 $(EXPORT_VENV)/transformers4/bin/python
+
+# lm-evaluation-harness on a task over a local file, compared with our own evaluation; installed apart.
+check-lm-eval:
+	$(PYTHON) -m venv $(LM_EVAL_VENV)
+	$(LM_EVAL_VENV)/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH_SPEC)'
+	$(LM_EVAL_VENV)/bin/pip install --quiet '$(TORCH_SPEC)' -r tests/clients/lm-eval.txt -e .
+	MANYHEADS_TYPECHECK=0 $(LM_EVAL_VENV)/bin/python -m pytest tests/extras/hf/test_lm_eval.py
 
 $(EXPORT_VENV)/%/ready: tests/clients/exports-%.txt
 	$(PYTHON) -m venv $(EXPORT_VENV)/$*

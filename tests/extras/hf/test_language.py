@@ -312,6 +312,11 @@ def test_wrong_settings(settings: Any, message: str) -> None:
         transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("manyheads", settings=settings))
 
 
+def test_a_revision_of_a_local_folder_is_that_of_transformers(folder_of: FolderOf) -> None:
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
+        assert auto.from_pretrained(folder_of("reformer"), revision="main") is not None
+
+
 def test_each_class_names_the_other(folder_of: FolderOf) -> None:
     with pytest.raises(ManyHeadsError, match="load it with AutoModelForCausalLM"):
         transformers.AutoModelForSeq2SeqLM.from_pretrained(folder_of("transformer-xl"))

@@ -16,7 +16,7 @@ from manyheads.errors import RequestError
 from manyheads.extras.hf.config import TASKS, ManyHeadsConfig
 from manyheads.extras.hf.language import ManyHeadsForCausalLM
 from manyheads.extras.hf.model import ManyHeadsModel
-from manyheads.extras.hf.tokenizer import padding_id
+from manyheads.extras.hf.tokenizer import folder_of, padding_id
 from manyheads.extras.hf.translation import ManyHeadsForSeq2SeqLM
 from manyheads.extras.peers.marian_generation import MarianIds, generation_to_peer
 from manyheads.models.hub import resolve_model_path
@@ -54,7 +54,7 @@ def load_own(kind: type[ManyHeadsModel], path: Any, **options: Any) -> Any:
 
     Raises: RequestError: another option is given. ModelFileError, ConfigError: as `manyheads.load`.
     """
-    folder = resolve_model_path(path, revision=options.pop("revision", None))
+    folder = folder_of(path, options.pop("revision", None))
     dtype = options.pop("dtype", options.pop("torch_dtype", None))
     dtype = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
     device, generation = _device(options.pop("device_map", None)), options.pop("generation_config", None)

@@ -31,6 +31,11 @@ def padding_id(vocabulary: Vocabulary) -> int:
     return vocabulary.tokenizer.pad_id if isinstance(vocabulary, PieceVocabulary) else vocabulary.vocab_size
 
 
+def folder_of(path: Any, revision: str | None) -> Path:
+    """Return the folder of a model; as in transformers, a revision is of the hub and counts for nothing else."""
+    return resolve_model_path(path, revision=None if Path(path).exists() else revision)
+
+
 class ManyHeadsTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
     """A vocabulary of a language model, or the two sides of a translator's tokenizer.
 
@@ -73,7 +78,7 @@ class ManyHeadsTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
 
         Raises: ModelFileError: there is no tokenizer. DataError: it is damaged.
         """
-        folder = resolve_model_path(pretrained_model_name_or_path, revision=options.pop("revision", None))
+        folder = folder_of(pretrained_model_name_or_path, options.get("revision"))
         own = folder / FOLDER if (folder / FOLDER).is_dir() else folder
         tokenizer = tokenizer_of_folder(own)
         if tokenizer is None:
