@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from manyheads.data.batch import PairBatch
 from manyheads.decoding.search import run_to_end, search_steps
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ManyHeadsError
+from manyheads.files.verify import MANIFEST, make_manifest
 from manyheads.models.attentions import attentions_of
 
 transformers = pytest.importorskip("transformers")
@@ -133,3 +136,18 @@ def test_targets_with_padding_before_them(folder_of: FolderOf) -> None:
             decoder_attention_mask=torch.tensor([[0, 0, 1, 1, 1]]),
         )
     torch.testing.assert_close(found.logits[:, 2:], wanted)
+
+
+def test_from_folder(folder_of: FolderOf, tmp_path: Path) -> None:
+    """Also of a folder whose config.json does not name its type."""
+    folder = tmp_path / "model"
+    shutil.copytree(folder_of("transformer"), folder)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    assert config.pop("model_type") == "manyheads"
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ManyHeadsError, match="damaged"):  # it differs from its manifest
+        manyheads.hf.from_folder(folder)
+    (folder / MANIFEST).unlink()
+    (folder / MANIFEST).write_text(make_manifest(folder), encoding="utf-8")
+    assert type(manyheads.hf.from_folder(folder)).__name__ == "ManyHeadsForSeq2SeqLM"
+    assert manyheads.hf.tokenizer_from_folder(folder)("w1")["input_ids"]

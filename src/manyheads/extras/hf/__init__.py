@@ -57,9 +57,11 @@ def from_folder(path: str | Path) -> Any:
         RequestError: it is neither a language model nor a translator.
     """
     _check_installed()
+    from manyheads.extras.hf.language import ManyHeadsForCausalLM
     from manyheads.extras.hf.loading import from_folder as load
+    from manyheads.extras.hf.translation import ManyHeadsForSeq2SeqLM
 
-    return load(path)
+    return load(path, (ManyHeadsForCausalLM, ManyHeadsForSeq2SeqLM))
 
 
 def tokenizer_from_folder(path: str | Path) -> Any:

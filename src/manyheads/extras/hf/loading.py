@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,7 @@ from manyheads.config.files import to_plain
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings, read_settings
 from manyheads.errors import RequestError
 from manyheads.extras.hf.config import TASKS, ManyHeadsConfig
-from manyheads.extras.hf.language import ManyHeadsForCausalLM
-from manyheads.extras.hf.model import ManyHeadsModel
 from manyheads.extras.hf.tokenizer import folder_of, padding_id
-from manyheads.extras.hf.translation import ManyHeadsForSeq2SeqLM
 from manyheads.extras.peers.marian_generation import MarianIds, generation_to_peer
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import load
@@ -34,11 +32,11 @@ _HARMLESS = {
 }
 
 
-def from_folder(path: str | Path) -> ManyHeadsModel:
-    """See `extras.hf.from_folder`."""
+def from_folder(path: str | Path, classes: Iterable[type[Any]]) -> Any:
+    """See `extras.hf.from_folder`. Args: classes: one for each task."""
     folder = resolve_model_path(path)
     module = load(folder)
-    kinds = {one.task: one for one in (ManyHeadsForCausalLM, ManyHeadsForSeq2SeqLM)}
+    kinds = {kind.task: kind for kind in classes}
     if module.config.task not in kinds:
         raise RequestError(
             f"{path} is a model for {module.config.task}; transformers can have models for {' and '.join(TASKS)} of"
@@ -47,7 +45,7 @@ def from_folder(path: str | Path) -> ManyHeadsModel:
     return _wrapped(kinds[module.config.task], module, folder)
 
 
-def load_own(kind: type[ManyHeadsModel], path: Any, **options: Any) -> Any:
+def load_own(kind: type[Any], path: Any, **options: Any) -> Any:
     """Return the model of a folder that manyheads wrote, for `from_pretrained`.
 
     Args: options: `revision`, `dtype`, `device_map` for one device, `generation_config`, `output_loading_info`.
@@ -87,9 +85,9 @@ def _device(device_map: Any) -> torch.device:
     return torch.device(device)
 
 
-def _wrapped(kind: type[ManyHeadsModel], module: Any, folder: Path) -> ManyHeadsModel:
+def _wrapped(kind: type[Any], module: Any, folder: Path) -> Any:
     with torch.device("meta"):
-        model: ManyHeadsModel = kind(ManyHeadsConfig(settings=to_plain(module.config)))
+        model = kind(ManyHeadsConfig(settings=to_plain(module.config)))
     model.model = module
     tokenizer = tokenizer_of_folder(folder)
     if isinstance(tokenizer, Vocabulary):
@@ -112,7 +110,7 @@ def _wrapped(kind: type[ManyHeadsModel], module: Any, folder: Path) -> ManyHeads
     return model
 
 
-def _set_generation(model: ManyHeadsModel, options: dict[str, Any]) -> None:
+def _set_generation(model: Any, options: dict[str, Any]) -> None:
     """Set the options of `generate`, and the special ids also in the config."""
     model.generation_config = GenerationConfig(**{name: value for name, value in options.items() if value is not None})
     for name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
@@ -121,7 +119,7 @@ def _set_generation(model: ManyHeadsModel, options: dict[str, Any]) -> None:
             setattr(model.config, name, value)
 
 
-def _of_language_model(settings: GenerationSettings, vocabulary: Vocabulary, model: ManyHeadsModel) -> dict[str, Any]:
+def _of_language_model(settings: GenerationSettings, vocabulary: Vocabulary, model: Any) -> dict[str, Any]:
     """Return the options of `generate` for our settings; texts that end a continuation are given to `generate`."""
     banned = {*settings.banned_ids, *range(vocabulary.vocab_size, model.config.vocab_size)}
     if vocabulary.begin_id is not None and vocabulary.begin_id != vocabulary.end_id:

@@ -15,6 +15,7 @@ from transformers.utils import logging
 from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.extras.hf.config import TASKS, ManyHeadsConfig, config_of
+from manyheads.extras.hf.loading import load_own
 from manyheads.models.attentions import Attentions, by_stack
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.kernels import policy
@@ -167,8 +168,6 @@ class ManyHeadsModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
             )
         if not getattr(config, "is_own_folder", False):
             return super().from_pretrained(pretrained_model_name_or_path, *arguments, **options)
-        from manyheads.extras.hf.loading import load_own
-
         return load_own(cls, pretrained_model_name_or_path, **options)
 
     def save_pretrained(self, save_directory: Any, *arguments: Any, **options: Any) -> None:
@@ -303,7 +302,7 @@ def check_ids(name: str, ids: Any, vocab_size: int, *, ignored: int | None = Non
         raise RequestError(f"{name} is {kind}; give a tensor of whole numbers, (batch, len).")
     if ids.dim() != 2 or ids.shape[1] < least:
         raise ShapeError(f"{name} has shape {tuple(ids.shape)}; it must be (batch, len) with at least one token.")
-    if ids.device.type != "cpu":  # a look would make the device wait
+    if not policy.can_look(ids):
         return
     wrong = (ids < 0) | (ids >= vocab_size)
     wrong = wrong if ignored is None else wrong & (ids != ignored)
