@@ -58,7 +58,7 @@ def load_own(kind: type[Any], path: Any, **options: Any) -> Any:
     device, generation = _device(options.pop("device_map", None)), options.pop("generation_config", None)
     informs = options.pop("output_loading_info", False)
     for name, value in options.items():
-        if value not in (None, False, {}) and name not in _HARMLESS:
+        if value not in (None, False, "", {}) and name not in _HARMLESS:
             raise RequestError(
                 f"{name} is no option for a folder that manyheads wrote; leave it out, or write the model again with"
                 " save_pretrained of its class in transformers."
