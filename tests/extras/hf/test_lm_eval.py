@@ -54,7 +54,13 @@ def test_bits_per_byte(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "tasks" / "local.yaml").write_text(TASK.format(file=tmp_path / "texts.jsonl"), encoding="utf-8")
     found = lm_eval.simple_evaluate(
         model="hf",
-        model_args={"pretrained": str(model), "max_length": WINDOW, "device": "cpu", "dtype": "float32"},
+        model_args={
+            "pretrained": str(model),
+            "max_length": WINDOW,
+            "add_bos_token": False,  # it adds the start itself, before the first window
+            "device": "cpu",
+            "dtype": "float32",
+        },
         tasks=["local_text"],
         task_manager=lm_eval.tasks.TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False),
         batch_size=2,
