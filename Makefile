@@ -37,6 +37,7 @@ CLIENTS_VENV ?= .venv-clients
 CLIENTS ?=
 # Where the runtimes of `make check-export` are installed; a model of your own in place of tiny ones, and how many sentences.
 EXPORT_VENV ?= .venv-export
+LM_EVAL_VENV ?= .venv-lm-eval
 MODEL ?=
 SENTENCES ?=
 # Where Weights & Biases, MLflow and Trackio are installed for `make check-loggers`.
@@ -57,7 +58,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: try demo test test-pythons without-torch first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export check-loggers bench bench-gpu recipes sample-model docs notebooks pictures release lock audit dates setup clean
+.PHONY: try demo test test-pythons without-torch first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export check-loggers check-lm-eval bench bench-gpu recipes sample-model docs notebooks pictures release lock audit dates setup clean
 
 # The first translation, with the translator that comes with the package.
 try: export TEXT := $(TEXT)
@@ -140,6 +141,13 @@ check-export: $(READY_DEV) $(EXPORT_VENV)/transformers5/ready $(EXPORT_VENV)/tra
 	$(BIN)/python tests/clients/check_exports.py --node $(EXPORT_VENV)/node $(if $(MODEL),--model $(MODEL)) \
 		$(if $(SENTENCES),--sentences $(SENTENCES)) \
 		--python5 $(EXPORT_VENV)/transformers5/bin/python --python4 $(EXPORT_VENV)/transformers4/bin/python
+
+# lm-evaluation-harness on a task over a local file, compared with our own evaluation; installed apart.
+check-lm-eval:
+	$(PYTHON) -m venv $(LM_EVAL_VENV)
+	$(LM_EVAL_VENV)/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH_SPEC)'
+	$(LM_EVAL_VENV)/bin/pip install --quiet '$(TORCH_SPEC)' -r tests/clients/lm-eval.txt -e .
+	MANYHEADS_TYPECHECK=0 $(LM_EVAL_VENV)/bin/python -m pytest tests/extras/hf/test_lm_eval.py
 
 $(EXPORT_VENV)/%/ready: tests/clients/exports-%.txt
 	$(PYTHON) -m venv $(EXPORT_VENV)/$*

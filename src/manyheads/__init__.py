@@ -48,8 +48,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "nn":
-        return importlib.import_module("manyheads.nn")
+    if name in ("hf", "nn"):
+        return importlib.import_module(f"manyheads.{name}")
     if name in PUBLIC:
         return _load(PUBLIC[name])
     raise AttributeError(f"module 'manyheads' has no attribute {name!r}")

@@ -606,6 +606,7 @@ HOOKS: dict[str, str] = {
     "display": "manyheads.extras.inspect.display:bundle_of",
     "documents": "manyheads.extras.documents.files:DocumentOptions",
     "learning curve": "manyheads.extras.inspect.drawings.curves:CurvePainter",
+    "hf": "manyheads.extras.hf:registered",
     "picture": "manyheads.extras.inspect.pictures:picture_of",
     "schema": "manyheads.extras.constrained.patterns:read_schema",
     "translate.parsing": f"{_PARSING}.translate:translate_by_text",

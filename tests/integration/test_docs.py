@@ -55,6 +55,7 @@ PAGES = [
     "docs/own-training.md",
     "docs/parsing.md",
     "docs/serving.md",
+    "docs/transformers.md",
     *(f"docs/sources/{name}.md" for name in SOURCES),
     *(f"docs/tutorials/{name}.md" for name in TUTORIALS),
 ]
@@ -116,6 +117,7 @@ RUNS = {
     "docs/heads.md": ["sample"],
     "docs/inspecting.md": ["sample", "reformer"],
     "docs/long-sequences.md": ["pictures"],
+    "docs/transformers.md": ["demo"],
     "docs/tutorials/attention.md": ["small"],
 }
 NOT_RUN: dict[str, str] = {
@@ -134,6 +136,7 @@ NOT_RUN: dict[str, str] = {
     "docs/serving.md:20": "it serves until it is stopped",
     "docs/serving.md:65": "it needs the package openai and a running server",
     "docs/sources/reformer.md:209": "it needs the reader's model",
+    "docs/transformers.md:89": "it needs the package lm-eval",
     "docs/sources/transformer-xl.md:292": "it needs the published models, gigabytes",
     "docs/which-language-model.md:32": "it takes an hour and a half",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -47,8 +48,13 @@ def attentions_of(model: nn.Module, *inputs: Any, **options: Any) -> Attentions:
 
     Cost: q_len x k_len numbers per head, layer and sequence, which models otherwise do not store.
     """
+    return by_stack(_observed(model, "weights", inputs, options))
+
+
+def by_stack(observed: Mapping[str, Tensor]) -> Attentions:
+    """Return the weights of layers, which are named as in a model, by their stacks."""
     stacks: dict[str, dict[int, Tensor]] = {"encoder": {}, "decoder": {}, "cross": {}}
-    for name, weights in _observed(model, "weights", inputs, options).items():
+    for name, weights in observed.items():
         found = _LAYER.search(name)
         if found is None:
             continue

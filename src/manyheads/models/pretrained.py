@@ -168,7 +168,11 @@ def save_pretrained(
 
     def write(folder: Path) -> None:
         write_tensors(folder / WEIGHTS, tensors)
-        config = {"format_version": FORMAT_VERSION, **({} if task is None else {"task": task})}
+        config = {
+            "format_version": FORMAT_VERSION,
+            "model_type": "manyheads",
+            **({} if task is None else {"task": task}),
+        }
         config |= {"languages": [list(pair) for pair in languages]} if languages else {}
         config |= {"plugins": plugins} if (plugins := foreign_entries(model.config)) else {}
         config |= to_plain(model.config)
@@ -328,12 +332,18 @@ def read_config(folder: Path) -> Any:
         values = read_object(file, _MOST_CONFIG_BYTES)
     except FileNotFoundError as error:
         raise ModelFileError(f"{folder} is not a model folder: it has no {CONFIG}.") from error
+    return config_of(values, str(file))
+
+
+def config_of(values: dict[str, Any], file: str) -> Any:
+    """Return the config that a config.json holds. Args: values: the content, which is changed. Raises: as above."""
     version = values.pop("format_version", None)
     if version != FORMAT_VERSION:
         raise ModelFileError(
             f"{file} has format_version {version!r}; this manyheads reads {FORMAT_VERSION}."
             " Install a newer manyheads, or convert the model."
         )
+    values.pop("model_type", None)  # for transformers, see `extras.hf`
     values.pop("task", None)  # for `tasks.report.task_of_folder`
     values.pop("languages", None)  # for `read_languages`
     plugins = values.pop("plugins", None)
@@ -344,7 +354,7 @@ def read_config(folder: Path) -> Any:
     for setting, layer in _layers_without_heads(values):
         values[setting][layer] = 1  # see `_add_heads`
     try:
-        return build(ARCHITECTURES[name].config, values, str(file), "model")
+        return build(ARCHITECTURES[name].config, values, file, "model")
     except ConfigError as error:
         raise ConfigError(f"{error}{needs}") from error
 

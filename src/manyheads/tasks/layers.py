@@ -27,7 +27,7 @@ from manyheads.training.settings import RunConfig
 _NOT_SIZES = ("dropout", "attention_dropout")
 _RATES = ("learning_rate", "muon_learning_rate")
 _OF_RATES = 0.75
-_RECORDS = ("format_version", "task", "languages", "plugins")
+_RECORDS = ("format_version", "model_type", "task", "languages", "plugins")
 
 
 def model_layer(name: str, run_dir: str, resume: str) -> Source:

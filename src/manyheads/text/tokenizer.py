@@ -291,6 +291,11 @@ class Tokenizer(TokenizerFile, Capabilities):
         """
         return [self._pieces[index].replace(" ", SPACE_SIGN) for index in self._checked(ids)]
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Complete a copy: the library forgets that special tokens in a text are ordinary text."""
+        vars(self).update(state)
+        self._library.encode_special_tokens = True
+
     def __repr__(self) -> str:
         case = ", lowercase" if self.lowercase else ""
         return f"Tokenizer({self.kind}, {self.vocab_size} pieces{case}, {self.digest[:12]})"

@@ -233,11 +233,14 @@ class ReformerTranslator(nn.Module):
 
     def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
         """Return the state before the first target token: one row per sentence."""
-        memory = self.encode(source, source_lengths)
-        side, rows = Side(None, source_lengths, self.config.hash_seed), source.shape[0]
+        return self.start_after(self.encode(source, source_lengths), source_lengths)
+
+    def start_after(self, memory: Tensor, source_lengths: Tensor) -> DecoderState:
+        """`start` of sources that are encoded already."""
+        side, rows = Side(None, source_lengths, self.config.hash_seed), memory.shape[0]
         keys = [layer.source_attention.cross_attn.project_memory(memory) for layer in self._decoder()]
         past = [layer.attention.start(rows, side, keys[0][0]) for layer in self._decoder()]
-        return DecoderState.begin(past, keys, source_mask(source_lengths, source.shape[1]))
+        return DecoderState.begin(past, keys, source_mask(source_lengths, memory.shape[1]))
 
     def step(
         self, tokens: Int[Tensor, "rows new_len"], state: DecoderState

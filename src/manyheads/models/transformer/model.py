@@ -314,7 +314,11 @@ class Transformer(nn.Module):
 
     def start(self, source: Tensor, source_lengths: Tensor) -> DecoderState:
         """Return the state before the first target token: one row per sentence."""
-        return self.decoder.start(self.encode(source, source_lengths), source_mask(source_lengths, source.shape[1]))
+        return self.start_after(self.encode(source, source_lengths), source_lengths)
+
+    def start_after(self, memory: Tensor, source_lengths: Tensor) -> DecoderState:
+        """`start` of sources that are encoded already."""
+        return self.decoder.start(memory, source_mask(source_lengths, memory.shape[1]))
 
     def step(
         self, tokens: Int[Tensor, "rows new_len"], state: DecoderState
