@@ -34,6 +34,9 @@ class TranslateBody(body_of(DecodingSettings, "native", Body)):  # type: ignore[
     forced_prefix: Text | None = Field(None, description="How the translation begins; for one sentence.")
     forced_prefix_ids: Ids | None = Field(None, description="The same as token ids.")
     no_repeat_ngram_size: Annotated[int, Field(le=_MOST_NGRAM)] | None = None
+    terms: Text | None = Field(
+        None, description="Terms as lines of source, tab, target, which are forced in the best translations."
+    )
 
 
 class GenerateBody(body_of(GenerationSettings, "native", Body)):  # type: ignore[misc]
