@@ -19,6 +19,7 @@ from manyheads.decoding.text_ids import prefix_ids
 from manyheads.extras.serving.api.glossaries import parse_terms
 from manyheads.extras.serving.api.native.bodies import TranslateBody, of_alternatives, of_tokens, rounded
 from manyheads.extras.serving.api.shared import finite, given, large_answer, server_event, translator_for
+from manyheads.extras.serving.glossaries import NOTE
 from manyheads.extras.serving.jobs import Done, Row
 from manyheads.extras.serving.refusals import Refusal, invalid, openai_error
 from manyheads.extras.serving.scoring import MOST_MAPPED, ScoredIds, attention_maps, mean_map
@@ -117,6 +118,7 @@ class TranslateJob:
             "model": self._model.name,
             "translations": translations,
             "usage": self._usage(num_target_tokens),
+            **({"note": NOTE} if self._body.terms else {}),
         }
 
     def _usage(self, num_target_tokens: int) -> dict[str, int]:
