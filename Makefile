@@ -34,6 +34,8 @@ CLIENTS ?=
 EXPORT_VENV ?= .venv-export
 MODEL ?=
 SENTENCES ?=
+# `make check-container`: what runs containers; some hosts run runc and not crun.
+RUNTIME ?= runc
 # `make pictures`: which files (all).
 NAMES ?=
 # Where the tools of `make release`, `make lock` and `make audit` are installed.
@@ -49,7 +51,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: demo test first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export bench bench-gpu recipes sample-model docs pictures release lock audit dates setup clean
+.PHONY: demo test first-minute check ceilings fuzz fuzz-guided check-long check-serving check-container check-export bench bench-gpu recipes sample-model docs pictures release lock audit dates setup clean
 
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
@@ -106,6 +108,11 @@ check-serving: $(READY_DEV)
 	cd $(CLIENTS_VENV) && npm install --no-audit --no-fund --silent
 	$(BIN)/python tests/clients/serve_tiny_models.py $(CLIENTS_VENV)/bin/python tests/clients/check_serving.py \
 	  --node $(CLIENTS_VENV) --pictures $(CLIENTS_VENV)/pictures $(CLIENTS)
+
+# The image of deploy/Containerfile on a base of Debian's packages: built, run with a read-only root, asked for a
+# translation, stopped. As root, with podman, runc and mmdebstrap; two idle cores need a few minutes.
+check-container:
+	$(PYTHON) tests/clients/check_container.py $(or $(MODEL),src/manyheads/extras/sample_model/model) --runtime $(RUNTIME) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 # Exports in the runtimes of others: two lines of transformers, CTranslate2, onnxruntime, Optimum, and where npm is
 # installed transformers.js. onnxruntime-node downloads libraries for GPUs unless it is told not to.
