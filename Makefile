@@ -161,7 +161,8 @@ docs: $(READY_DEV)
 pictures: $(READY)
 	$(BIN)/python docs/_site/pictures.py $(NAMES)
 
-# dist/: wheel, source archive, SBOM. The wheel is installed into a clean environment and tried there.
+# dist/: wheel, source archive, SBOM, the documentation as a site. The wheel is installed into a clean environment, and
+# tried there, README's first commands too. RELEASING.md has all steps of a release.
 release: $(RELEASE_READY)
 	$(RELEASE_VENV)/bin/python release/build.py --torch '$(TORCH_SPEC)' $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 

@@ -56,9 +56,16 @@ _PLACES: dict[str, str] = {}
 def on_config(config: Any) -> Any:
     """The addresses of the project, where it has them: links to the repository, and to each page's own address."""
     addresses = _addresses()
+    config.copyright = f"manyheads {_version()}"  # at the foot of each page
     config.repo_url = addresses["repository"] or None
     config.site_url = addresses["documentation"] or config.site_url
     return config
+
+
+def _version() -> str:
+    text = (ROOT / "src" / "manyheads" / "__init__.py").read_text(encoding="utf-8")
+    [version] = re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    return str(version)
 
 
 def on_files(files: Files, config: Any) -> Files:
