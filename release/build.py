@@ -2,8 +2,8 @@
 
     python release/build.py [--torch torch==2.13.0] [--torch-index URL]
 
-The wheel is built from the source archive, checked by twine, and installed with requirements.lock into an environment of
-its own. There README's first commands run in an empty folder, and the tests of the source archive that are marked
+The wheel is built from the source archive, checked by twine, and installed with requirements.lock into an environment
+of its own. There README's first commands run in an empty folder, and the tests of the source archive that are marked
 `first_minute`. The documentation becomes a site, which names its version. Without a green end dist/ stays empty.
 """
 
@@ -58,7 +58,7 @@ def check_for_index(wheel: Path, archive: Path) -> None:
 
 
 def first_blocks(readme: str) -> list[str]:
-    """Return README's tested blocks of shell that come before the first one that trains: what needs the package alone."""
+    """Return README's tested blocks of shell before the first one that trains: what needs the package alone."""
     blocks: list[str] = []
     for block in re.findall(r"<!-- test -->\n```(?:sh)?\n(.*?)```", readme, re.DOTALL):
         if re.search(r"^manyheads (prepare|train)\b", block, re.MULTILINE):

@@ -26,6 +26,7 @@ FIRST = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
+    "RELEASING.md",
     "recipes/README.md",
 ]
 FOLDERS = ["benchmarks", "experiments", "src/manyheads/models"]

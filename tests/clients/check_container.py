@@ -79,7 +79,9 @@ def pip_settings() -> list[str]:
 def build(runtime: str, base: str, torch_index: str) -> int:
     """Build the image. Returns: its size in bytes."""
     arguments = ["--build-arg", f"BASE={base}", "--build-arg", f"TORCH_INDEX={torch_index}"]
-    podman("--runtime", runtime, "build", "--quiet", "--layers=false", "--format", "docker", "--network", "host", *LIMITS, *arguments,
+    # With plain folders each layer is a copy of the whole, so only the last one is kept.
+    podman("--runtime", runtime, "build", "--quiet", "--layers=false", "--format", "docker", "--network", "host",
+           *LIMITS, *arguments,
            *pip_settings(), "-t", IMAGE, "-f", ROOT / "deploy/Containerfile", ROOT)  # fmt: skip
     [found] = json.loads(podman("image", "inspect", IMAGE).stdout)
     assert found["Config"]["Healthcheck"]["Test"][0] == "CMD", "the image has no HEALTHCHECK"
