@@ -156,7 +156,11 @@ class KeptRows:
             cost = MOST_BEAMS * (2 * len(row.content[0]) + 2) if row is not None else 1
             calls.append(Row(partial(self._forced, kept.rows[number], names, end), cost))
         forced = await self._service.run(self._request, (object(), CallBatch), calls) if calls else []
-        searched = {row: one for row, one in zip(lacking, forced, strict=False) if one is not None}
+        searched = {
+            row: one
+            for row, one in zip(lacking, forced, strict=False)
+            if self._is_better(kept.rows[row], one, hypotheses[row][0])
+        }
         return kept.candidates(hypotheses, searched)[0]
 
     def _forced(self, text: str, names: Sequence[str], end: float) -> Hypothesis | None:
@@ -167,8 +171,14 @@ class KeptRows:
             )
         except SearchStopped:
             return None
-        # A term that does not fit can make the model repeat words; the translation without it is better.
-        return None if len(self._terms) and is_degenerate(text, found.text) else found.hypothesis
+        return found.hypothesis
+
+    def _is_better(self, text: str, forced: Hypothesis | None, best: Hypothesis) -> bool:
+        """Whether a forced translation replaces the best one: not if a term makes the model repeat words."""
+        if forced is None or not len(self._terms):
+            return forced is not None
+        decode = self._model.reader.tokenizer.target.decode
+        return not is_degenerate(text, decode(forced.ids)) or is_degenerate(text, decode(best.ids))
 
 
 async def translate_paragraphs(
