@@ -84,7 +84,7 @@ def build(runtime: str, base: str, torch_index: str) -> int:
            *LIMITS, *arguments,
            *pip_settings(), "-t", IMAGE, "-f", ROOT / "deploy/Containerfile", ROOT)  # fmt: skip
     [found] = json.loads(podman("image", "inspect", IMAGE).stdout)
-    assert found.get("HealthCheck") or found["Config"].get("Healthcheck"), "the image has no HEALTHCHECK"
+    assert found.get("Healthcheck") or found["Config"].get("Healthcheck"), "the image has no HEALTHCHECK"
     return int(found["Size"])
 
 
