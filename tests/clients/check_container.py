@@ -96,7 +96,7 @@ def running(runtime: str, model: Path | None, *given: str) -> Iterator[str]:
     podman("--runtime", runtime, "run", "--detach", "--name", CONTAINER, "--network", "host", "--read-only",
            "--tmpfs", "/tmp", "--user", "10001", "--cap-drop", "all",  # noqa: S108
            "--security-opt", "no-new-privileges", *LIMITS,
-           "--cgroups", "disabled", *mount, IMAGE, *given)  # fmt: skip
+           *mount, IMAGE, *given)  # fmt: skip
     try:
         yield "http://127.0.0.1:8000"
     finally:
