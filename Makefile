@@ -42,6 +42,8 @@ MODEL ?=
 SENTENCES ?=
 # Where Weights & Biases, MLflow and Trackio are installed for `make check-loggers`.
 LOGGERS_VENV ?= .venv-loggers
+# `make check-container`: what runs containers; some hosts run runc and not crun.
+RUNTIME ?= runc
 # `make pictures`: which files (all). `make notebooks`: which pages (all).
 NAMES ?=
 PAGES ?=
@@ -58,7 +60,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: try demo test test-pythons without-torch first-minute check ceilings fuzz fuzz-guided check-long check-serving check-export check-loggers check-lm-eval bench bench-gpu recipes sample-model docs notebooks pictures release lock audit dates setup clean
+.PHONY: try demo test test-pythons without-torch first-minute check ceilings fuzz fuzz-guided check-long check-serving check-container check-export check-loggers check-lm-eval bench bench-gpu recipes sample-model docs notebooks pictures release lock audit dates setup clean
 
 # The first translation, with the translator that comes with the package.
 try: export TEXT := $(TEXT)
@@ -129,6 +131,11 @@ check-serving: $(READY_DEV)
 	cd $(CLIENTS_VENV) && npm install --no-audit --no-fund --silent
 	$(BIN)/python tests/clients/serve_tiny_models.py $(CLIENTS_VENV)/bin/python tests/clients/check_serving.py \
 	  --node $(CLIENTS_VENV) --pictures $(CLIENTS_VENV)/pictures $(CLIENTS)
+
+# The image of deploy/Containerfile on a base of Debian's packages: built, run with a read-only root, asked for a
+# translation, stopped. As root, with podman, runc and mmdebstrap; two idle cores need a few minutes.
+check-container:
+	$(PYTHON) tests/clients/check_container.py $(or $(MODEL),src/manyheads/extras/sample_model/model) --runtime $(RUNTIME) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 # Exports in the runtimes of others: two lines of transformers, CTranslate2, onnxruntime, Optimum, and where npm is
 # installed transformers.js. onnxruntime-node downloads libraries for GPUs unless it is told not to.
@@ -202,7 +209,8 @@ notebooks: $(READY_DEV)
 pictures: $(READY)
 	$(BIN)/python docs/_site/pictures.py $(NAMES)
 
-# dist/: wheel, source archive, SBOM. The wheel is installed into a clean environment and tried there.
+# dist/: wheel, source archive, SBOM, the documentation as a site. The wheel is installed into a clean environment, and
+# tried there, README's first commands too. RELEASING.md has all steps of a release.
 release: $(RELEASE_READY)
 	$(RELEASE_VENV)/bin/python release/build.py --torch '$(TORCH_SPEC)' $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 

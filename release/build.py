@@ -2,8 +2,9 @@
 
     python release/build.py [--torch torch==2.13.0] [--torch-index URL]
 
-The wheel is built from the source archive, installed with requirements.lock into an environment of its own, and
-the tests of the source archive that are marked `first_minute` run against it. Without a green end dist/ stays empty.
+The wheel is built from the source archive, checked by twine, and installed with requirements.lock into an environment
+of its own. There README's first commands run in an empty folder, and the tests of the source archive that are marked
+`first_minute`. The documentation becomes a site, which names its version. Without a green end dist/ stays empty.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
+MOST_WHEEL_BYTES = 14_000_000
 TEST_PACKAGES = ("pytest", "hypothesis")  # what the marked tests import, in the versions of constraints.txt
 
 
@@ -44,6 +47,55 @@ def check_contents(wheel: Path) -> None:
         raise SystemExit(f"the wheel lacks {sorted(known - found)} and has besides {sorted(found - known)}.")
     if licences != {"LICENSE", "NOTICE"}:
         raise SystemExit(f"the wheel has the licence files {sorted(licences)}; it needs LICENSE and NOTICE.")
+
+
+def check_for_index(wheel: Path, archive: Path) -> None:
+    """Check the size of the wheel, and what the package index will show of both files."""
+    size = wheel.stat().st_size
+    if size >= MOST_WHEEL_BYTES:
+        raise SystemExit(f"the wheel has {size:,} bytes; it must have fewer than {MOST_WHEEL_BYTES:,}.")
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(archive)], check=True)
+
+
+def first_blocks(readme: str) -> list[str]:
+    """Return README's tested blocks of shell before the first one that trains: what needs the package alone."""
+    blocks: list[str] = []
+    for block in re.findall(r"<!-- test -->\n```(?:sh)?\n(.*?)```", readme, re.DOTALL):
+        if re.search(r"^manyheads (prepare|train)\b", block, re.MULTILINE):
+            break
+        blocks.append(block)
+    if not blocks:
+        raise SystemExit("README.md has no tested block before the first one that trains.")
+    return blocks
+
+
+def run_first_blocks(python: Path, folder: Path) -> None:
+    """Run README's first blocks in an empty folder, with the installed package alone."""
+    folder.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MANYHEADS_SHARED")}
+    environment["PATH"] = f"{python.parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
+    for block in first_blocks((ROOT / "README.md").read_text(encoding="utf-8")):
+        print(block, flush=True)
+        code = subprocess.run(["bash", "-euo", "pipefail", "-c", block], cwd=folder, env=environment, check=False)  # noqa: S607
+        if code.returncode != 0:
+            raise SystemExit(f"README's block ended with {code.returncode}; nothing is left in dist/.")
+
+
+def build_site(version: str, folder: Path) -> Path:
+    """Return an archive of the documentation as a site, whose pages name the version at their foot."""
+    site = folder / f"manyheads-{version}-docs"
+    pages = [sys.executable, "docs/_site/pages.py", "build/pages", "--addresses"]
+    named = subprocess.run(pages, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    known = dict(one.split("=", 1) for one in named)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, **known, "NO_MKDOCS_2_WARNING": "1"}, check=True)
+    if version not in (site / "index.html").read_text(encoding="utf-8"):
+        raise SystemExit(f"the site does not name its version, {version}.")
+    archive = folder / f"{site.name}.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(site, site.name)
+    shutil.rmtree(site)
+    return archive
 
 
 def install(environment: Path, wheel: Path, torch: str, torch_index: str) -> Path:
@@ -108,11 +160,14 @@ def main() -> int:
             (folder / part).mkdir()
         wheel, archive = build(folder / "built")
         check_contents(wheel)
+        check_for_index(wheel, archive)
+        site = build_site(wheel.name.split("-")[1], folder / "built")
         python = install(folder / "environment", wheel, options.torch, options.torch_index)
         sbom = folder / "built" / f"{wheel.name.partition('-py3')[0]}.cdx.json"
         write_sbom(python, sbom)
+        run_first_blocks(python, folder / "empty")
         run_tests(python, archive, folder / "tests")
-        publish([wheel, archive, sbom])
+        publish([wheel, archive, sbom, site])
     return 0
 
 

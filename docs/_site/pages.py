@@ -32,6 +32,7 @@ FIRST = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
+    "RELEASING.md",
     "recipes/README.md",
 ]
 FOLDERS = ["benchmarks", "experiments", "src/manyheads/models"]
@@ -155,6 +156,12 @@ def _addresses() -> dict[str, str]:
     return tomllib.loads(ADDRESSES.read_text(encoding="utf-8"))
 
 
+def _version() -> str:
+    text = (ROOT / "src" / "manyheads" / "__init__.py").read_text(encoding="utf-8")
+    [version] = re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+    return str(version)
+
+
 def _linked(place: str) -> list[str]:
     text = _FENCE.sub("", (ROOT / place).read_text(encoding="utf-8"))
     found = [_resolved(place, match[1]) for match in _LINK.finditer(text)]
@@ -201,13 +208,14 @@ def _reference() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, help="it is replaced")
-    parser.add_argument("--addresses", action="store_true", help="print the addresses of the project, if it has any")
+    parser.add_argument("--addresses", action="store_true", help="print the version, and the addresses of the project, if it has any")
     options = parser.parse_args(arguments)
     if options.folder is not None:
         write(options.folder)
     if options.addresses:
-        known = _addresses()
-        print(*(f"MANYHEADS_{key.upper()}={known[key]}" for key in ("repository", "documentation") if known[key]))
+        known = {**_addresses(), "version": _version()}
+        keys = ("repository", "documentation", "version")
+        print(*(f"MANYHEADS_{key.upper()}={known[key]}" for key in keys if known[key]))
     return 0
 
 

@@ -201,3 +201,26 @@ def test_models_cannot_write_markup(page: Any) -> None:
     page.locator(".sentence").first.wait_for()
     assert page.inner_text("#t-target") == "<img src=x onerror=alert(1)>"
     assert page.locator("main img, main b, main i").count() == 0
+
+
+def test_terms_and_a_dropped_document(page: Any, tmp_path: Path) -> None:
+    page.locator("#t-more summary").click()
+    page.fill("#t-terms", "hungry = Bahnhof\n")
+    page.fill("#t-source", "I am hungry.")
+    expect(page.locator("#t-target")).to_contain_text("Bahnhof")
+    assert '"terms": "hungry\\tBahnhof"' in page.locator("#t-curl").text_content()
+    page.evaluate("""() => {
+        const data = new DataTransfer();
+        data.items.add(new File(["# I am hungry\\n"], "page.md"));
+        const event = new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true});
+        document.getElementById("t-source").dispatchEvent(event);
+    }""")
+    with page.expect_download() as download:
+        page.locator("#t-file-message a").click()
+    assert download.value.suggested_filename == "page.translated.md"
+    assert Path(download.value.path()).read_text(encoding="utf-8").startswith("# ")
+    file = tmp_path / "letter.docx"
+    file.write_bytes(b"PK")
+    page.set_input_files("#t-file", file)
+    expect(page.locator("#t-file-message")).to_contain_text("not read")
+    expect(page.locator("#t-cancel")).to_be_hidden()

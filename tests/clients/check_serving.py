@@ -18,7 +18,8 @@ import sys
 import tempfile
 import traceback
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,106 @@ def check_deepl(url: str, options: argparse.Namespace) -> None:
         assert "not supported" in str(error)  # noqa: PT017
     else:
         raise AssertionError("French was accepted")
+
+
+def check_deepl_files(url: str, options: argparse.Namespace) -> None:
+    """DeepL's client against a server of its own, with keys: glossaries of both versions, and documents."""
+    with tempfile.TemporaryDirectory() as name, _keyed_server(options, Path(name)) as (address, key):
+        check_glossaries(address, key)
+        check_documents(address, key, Path(name))
+
+
+def check_glossaries(address: str, key: str) -> None:
+    """The calls of version 2, and where the client has them of version 3."""
+    import deepl
+
+    client = deepl.Translator(key, server_url=address)
+    [pair] = client.get_glossary_languages()
+    assert (pair.source_lang, pair.target_lang) == ("en", "de")
+    made = client.create_glossary("food", "EN", "DE", {"hungry": "Bahnhof", "r\u00e9sum\u00e9": "\u00dcber"})
+    assert (made.ready, made.entry_count, made.target_lang) == (True, 2, "DE")
+    assert client.get_glossary(made.glossary_id).creation_time == made.creation_time
+    assert client.get_glossary_entries(made)["r\u00e9sum\u00e9"] == "\u00dcber"
+    asked: dict[str, Any] = {"source_lang": "EN", "target_lang": "DE"}
+    assert "Bahnhof" in client.translate_text("I am hungry.", glossary=made, **asked).text
+    assert "Bahnhof" in client.translate_text_with_glossary(["I am hungry."], made)[0].text
+    table = client.create_glossary_from_csv("table", "EN", "DE", "station,Haus,en,de\n")
+    assert [one.name for one in client.list_glossaries()] == ["food", "table"]
+    client.delete_glossary(table)
+    try:
+        client.get_glossary(table.glossary_id)
+    except deepl.GlossaryNotFoundException:
+        pass
+    else:
+        raise AssertionError("a deleted glossary is there")
+    if not hasattr(deepl, "MultilingualGlossaryDictionaryEntries"):
+        return
+    client = deepl.DeepLClient(key, server_url=address)
+
+    def entries(**terms: str) -> Any:
+        return deepl.MultilingualGlossaryDictionaryEntries("EN", "DE", terms)
+
+    several = client.create_multilingual_glossary("several", [entries(hungry="Haus")])
+    several = client.update_multilingual_glossary_dictionary(several, entries(station="Hund"))
+    assert several.dictionaries[0].entry_count == 2
+    assert client.update_multilingual_glossary_name(several, "renamed").name == "renamed"
+    assert client.replace_multilingual_glossary_dictionary(several, entries(hungry="Bahnhof")).entry_count == 1
+    [found] = client.get_multilingual_glossary_entries(several, "EN", "DE").dictionaries
+    assert found.entries == "hungry\tBahnhof"
+    assert client.get_multilingual_glossary(several.glossary_id).name == "renamed"
+    assert len(client.list_multilingual_glossaries()) == 2
+    assert "Bahnhof" in client.translate_text("I am hungry.", glossary=several, **asked).text
+    client.delete_multilingual_glossary_dictionary(several, source_lang="EN", target_lang="DE")
+    client.delete_multilingual_glossary(several)
+
+
+def check_documents(address: str, key: str, folder: Path) -> None:
+    """The calls for documents, with a glossary, a format that is not read, and a second download."""
+    import deepl
+
+    client = deepl.Translator(key, server_url=address)
+    source, target = folder / "caf\u00e9.html", folder / "out.html"
+    source.write_text("<p>I am <b>hungry</b>.</p>\n", "utf-8")
+    glossary = client.list_glossaries()[0]
+    asked: dict[str, Any] = {"source_lang": "EN", "target_lang": "DE"}
+    status = client.translate_document_from_filepath(source, target, glossary=glossary, **asked)
+    assert (status.done, status.billed_characters) == (True, 27)
+    assert "Bahnhof" in target.read_text("utf-8")
+    handle = client.translate_document_upload("# I am hungry", filename="a.md", **asked)
+    assert client.translate_document_wait_until_done(handle).ok
+    assert client.translate_document_download(handle).content.startswith(b"# ")
+    assert client.translate_document_get_status(handle).status.value == "downloaded"
+    for wrong in (
+        lambda: client.translate_document_download(handle),
+        lambda: client.translate_document_upload(b"PK", filename="a.docx", **asked),
+        lambda: client.translate_document_upload(b"x" * (1 << 23), filename="a.md", **asked),
+    ):
+        try:
+            wrong()
+        except deepl.DeepLException as error:
+            assert error.http_status_code in (404, 413, 415), error  # noqa: PT017
+        else:
+            raise AssertionError("it was accepted")
+
+
+@contextmanager
+def _keyed_server(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the address of a server with keys and glossaries, and a key."""
+    key, keys = "own-key-12345", folder / "keys"
+    keys.write_text(f"{key}\n", "utf-8")
+    keys.chmod(0o600)
+    command = [
+        options.ours, "-m", "manyheads", "serve", options.models / TRANSLATOR, "--port", "0", "--quiet", "--device",
+        "cpu", "--source-lang", "en", "--target-lang", "de", "--api-key-file", keys, "--glossaries", folder / "kept",
+    ]  # fmt: skip
+    with subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        line = running.stderr.readline().strip()
+        try:
+            assert "http" in line, line
+            yield line.rpartition(" ")[2], key
+        finally:
+            running.terminate()
 
 
 def check_libretranslate(url: str, options: argparse.Namespace) -> None:
@@ -233,7 +334,8 @@ def _run(command: list[Any], environment: dict[str, str] | None = None, folder: 
 
 
 CHECKS: dict[str, Callable[[str, argparse.Namespace], None]] = {
-    "openai": check_openai, "node": check_node, "deepl": check_deepl, "libretranslate": check_libretranslate,
+    "openai": check_openai, "node": check_node, "deepl": check_deepl, "deepl-files": check_deepl_files,
+    "libretranslate": check_libretranslate,
     "mastodon": check_mastodon, "curl": check_curl, "lm-eval": check_lm_eval, "schemathesis": check_schemathesis,
     "page": check_page, "kubernetes": check_kubernetes, "prometheus": check_prometheus,
 }  # fmt: skip

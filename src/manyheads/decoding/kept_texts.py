@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from manyheads.decoding.forced import can_force
@@ -226,17 +226,27 @@ class KeptTexts:
         self.owners.append(owner)
         return len(self.rows) - 1
 
-    def lacking(self, found: Sequence[list[Hypothesis]]) -> dict[int, tuple[str, ...]]:
-        """Return number of a row -> its stand-ins, for rows whose best translation lacks one.
+    def lacking(
+        self,
+        found: Sequence[list[Hypothesis]],
+        terms: Callable[[str, str], Sequence[str]] = lambda text, translation: (),
+    ) -> dict[int, tuple[str, ...]]:
+        """Return number of a row -> its phrases, for rows whose best translation lacks one: stand-ins, and terms.
 
-        These are to be searched again with the stand-ins forced. Args: found: the hypotheses of each row.
+        These are to be searched again with the phrases forced.
+
+        Args:
+            found: the hypotheses of each row.
+            terms: what the model read, and its translation -> its terms, if the translation lacks one.
         """
-        chosen = (self._chosen(piece, found) for pieces in self._pieces for piece in pieces if piece.rows)
-        return {
-            row: shown.names
-            for row, shown in chosen
-            if shown.names and found[row] and not has_all(shown, self._decode(found[row][0].ids))
-        }
+        phrases: dict[int, tuple[str, ...]] = {}
+        for row, shown in (self._chosen(piece, found) for pieces in self._pieces for piece in pieces if piece.rows):
+            if found[row]:
+                text = self._decode(found[row][0].ids)
+                wanted = terms(shown.text, text)
+                if wanted or not has_all(shown, text):
+                    phrases[row] = (*wanted, *shown.names)
+        return phrases
 
     def candidates(
         self, found: Sequence[list[Hypothesis]], forced: Mapping[int, Hypothesis] | None = None

@@ -20,7 +20,7 @@ from manyheads.extras.documents.html import read_html
 from manyheads.extras.documents.sentence_ends import split_sentences
 from manyheads.extras.documents.terms import Terms
 from manyheads.extras.documents.translating import DocumentTranslation, UnitTranslator
-from manyheads.extras.serving.api.deepl import _model as deepl_model
+from manyheads.extras.serving.api.deepl import find_model as deepl_model
 from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.markup import MOST_TAGS
 from manyheads.extras.serving.refusals import Refusal

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from starlette.testclient import TestClient
 
@@ -78,6 +83,64 @@ def test_the_manifests_fit_together_and_the_program() -> None:
     [metric] = found["HorizontalPodAutoscaler"]["spec"]["metrics"]
     assert metric["pods"]["metric"]["name"] == "manyheads_num_requests_waiting"
     assert container["ports"][0]["containerPort"] == 8000
+
+
+def compose() -> dict[str, Any]:
+    """The services, as they are without variables of the environment but MODEL and KEYS."""
+    text = (ROOT / "deploy/compose.yaml").read_text(encoding="utf-8")
+    return dict(yaml.safe_load(re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", lambda one: one[2] or one[1], text)))
+
+
+def unit() -> dict[str, str]:
+    """The settings of the service of systemd."""
+    lines = (ROOT / "deploy/manyheads.service").read_text(encoding="utf-8").split("\n")
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+def test_compose_and_the_service_of_systemd_fit_the_program() -> None:
+    services = compose()["services"]
+    server = services["manyheads"]
+    assert server["user"] == "10001:10001"
+    assert server["read_only"] is True
+    assert services["proxy"]["depends_on"] == {"manyheads": {"condition": "service_healthy"}}
+    assert "manyheads:8000" in services["proxy"]["command"]
+    assert "ports" not in server, "only the proxy is reached from outside"
+    of_systemd = unit()
+    for arguments, seconds in (
+        ([*server["entrypoint"], *server["command"]], int(server["stop_grace_period"].removesuffix("s"))),
+        (of_systemd["ExecStart"].split(), int(of_systemd["TimeoutStopSec"])),
+    ):
+        program, name, *given = arguments
+        assert (Path(program).name, name) == ("manyheads", "serve")
+        options = parse(PAGE, given, "serve")
+        assert options.port == 8000
+        assert options.api_key_file
+        assert options.glossaries
+        assert options.settings().allowed_hosts
+        assert seconds >= options.drain_delay_seconds + options.deadline_seconds
+
+
+def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("no systemd-analyze")
+    text = (ROOT / "deploy/manyheads.service").read_text(encoding="utf-8")
+    for change, is_good in (("", True), ("Unknwon=1\n", False)):  # for which it ends with 0
+        file = tmp_path / "manyheads.service"
+        changed = text.replace("/opt/manyheads/bin/manyheads", sys.executable)
+        file.write_text(changed.replace("[Service]\n", f"[Service]\n{change}"), encoding="utf-8")
+        done = subprocess.run([program, "verify", file], capture_output=True, text=True, check=False)
+        assert (done.returncode == 0 and not done.stderr) is is_good, done.stderr
+
+
+def test_the_image_names_no_host_in_its_commands_and_has_a_health_check() -> None:
+    text = (ROOT / "deploy/Containerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in text.split("\n") if line and not line.startswith("#")]
+    assert not [line for line in lines if line.startswith("RUN") and "://" in line]
+    assert {"ARG BASE", "ARG TORCH_INDEX"} <= {line.partition("=")[0] for line in lines}
+    assert [line for line in lines if line.startswith("FROM")] == ["FROM ${BASE} AS build", "FROM ${BASE}"]
+    [check] = [line for line in lines if line.startswith("HEALTHCHECK")]
+    assert "http://127.0.0.1:8000/healthz" in json.loads(check[check.index("[") :])[2]
 
 
 def test_the_metric_that_scales_is_there(client: TestClient) -> None:

@@ -76,6 +76,9 @@ class Terms:
     def __iter__(self) -> Iterator[Term]:
         return iter(self._by_source.values())
 
+    def __len__(self) -> int:
+        return len(self._by_source)
+
     def of(self, text: str) -> list[Term]:
         """Return the terms that occur in a text, each once."""
         text = _composed(text)
@@ -92,6 +95,11 @@ class Terms:
                 taken.insert(place, span)
         terms = [self._by_source.get(text[start:end].casefold()) for start, end in taken]
         return list(dict.fromkeys(term for term in terms if term is not None))
+
+    def lacking(self, text: str, translation: str) -> list[str]:
+        """Return the targets of all terms of a text if its translation lacks one of them; otherwise nothing."""
+        targets = [term.target for term in self.of(text)]
+        return [] if all(contains(translation, target) for target in targets) else targets
 
 
 @lru_cache(maxsize=1 << 14)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from manyheads import __version__
 from manyheads.errors import ConfigError, DataError, ManyHeadsError, RequestError
-from manyheads.extras.serving.api import deepl, libretranslate, openai, operations
+from manyheads.extras.serving.api import deepl, documents, glossaries, libretranslate, openai, operations
 from manyheads.extras.serving.api.native import routes as native
 from manyheads.extras.serving.api.native.bodies import TranslateBody
 from manyheads.extras.serving.api.native.translation import TranslateJob
@@ -149,7 +149,7 @@ def build_app(settings: ServingSettings, *, loads: bool = True) -> FastAPI:
         description="Translation, text generation and scoring with trained models.",
     )
     app.state.service = service
-    for protocol in (operations, native, openai, libretranslate, deepl):
+    for protocol in (operations, native, openai, libretranslate, deepl, glossaries, documents):
         app.include_router(protocol.router(service), responses=_ERRORS)
     errors = {Refusal: _refused, RequestError: _unusable, ConfigError: _unusable, DataError: _unusable}
     app.add_middleware(Direct, service=service, errors=errors)  # within the guard

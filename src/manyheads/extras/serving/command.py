@@ -31,6 +31,9 @@ class ServeOptions:
     api_key_file: str = option(
         "Accept only requests with a key of this file; one per line.", default="", metavar="FILE"
     )
+    glossaries: str = option(
+        "Folder in which clients with a key can store glossaries (DeepL's calls).", default="", metavar="FOLDER"
+    )
     no_api_key: bool = option("Serve a public address without keys.", default=False)
     allowed_hosts: tuple[str, ...] = option(
         "A host name that clients may use for this server (Host header); * permits all.",

@@ -17,8 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from manyheads.extras.serving.engine import SHARE_KEPT
 from manyheads.extras.serving.exchange import Exchange, ServerState, client_gone, run_until_gone
+from manyheads.extras.serving.glossaries import MOST_BODY_BYTES
 from manyheads.extras.serving.metrics import Metrics
-from manyheads.extras.serving.refusals import Refusal, check_shape
+from manyheads.extras.serving.refusals import Refusal, check_shape, protocol_of
 from manyheads.extras.serving.settings import ApiKeys, ServingSettings
 
 Headers = list[tuple[bytes, bytes]]
@@ -57,7 +58,7 @@ class Origins:
             return None
         asked = headers.get("access-control-request-headers", "")
         return [
-            (b"access-control-allow-methods", b"GET, HEAD, POST"),
+            (b"access-control-allow-methods", b"GET, HEAD, POST, PUT, PATCH, DELETE"),
             (b"access-control-allow-headers", asked.encode("latin-1")),
             (b"access-control-max-age", b"600"),
         ]
@@ -75,6 +76,10 @@ _KEY_IN_BODY = ("/translate", "/detect")
 _WITHOUT_KEY = ("/languages", "/frontend/settings")  # LibreTranslate's clients ask them without one
 _BODY_METHODS = ("POST", "PUT", "PATCH")
 _BODY_TYPES = ("application/json", "application/x-www-form-urlencoded")
+_DOCUMENTS = "/v2/document"
+_GLOSSARIES = ("/v2/glossaries", "/v3/glossaries")
+_MOST_FIELD_BYTES = 1 << 21
+"""Of the fields beside a document: terms of 1 MB, and the rest."""
 
 
 class Guard:
@@ -162,7 +167,7 @@ class Guard:
         scope["manyheads.client"] = presented if self._keys and is_allowed else address and address[0]
         is_open = path in (*_OPEN_PATHS, *_KEY_IN_BODY, *_WITHOUT_KEY) or path.startswith(_OPEN_PREFIXES)
         if not is_open and not is_allowed:
-            status = 403 if path.startswith("/v2/") else 401
+            status = 403 if protocol_of(path) == "deepl" else 401
             raise self._rejected(
                 "key",
                 status,
@@ -256,7 +261,7 @@ class Guard:
 
     async def _read_body(self, scope: Scope, headers: dict[str, str], receive: Receive) -> bytes:
         """Return the whole body. Raises: Refusal: it is too large, of a wrong type, or too slow."""
-        limit = self._settings.max_body_bytes
+        limit, types = self._limits(scope["path"])
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > limit:
             raise self._too_large(limit)
@@ -265,8 +270,10 @@ class Guard:
                 415, "Compressed bodies are not supported; send the body as it is.", code="encoding", close=True
             )
         body = bytearray()
+        # Large bodies get as much time as others for each byte.
+        seconds = self._settings.read_seconds * max(1.0, limit / self._settings.max_body_bytes)
         try:
-            async with asyncio.timeout(self._settings.read_seconds):
+            async with asyncio.timeout(seconds):
                 more = True
                 while more:
                     message = await receive()
@@ -291,18 +298,27 @@ class Guard:
             raise self._rejected(
                 "slow_body",
                 408,
-                f"The body did not arrive within {self._settings.read_seconds:g} s.",
+                f"The body did not arrive within {seconds:g} s.",
                 code="slow_body",
                 close=True,
             ) from None
         finally:
             self._bytes_held -= len(body)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if body and scope["method"] in _BODY_METHODS and kind not in _BODY_TYPES:
+        if body and scope["method"] in _BODY_METHODS and kind not in types:
             raise Refusal(
-                415, f"The type of the body is not supported; send {' or '.join(_BODY_TYPES)}.", code="content_type"
+                415, f"The type of the body is not supported; send {' or '.join(types)}.", code="content_type"
             )
         return bytes(body)
+
+    def _limits(self, path: str) -> tuple[int, tuple[str, ...]]:
+        """Return how many bytes a body may have on this path, and which types."""
+        limit = self._settings.max_body_bytes
+        if path == _DOCUMENTS:
+            return max(limit, self._settings.max_document_bytes + _MOST_FIELD_BYTES), ("multipart/form-data",)
+        if self._settings.glossaries and path.startswith(_GLOSSARIES):
+            limit = max(limit, MOST_BODY_BYTES)
+        return limit, _BODY_TYPES
 
     def _too_large(self, limit: int) -> Refusal:
         message = f"The body is larger than {limit:,} bytes; send fewer or shorter texts."

@@ -1,4 +1,4 @@
-"""Translation of HTML: `documents` finds the text and restores the markup; the engine runs the model."""
+"""Translation of HTML and of documents: `documents` finds the text and restores the rest; the engine runs the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from manyheads.extras.documents.parts import Document, Text
 from manyheads.extras.documents.placing import align
 from manyheads.extras.documents.sentence_ends import split_sentences
 from manyheads.extras.documents.terms import Terms
-from manyheads.extras.documents.translating import DocumentTranslation, UnitTranslator, Work
+from manyheads.extras.documents.translating import DocumentTranslation, Unit, UnitTranslator, Work
 from manyheads.extras.serving.jobs import CallBatch, Row
 from manyheads.extras.serving.refusals import too_long
 from manyheads.extras.serving.served import ServedTranslator
@@ -47,13 +47,14 @@ async def translate_html(
     texts: Sequence[str],
     *,
     at_sentence_ends: bool = True,
+    terms: Terms | None = None,
     field: str,
 ) -> list[str]:
     """Return the translation of each HTML text.
 
     Tags are kept and enclose the translations of the words that they enclosed.
 
-    Args: field: name of the texts' field in messages.
+    Args: terms: to be forced. field: name of the texts' field in messages.
 
     Raises: Refusal: there are too many texts or tags, or see `Service.run`.
     """
@@ -61,24 +62,62 @@ async def translate_html(
     num_tags = sum(text.count("<") for text in texts)
     if num_tags > MOST_TAGS:
         raise too_long(field, "the number of tags", num_tags, MOST_TAGS, "Send less at once.")
-    units = UnitTranslator(model.reader, Terms(), {})
+    units = UnitTranslator(model.reader, Terms() if terms is None else terms, {})
+
+    def read(some: list[str]) -> list[DocumentTranslation]:
+        documents = (read_html(text) for text in some)
+        return [
+            sentences_of(service, request, model, units, one, at_sentence_ends=at_sentence_ends, field=field)
+            for one in documents
+        ]
+
+    documents = await service.each(request, read, texts, len)
+    numbers = list(dict.fromkeys(unit for document in documents for unit in document.units))
+    found = await translate_units(service, request, model, units, numbers, field)
+    records = dict(zip(numbers, found, strict=True))
+
+    def finish(some: list[DocumentTranslation]) -> list[str]:
+        return [document.finish([records[unit] for unit in document.units])[0] for document in some]
+
+    return await service.each(
+        request, finish, documents, lambda document: sum(len(unit.text) for unit in document.units)
+    )
+
+
+def sentences_of(
+    service: Service,
+    request: Request,
+    model: ServedTranslator,
+    units: UnitTranslator,
+    document: Document,
+    *,
+    at_sentence_ends: bool = True,
+    field: str,
+) -> DocumentTranslation:
+    """Return the sentences of a document. Called outside the event loop.
+
+    Raises: Refusal: a paragraph is too long, or there are too many sentences. TimeoutError: see `check_deadline`.
+    """
     check = partial(service.check_sentences, request, field)
+    pieces = partial(_pieces, language=model.source_lang, check=check) if at_sentence_ends else lambda text: [text]
 
     def fits(text: str) -> bool:
         service.check_deadline(request)
         return units.fits(text)
 
-    def read(some: list[str]) -> list[DocumentTranslation]:
-        language = model.source_lang if at_sentence_ends else None
-        pieces = partial(_pieces, language=language, check=check) if at_sentence_ends else lambda text: [text]
-        return [
-            DocumentTranslation(_checked(read_html(text), field), pieces, fits, keep_words=units.keep_words)
-            for text in some
-        ]
+    return DocumentTranslation(_checked(document, field), pieces, fits, keep_words=units.keep_words)
 
-    documents = await service.each(request, read, texts, len)
-    numbers = dict.fromkeys(unit for document in documents for unit in document.units)
-    work = units.work(list(numbers))
+
+async def translate_units(
+    service: Service,
+    request: Request,
+    model: ServedTranslator,
+    units: UnitTranslator,
+    some: Sequence[Unit],
+    field: str,
+) -> list[str]:
+    """Return the records of units, see `UnitTranslator.translate`. Raises: Refusal: see `Service.run`."""
+    work = units.work(some)
     results: list[Any] | None = None
 
     def next_work() -> Work | _End:
@@ -89,14 +128,7 @@ async def translate_html(
 
     while not isinstance(found := await service.off_loop(request, next_work), _End):
         results = await _done(service, request, model, found, field) if found.texts else []
-    records = dict(zip(numbers, found.records, strict=True))
-
-    def finish(some: list[DocumentTranslation]) -> list[str]:
-        return [document.finish([records[unit] for unit in document.units])[0] for document in some]
-
-    return await service.each(
-        request, finish, documents, lambda document: sum(len(unit.text) for unit in document.units)
-    )
+    return found.records
 
 
 def _checked(document: Document, field: str) -> Document:

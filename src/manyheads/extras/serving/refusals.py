@@ -9,6 +9,7 @@ from manyheads.extras.serving.settings import ServingSettings
 
 PROTOCOLS = {
     "/v2/": "deepl",
+    "/v3/": "deepl",
     "/translate": "libretranslate",
     "/detect": "libretranslate",
     "/languages": "libretranslate",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -19,6 +20,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import NonFiniteError, is_out_of_memory
 from manyheads.extras.serving.engine import Engine
 from manyheads.extras.serving.exchange import ServerState
+from manyheads.extras.serving.glossaries import Glossaries
 from manyheads.extras.serving.jobs import CallBatch, Done, Event, Failed, Job, QueueFull, Row
 from manyheads.extras.serving.metrics import Metrics
 from manyheads.extras.serving.refusals import Refusal, too_long
@@ -96,7 +98,10 @@ class Service:
 
     Args: settings: limits and models; keys: that clients present.
 
-    Attributes: models: name -> model, filled by `load`. engine, metrics, state: see their classes.
+    Attributes: models: name -> model, filled by `load`. engine, metrics, state: see their classes. glossaries: of the
+        clients; None: the server keeps none. at_end: called when the server stops.
+
+    Raises: ConfigError: the folder of glossaries cannot be used.
     """
 
     def __init__(self, settings: ServingSettings, keys: ApiKeys) -> None:
@@ -105,7 +110,9 @@ class Service:
         self.metrics = Metrics()
         self.state = ServerState()
         self.models: dict[str, AnyServed] = {}
+        self.at_end: list[Callable[[], Awaitable[None]]] = []
         self.engine = Engine(settings, self.metrics)
+        self.glossaries = Glossaries(Path(settings.glossaries)) if settings.glossaries else None
         self._mailbox: Mailbox | None = None
         # Tokenizers take long for long texts, during which the event loop must answer others. Each client has at most
         # one call in the pool, so that they take turns.
@@ -137,6 +144,8 @@ class Service:
     async def stop(self) -> None:
         """Stop the engine after its current step."""
         self.state.is_closed = True
+        for end in self.at_end:
+            await end()
         await asyncio.to_thread(self.engine.close)
         self._loader.shutdown()
         self._pool.shutdown()
@@ -158,7 +167,7 @@ class Service:
                 return await asyncio.get_running_loop().run_in_executor(self._pool, function)
         except TimeoutError:
             request.scope["manyheads.is_over"] = True
-            raise self._too_late() from None
+            raise self.too_late() from None
         except asyncio.CancelledError:
             request.scope["manyheads.is_over"] = True
             raise
@@ -173,7 +182,8 @@ class Service:
         arrived: float = request.scope["manyheads.arrived"]
         return arrived + self.settings.deadline_seconds
 
-    def _too_late(self) -> Refusal:
+    def too_late(self) -> Refusal:
+        """Return the refusal of work that has not ended at its deadline."""
         seconds = self.settings.deadline_seconds
         return Refusal(504, f"The answer took longer than {seconds:g} s; send less at once.", code="deadline")
 
@@ -349,7 +359,7 @@ class Service:
             yield work
         except TimeoutError:
             work.ending = "deadline"
-            raise self._too_late() from None
+            raise self.too_late() from None
         finally:
             if work.ending != "completed":
                 self.engine.cancel(job)

@@ -28,6 +28,8 @@ _RANGES = {
     "max_batch_rows": between(1, 100_000),
     "max_batches": between(1, 64),
     "max_texts": between(1, 100_000),
+    "max_document_bytes": between(1, 1 << 26),
+    "max_documents_bytes": between(1, 1 << 40),
     "prefix_cache_mb": between(0, 1 << 20),
     "deadline_seconds": _SECONDS,
     "read_seconds": _SECONDS,
@@ -53,6 +55,7 @@ class ServingSettings:
             int8, otherwise torch. Scores, attention, and options that ctranslate2 does not support stay with torch, in
             fp32.
         api_key_file: a file with one key per line; a request must then present one of them. Empty: no keys.
+        glossaries: a folder for the glossaries of clients, which then need keys. Empty: none are kept.
         allowed_hosts: permitted values of the Host header, without port; `*` permits all.
         allowed_origins: permitted values of the Origin header besides the server's own address, such as
             `https://example.org`. Browsers let these pages read the answers.
@@ -66,6 +69,9 @@ class ServingSettings:
         max_batches: batches that run at the same time; they take steps in turn. If others wait, some pause; running and
             paused ones hold at most twice the tokens of this number of full batches.
         max_texts: texts of one request.
+        max_document_bytes: largest document that is uploaded; a larger one gets 413.
+        max_documents_bytes: of all documents that are kept on the disk until they are downloaded; a further one gets
+            429. An eighth is kept for clients that have none.
         prefix_cache_mb: memory for states after the beginnings of prompts, in MiB for each language model; 0: none.
         deadline_seconds: from the arrival of a request to the end of its answer; afterwards 504.
         read_seconds: for the header, and again for the body, of a request; afterwards 408, or the connection is closed.
@@ -86,6 +92,7 @@ class ServingSettings:
     precision: str = "fp32"
     engine: Literal["torch", "ctranslate2"] | None = None
     api_key_file: str = ""
+    glossaries: str = ""
     allowed_hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]")
     allowed_origins: tuple[str, ...] = ()
     max_requests: int = 256
@@ -95,6 +102,8 @@ class ServingSettings:
     max_batch_rows: int = 256
     max_batches: int = 3
     max_texts: int = 256
+    max_document_bytes: int = 1 << 22
+    max_documents_bytes: int = 1 << 28
     prefix_cache_mb: int = 256
     deadline_seconds: float = 60.0
     read_seconds: float = 5.0
@@ -122,6 +131,12 @@ class ServingSettings:
                     " without a path, such as https://example.org.",
                     fields=("allowed_origins",),
                 )
+        if self.glossaries and not self.api_key_file:
+            raise ConfigError(
+                "glossaries belong to the keys of clients, but there are none; give --api-key-file FILE, or leave out"
+                " --glossaries.",
+                fields=("glossaries",),
+            )
         if self.engine not in (None, *ENGINES):
             raise ConfigError(f"engine is {self.engine!r}; it must be one of {', '.join(ENGINES)}.", fields=("engine",))
         engine_named(self.engine, self.precision)

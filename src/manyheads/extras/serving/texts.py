@@ -10,10 +10,11 @@ from functools import partial
 from fastapi import Request
 
 from manyheads.decoding.forced import MOST_BEAMS, translate_forced
-from manyheads.decoding.hypothesis import Hypothesis, SearchStopped
+from manyheads.decoding.hypothesis import Hypothesis, SearchStopped, is_degenerate
 from manyheads.decoding.kept_texts import Candidate, KeptTexts
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.documents.sentence_ends import split_sentences
+from manyheads.extras.documents.terms import Terms
 from manyheads.extras.serving.jobs import CallBatch, Row
 from manyheads.extras.serving.served import ServedTranslator
 from manyheads.extras.serving.service import Service
@@ -98,14 +99,22 @@ MOST_CHARACTERS = 1 << 15
 class KeptRows:
     """The rows of some texts, and their translations.
 
-    Args: service, request, model, settings: of the request.
+    Args: service, request, model, settings: of the request. terms: to be forced in the translations.
 
     Attributes:
         rows: of all texts. spans: the places of each text's rows.
     """
 
-    def __init__(self, service: Service, request: Request, model: ServedTranslator, settings: DecodingSettings) -> None:
+    def __init__(
+        self,
+        service: Service,
+        request: Request,
+        model: ServedTranslator,
+        settings: DecodingSettings,
+        terms: Terms | None = None,
+    ) -> None:
         self._service, self._request, self._model, self._settings = service, request, model, settings
+        self._terms = Terms() if terms is None else terms
         self._kept: list[KeptTexts] = []
         self.rows: list[Row | None] = []
         self.spans: list[range] = []
@@ -136,7 +145,10 @@ class KeptRows:
         Args: place: of the text. found: the results of its rows.
         """
         kept, hypotheses = self._kept[place], [one or [] for one in found]
-        lacking = kept.lacking(hypotheses)
+        # All terms are looked for in each row.
+        lacking = await self._service.off_loop(
+            self._request, partial(kept.lacking, hypotheses, self._terms.lacking), len(self._terms) * len(kept.rows)
+        )
         end = self._service.end(self._request)
         calls: list[Row | None] = []
         for number, names in lacking.items():
@@ -144,7 +156,12 @@ class KeptRows:
             cost = MOST_BEAMS * (2 * len(row.content[0]) + 2) if row is not None else 1
             calls.append(Row(partial(self._forced, kept.rows[number], names, end), cost))
         forced = await self._service.run(self._request, (object(), CallBatch), calls) if calls else []
-        return kept.candidates(hypotheses, dict(zip(lacking, filter(None, forced), strict=False)))[0]
+        searched = {
+            row: one
+            for row, one in zip(lacking, forced, strict=False)
+            if self._is_better(kept.rows[row], one, hypotheses[row][0])
+        }
+        return kept.candidates(hypotheses, searched)[0]
 
     def _forced(self, text: str, names: Sequence[str], end: float) -> Hypothesis | None:
         """Search on the engine's thread, up to the deadline, for which `Service.stream` answers 504."""
@@ -156,6 +173,13 @@ class KeptRows:
             return None
         return found.hypothesis
 
+    def _is_better(self, text: str, forced: Hypothesis | None, best: Hypothesis) -> bool:
+        """Whether a forced translation replaces the best one: not if a term makes the model repeat words."""
+        if forced is None or not len(self._terms):
+            return forced is not None
+        decode = self._model.reader.tokenizer.target.decode
+        return not is_degenerate(text, decode(forced.ids)) or is_degenerate(text, decode(best.ids))
+
 
 async def translate_paragraphs(
     service: Service,
@@ -166,13 +190,14 @@ async def translate_paragraphs(
     num_alternatives: int = 0,
     at_sentence_ends: bool = True,
     at_line_ends: bool = True,
+    terms: Terms | None = None,
     field: str,
 ) -> list[list[str]]:
     """Return for each text its best translation and up to `num_alternatives` others.
 
     The alternatives of a text of several sentences combine the alternatives of equal rank of its sentences.
 
-    Args: field: name of the texts' field in messages.
+    Args: terms: to be forced. field: name of the texts' field in messages.
 
     Raises: Refusal: a text is too long, there are too many, or see `Service.run`.
     """
@@ -191,7 +216,7 @@ async def translate_paragraphs(
     sentences = await service.each(request, cut, texts, len)
     owners = [number for number, each in enumerate(sentences) for _ in each]
     flat = [one.text for each in sentences for one in each]
-    kept = KeptRows(service, request, model, settings)
+    kept = KeptRows(service, request, model, settings, terms)
     await kept.read(flat, field, owners)
     num_tokens = sum(len(row.content[0]) for row in kept.rows if row is not None)
     found = await service.run(request, model.begin(settings, kept.rows), kept.rows, num_tokens)

@@ -7,7 +7,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from manyheads.extras.serving.api.glossaries import glossary_ids, terms_for
 from manyheads.extras.serving.api.shared import LooseBody, Text, Texts, form_schema, large_answer, read_body
+from manyheads.extras.serving.glossaries import NOTE
 from manyheads.extras.serving.markup import translate_html
 from manyheads.extras.serving.refusals import Refusal, refuse_unsupported
 from manyheads.extras.serving.served import ServedTranslator
@@ -32,6 +34,7 @@ class TranslateForm(LooseBody):
     split_sentences: Text | bool | int | None = None
     tag_handling: Text | None = None
     glossary_id: Text | None = None
+    glossary_ids: Text | Texts | None = None
     ignore_tags: Any = None
     splitting_tags: Any = None
     non_splitting_tags: Any = None
@@ -43,16 +46,18 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/translate", summary="Translate (DeepL).", openapi_extra=form_schema(TranslateForm))
     async def translate(request: Request) -> Response:
-        body = await read_body(service, request, TranslateForm, lists=("text",))
+        body = await read_body(service, request, TranslateForm, lists=("text", "glossary_ids"))
         is_html = body.tag_handling == "html"
         if body.tag_handling and not is_html:
             raise Refusal(400, "tag_handling: this server supports html only.", code="unsupported",
                           field="tag_handling")  # fmt: skip
-        refuse_unsupported(body, "glossary_id", "ignore_tags", "splitting_tags", "non_splitting_tags")
+        refuse_unsupported(body, "ignore_tags", "splitting_tags", "non_splitting_tags")
         texts = [body.text] if isinstance(body.text, str) else body.text
-        model, source = _model(service, body.source_lang, body.target_lang)
+        model, source = find_model(service, body.source_lang, body.target_lang)
         at_ends = str(body.split_sentences).lower() not in ("0", "false", "off")
-        options: dict[str, Any] = {"at_sentence_ends": at_ends, "field": "text"}
+        ids = glossary_ids(body.glossary_id, body.glossary_ids)
+        terms = await terms_for(service, request, ids, body.source_lang, body.target_lang)
+        options: dict[str, Any] = {"at_sentence_ends": at_ends, "field": "text", "terms": terms}
         if is_html:
             best = await translate_html(service, request, model, texts, **options)
         else:
@@ -62,7 +67,8 @@ def router(service: Service) -> APIRouter:
             {"detected_source_language": _code(source), "text": one, "billed_characters": len(text)}
             for text, one in zip(texts, best, strict=True)
         ]
-        return await large_answer(service, request, lambda: {"translations": translations}, sum(map(len, best)))
+        answer: dict[str, Any] = {"translations": translations, **({"note": NOTE} if ids else {})}
+        return await large_answer(service, request, lambda: answer, sum(map(len, best)))
 
     @routes.get("/languages", summary="Languages (DeepL).")
     async def languages(request: Request) -> Response:
@@ -85,7 +91,7 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-def _model(service: Service, source_lang: str | None, target_lang: str) -> tuple[ServedTranslator, str]:
+def find_model(service: Service, source_lang: str | None, target_lang: str) -> tuple[ServedTranslator, str]:
     """Return the model for these languages, whose codes may have a region, and its source language.
 
     Raises: Refusal: there is none.

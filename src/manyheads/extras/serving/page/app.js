@@ -130,13 +130,20 @@ function translatorBody(text) {
   };
 }
 
+// The lines of the field for terms, as the server reads them: source, tab, target.
+function termLines() {
+  return get("t-terms").value.split("\n").filter((line) => line.trim())
+    .map((line) => line.includes("\t") ? line : line.replace(/\s*(=|\u2192)\s*/, "\t")).join("\n");
+}
+
 async function translate() {
   clearTimeout(translating.timer);
   if (translating.controller) translating.controller.abort();
   const text = get("t-source").value;
   const target = get("t-target");
   showError(get("t-message"), null);
-  asPrograms("t", "/v1/translate", { ...chosenModel(), text });
+  const terms = termLines();
+  asPrograms("t", "/v1/translate", { ...chosenModel(), text, ...(terms && { terms }) });
   if (!text.trim()) {
     state.translation = null;
     target.classList.remove("busy");
@@ -146,7 +153,8 @@ async function translate() {
   translating.controller = controller;
   target.classList.add("busy");
   try {
-    const answer = await request("/v1/translate", translatorBody(text), controller.signal);
+    const body = { ...translatorBody(text), ...(terms && { terms }) };
+    const answer = await request("/v1/translate", body, controller.signal);
     const [found] = (await answer.json()).translations;
     state.translation = { text, sentences: found.sentences, chosen: found.sentences.map(() => 0) };
     showTranslation();
@@ -300,6 +308,79 @@ function swap() {
   get("t-source").value = translatedText() || get("t-source").value;
   get("t-model").value = reverseOf(model).id;
   changeTranslator();
+}
+
+// ---- documents
+
+const waiting = { controller: null };
+
+async function ask(path, body, signal) {
+  const headers = state.key ? { authorization: `Bearer ${state.key}` } : {};
+  let answer;
+  try {
+    answer = await fetch(path, { method: "POST", headers, body, signal });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new RequestError("The server does not answer. Is it still running?", 0, 0);
+  }
+  if (answer.ok) return answer;
+  let message = `The server answered ${answer.status}.`;
+  try {
+    const told = await answer.json();
+    message = told.message ?? told.error.message;
+  } catch { /* not our error format */ }
+  throw new RequestError(message, answer.status, 0);
+}
+
+const pause = (seconds) => new Promise((resolve) => { setTimeout(resolve, 1000 * seconds); });
+
+// Upload a document, wait until it is translated, and offer the translation for download.
+async function translateFile(file) {
+  if (waiting.controller) waiting.controller.abort();
+  const controller = new AbortController();
+  waiting.controller = controller;
+  const told = get("t-file-message");
+  const form = new FormData();
+  const { model, target_lang: target } = chosenModel();
+  const fields = { model, target_lang: target, terms: termLines(), column: get("t-columns").value.split(/\s*,\s*/).join("\n") };
+  for (const [name, value] of Object.entries(fields)) if (value) form.append(name, value);
+  form.append("file", file);
+  get("t-more").open = true;
+  get("t-cancel").hidden = false;
+  told.replaceChildren(`${file.name} is being sent.`);
+  try {
+    const handle = await (await ask("/v2/document", form, controller.signal)).json();
+    const place = `/v2/document/${handle.document_id}`;
+    const key = () => new URLSearchParams({ document_key: handle.document_key });
+    for (let found = {}; found.status !== "done";) {
+      await pause(0.5);
+      if (controller.signal.aborted) return;
+      found = await (await ask(place, key(), controller.signal)).json();
+      if (found.status === "error") throw new RequestError(found.error_message, 400, 0);
+      const left = found.seconds_remaining ? `, about ${found.seconds_remaining} s left` : "";
+      told.replaceChildren(`${file.name} is being translated${left}.`);
+    }
+    const link = make("a", `Save the translation of ${file.name}`);
+    link.href = URL.createObjectURL(await (await ask(`${place}/result`, key(), controller.signal)).blob());
+    link.download = file.name.replace(/(\.[^.]*)?$/, (ending) => `.${target || "translated"}${ending}`);
+    told.replaceChildren(link);
+    link.focus();
+  } catch (error) {
+    if (error.name !== "AbortError") told.replaceChildren(error.message);
+  }
+  if (waiting.controller === controller) get("t-cancel").hidden = true;
+}
+
+function stopWaiting() {
+  if (waiting.controller) waiting.controller.abort();
+  get("t-file-message").replaceChildren();
+  get("t-cancel").hidden = true;
+}
+
+function takeDrop(event) {
+  if (!event.dataTransfer.files.length) return;
+  event.preventDefault();
+  if (event.type === "drop") translateFile(event.dataTransfer.files[0]);
 }
 
 // ---- writing
@@ -479,6 +560,16 @@ function listen() {
   get("t-source").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) translate();
   });
+  get("t-terms").addEventListener("input", () => {
+    clearTimeout(translating.timer);
+    translating.timer = setTimeout(translate, 1000);
+  });
+  get("t-file").addEventListener("change", () => {
+    if (get("t-file").files.length) translateFile(get("t-file").files[0]);
+    get("t-file").value = "";
+  });
+  get("t-cancel").addEventListener("click", stopWaiting);
+  for (const name of ["dragover", "drop"]) get("translate").addEventListener(name, takeDrop);
   for (const id of ["t-beams", "t-count"]) get(id).addEventListener("change", translate);
   get("t-model").addEventListener("change", changeTranslator);
   get("t-swap").addEventListener("click", swap);

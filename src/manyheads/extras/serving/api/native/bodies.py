@@ -35,6 +35,9 @@ class TranslateBody(body_of(DecodingSettings, "native", Body)):  # type: ignore[
     forced_prefix_ids: Ids | None = Field(None, description="The same as token ids.")
     no_repeat_ngram_size: Annotated[int, Field(le=_MOST_NGRAM)] | None = None
     json_schema: dict[str, Any] | Text | None = Field(None, description="The output is JSON that this permits.")
+    terms: Text | None = Field(
+        None, description="Terms as lines of source, tab, target, which are forced in the best translations."
+    )
 
 
 class GenerateBody(body_of(GenerationSettings, "native", Body)):  # type: ignore[misc]

@@ -16,8 +16,10 @@ from manyheads.decoding.kept_texts import Candidate
 from manyheads.decoding.search_problem import BeamRules
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import prefix_ids
+from manyheads.extras.serving.api.glossaries import parse_terms
 from manyheads.extras.serving.api.native.bodies import TranslateBody, of_alternatives, of_tokens, rounded
 from manyheads.extras.serving.api.shared import finite, given, large_answer, server_event, translator_for
+from manyheads.extras.serving.glossaries import NOTE
 from manyheads.extras.serving.jobs import Done, Row
 from manyheads.extras.serving.refusals import Refusal, invalid, openai_error
 from manyheads.extras.serving.scoring import MOST_MAPPED, ScoredIds, attention_maps, mean_map
@@ -68,8 +70,11 @@ class TranslateJob:
                 )
             overrides["forced_prefix_ids"] = forced
         self._settings = model.settings(overrides)
+        terms = parse_terms(body.terms)
+        if len(terms) and (forced or self._settings.do_sample):
+            raise invalid("terms", "they go with neither a forced prefix nor sampling; leave them out.")
         texts = [sentence.text for _, sentence in self._sentences]
-        self._kept = KeptRows(service, self._request, model, self._settings)
+        self._kept = KeptRows(service, self._request, model, self._settings, terms)
         await self._kept.read(texts, owners=[number for number, _ in self._sentences])
         self._rows = self._kept.rows
         num_tokens = sum(row.cost // row.width for row in self._rows if row is not None)  # of the best translations
@@ -113,6 +118,7 @@ class TranslateJob:
             "model": self._model.name,
             "translations": translations,
             "usage": self._usage(num_target_tokens),
+            **({"note": NOTE} if self._body.terms else {}),
         }
 
     def _usage(self, num_target_tokens: int) -> dict[str, int]:
