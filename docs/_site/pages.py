@@ -208,7 +208,10 @@ def _reference() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, help="it is replaced")
-    parser.add_argument("--addresses", action="store_true", help="print the version, and the addresses of the project, if it has any")
+    told = "print the version, and the addresses of the project, if it has any"
+    parser.add_argument("--addresses", action="store_true", help=told)
+        "--addresses", action="store_true", help="print the version, and the addresses of the project, if it has any"
+    )
     options = parser.parse_args(arguments)
     if options.folder is not None:
         write(options.folder)
