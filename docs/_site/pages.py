@@ -210,8 +210,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", nargs="?", type=Path, help="it is replaced")
     told = "print the version, and the addresses of the project, if it has any"
     parser.add_argument("--addresses", action="store_true", help=told)
-        "--addresses", action="store_true", help="print the version, and the addresses of the project, if it has any"
-    )
     options = parser.parse_args(arguments)
     if options.folder is not None:
         write(options.folder)
