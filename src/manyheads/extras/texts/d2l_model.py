@@ -1,6 +1,4 @@
-"""Dive into Deep Learning: attention with valid lengths, positions, and the blocks of the Transformer chapter.
-
-    from manyheads.extras.texts import d2l  # instead of: from d2l import torch as d2l
+"""Dive into Deep Learning: its attention and the modules of its Transformer chapter, by the text's names; see `d2l`.
 
 Every class reads the arguments of both editions: the Chinese one names all sizes (`key_size`, `query_size`,
 `value_size`, `norm_shape`, `ffn_num_input`); the present English one has layers that learn their input width at the
@@ -16,8 +14,7 @@ Shapes: queries (batch, q_len, query_size), keys (batch, k_len, key_size), value
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,35 +22,6 @@ from torch import Tensor, nn
 from manyheads import nn as ours
 from manyheads.errors import ShapeError
 from manyheads.extras.texts.common import KeepsWeights, also, check_axes, check_heads, dropout_layer, read_arguments
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = [
-    "AddNorm",
-    "AdditiveAttention",
-    "AttentionDecoder",
-    "Decoder",
-    "DecoderBlock",
-    "DotProductAttention",
-    "Encoder",
-    "EncoderBlock",
-    "EncoderDecoder",
-    "MultiHeadAttention",
-    "PositionWiseFFN",
-    "PositionalEncoding",
-    "TransformerDecoder",
-    "TransformerDecoderBlock",
-    "TransformerEncoder",
-    "TransformerEncoderBlock",
-    "check_shape",
-    "masked_softmax",
-    "plot",
-    "sequence_mask",
-    "show_heatmaps",
-    "transpose_output",
-    "transpose_qkv",
-]
 
 _VECTORS = "batch, length, width"
 _SHAPE_ERRORS = (RuntimeError, IndexError)
@@ -318,7 +286,7 @@ class EncoderDecoder(nn.Module):
     """An encoder and a decoder.
 
     Editions: EncoderDecoder(encoder, decoder), which returns what the decoder returns; EncoderDecoder(encoder, decoder,
-        tgt_pad, lr), which returns the first part of it. Training is not here: see docs/own-training.md.
+        tgt_pad, lr), which returns the first part of it; see also `d2l.Seq2Seq`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -483,70 +451,6 @@ class TransformerDecoder(KeepsWeights, AttentionDecoder):
     @property
     def attention_weights(self) -> list[list[Tensor]]:
         return self._attention_weights
-
-
-def check_shape(a: Tensor, shape: Sequence[int]) -> None:
-    """Check a tensor's shape. Raises: ShapeError, which is also an AssertionError: it has another one."""
-    if tuple(a.shape) != tuple(shape):
-        raise also(ShapeError, AssertionError)(f"the tensor has shape {tuple(a.shape)}, not {tuple(shape)}.")
-
-
-def show_heatmaps(
-    matrices: Tensor,
-    xlabel: str,
-    ylabel: str,
-    titles: Sequence[str] | None = None,
-    figsize: tuple[float, float] = (2.5, 2.5),
-    cmap: str = "Reds",
-) -> Figure:
-    """Draw matrices as colours, in rows and columns of panels.
-
-    Shape: matrices (rows, columns, queries, keys). Returns: the figure, which a notebook shows; `savefig` writes it.
-    Raises: MissingExtraError: matplotlib is not installed.
-    """
-    from manyheads.extras.inspect.drawings.figure import add_colour_bar, as_array, new_figure
-
-    check_axes("matrices", matrices, "rows, columns, queries, keys", ValueError, TypeError)
-    figure = new_figure(*figsize)
-    axes = figure.subplots(*matrices.shape[:2], sharex=True, sharey=True, squeeze=False)
-    for row, column in ((row, column) for row in range(len(axes)) for column in range(len(axes[0]))):
-        panel = axes[row, column]
-        image = panel.imshow(as_array(matrices[row, column]), cmap=cmap)
-        if row == len(axes) - 1:
-            panel.set_xlabel(xlabel)
-        if column == 0:
-            panel.set_ylabel(ylabel)
-        if titles:
-            panel.set_title(titles[column])
-    add_colour_bar(figure, image, axes, shrink=0.6)
-    return figure
-
-
-def plot(
-    X: Any,  # noqa: N803
-    Y: Any = None,  # noqa: N803
-    xlabel: str = "",
-    ylabel: str = "",
-    legend: Sequence[str] = (),
-    figsize: tuple[float, float] = (3.5, 2.5),
-) -> Figure:
-    """Draw curves: Y over X, or X over its positions. Of several curves, each is a row.
-
-    Returns and raises: as `show_heatmaps`.
-    """
-    from manyheads.extras.inspect.drawings.figure import COLOURS, as_array, new_figure, style_axes
-
-    places, curves = (None, as_array(X)) if Y is None else (as_array(X), as_array(Y))
-    curves = curves.reshape(-1, curves.shape[-1])
-    figure = new_figure(*figsize)
-    axes = figure.subplots()
-    for number, curve in enumerate(curves):
-        along = range(len(curve)) if places is None else places if places.ndim == 1 else places[number]
-        axes.plot(along, curve, color=COLOURS[number % len(COLOURS)])
-    style_axes(axes, x_label=xlabel, y_label=ylabel)
-    if legend:
-        axes.legend(legend)
-    return figure
 
 
 def _linear(in_features: int | None, out_features: int, bias: bool = True) -> nn.Linear:
