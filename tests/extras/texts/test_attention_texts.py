@@ -250,6 +250,9 @@ def test_small_functions_of_the_fused_text() -> None:
     table = fused_qkv.position_encoding(seq_len=4, d_model=4)
     assert [round(value, 4) for value in table[3].tolist()] == [0.1411, -0.99, 0.03, 0.9996]
     assert fused_qkv.position_encoding(4, 5).shape == (4, 5)
+    for names in ({"max_len": 4, "d_model": 4}, {"seq_len": 4, "d": 4, "n": 10_000.0}):  # copies of the text
+        assert torch.equal(fused_qkv.position_encoding(**names), table)
+    assert fused_qkv.position_encoding(4, 4, 100)[1, 2] == math.sin(0.1)
     assert fused_qkv.expand_mask(torch.ones(2, 3, 3)).shape == (2, 1, 3, 3)
     heads = fused_qkv.MultiheadAttention(D, D, 3)  # a mask for each head, where it cannot be one for each sentence
     mask = torch.ones(3, K, K).tril()
@@ -465,6 +468,8 @@ LABML, FUSED = labml.MultiHeadAttention(H, D), fused_qkv.MultiheadAttention(D, D
             "must be equal",
         ),
         (lambda: fused_qkv.position_encoding(4, 0), RuntimeError, "d_model 0"),
+        (lambda: fused_qkv.position_encoding(4), TypeError, r"fits no edition .*seq_len, d_model, n=10000"),
+        (lambda: LABML.get_scores(X3, X3), ValueError, "query has shape .*queries, batch, heads, d_k"),
     ],
 )
 def test_mistakes(call: Callable[[], object], kind: type[Exception], said: str) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -206,6 +207,23 @@ def test_the_texts_loop_trains_with_its_own_initial_values() -> None:
     assert {"AdaptiveEmbedding", "ProjectedAdaptiveLogSoftmax", "MemTransformerLM"} <= names
 
 
+def test_lanes_in_order() -> None:
+    """Each lane is a stretch of the text; a segment's target follows it, and ext_len positions are read again."""
+    lanes = text.LMOrderedIterator(torch.arange(23), 2, 4, ext_len=2)  # the last id fills no lane
+    segments = [(data[:, 1].tolist(), target[:, 1].tolist(), length) for data, target, length in lanes]
+    assert segments == [
+        ([11, 12, 13, 14], [12, 13, 14, 15], 4),
+        ([13, 14, 15, 16, 17, 18], [16, 17, 18, 19], 4),
+        ([17, 18, 19, 20], [20, 21], 2),
+    ]
+    assert (lanes.n_step, lanes.n_batch) == (11, 3)
+    np.random.seed(0)  # noqa: NPY002 (the original's numbers)
+    long = text.LMOrderedIterator(torch.arange(2000), 2, 20)
+    varied = list(long.get_varlen_iter())
+    assert [length for *_, length in varied][:4] == [23, 27, 15, 29]
+    assert torch.cat([target for _, target, _ in varied])[:, 0].tolist() == list(range(1, 1000))
+
+
 def test_reset_length_for_evaluation() -> None:
     """More memory in evaluation: pieces of a text then give the losses of one pass."""
     model = random_model(tgt_len=4, mem_len=4).eval()
@@ -328,7 +346,7 @@ def attend(**changes: Any) -> Tensor:
         (lambda: random_model(attn_type=1, tgt_len=None, mem_len=None), ValueError, "give tgt_len"),
         (lambda: random_model(n_head=0), RuntimeError, "n_head is 0; it must be a whole number of at least 1"),
         (lambda: random_model(d_inner=-1), ValueError, "d_inner is -1"),
-        (lambda: random_model(dropout=1.5), ValueError, "dropout is 1.5; it must be between 0 and 1"),
+        (lambda: random_model(dropout=1.5), ValueError, "dropout is 1.5; it must be a number from 0 to 1"),
         (lambda: random_model(cutoffs=[20, 10]), ValueError, r"cutoffs \[20, 10\] must increase"),
         (lambda: random_model(cutoffs=[10, 20], div_val=8), ValueError, "no width for cluster 2"),
         (lambda: random_model(cutoffs=[10], div_val=2, tie_projs=[True] * 3), IndexError, "ties cluster 2"),
@@ -347,6 +365,10 @@ def attend(**changes: Any) -> Tensor:
             "memories is 1, but 2 layers have 3",
         ),
         (lambda: random_model()(ids(5, 2), ids(5, 2), *[torch.zeros(2, 3, 16)] * 3), RuntimeError, "a memory has"),
+        (lambda: text.LMOrderedIterator(ids(5), 3, 4), ValueError, "5 ids for 3 lanes; a lane needs two"),
+        (lambda: text.LMOrderedIterator(ids(5, 2), 3, 4), RuntimeError, r"data has the shape \(5, 2\)"),
+        (lambda: random_model()([[1, 2]], ids(1, 2)), AttributeError, r"data is list; give a tensor \(len, bsz\)"),
+        (lambda: random_model(dropout="a"), TypeError, "dropout is 'a'; it must be a number from 0 to 1"),
         (lambda: attend(w=torch.zeros(4, 2, 5)), RuntimeError, r"must be \(qlen, bsz, 6\)"),
         (lambda: attend(r=torch.zeros(3, 1, 6)), RuntimeError, "one distance for each key"),
         (lambda: attend(u=torch.zeros(3, 2)), RuntimeError, r"r_w_bias has the shape \(3, 2\); it must be \(2, 3\)"),

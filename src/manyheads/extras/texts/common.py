@@ -1,4 +1,7 @@
-"""What the modules of all texts share: errors of both kinds, signatures of several editions, and kept weights."""
+"""What the modules of all texts share: errors, checks of input, signatures of several editions, kept weights.
+
+Every error for bad input is ours, and also of the type that torch or the text's own code raises for the mistake.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,29 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from manyheads.errors import ConfigError, ManyHeadsError, ShapeError
+from manyheads.errors import ConfigError, ManyHeadsError, RequestError, ShapeError
 from manyheads.nn.kernels import policy
 
 _REQUIRED = inspect.Parameter.empty
+
+
+class TextValueError(ConfigError, ValueError, TypeError, RuntimeError, AssertionError):
+    """A constructor's argument is out of range, or does not go with another."""
+
+
+class TextIndexError(RequestError, IndexError):
+    """A token id or a cluster's number is outside its table."""
+
+
+class TextShapeError(ShapeError, RuntimeError, AssertionError):
+    """A tensor has a wrong shape or type, or there are too many or too few of them."""
+
+
+class TextNotImplementedError(ManyHeadsError, NotImplementedError):
+    """A base class has no formula of its own."""
 
 
 _MADE: dict[tuple[type[Exception], ...], type[ManyHeadsError]] = {}
@@ -86,11 +106,23 @@ def check_heads(width: object, num_heads: object, names: tuple[str, str], *other
         )
 
 
-def dropout_layer(rate: object, name: str = "dropout") -> nn.Dropout:
-    """Return torch's dropout. Raises: ConfigError, also of the type that torch raises: no rate from 0 to 1."""
-    if not isinstance(rate, int | float) or not 0 <= rate <= 1:
-        kind = ValueError if isinstance(rate, int | float) else TypeError
-        raise also(ConfigError, kind)(f"{name} is {rate!r}; it must be a number from 0 to 1.")
+def check_at_least(least: int, **sizes: int) -> None:
+    """Raises: TextValueError: a size is not a whole number of at least `least`."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < least:
+            raise TextValueError(f"{name} is {size!r}; it must be a whole number of at least {least}.", fields=[name])
+
+
+def check_rates(**rates: float) -> None:
+    """Raises: TextValueError: a rate is no number from 0 to 1."""
+    for name, rate in rates.items():
+        if not isinstance(rate, int | float) or not 0 <= rate <= 1:
+            raise TextValueError(f"{name} is {rate!r}; it must be a number from 0 to 1.", fields=[name])
+
+
+def dropout_layer(rate: float, name: str = "dropout") -> nn.Dropout:
+    """Return torch's dropout. Raises: TextValueError: see `check_rates`."""
+    check_rates(**{name: rate})
     return nn.Dropout(rate)
 
 
@@ -99,13 +131,54 @@ def check_axes(name: str, x: object, axes: str, *others: type[Exception]) -> Non
 
     Args: others: what torch or the text's code raises for another number of axes.
     """
+    shape, wanted = _shape(name, x, axes), axes.count(",") + 1
+    if len(shape) != wanted:
+        remedy = (
+            f"; of one sequence without a batch make a batch of one: {name}[None]" if len(shape) == wanted - 1 else ""
+        )
+        raise also(ShapeError, *others)(
+            f"{name} has shape {shape}, {len(shape)} axes; it must have {wanted}, ({axes}){remedy}."
+        )
+
+
+def check_shape(name: str, x: object, wanted: Sequence[int | str], remedy: str = "") -> None:
+    """Check a tensor's shape. wanted: its sizes; a name stands for any size.
+
+    Raises: TextShapeError: another shape.
+    """
+    sizes = ", ".join(map(str, wanted))
+    shape = _shape(name, x, sizes)
+    fits = len(shape) == len(wanted) and all(
+        isinstance(size, str) or size == found for size, found in zip(wanted, shape, strict=True)
+    )
+    if not fits:
+        raise TextShapeError(f"{name} has the shape {shape}; it must be ({sizes}){remedy and f': {remedy}'}.")
+
+
+def _shape(name: str, x: object, axes: str) -> tuple[int, ...]:
+    """Return a tensor's shape. Raises: ShapeError: it is no tensor."""
     if not isinstance(x, Tensor):
         raise also(ShapeError, TypeError, AttributeError)(f"{name} is {type(x).__name__}; give a tensor ({axes}).")
-    wanted = axes.count(",") + 1
-    if x.dim() != wanted:
-        remedy = f"; of one sequence without a batch make a batch of one: {name}[None]" if x.dim() == wanted - 1 else ""
-        raise also(ShapeError, *others)(
-            f"{name} has shape {tuple(x.shape)}, {x.dim()} axes; it must have {wanted}, ({axes}){remedy}."
+    return tuple(x.shape)
+
+
+def check_ids(ids: Tensor, name: str, size: int, remedy: str = "make the model with n_token={} or more") -> None:
+    """Check token ids before a table is read. remedy: for an id that is too large; {} stands for the size it needs.
+
+    Raises: TextShapeError: they are not whole numbers. TextIndexError: an id is outside the table of `size` rows.
+    """
+    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
+        kind = f"has the type {ids.dtype}" if isinstance(ids, Tensor) else f"is {type(ids).__name__}"
+        other = f"call {name}.long()" if isinstance(ids, Tensor) else "give a tensor of ids"
+        raise also(TextShapeError, TypeError)(f"{name} {kind}; it must be whole numbers: {other}.")
+    if policy.is_compiled() or not ids.numel():
+        return
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest < 0 or highest >= size:
+        wrong = lowest if lowest < 0 else highest
+        makes_larger = f"{remedy.format(highest + 1)}, or " if lowest >= 0 else ""
+        raise TextIndexError(
+            f"{name} has the id {wrong}, but the ids are 0 to {size - 1}; {makes_larger}check the vocabulary."
         )
 
 

@@ -1,37 +1,65 @@
-"""Dive into Deep Learning: attention with valid lengths, positions, and the blocks of the Transformer chapter.
+"""Dive into Deep Learning: attention with valid lengths, the Transformer chapter, its data, training and pictures.
 
     from manyheads.extras.texts import d2l  # instead of: from d2l import torch as d2l
 
-Every class reads the arguments of both editions: the Chinese one names all sizes (`key_size`, `query_size`,
-`value_size`, `norm_shape`, `ffn_num_input`); the present English one has layers that learn their input width at the
-first call. Parameters, attributes and printed forms are those of the edition whose arguments are given.
+The modules, with what differs from the text's, are in `d2l_model`. Here is what the chapter calls beside them:
+`load_data_nmt`, `train_seq2seq`, `predict_seq2seq` of the Chinese edition, `MTFraEng`, `Seq2Seq`, `Trainer` of the
+present English one.
 
-The same numbers as the text's code, also for a length of 0: equal weights for all keys. Differs: no argument is
-changed (the text's `masked_softmax` and `sequence_mask` write into theirs), and an odd width has positions.
-
-Shapes: queries (batch, q_len, query_size), keys (batch, k_len, key_size), values (batch, k_len, value_size), valid_lens
-(batch,) or (batch, q_len): the number of keys that may be attended to, from the first one on; None: all.
+Differs: nothing is downloaded. The sentence pairs are English and German ones of the package, the shortest first, or
+those of a file `path` (English, tab, translation; the text's own `fra.txt` is one). `train_seq2seq` sets gradients to
+zero before each step, which one edition forgets; `bleu` of a translation of fewer than k words is 0, where the text
+divides by zero; curves are drawn on request, `draw()`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads import nn as ours
-from manyheads.errors import ShapeError
-from manyheads.extras.texts.common import KeepsWeights, also, check_axes, check_heads, dropout_layer, read_arguments
+from manyheads.cli.streams import say
+from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.errors import ConfigError, DataError, ShapeError
+from manyheads.extras.texts.common import TextIndexError, also, check_at_least, check_axes
+from manyheads.extras.texts.d2l_model import (
+    AdditiveAttention,
+    AddNorm,
+    AttentionDecoder,
+    Decoder,
+    DecoderBlock,
+    DotProductAttention,
+    Encoder,
+    EncoderBlock,
+    EncoderDecoder,
+    MultiHeadAttention,
+    PositionalEncoding,
+    PositionWiseFFN,
+    TransformerDecoder,
+    TransformerDecoderBlock,
+    TransformerEncoder,
+    TransformerEncoderBlock,
+    masked_softmax,
+    sequence_mask,
+    transpose_output,
+    transpose_qkv,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "Accumulator",
     "AddNorm",
     "AdditiveAttention",
+    "Animator",
     "AttentionDecoder",
     "Decoder",
     "DecoderBlock",
@@ -39,450 +67,464 @@ __all__ = [
     "Encoder",
     "EncoderBlock",
     "EncoderDecoder",
+    "MTFraEng",
+    "MaskedSoftmaxCELoss",
     "MultiHeadAttention",
     "PositionWiseFFN",
     "PositionalEncoding",
+    "Seq2Seq",
+    "Timer",
+    "Trainer",
     "TransformerDecoder",
     "TransformerDecoderBlock",
     "TransformerEncoder",
     "TransformerEncoderBlock",
+    "Vocab",
+    "bleu",
+    "build_array_nmt",
     "check_shape",
+    "grad_clipping",
+    "load_array",
+    "load_data_nmt",
     "masked_softmax",
     "plot",
+    "predict_seq2seq",
+    "preprocess_nmt",
+    "read_data_nmt",
     "sequence_mask",
     "show_heatmaps",
+    "tokenize_nmt",
+    "train_seq2seq",
     "transpose_output",
     "transpose_qkv",
+    "truncate_pad",
+    "try_all_gpus",
+    "try_gpu",
 ]
 
-_VECTORS = "batch, length, width"
-_SHAPE_ERRORS = (RuntimeError, IndexError)
-"""What torch raises in the text's code for shapes that do not fit."""
+_MARKS = ("<pad>", "<bos>", "<eos>")
 
 
-def sequence_mask(X: Tensor, valid_len: Tensor, value: float = 0) -> Tensor:  # noqa: N803
-    """Return X with `value` at the positions after each row's length.
-
-        >>> sequence_mask(torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([1, 2])).tolist()
-        [[1, 0, 0], [4, 5, 0]]
-
-    Args: X: (rows, length, ...). valid_len: (rows,).
-    Differs: X itself is not changed.
-    """
-    if not isinstance(X, Tensor) or X.dim() < 2:
-        check_axes("X", X, "rows, length", *_SHAPE_ERRORS)
-    _check_kind("valid_len", valid_len)
-    if valid_len.shape != X.shape[:1]:
-        raise also(ShapeError, *_SHAPE_ERRORS)(
-            f"valid_len has shape {tuple(valid_len.shape)}, but X {tuple(X.shape)} has {X.shape[0]} rows; give a length"
-            " for each row."
-        )
-    masked = X.clone()
-    masked[torch.arange(X.shape[1], device=X.device) >= valid_len[:, None]] = value
-    return masked
+def try_gpu(i: int = 0) -> torch.device:
+    """Return GPU i if there is one, otherwise the CPU."""
+    return torch.device(f"cuda:{i}" if torch.cuda.device_count() > i else "cpu")
 
 
-def masked_softmax(X: Tensor, valid_lens: Tensor | None) -> Tensor:  # noqa: N803
-    """Return the softmax over the valid keys; see the module for valid_lens.
-
-        >>> weights = masked_softmax(torch.rand(2, 2, 4), torch.tensor([2, 3]))
-        >>> (weights > 0).sum(dim=-1).tolist()
-        [[2, 2], [3, 3]]
-
-    Shape: X (batch, q_len, k_len), with any axes if valid_lens is None.
-    """
-    if valid_lens is None:
-        return torch.softmax(X, dim=-1)
-    check_axes("X", X, "batch, q_len, k_len", *_SHAPE_ERRORS)
-    _check_lengths(valid_lens, X.shape[0], X.shape[1], f"scores of shape {tuple(X.shape)}")
-    each = valid_lens[:, None, None] if valid_lens.dim() == 1 else valid_lens[:, :, None]
-    return ours.masked_softmax(X, torch.arange(X.shape[2], device=X.device) < each, "uniform")
+def try_all_gpus() -> list[torch.device]:
+    """Return all GPUs, or the CPU if there is none."""
+    return [torch.device(f"cuda:{i}") for i in range(torch.cuda.device_count())] or [torch.device("cpu")]
 
 
-def transpose_qkv(X: Tensor, num_heads: int) -> Tensor:  # noqa: N803
-    """Split into heads, which join the batch: (batch, length, width) -> (batch x heads, length, width / heads)."""
-    check_axes("X", X, _VECTORS, *_SHAPE_ERRORS)
-    check_heads(X.shape[2], num_heads, ("width", "num_heads"), RuntimeError)
-    return ours.split_heads(X, num_heads).flatten(0, 1)
+class Timer:
+    """Measures times in seconds, from its creation or `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.start()
+
+    def start(self) -> None:
+        """Begin a measurement."""
+        self.tik = time.perf_counter()
+
+    def stop(self) -> float:
+        """End a measurement, and return its seconds."""
+        self.times.append(time.perf_counter() - self.tik)
+        return self.times[-1]
+
+    def avg(self) -> float:
+        """Return the mean of all measurements."""
+        return self.sum() / len(self.times)
+
+    def sum(self) -> float:
+        """Return the sum of all measurements."""
+        return sum(self.times)
+
+    def cumsum(self) -> list[float]:
+        """Return the sums of the first measurements: of one, of two, and so on."""
+        return [sum(self.times[: end + 1]) for end in range(len(self.times))]
 
 
-def transpose_output(X: Tensor, num_heads: int) -> Tensor:  # noqa: N803
-    """The inverse of `transpose_qkv`: (batch x heads, length, width / heads) -> (batch, length, width)."""
-    check_axes("X", X, "batch x heads, length, width / heads", *_SHAPE_ERRORS)
-    check_heads(X.shape[0], num_heads, ("batch x heads", "num_heads"), RuntimeError)
-    return ours.merge_heads(X.reshape(-1, num_heads, *X.shape[1:]))
+class Accumulator:
+    """n sums that grow together."""
+
+    def __init__(self, n: int) -> None:
+        self.data = [0.0] * n
+
+    def add(self, *args: float | Tensor) -> None:
+        """Add a number to each sum."""
+        self.data = [a + float(b) for a, b in zip(self.data, args, strict=True)]
+
+    def reset(self) -> None:
+        """Set all sums to 0."""
+        self.data = [0.0] * len(self.data)
+
+    def __getitem__(self, idx: int) -> float:
+        return self.data[idx]
 
 
-class DotProductAttention(KeepsWeights):
-    """Scaled dot-product attention; `attention_weights` (batch, q_len, k_len) are those of the last call.
+class Animator:
+    """Curves over a number of steps. Attributes: X, Y: for each curve, its places and its values."""
 
-    Editions: DotProductAttention(dropout).
-    """
+    def __init__(
+        self,
+        xlabel: str = "",
+        ylabel: str = "",
+        legend: Sequence[str] = (),
+        xlim: Sequence[float] | None = None,
+        ylim: Sequence[float] | None = None,
+        figsize: tuple[float, float] = (3.5, 2.5),
+    ) -> None:
+        self.xlabel, self.ylabel, self.legend, self.figsize = xlabel, ylabel, legend, figsize
+        self.xlim, self.ylim = xlim, ylim
+        self.X: list[list[float]] = []
+        self.Y: list[list[float]] = []
 
-    def __init__(self, dropout: float) -> None:
-        super().__init__()
-        self.dropout = dropout_layer(dropout)
+    def add(self, x: float, y: float | Sequence[float]) -> None:
+        """Add a point to each curve: y has one value for each."""
+        values = [float(value) for value in (y if isinstance(y, Sequence) else [y])]
+        self.X = self.X or [[] for _ in values]
+        self.Y = self.Y or [[] for _ in values]
+        for places, curve, value in zip(self.X, self.Y, values, strict=True):
+            places.append(x)
+            curve.append(value)
 
-    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tensor | None = None) -> Tensor:
-        """Return (batch, q_len, value_size)."""
-        _check_call(queries, keys, values, valid_lens)
-        if queries.shape[2] != keys.shape[2]:
-            raise also(ShapeError, *_SHAPE_ERRORS)(
-                f"queries of shape {tuple(queries.shape)} and keys of shape {tuple(keys.shape)} differ in width; a dot"
-                " product needs equal widths, AdditiveAttention does not."
-            )
-        scores = torch.bmm(queries, keys.transpose(1, 2)) / math.sqrt(queries.shape[2])
-        self.attention_weights = masked_softmax(scores, valid_lens)
-        return torch.bmm(self.dropout(self.attention_weights), values)
-
-
-class AdditiveAttention(KeepsWeights):
-    """Attention by w_v . tanh(W_q q + W_k k); `attention_weights` as in `DotProductAttention`.
-
-    Editions: AdditiveAttention(key_size, query_size, num_hiddens, dropout); AdditiveAttention(num_hiddens, dropout).
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        editions = ("key_size, query_size, num_hiddens, dropout", "num_hiddens, dropout")
-        _, sizes = read_arguments("AdditiveAttention", editions, args, kwargs)
-        self.W_k = _linear(sizes.get("key_size"), sizes["num_hiddens"], bias=False)
-        self.W_q = _linear(sizes.get("query_size"), sizes["num_hiddens"], bias=False)
-        self.w_v = _linear(sizes["num_hiddens"] if "key_size" in sizes else None, 1, bias=False)
-        self.dropout = dropout_layer(sizes["dropout"])
-
-    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tensor | None = None) -> Tensor:
-        """Return (batch, q_len, value_size)."""
-        _check_call(queries, keys, values, valid_lens)
-        _check_width("queries", queries, self.W_q, "query_size")
-        _check_width("keys", keys, self.W_k, "key_size")
-        hidden = torch.tanh(self.W_q(queries)[:, :, None] + self.W_k(keys)[:, None])  # (batch, q_len, k_len, hiddens)
-        self.attention_weights = masked_softmax(self.w_v(hidden).squeeze(-1), valid_lens)
-        return torch.bmm(self.dropout(self.attention_weights), values)
+    def draw(self) -> Figure:
+        """Return the curves as a figure. Raises: MissingExtraError: matplotlib is not installed."""
+        figure = plot(self.X, self.Y, self.xlabel, self.ylabel, self.legend, self.figsize)
+        figure.axes[0].set(xlim=self.xlim, ylim=self.ylim)
+        return figure
 
 
-class MultiHeadAttention(nn.Module):
-    """Multi-head attention. The weights of the last call are `attention.attention_weights`, (batch x heads, q_len,
-    k_len).
+class Vocab:
+    """Tokens and their ids: 0 is `<unk>`, then the reserved ones, then the others, frequent ones first.
 
-    Editions: MultiHeadAttention(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False);
-        MultiHeadAttention(num_hiddens, num_heads, dropout, bias=False).
+    Args: tokens: a list of tokens, or of lists of them. min_freq: rarer tokens are unknown.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        editions = (
-            "key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False",
-            "num_hiddens, num_heads, dropout, bias=False",
-        )
-        _, sizes = read_arguments("MultiHeadAttention", editions, args, kwargs)
-        width, bias = sizes["num_hiddens"], sizes["bias"]
-        check_heads(width, sizes["num_heads"], ("num_hiddens", "num_heads"), RuntimeError, ValueError, TypeError)
-        self.num_heads = sizes["num_heads"]
-        self.attention = DotProductAttention(sizes["dropout"])
-        self.W_q = _linear(sizes.get("query_size"), width, bias)
-        self.W_k = _linear(sizes.get("key_size"), width, bias)
-        self.W_v = _linear(sizes.get("value_size"), width, bias)
-        self.W_o = _linear(width if "key_size" in sizes else None, width, bias)
+    def __init__(
+        self, tokens: Sequence[Any] | None = None, min_freq: int = 0, reserved_tokens: Sequence[str] | None = None
+    ) -> None:
+        lines = [[one] if isinstance(one, str) else one for one in tokens or ()]
+        counts = Counter(token for line in lines for token in line)
+        self.token_freqs = sorted(counts.items(), key=lambda item: item[1], reverse=True)
+        frequent = [token for token, count in self.token_freqs if count >= min_freq]
+        self.idx_to_token = list(dict.fromkeys(["<unk>", *(reserved_tokens or ()), *frequent]))
+        self.token_to_idx = {token: index for index, token in enumerate(self.idx_to_token)}
+
+    def __len__(self) -> int:
+        return len(self.idx_to_token)
+
+    def __getitem__(self, tokens: Any) -> Any:
+        """Return the id of a token, or the list of ids of a list of tokens."""
+        if isinstance(tokens, list | tuple):
+            return [self[token] for token in tokens]
+        return self.token_to_idx.get(tokens, self.unk)
+
+    def to_tokens(self, indices: Any) -> Any:
+        """Return the token of an id, or the list of tokens of a list or tensor of ids."""
+        ids = indices.tolist() if isinstance(indices, Tensor) else indices
+        if isinstance(ids, list | tuple):
+            return [self.to_tokens(index) for index in ids]
+        if not 0 <= ids < len(self):
+            raise TextIndexError(f"{ids} is no id of this vocabulary, which has the ids 0 to {len(self) - 1}.")
+        return self.idx_to_token[ids]
 
     @property
-    def attention_weights(self) -> Tensor | None:
-        """The weights of the last call, (batch x heads, q_len, k_len); None before it."""
-        return self.attention.attention_weights
+    def unk(self) -> int:
+        """The id of unknown tokens."""
+        return 0
 
-    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tensor | None = None) -> Tensor:
-        """Return (batch, q_len, num_hiddens)."""
-        _check_call(queries, keys, values, valid_lens)
-        _check_width("queries", queries, self.W_q, "query_size")
-        _check_width("keys", keys, self.W_k, "key_size")
-        _check_width("values", values, self.W_v, "value_size")
-        heads = (
-            self.transpose_qkv(self.W_q(queries)),
-            self.transpose_qkv(self.W_k(keys)),
-            self.transpose_qkv(self.W_v(values)),
+
+def read_data_nmt(path: Path | str | None = None) -> str:
+    """Return sentence pairs as text, one a line: English, a tab, its translation.
+
+    Args: path: a file of such lines; None: 60,000 English-German pairs of this package, the shortest first.
+    Raises: DataError: the file cannot be read.
+    """
+    if path is None:
+        return "\n".join("\t".join(pair) for pair in sorted(load_tatoeba("train"), key=lambda pair: len(pair[0])))
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise also(DataError, OSError)(
+            f"{path} cannot be read ({error}); give a UTF-8 file of lines with a sentence, a tab and its translation."
+        ) from error
+
+
+def preprocess_nmt(text: str) -> str:
+    """Return the text in lower case, with a space before each of , . ! ? that has none."""
+    text = text.replace("\u202f", " ").replace("\xa0", " ").lower()
+    pairs = zip(" " + text, text, strict=False)  # each character, and the one before it
+    return "".join(f" {char}" if char in ",.!?" and before != " " else char for before, char in pairs)
+
+
+def tokenize_nmt(text: str, num_examples: int | None = None) -> tuple[list[list[str]], list[list[str]]]:
+    """Return the words of the first lines, of all if None: of their first and of their second part.
+
+    Like the text, it reads one line more than `num_examples`. Lines of fewer than two parts are left out; further parts
+    (the file's notes on authors) are not read.
+    """
+    lines = text.split("\n")[: num_examples + 1 if num_examples else None]
+    parts = [line.split("\t")[:2] for line in lines if "\t" in line]
+    return [source.split(" ") for source, _ in parts], [target.split(" ") for _, target in parts]
+
+
+def truncate_pad(line: list[Any], num_steps: int, padding_token: Any) -> list[Any]:
+    """Return the first num_steps of a list, or the list with padding up to that length."""
+    return line[:num_steps] + [padding_token] * (num_steps - len(line))
+
+
+def build_array_nmt(lines: Sequence[Sequence[str]], vocab: Vocab, num_steps: int) -> tuple[Tensor, Tensor]:
+    """Return ids with `<eos>` at the end, cut or padded, (lines, num_steps), and the number of ids of each line."""
+    pad, end = vocab["<pad>"], vocab["<eos>"]
+    array = torch.tensor([truncate_pad([*vocab[list(line)], end], num_steps, pad) for line in lines])
+    return array, (array != pad).sum(dim=1, dtype=torch.int32)
+
+
+def load_array(data_arrays: Sequence[Tensor], batch_size: int, is_train: bool = True) -> Any:
+    """Return a loader of batches of these tensors, shuffled in training."""
+    from torch.utils.data import DataLoader, TensorDataset
+
+    check_at_least(1, batch_size=batch_size)
+    return DataLoader(TensorDataset(*data_arrays), batch_size, shuffle=is_train)
+
+
+def load_data_nmt(
+    batch_size: int, num_steps: int, num_examples: int | None = 600, path: Path | str | None = None
+) -> tuple[Any, Vocab, Vocab]:
+    """Return a loader of (source, lengths, target, lengths), and the vocabularies; path: see `read_data_nmt`."""
+    check_at_least(1, num_steps=num_steps)
+    sides = tokenize_nmt(preprocess_nmt(read_data_nmt(path)), num_examples)
+    if not sides[0]:
+        raise DataError(f"{path} has no pair; its lines must be a sentence, a tab and its translation.")
+    vocabularies = [Vocab(side, min_freq=2, reserved_tokens=_MARKS) for side in sides]
+    arrays = [array for side in zip(sides, vocabularies, strict=True) for array in build_array_nmt(*side, num_steps)]
+    return load_array(arrays, batch_size), vocabularies[0], vocabularies[1]
+
+
+class MaskedSoftmaxCELoss(nn.CrossEntropyLoss):
+    """The cross-entropy of each row, with 0 after its length, divided by num_steps.
+
+    Shape: pred (batch, num_steps, vocab_size), label (batch, num_steps), valid_len (batch,) -> (batch,).
+    """
+
+    def forward(self, pred: Tensor, label: Tensor, valid_len: Tensor) -> Tensor:  # type: ignore[override]
+        check_axes("pred", pred, "batch, num_steps, vocab_size", RuntimeError, ValueError)
+        check_shape(label, pred.shape[:2])
+        losses = F.cross_entropy(pred.transpose(1, 2), label, reduction="none")
+        return sequence_mask(losses, valid_len).mean(dim=1)
+
+
+def grad_clipping(net: nn.Module, theta: float) -> None:
+    """Scale all gradients so that their norm is at most theta."""
+    nn.utils.clip_grad_norm_(net.parameters(), theta)
+
+
+def _xavier(module: nn.Module) -> None:
+    if type(module) is nn.Linear:
+        nn.init.xavier_uniform_(module.weight)
+
+
+def train_seq2seq(
+    net: nn.Module, data_iter: Iterable[Sequence[Tensor]], lr: float, num_epochs: int, tgt_vocab: Vocab, device: Any
+) -> Animator:
+    """Train with teacher forcing by Adam from Xavier's values, and print the last epoch's loss of a token.
+
+    Returns: the loss of every tenth epoch, `draw()` for a picture.
+    """
+    check_at_least(1, num_epochs=num_epochs)
+    net.apply(_xavier)
+    net.to(device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=lr)
+    loss = MaskedSoftmaxCELoss()
+    net.train()
+    animator = Animator(xlabel="epoch", ylabel="loss", xlim=[10, num_epochs] if num_epochs > 10 else None)
+    for epoch in range(1, num_epochs + 1):
+        timer, metric = Timer(), Accumulator(2)  # the summed loss, and the number of tokens
+        for batch in data_iter:
+            optimizer.zero_grad()
+            X, X_valid_len, Y, Y_valid_len = (x.to(device) for x in batch)  # noqa: N806
+            begin = torch.full_like(Y[:, :1], tgt_vocab["<bos>"])
+            Y_hat, _ = net(X, torch.cat([begin, Y[:, :-1]], dim=1), X_valid_len)  # noqa: N806
+            summed = loss(Y_hat, Y, Y_valid_len).sum()
+            summed.backward()
+            grad_clipping(net, 1)
+            optimizer.step()
+            metric.add(summed.detach(), Y_valid_len.sum())
+        if epoch % 10 == 0 and metric[1]:
+            animator.add(epoch, metric[0] / metric[1])
+    if not metric[1]:
+        raise also(DataError, ZeroDivisionError)("data_iter has no batch; a generator can be read once: make a loader.")
+    say(f"loss {metric[0] / metric[1]:.3f}, {metric[1] / timer.stop():.1f} tokens/sec on {device}")
+    return animator
+
+
+@torch.no_grad()
+def predict_seq2seq(
+    net: Any,
+    src_sentence: str,
+    src_vocab: Vocab,
+    tgt_vocab: Vocab,
+    num_steps: int,
+    device: Any,
+    save_attention_weights: bool = False,
+) -> tuple[str, list[Any]]:
+    """Translate a sentence by greedy search. Returns: the words, and the decoder's weights of each step on request."""
+    net.eval()
+    ids = [*src_vocab[src_sentence.lower().split(" ")], src_vocab["<eos>"]]
+    length = torch.tensor([min(len(ids), num_steps)], device=device)
+    source = torch.tensor([truncate_pad(ids, num_steps, src_vocab["<pad>"])], device=device)
+    state = net.decoder.init_state(net.encoder(source, length), length)
+    step, words, weights = torch.tensor([[tgt_vocab["<bos>"]]], device=device), [], []
+    for _ in range(num_steps):
+        Y, state = net.decoder(step, state)  # noqa: N806
+        step = Y.argmax(dim=2)
+        if save_attention_weights:
+            weights.append(net.decoder.attention_weights)
+        if step.item() == tgt_vocab["<eos>"]:
+            break
+        words.append(step.item())
+    return " ".join(tgt_vocab.to_tokens(words)), weights
+
+
+def bleu(pred_seq: str, label_seq: str, k: int) -> float:
+    """Return the text's BLEU of one sentence: the brevity penalty times p_n^(1 / 2^n) for n from 1 to k.
+
+    >>> round(bleu("he is calm", "he is calm .", k=2), 3)
+    0.717
+    """
+    words, wanted = pred_seq.split(" "), label_seq.split(" ")
+    score = math.exp(min(0, 1 - len(wanted) / len(words)))
+    for n in range(1, k + 1):
+        found, reference = (
+            Counter(tuple(side[start : start + n]) for start in range(len(side) - n + 1)) for side in (words, wanted)
         )
-        if valid_lens is not None:
-            valid_lens = valid_lens.repeat_interleave(self.num_heads, dim=0)
-        return self.W_o(self.transpose_output(self.attention(*heads, valid_lens)))  # type: ignore[no-any-return]
-
-    def transpose_qkv(self, X: Tensor) -> Tensor:  # noqa: N803
-        """See the function of this name."""
-        return transpose_qkv(X, self.num_heads)
-
-    def transpose_output(self, X: Tensor) -> Tensor:  # noqa: N803
-        """See the function of this name."""
-        return transpose_output(X, self.num_heads)
+        score *= ((found & reference).total() / max(1, found.total())) ** (0.5**n)
+    return score
 
 
-class PositionalEncoding(nn.Module):
-    """X + P[:, :length], with dropout. P (1, max_len, num_hiddens): sines in even columns, cosines in odd ones.
+class MTFraEng:
+    """Sentence pairs of the present English edition: the first ones for training, the next ones for validation.
 
-    P is computed in float32 as in the text, and is not in the state dict. `nn.sinusoidal_table` computes in float64 and
-    has no limit of length.
+    Args: path: see `read_data_nmt`.
+    Attributes: src_vocab, tgt_vocab. arrays: source, target from `<bos>` on, lengths of sources, labels.
     """
 
-    P: Tensor
+    def __init__(
+        self,
+        batch_size: int,
+        num_steps: int = 9,
+        num_train: int = 512,
+        num_val: int = 128,
+        path: Path | str | None = None,
+    ) -> None:
+        check_at_least(1, batch_size=batch_size, num_steps=num_steps, num_train=num_train)
+        check_at_least(0, num_val=num_val)
+        self.batch_size, self.num_steps, self.num_train, self.num_val = batch_size, num_steps, num_train, num_val
+        text = preprocess_nmt(read_data_nmt(path))
+        sides = [side[: num_train + num_val] for side in tokenize_nmt(text, num_train + num_val)]
+        self.src_vocab = Vocab([[*words, "<eos>"] for words in sides[0]], 2, _MARKS)
+        self.tgt_vocab = Vocab([["<bos>", *words, "<eos>"] for words in sides[1]], 2, _MARKS)
+        self.arrays = self._arrays(*sides)
 
-    def __init__(self, num_hiddens: int, dropout: float, max_len: int = 1000) -> None:
-        super().__init__()
-        self.dropout = dropout_layer(dropout)
-        even = torch.arange(0, num_hiddens, 2, dtype=torch.float32)
-        angles = torch.arange(max_len, dtype=torch.float32)[:, None] / torch.pow(10000, even / num_hiddens)
-        table = torch.zeros(1, max_len, num_hiddens)
-        table[0, :, 0::2] = angles.sin()
-        table[0, :, 1::2] = angles.cos()[:, : num_hiddens // 2]
-        self.register_buffer("P", table, persistent=False)
+    def _arrays(self, source: Sequence[Sequence[str]], target: Sequence[Sequence[str]]) -> tuple[Tensor, ...]:
+        src, src_valid_len = build_array_nmt(source, self.src_vocab, self.num_steps)
+        tgt, _ = build_array_nmt([["<bos>", *words] for words in target], self.tgt_vocab, self.num_steps + 1)
+        return src, tgt[:, :-1], src_valid_len, tgt[:, 1:]
 
-    def forward(self, X: Tensor) -> Tensor:  # noqa: N803
-        """Shape: (batch, length, num_hiddens), in and out."""
-        check_axes("X", X, _VECTORS, *_SHAPE_ERRORS)
-        if X.shape[1] > self.P.shape[1] or X.shape[2] != self.P.shape[2]:
-            raise also(ShapeError, *_SHAPE_ERRORS)(
-                f"X has shape {tuple(X.shape)}, but there are {self.P.shape[1]} positions of width {self.P.shape[2]};"
-                " shorten X, or give max_len."
+    def build(self, src_sentences: Sequence[str], tgt_sentences: Sequence[str]) -> tuple[Tensor, ...]:
+        """Return the arrays of other sentences, with the same vocabularies."""
+        sides = ([preprocess_nmt(one).split(" ") for one in side] for side in (src_sentences, tgt_sentences))
+        return self._arrays(*sides)
+
+    def get_dataloader(self, train: bool) -> Any:
+        """Return the batches of a part, shuffled in training."""
+        part = slice(0, self.num_train) if train else slice(self.num_train, None)
+        return load_array([array[part] for array in self.arrays], self.batch_size, train)
+
+    def train_dataloader(self) -> Any:
+        """Return the batches of training."""
+        return self.get_dataloader(train=True)
+
+    def val_dataloader(self) -> Any:
+        """Return the batches of validation."""
+        return self.get_dataloader(train=False)
+
+
+class Seq2Seq(EncoderDecoder):
+    """An encoder and a decoder with their loss and optimiser, of the present English edition."""
+
+    def __init__(self, encoder: nn.Module, decoder: nn.Module, tgt_pad: int, lr: float) -> None:
+        super().__init__(encoder, decoder, tgt_pad, lr)
+
+    def loss(self, Y_hat: Tensor, Y: Tensor) -> Tensor:  # noqa: N803
+        """Return the mean cross-entropy of the targets that are no padding."""
+        return F.cross_entropy(Y_hat.flatten(0, 1), Y.flatten(), ignore_index=self.tgt_pad)
+
+    def training_step(self, batch: Sequence[Tensor]) -> Tensor:
+        """Return the loss of a batch of `MTFraEng`."""
+        return self.loss(self(*batch[:-1]), batch[-1])
+
+    def validation_step(self, batch: Sequence[Tensor]) -> Tensor:
+        """Return the loss of a batch of `MTFraEng`."""
+        return self.training_step(batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return Adam."""
+        return torch.optim.Adam(self.parameters(), lr=self.lr)
+
+    @torch.no_grad()
+    def predict_step(
+        self, batch: Sequence[Tensor], device: Any, num_steps: int, save_attention_weights: bool = False
+    ) -> tuple[Tensor, list[Any]]:
+        """Return num_steps ids for each source of a batch by greedy search, and the decoder's weights on request."""
+        source, target, source_lens, _ = (array.to(device) for array in batch)
+        state = self.decoder.init_state(self.encoder(source, source_lens), source_lens)
+        steps, weights = [target[:, :1]], []
+        for _ in range(num_steps):
+            Y, state = self.decoder(steps[-1], state)  # noqa: N806
+            steps.append(Y.argmax(dim=2))
+            if save_attention_weights:
+                weights.append(self.decoder.attention_weights)
+        return torch.cat(steps[1:], dim=1), weights
+
+
+class Trainer:
+    """Trains a model on the data of an edition's classes. Attributes: board: losses of training and validation."""
+
+    def __init__(self, max_epochs: int, num_gpus: int = 0, gradient_clip_val: float = 0) -> None:
+        check_at_least(1, max_epochs=max_epochs)
+        if num_gpus not in (0, 1):
+            raise also(ConfigError, NotImplementedError)(
+                f"num_gpus is {num_gpus!r}; here it is 0 or 1: `manyheads train` trains on several GPUs."
             )
-        return self.dropout(X + self.P[:, : X.shape[1]])  # type: ignore[no-any-return]
+        self.max_epochs, self.gradient_clip_val = max_epochs, gradient_clip_val
+        self.device = try_gpu() if num_gpus else torch.device("cpu")
+        self.board = Animator("epoch", "loss", ("train_loss", "val_loss"))
 
+    def fit(self, model: Seq2Seq, data: MTFraEng) -> None:
+        """Train, and leave the model in the mode of evaluation."""
+        model.to(self.device)
+        optimizer = model.configure_optimizers()
+        for epoch in range(1, self.max_epochs + 1):
+            model.train()
+            train_losses = []
+            for batch in self._batches(data.train_dataloader()):
+                optimizer.zero_grad()
+                loss = model.training_step(batch)
+                loss.backward()  # type: ignore[no-untyped-call]
+                if self.gradient_clip_val > 0:
+                    grad_clipping(model, self.gradient_clip_val)
+                optimizer.step()
+                train_losses.append(loss.item())
+            model.eval()
+            with torch.no_grad():
+                val_losses = [model.validation_step(batch).item() for batch in self._batches(data.val_dataloader())]
+            losses = (train_losses, val_losses)
+            self.board.add(epoch, [sum(one) / len(one) if one else math.nan for one in losses])
 
-class PositionWiseFFN(nn.Module):
-    """Two linear layers with a ReLU between them.
-
-    Editions: PositionWiseFFN(ffn_num_input, ffn_num_hiddens, ffn_num_outputs); PositionWiseFFN(ffn_num_hiddens,
-        ffn_num_outputs).
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        editions = ("ffn_num_input, ffn_num_hiddens, ffn_num_outputs", "ffn_num_hiddens, ffn_num_outputs")
-        edition, sizes = read_arguments("PositionWiseFFN", editions, args, kwargs)
-        hidden = sizes["ffn_num_hiddens"]
-        self.dense1 = _linear(sizes.get("ffn_num_input"), hidden)
-        self.relu = nn.ReLU()
-        self.dense2 = _linear(hidden if edition == 0 else None, sizes["ffn_num_outputs"])
-
-    def forward(self, X: Tensor) -> Tensor:  # noqa: N803
-        """Shape: (..., input) -> (..., outputs)."""
-        _check_width("X", X, self.dense1, "ffn_num_input")
-        return self.dense2(self.relu(self.dense1(X)))  # type: ignore[no-any-return]
-
-
-class AddNorm(nn.Module):
-    """LN(dropout(Y) + X).
-
-    Editions: AddNorm(normalized_shape, dropout); AddNorm(norm_shape, dropout).
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        editions = ("norm_shape, dropout", "normalized_shape, dropout")
-        _, sizes = read_arguments("AddNorm", editions, args, kwargs)
-        self.dropout = dropout_layer(sizes.pop("dropout"))
-        [shape] = sizes.values()
-        self.ln = nn.LayerNorm(shape)
-
-    def forward(self, X: Tensor, Y: Tensor) -> Tensor:  # noqa: N803
-        """Shape: X and Y are alike."""
-        if X.shape != Y.shape:
-            raise also(ShapeError, RuntimeError)(
-                f"X has shape {tuple(X.shape)} and Y {tuple(Y.shape)}; a residual connection needs equal shapes."
-            )
-        return self.ln(self.dropout(Y) + X)  # type: ignore[no-any-return]
-
-
-class Encoder(nn.Module):
-    """Base class of encoders: `forward(X, *args)`."""
-
-    def forward(self, X: Tensor, *args: Any) -> Any:  # noqa: N803
-        raise NotImplementedError
-
-
-class Decoder(nn.Module):
-    """Base class of decoders: `init_state(enc_outputs, *args)` and `forward(X, state)`."""
-
-    def init_state(self, enc_outputs: Any, *args: Any) -> Any:
-        raise NotImplementedError
-
-    def forward(self, X: Tensor, state: Any) -> Any:  # noqa: N803
-        raise NotImplementedError
-
-
-class AttentionDecoder(Decoder):
-    """Base class of decoders with `attention_weights`."""
-
-    @property
-    def attention_weights(self) -> Any:
-        raise NotImplementedError
-
-
-class EncoderDecoder(nn.Module):
-    """An encoder and a decoder.
-
-    Editions: EncoderDecoder(encoder, decoder), which returns what the decoder returns; EncoderDecoder(encoder, decoder,
-        tgt_pad, lr), which returns the first part of it. Training is not here: see docs/own-training.md.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        editions = ("encoder, decoder", "encoder, decoder, tgt_pad, lr")
-        edition, parts = read_arguments("EncoderDecoder", editions, args, kwargs)
-        self.encoder, self.decoder = parts["encoder"], parts["decoder"]
-        self.returns_state = edition == 0
-        if edition == 1:
-            self.tgt_pad, self.lr = parts["tgt_pad"], parts["lr"]
-
-    def forward(self, enc_X: Tensor, dec_X: Tensor, *args: Any) -> Any:  # noqa: N803
-        state = self.decoder.init_state(self.encoder(enc_X, *args), *args)
-        answer = self.decoder(dec_X, state)
-        return answer if self.returns_state else answer[0]
-
-
-_CHINESE_BLOCK = (
-    "key_size, query_size, value_size, num_hiddens, norm_shape, ffn_num_input, ffn_num_hiddens, num_heads, dropout"
-)
-_CHINESE_STACK = _CHINESE_BLOCK.replace("num_heads", "num_heads, num_layers")
-_ENGLISH_BLOCK = "num_hiddens, ffn_num_hiddens, num_heads, dropout"
-_ENGLISH_STACK = "num_hiddens, ffn_num_hiddens, num_heads, num_blks, dropout"
-
-
-class TransformerEncoderBlock(nn.Module):
-    """Self-attention and a feed-forward network, each followed by `AddNorm`; in the Chinese edition `EncoderBlock`.
-
-    Editions: EncoderBlock(key_size, query_size, value_size, num_hiddens, norm_shape, ffn_num_input, ffn_num_hiddens,
-        num_heads, dropout, use_bias=False); TransformerEncoderBlock(num_hiddens, ffn_num_hiddens, num_heads, dropout,
-        use_bias=False).
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        editions = (f"{_CHINESE_BLOCK}, use_bias=False", f"{_ENGLISH_BLOCK}, use_bias=False")
-        _, sizes = read_arguments(type(self).__name__, editions, args, kwargs)
-        self.attention = MultiHeadAttention(*_of_attention(sizes), sizes["use_bias"])
-        self.addnorm1 = _add_norm(sizes)
-        self.ffn = _feed_forward(sizes)
-        self.addnorm2 = _add_norm(sizes)
-
-    def forward(self, X: Tensor, valid_lens: Tensor | None = None) -> Tensor:  # noqa: N803
-        """Shape: (batch, length, num_hiddens), in and out."""
-        seen = self.addnorm1(X, self.attention(X, X, X, valid_lens))
-        return self.addnorm2(seen, self.ffn(seen))  # type: ignore[no-any-return]
-
-
-class EncoderBlock(TransformerEncoderBlock):
-    """`TransformerEncoderBlock` under the name of the Chinese edition."""
-
-
-class TransformerEncoder(KeepsWeights, Encoder):
-    """Embeddings times sqrt(num_hiddens), positions, and a stack of blocks; `attention_weights` of each block, (batch x
-    heads, length, length).
-
-    Editions: TransformerEncoder(vocab_size, key_size, query_size, value_size, num_hiddens, norm_shape, ffn_num_input,
-        ffn_num_hiddens, num_heads, num_layers, dropout, use_bias=False); TransformerEncoder(vocab_size, num_hiddens,
-        ffn_num_hiddens, num_heads, num_blks, dropout, use_bias=False).
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        editions = (f"vocab_size, {_CHINESE_STACK}, use_bias=False", f"vocab_size, {_ENGLISH_STACK}, use_bias=False")
-        edition, sizes = read_arguments("TransformerEncoder", editions, args, kwargs)
-        vocab_size, depth = sizes.pop("vocab_size"), sizes.pop("num_blks" if edition else "num_layers")
-        self.num_hiddens = sizes["num_hiddens"]
-        self.embedding = nn.Embedding(vocab_size, self.num_hiddens)
-        self.pos_encoding = PositionalEncoding(self.num_hiddens, sizes["dropout"])
-        block = TransformerEncoderBlock if edition else EncoderBlock
-        self.blks: Any = _stack(block(**sizes) for _ in range(depth))
-
-    def forward(self, X: Tensor, valid_lens: Tensor | None = None, *args: Any) -> Tensor:  # noqa: N803
-        """Shape: X (batch, length) ids -> (batch, length, num_hiddens)."""
-        check_axes("X", X, "batch, length", RuntimeError)
-        x: Tensor = self.pos_encoding(self.embedding(X) * math.sqrt(self.num_hiddens))
-        self.attention_weights = []
-        for block in self.blks:
-            x = block(x, valid_lens)
-            self.attention_weights.append(block.attention.attention_weights)
-        return x
-
-
-class TransformerDecoderBlock(nn.Module):
-    """Masked self-attention, attention to the encoder, and a feed-forward network; block i of the stack.
-
-    `forward` takes and returns the state [enc_outputs, enc_valid_lens, inputs of each block so far] and appends to the
-    third. As in the text, later positions are hidden in training only: in evaluation give one position at a time.
-
-    Editions: DecoderBlock(key_size, query_size, value_size, num_hiddens, norm_shape, ffn_num_input, ffn_num_hiddens,
-        num_heads, dropout, i); TransformerDecoderBlock(num_hiddens, ffn_num_hiddens, num_heads, dropout, i).
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        editions = (f"{_CHINESE_BLOCK}, i", f"{_ENGLISH_BLOCK}, i")
-        _, sizes = read_arguments(type(self).__name__, editions, args, kwargs)
-        self.i = sizes["i"]
-        self.attention1 = MultiHeadAttention(*_of_attention(sizes))
-        self.addnorm1 = _add_norm(sizes)
-        self.attention2 = MultiHeadAttention(*_of_attention(sizes))
-        self.addnorm2 = _add_norm(sizes)
-        self.ffn = _feed_forward(sizes)
-        self.addnorm3 = _add_norm(sizes)
-
-    def forward(self, X: Tensor, state: list[Any]) -> tuple[Tensor, list[Any]]:  # noqa: N803
-        """Shape: X (batch, new_len, num_hiddens), in and out."""
-        memory, memory_lens, earlier = state
-        seen = X if earlier[self.i] is None else torch.cat([earlier[self.i], X], dim=1)
-        earlier[self.i] = seen
-        each = torch.arange(1, X.shape[1] + 1, device=X.device).expand(len(X), -1) if self.training else None
-        x = self.addnorm1(X, self.attention1(X, seen, seen, each))
-        x = self.addnorm2(x, self.attention2(x, memory, memory, memory_lens))
-        return self.addnorm3(x, self.ffn(x)), state
-
-
-class DecoderBlock(TransformerDecoderBlock):
-    """`TransformerDecoderBlock` under the name of the Chinese edition."""
-
-
-class TransformerDecoder(KeepsWeights, AttentionDecoder):
-    """Embeddings, positions, a stack of blocks, and a linear layer to the vocabulary.
-
-    `attention_weights`: two lists over the blocks: of self-attention, and of attention to the encoder.
-
-    Editions: TransformerDecoder(vocab_size, key_size, query_size, value_size, num_hiddens, norm_shape, ffn_num_input,
-        ffn_num_hiddens, num_heads, num_layers, dropout); TransformerDecoder(vocab_size, num_hiddens, ffn_num_hiddens,
-        num_heads, num_blks, dropout).
-    """
-
-    kept = "_attention_weights"
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        editions = (f"vocab_size, {_CHINESE_STACK}", f"vocab_size, {_ENGLISH_STACK}")
-        edition, sizes = read_arguments("TransformerDecoder", editions, args, kwargs)
-        name = "num_blks" if edition else "num_layers"
-        vocab_size, depth = sizes.pop("vocab_size"), sizes.pop(name)
-        setattr(self, name, depth)
-        self.num_hiddens = sizes["num_hiddens"]
-        self.embedding = nn.Embedding(vocab_size, self.num_hiddens)
-        self.pos_encoding = PositionalEncoding(self.num_hiddens, sizes["dropout"])
-        block = TransformerDecoderBlock if edition else DecoderBlock
-        self.blks: Any = _stack(block(**sizes, i=place) for place in range(depth))
-        self.dense = _linear(None if edition else self.num_hiddens, vocab_size)
-
-    def init_state(self, enc_outputs: Tensor, enc_valid_lens: Tensor | None = None, *args: Any) -> list[Any]:
-        """Return the state before the first position."""
-        return [enc_outputs, enc_valid_lens, [None] * len(self.blks)]
-
-    def forward(self, X: Tensor, state: list[Any]) -> tuple[Tensor, list[Any]]:  # noqa: N803
-        """Shape: X (batch, new_len) ids -> (batch, new_len, vocab_size), and the state."""
-        check_axes("X", X, "batch, length", RuntimeError)
-        x: Tensor = self.pos_encoding(self.embedding(X) * math.sqrt(self.num_hiddens))
-        self._attention_weights: list[list[Any]] = [[], []]
-        for block in self.blks:
-            x, state = block(x, state)
-            self._attention_weights[0].append(block.attention1.attention_weights)
-            self._attention_weights[1].append(block.attention2.attention_weights)
-        return self.dense(x), state
-
-    @property
-    def attention_weights(self) -> list[list[Tensor]]:
-        return self._attention_weights
+    def _batches(self, loader: Iterable[Sequence[Tensor]]) -> Iterator[list[Tensor]]:
+        return ([array.to(self.device) for array in batch] for batch in loader)
 
 
 def check_shape(a: Tensor, shape: Sequence[int]) -> None:
@@ -547,91 +589,3 @@ def plot(
     if legend:
         axes.legend(legend)
     return figure
-
-
-def _linear(in_features: int | None, out_features: int, bias: bool = True) -> nn.Linear:
-    """Return torch's own layer, of exactly this type, because the text's code asks `type(layer) == nn.Linear`; without
-    an input width, one that learns it at the first call.
-    """
-    if in_features is None:
-        return nn.LazyLinear(out_features, bias=bias)
-    return nn.Linear(in_features, out_features, bias=bias)
-
-
-def _of_attention(sizes: dict[str, Any]) -> list[Any]:
-    names = ("key_size", "query_size", "value_size", "num_hiddens", "num_heads", "dropout")
-    return [sizes[name] for name in names if name in sizes]
-
-
-def _add_norm(sizes: dict[str, Any]) -> AddNorm:
-    return AddNorm(sizes.get("norm_shape", sizes["num_hiddens"]), sizes["dropout"])
-
-
-def _feed_forward(sizes: dict[str, Any]) -> PositionWiseFFN:
-    given = (sizes[name] for name in ("ffn_num_input", "ffn_num_hiddens") if name in sizes)
-    return PositionWiseFFN(*given, sizes["num_hiddens"])
-
-
-def _stack(blocks: Any) -> nn.Sequential:
-    stack = nn.Sequential()
-    for place, block in enumerate(blocks):
-        stack.add_module(f"block{place}", block)
-    return stack
-
-
-def _check_kind(name: str, lengths: object) -> None:
-    if not isinstance(lengths, Tensor):
-        raise also(ShapeError, TypeError, AttributeError)(
-            f"{name} is {type(lengths).__name__}; give a tensor: torch.tensor({lengths!r})."
-        )
-    if lengths.dtype == torch.bool:
-        raise also(ShapeError, *_SHAPE_ERRORS)(
-            f"{name} of shape {tuple(lengths.shape)} is a mask of True and False; give the number of valid keys,"
-            " such as mask.sum(dim=-1) where the valid ones come first."
-        )
-
-
-def _check_lengths(valid_lens: object, batch: int, q_len: int, what: str) -> None:
-    """Check valid_lens for `what`, which has this batch size and number of queries."""
-    _check_kind("valid_lens", valid_lens)
-    assert isinstance(valid_lens, Tensor)
-    given = tuple(valid_lens.shape)
-    if given in ((batch,), (batch, q_len)):
-        return
-    is_length_first = given in ((q_len,), (q_len, batch)) and batch != q_len
-    turn = (
-        "; these tensors seem to be (length, batch, width): give x.transpose(0, 1)"
-        if is_length_first
-        else "; repeat or cut valid_lens to that"
-    )
-    raise also(ShapeError, *_SHAPE_ERRORS)(
-        f"valid_lens has shape {given}, but there are {what}: it must be (batch,), here {(batch,)}, or (batch, q_len),"
-        f" here {(batch, q_len)}{turn}."
-    )
-
-
-def _check_call(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tensor | None) -> None:
-    """Check the arguments of attention against each other."""
-    given = {"queries": queries, "keys": keys, "values": values}
-    for name, x in given.items():
-        check_axes(name, x, _VECTORS, *_SHAPE_ERRORS)
-    shapes = ", ".join(f"{name} of shape {tuple(x.shape)}" for name, x in given.items())
-    if valid_lens is not None:
-        _check_lengths(valid_lens, queries.shape[0], queries.shape[1], shapes)
-    if not queries.shape[0] == keys.shape[0] == values.shape[0]:
-        raise also(ShapeError, *_SHAPE_ERRORS)(
-            f"{shapes} must have one batch size, which is the first axis; where the length comes first, give"
-            " x.transpose(0, 1)."
-        )
-    if keys.shape[1] != values.shape[1]:
-        raise also(ShapeError, *_SHAPE_ERRORS)(
-            f"there are {keys.shape[1]} keys and {values.shape[1]} values ({shapes}); each key needs one value."
-        )
-
-
-def _check_width(name: str, x: Tensor, layer: nn.Linear, argument: str) -> None:
-    if not isinstance(layer, nn.LazyLinear) and x.shape[-1] != layer.in_features:
-        raise also(ShapeError, RuntimeError)(
-            f"{name} has shape {tuple(x.shape)}, a width of {x.shape[-1]}, but this module was made for"
-            f" {layer.in_features}; change the input, or {argument}."
-        )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from manyheads import nn as ours
 from manyheads.errors import ConfigError, ShapeError
-from manyheads.extras.texts.common import also, check_heads, refuse_added
+from manyheads.extras.texts.common import also, check_heads, read_arguments, refuse_added
 
 __all__ = ["MultiheadAttention", "expand_mask", "position_encoding", "scaled_dot_product"]
 
@@ -63,22 +63,33 @@ def expand_mask(mask: Tensor) -> Tensor:
     return mask[None, None] if mask.dim() == 2 else mask
 
 
-def position_encoding(seq_len: int, d_model: int, n: float = 10_000.0) -> Tensor:
+_POSITIONS = tuple(f"{length}, {width}, n=10000" for length in ("seq_len", "max_len") for width in ("d_model", "d"))
+
+
+def position_encoding(*args: Any, **kwargs: Any) -> Tensor:
     """Return sines in even columns and cosines in odd ones, (seq_len, d_model), in the default type of torch.
 
         >>> position_encoding(2, 4)
         tensor([[0.0000, 1.0000, 0.0000, 1.0000],
                 [0.8415, 0.5403, 0.0100, 0.9999]])
 
-    Args: n: the frequencies are n^(-2i / d_model).
+    Copies of the text name the arguments differently.
+
+    Editions: position_encoding(seq_len, d_model, n=10000); also max_len for seq_len, and d for d_model. The frequencies
+        are n^(-2i / d_model).
     """
-    if not (isinstance(seq_len, int) and isinstance(d_model, int) and seq_len >= 0 and d_model >= 1 and n > 0):
+    _, sizes = read_arguments("position_encoding", _POSITIONS, args, kwargs)
+    seq_len, d_model, n = sizes.values()
+    is_number = isinstance(n, int | float)
+    if not (
+        isinstance(seq_len, int) and isinstance(d_model, int) and seq_len >= 0 and d_model >= 1 and is_number and n > 0
+    ):
         raise also(ConfigError, TypeError, RuntimeError, ValueError)(
             f"seq_len is {seq_len!r}, d_model {d_model!r} and n {n!r}; give a whole number of positions, a width of 1"
             " or more, and a number above 0."
         )
     even = torch.arange(0, d_model, 2, dtype=torch.float64)
-    angles = torch.arange(seq_len, dtype=torch.float64)[:, None] * n ** (-even / d_model)
+    angles = torch.arange(seq_len, dtype=torch.float64)[:, None] * float(n) ** (-even / d_model)
     table = torch.empty(seq_len, d_model, dtype=torch.float64)
     table[:, 0::2], table[:, 1::2] = angles.sin(), angles.cos()[:, : d_model // 2]
     return table.to(torch.get_default_dtype())

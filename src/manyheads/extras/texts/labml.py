@@ -90,6 +90,8 @@ class MultiHeadAttention(KeepsWeights):
 
         Shape: (queries, batch, heads, d_k), (keys, batch, heads, d_k) -> (queries, keys, batch, heads).
         """
+        check_axes("query", query, "queries, batch, heads, d_k", ValueError, RuntimeError)
+        check_axes("key", key, "keys, batch, heads, d_k", ValueError, RuntimeError)
         return torch.einsum("ibhd,jbhd->ijbh", query, key)
 
     def prepare_mask(self, mask: Tensor, query_shape: Sequence[int], key_shape: Sequence[int]) -> Tensor:

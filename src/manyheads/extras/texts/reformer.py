@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.extras.texts.bad_input import (
+from manyheads.extras.texts.common import (
     TextIndexError,
     TextShapeError,
     check_at_least,
@@ -402,7 +402,7 @@ class ReformerLM(nn.Module):
         self.out = nn.Sequential(nn.Identity() if emb_dim == dim else nn.Linear(dim, emb_dim), last)
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
-        check_ids(x, "x", self.num_tokens)
+        check_ids(x, "x", self.num_tokens, "make the model with num_tokens={} or more")
         embedded = self.token_emb(x)
         embedded = embedded + self.pos_emb(embedded)
         rotary = self.layer_pos_emb(embedded)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.extras.texts.bad_input import TextShapeError, TextValueError, check_at_least, check_rates
+from manyheads.extras.texts.common import TextShapeError, TextValueError, check_at_least, check_rates
 from manyheads.nn import LSHSettings
 from manyheads.nn.attention.lsh import hash_vectors, lsh_attention
 from manyheads.nn.attention.lsh_hash import keys_of, near_pairs

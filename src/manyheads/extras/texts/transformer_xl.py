@@ -13,15 +13,16 @@ Tensors are length first; in masks 1 means blocked. Parameters have the original
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.extras.texts.bad_input import (
+from manyheads.extras.texts.common import (
     TextIndexError,
     TextShapeError,
     TextValueError,
@@ -55,6 +56,7 @@ from manyheads.nn.attention.masks import dense_mask
 __all__ = [
     "AdaptiveEmbedding",
     "DecoderLayer",
+    "LMOrderedIterator",
     "LogUniformSampler",
     "MemTransformerLM",
     "MultiHeadAttn",
@@ -331,3 +333,55 @@ class MemTransformerLM(nn.Module):
             log_probs = self.out_layer(hidden).log_softmax(dim=-1)
             return -log_probs.gather(-1, target[:, :, None])[:, :, 0]  # type: ignore[no-any-return]
         return cast(Tensor, self.crit(hidden.flatten(0, 1), target.flatten())).view(target.shape)
+
+
+class LMOrderedIterator:
+    """A text in `bsz` lanes, read segment by segment: yields data, target and the length of target, length first.
+
+    The last len(data) % bsz ids are left out, as in the original; `SegmentStream` reads them too.
+
+    Args: data: ids, (tokens,). bptt: positions of a segment. ext_len: positions before a segment that are read again.
+    Raises: TextValueError: there are fewer than two ids for each lane.
+    """
+
+    def __init__(self, data: Tensor, bsz: int, bptt: int, device: Any = "cpu", ext_len: int | None = None) -> None:
+        check_shape("data", data, ["tokens"], "a text is one sequence of ids")
+        check_at_least(1, bsz=bsz, bptt=bptt)
+        check_at_least(0, ext_len=ext_len or 0)
+        self.bsz, self.bptt, self.ext_len, self.device = bsz, bptt, ext_len or 0, device
+        self.n_step = len(data) // bsz
+        if self.n_step < 2:
+            raise TextValueError(
+                f"data has {len(data)} ids for {bsz} lanes; a lane needs two, one to read and one to predict: give more"
+                " text, or a smaller bsz.",
+                fields=["bsz"],
+            )
+        self.data = data[: self.n_step * bsz].view(bsz, -1).t().contiguous().to(device)
+        self.n_batch = -(-self.n_step // bptt)
+
+    def get_batch(self, i: int, bptt: int | None = None) -> tuple[Tensor, Tensor, int]:
+        """Return the segment that begins at position i."""
+        seq_len = min(self.bptt if bptt is None else bptt, len(self.data) - 1 - i)
+        return self.data[max(0, i - self.ext_len) : i + seq_len], self.data[i + 1 : i + 1 + seq_len], seq_len
+
+    def get_fixlen_iter(self, start: int = 0) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Yield segments of `bptt` positions; the last one may be shorter."""
+        for i in range(start, len(self.data) - 1, self.bptt):
+            yield self.get_batch(i)
+
+    def get_varlen_iter(
+        self, start: int = 0, std: int = 5, min_len: int = 5, max_deviation: int = 3
+    ) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Yield segments of about `bptt` positions, one in twenty of about half as many, by numpy's random numbers."""
+        i = start
+        while True:
+            mean = self.bptt if np.random.random() < 0.95 else self.bptt / 2.0  # noqa: NPY002 (the original's seed)
+            drawn = int(np.random.normal(mean, std))  # noqa: NPY002
+            segment = self.get_batch(i, min(self.bptt + max_deviation * std, max(min_len, drawn)))
+            i += segment[2]
+            yield segment
+            if segment[2] < 1 or i >= len(self.data) - 2:
+                return
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, int]]:
+        return self.get_fixlen_iter()

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from manyheads.extras.texts.bad_input import (
+from manyheads.extras.texts.common import (
     TextNotImplementedError,
     TextShapeError,
     check_at_least,

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.extras.peers.xl_weights import by_cluster
-from manyheads.extras.texts.bad_input import TextValueError, check_at_least, check_ids, check_shape
+from manyheads.extras.texts.common import TextValueError, check_at_least, check_ids, check_shape
 from manyheads.nn.heads.adaptive import Clusters
 from manyheads.nn.heads.linear import LogUniformCandidates
 
