@@ -22,9 +22,8 @@ from manyheads.nn.layers import FeedForward
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.run import step
-from manyheads.training.run.narrow import NarrowWeights
 from manyheads.training.run.nonfinite import total_of
-from manyheads.training.run.step import Stepper
+from manyheads.training.run.step import NarrowWeights, Stepper
 from manyheads.training.settings import OptimiserSettings, TrainingSettings
 
 SMALL = TransformerConfig(
