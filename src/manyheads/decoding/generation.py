@@ -406,6 +406,7 @@ class Generation:
         rows, device = self._rows, scores.device
         history = torch.tensor([row.ids for row in rows], device=device).view(len(rows), step)
         prompts, room = torch.tensor([[row.prompt, row.most - step] for row in rows], device=device).unbind(1)
+        assert self._grammar is not None
         allowed = self._grammar.allowed(history.long(), prompts, room)
         scores = scores.clone()
         scores[:, : allowed.size(1)].masked_fill_(~allowed, -torch.inf)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.constrained.patterns import MOST_SECONDS, Matcher, Pieces, compiled
-from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabularies import PieceVocabulary
 from manyheads.text.vocabulary import Vocabulary
 
@@ -79,8 +78,8 @@ def _vocabulary_of(reader: Any) -> Vocabulary:
         if not reader.is_text:
             raise ConfigError("regex and json_schema are for text, but this model writes ids; leave them out.")
         return reader
-    target = reader.target
-    if not isinstance(target, Tokenizer) or target.kind == "word" or target.symbols:
+    target = reader.target.in_pieces
+    if target is None or target.kind == "word" or target.symbols:
         raise ConfigError(
             "regex and json_schema need a model that writes subwords of this package, but this one writes other pieces;"
             " leave them out."
@@ -98,8 +97,9 @@ def _pieces_of(vocabulary: Vocabulary, never: set[int | None]) -> Pieces:
     before = len(vocabulary.decode_bytes([inside]))
     texts = [vocabulary.decode_bytes([inside, index])[before:] for index in range(vocabulary.vocab_size)]
     first = [vocabulary.decode_bytes([index]) for index in range(vocabulary.vocab_size)]
-    for index in never - {None}:
-        texts[index] = first[index] = b""
+    for index in never:
+        if index is not None:
+            texts[index] = first[index] = b""
     return Pieces(texts, first)
 
 
@@ -192,7 +192,7 @@ class PatternTexts:
     def _mask(self, text: _Text, key: tuple[int, tuple[int, ...]], room: int) -> NDArray[np.bool_]:
         """Return the permitted ids after a text. room: number of tokens that may follow, the end included."""
         grammar, index = self._grammar, self._index(*key)
-        end = np.arange(len(index)) == grammar.end
+        end: NDArray[np.bool_] = np.arange(len(index)) == grammar.end
         if text.matcher is None:
             return end
         mask: NDArray[np.bool_] = text.matcher.allowed()[index]
@@ -215,7 +215,7 @@ class PatternTexts:
     ) -> NDArray[np.bool_]:
         """Restrict the permitted ids so that the text ends within its limit."""
         spare = room - 1 - len(way)
-        straight = index == way[0] if way else end
+        straight: NDArray[np.bool_] = index == way[0] if way else end
         if spare <= _SPARE:
             return straight
         assert self._room is not None
@@ -223,4 +223,5 @@ class PatternTexts:
             return mask
         if not way or self._grammar.pieces.tokens[way[0]][:1] in (b"}", b"]"):
             return straight
-        return mask & ~self._grammar.pieces.opens | straight
+        opened: NDArray[np.bool_] = self._grammar.pieces.opens
+        return mask & ~opened | straight
