@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from manyheads.catalogue import PRESETS, SIZED_BY_PRECISION, load
 from manyheads.cli.command_line.task_pages import parse_for_named_task, parse_for_task
@@ -58,8 +58,12 @@ def train(
 
 def _settings_of_run(config: Any, settings: dict[str, Any], resume: str) -> RunConfig:
     typed = Source(_plain(settings), "the arguments")
-    if isinstance(config, RunConfig):
-        return resolve(type(config), [Source(to_plain(config), "the config"), typed]) if settings else config
+    if config is not None and not isinstance(config, str | PathLike):
+        return (
+            resolve(type(config), [Source(to_plain(config), "the config"), typed])
+            if settings
+            else cast(RunConfig, config)
+        )
     preset = config if isinstance(config, str) and config in PRESETS else None
     files = [] if config is None or preset is not None else [str(config)]
     if files and not Path(files[0]).exists():

@@ -71,7 +71,9 @@ def test_circles_are_found() -> None:
 
 
 def test_no_two_modules_import_one_another() -> None:
-    assert circles({name: imported(tree) - {name} for name, tree in modules().items()}) == []
+    # The package itself names its parts for type checkers alone.
+    graph = {name: imported(tree) - {name, "manyheads"} for name, tree in modules().items()}
+    assert circles(graph) == []
 
 
 def layers() -> dict[str, int]:
@@ -111,7 +113,7 @@ def test_architectures_and_tasks_are_never_recognised_by_their_config_class() ->
 
 
 def test_training_and_everything_below_know_no_task() -> None:
-    above = ("manyheads.cli", "manyheads.extras", "manyheads.tasks", "manyheads.__main__")
+    above = ("manyheads.api", "manyheads.cli", "manyheads.extras", "manyheads.tasks", "manyheads.__main__")
     below = [name for name in modules() if not name.startswith(above)]
     known = {name: {one for one in imported(modules()[name]) if one.startswith("manyheads.tasks")} for name in below}
     assert {name: tasks for name, tasks in known.items() if tasks} == {}

@@ -229,7 +229,7 @@ class KeptTexts:
     def lacking(
         self,
         found: Sequence[list[Hypothesis]],
-        terms: Callable[[str, str], Sequence[str]] = lambda text, translation: (),
+        terms: Callable[[str, str], Sequence[str]] | None = None,
     ) -> dict[int, tuple[str, ...]]:
         """Return number of a row -> its phrases, for rows whose best translation lacks one: stand-ins, and terms.
 
@@ -237,13 +237,13 @@ class KeptTexts:
 
         Args:
             found: the hypotheses of each row.
-            terms: what the model read, and its translation -> its terms, if the translation lacks one.
+            terms: what the model read, and its translation -> its terms, if the translation lacks one; None: none.
         """
         phrases: dict[int, tuple[str, ...]] = {}
         for row, shown in (self._chosen(piece, found) for pieces in self._pieces for piece in pieces if piece.rows):
-            if found[row]:
+            if found[row] and (shown.names or terms is not None):
                 text = self._decode(found[row][0].ids)
-                wanted = terms(shown.text, text)
+                wanted = () if terms is None else terms(shown.text, text)
                 if wanted or not has_all(shown, text):
                     phrases[row] = (*wanted, *shown.names)
         return phrases

@@ -14,13 +14,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from manyheads.config.checks import did_you_mean
 from manyheads.errors import ConfigError, RequestError
-
-if TYPE_CHECKING:
-    from manyheads.text.tokenizer import Tokenizer
 
 LanguagePair = tuple[str, str]
 """Source and target."""
@@ -153,8 +150,8 @@ class Capabilities(Protocol):
     needs_language: bool = False
 
     @property
-    def in_pieces(self) -> Tokenizer | None:
-        """The tokenizer if it is one of ours, with pieces that both sides share and a tokenizer.json; else None."""
+    def in_pieces(self) -> Any | None:
+        """The tokenizer if it is a `Tokenizer`, with pieces that both sides share and a tokenizer.json; else None."""
         return None
 
     def grammar(self, settings: Any) -> Any | None:

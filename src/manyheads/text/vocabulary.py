@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,6 @@ from numpy.typing import NDArray
 from manyheads.errors import DataError
 from manyheads.text.pipeline import LANGUAGE_FORMAT, TokenizerFile, check_encodable
 from manyheads.text.settings import ITEM_BYTES
-
-if TYPE_CHECKING:
-    from manyheads.text.tokenizer import Tokenizer
 
 FORMAT_VERSION = 1
 Documents = Literal["none", "files", "lines", "fixed"]
@@ -40,7 +37,7 @@ class Vocabulary(TokenizerFile):
         is_text: whether ids stand for readable text.
         reads_bytes: whether any bytes can be encoded; otherwise a file must hold UTF-8.
         document_len: number of tokens of each document if all have the same number, otherwise 0.
-        in_pieces: the tokenizer whose ids these are; None: there is none.
+        in_pieces: the `Tokenizer` whose ids these are; None: there is none.
     """
 
     kind: ClassVar[Literal["bytes", "bpe", "words", "symbols", "ids"]]
@@ -50,7 +47,7 @@ class Vocabulary(TokenizerFile):
     end_id: int | None
     unk_id: int | None
     document_len: int = 0
-    in_pieces: Tokenizer | None = None
+    in_pieces: Any | None = None
     is_text: ClassVar[bool] = True
     reads_bytes: bool = False
 

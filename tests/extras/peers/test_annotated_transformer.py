@@ -79,7 +79,7 @@ def test_loaders_know_their_own(peer: str) -> None:
         "labml/attention": "labmlai/annotated_deep_learning_paper_implementations transformers/mha.py (eval)",
         "tf/Transformer-XL": "tf/Transformer-XL",
         "torch/MultiheadAttention": "torch.nn.MultiheadAttention (eval, dropout 0)",
-        "marian-nmt": PEERS["marian-nmt"].name,
+        **{name: PEERS[name].name for name in ("marian-nmt", "transformers/GPT2", "karpathy/nanoGPT")},
     }
     texts |= {name: name for name in PEERS if name.partition("/")[0] in ("d2l", "labml") and name not in texts}
     texts |= {f"{name}/Transformer": PEERS[f"{name}/Transformer"].name for name in ("fairseq", "joeynmt", "opennmt-py")}

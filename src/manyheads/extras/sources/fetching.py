@@ -195,6 +195,17 @@ def _opened(url: str, begin: int, tag: str) -> Iterator[http.client.HTTPResponse
     raise DataError(f"{url} redirects more than {MOST_REDIRECTS} times; give the last address.")
 
 
+@dataclass
+class Fetcher:
+    """Fetches the sources of one command. languages: of source and target, or None."""
+
+    lock: Lock
+    show: Progress
+    most_bytes: int
+    languages: tuple[str | None, str | None] = (None, None)
+    said: list[str] = field(default_factory=list)
+
+
 def fetch(url: str, show: Progress, most_bytes: int) -> tuple[Path, Record]:
     """Return a file in the cache, fetched if it is not there, and what it is.
 

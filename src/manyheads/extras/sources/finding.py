@@ -11,13 +11,12 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from manyheads.config.checks import did_you_mean
-from manyheads.data.lines import Progress
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.sources import fetching
 from manyheads.extras.sources.archives import UNPACKED, is_archive, unpack
@@ -72,17 +71,6 @@ class Found:
     files: tuple[Path, ...]
     origin: str
     folder: Path | None = None
-
-
-@dataclass
-class Fetcher:
-    """Fetches the sources of one command. languages: of source and target, or None."""
-
-    lock: fetching.Lock
-    show: Progress
-    most_bytes: int
-    languages: tuple[str | None, str | None] = (None, None)
-    said: list[str] = field(default_factory=list)
 
 
 def wanted_of(texts: Sequence[str], split: str, option: str) -> list[Wanted]:
@@ -167,7 +155,7 @@ def said_of(entry: Entry) -> str:
     return f"verified: {entry.verified}" if entry.verified else "not tried"
 
 
-def find(one: Wanted, fetcher: Fetcher, *, is_pairs: bool) -> Found:
+def find(one: Wanted, fetcher: fetching.Fetcher, *, is_pairs: bool) -> Found:
     """Fetch a source and return the files of its split.
 
     Raises: DataError: it cannot be fetched, or lacks the files. ConfigError: it needs options.
@@ -197,7 +185,7 @@ def _top(folder: Path) -> Path:
     return _top(inside[0]) if len(inside) == 1 and inside[0].is_dir() else folder
 
 
-def _check_sums(entry: Entry, roots: Sequence[Path], fetcher: Fetcher) -> None:
+def _check_sums(entry: Entry, roots: Sequence[Path], fetcher: fetching.Fetcher) -> None:
     """Raises: DataError: a file has another digest than its publisher states."""
     for name, (algorithm, digest) in entry.sums.items():
         for path in [path for root in roots for path in (root.rglob(name) if root.is_dir() else [root])]:
@@ -277,12 +265,12 @@ def _sides(one: Wanted, files: Sequence[Path], languages: tuple[str | None, str 
     return paired
 
 
-def _from_disk(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
+def _from_disk(one: Wanted, fetcher: fetching.Fetcher) -> tuple[list[Path], str]:
     path = Path(one.text)
     return [unpack(path, fetcher.show) if is_archive(path) else path], str(path)
 
 
-def _from_url(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
+def _from_url(one: Wanted, fetcher: fetching.Fetcher) -> tuple[list[Path], str]:
     roots = []
     for url in one.urls:
         if fetcher.lock.update:
@@ -294,7 +282,7 @@ def _from_url(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
     return roots, one.text
 
 
-def _from_storage(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
+def _from_storage(one: Wanted, fetcher: fetching.Fetcher) -> tuple[list[Path], str]:
     """The shards of a split at an address of fsspec, each fetched once. Raises: DataError, ConfigError."""
     shards = listed_at(one.text, one.option, MOST_LISTED)
     names = {Path(name): name for name in shards.names}
@@ -310,7 +298,7 @@ def _from_storage(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
     return paths, one.text
 
 
-def _from_hub(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
+def _from_hub(one: Wanted, fetcher: fetching.Fetcher) -> tuple[list[Path], str]:
     """Files of data in a repository of the hub, and no code. Raises: DataError, ConfigError."""
     from huggingface_hub import HfApi, hf_hub_download
 
@@ -410,7 +398,7 @@ def _of_config(one: Wanted, names: Sequence[str], config: str | None) -> list[st
     return data
 
 
-def _from_sacrebleu(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
+def _from_sacrebleu(one: Wanted, fetcher: fetching.Fetcher) -> tuple[list[Path], str]:
     """Source and first reference of a test set, as sacreBLEU gives them. Raises: ConfigError, DataError."""
     from sacrebleu.dataset import DATASETS
 
@@ -451,7 +439,7 @@ def mtdata_program() -> list[str]:
     )
 
 
-def _from_mtdata(one: Wanted, fetcher: Fetcher) -> tuple[list[Path], str]:
+def _from_mtdata(one: Wanted, fetcher: fetching.Fetcher) -> tuple[list[Path], str]:
     """Two files of a corpus, by the program mtdata. Raises: ConfigError, DataError."""
     match = re.fullmatch(r"([\w.+-]+)(?:\[([\w]+)-([\w]+)\])?", one.rest)
     if match is None:
@@ -520,7 +508,7 @@ def _direction(
     )
 
 
-_PLACES: Mapping[str, Callable[[Wanted, Fetcher], tuple[list[Path], str]]] = {
+_PLACES: Mapping[str, Callable[[Wanted, fetching.Fetcher], tuple[list[Path], str]]] = {
     "": _from_disk,
     ADDRESS: _from_storage,
     "url:": _from_url,

@@ -9,8 +9,8 @@ from typing import Any
 
 from manyheads.data.lines import Progress
 from manyheads.data.manifest import write_manifest
-from manyheads.extras.sources.fetching import Lock
-from manyheads.extras.sources.finding import Fetcher, Found, find, plan_lines
+from manyheads.extras.sources.fetching import Fetcher, Lock
+from manyheads.extras.sources.finding import Found, find, plan_lines
 from manyheads.extras.sources.options import SourceOptions
 from manyheads.files.commit import saving, sync
 from manyheads.files.verify import MANIFEST

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from manyheads.config.checks import did_you_mean
 from manyheads.data.lines import telling
@@ -20,9 +20,6 @@ from manyheads.errors import ConfigError, DataError, ManyHeadsError
 from manyheads.extras.sources import fetching
 from manyheads.files.commit import check_free_space, make_folder, saving
 from manyheads.files.output_safety import locked
-
-if TYPE_CHECKING:
-    from manyheads.extras.sources.finding import Fetcher
 
 ADDRESS = "://"
 _PATTERN = set("*?[")
@@ -92,7 +89,7 @@ def listed_at(text: str, option: str, most: int) -> Shards:
     return Shards(files, text.partition(ADDRESS)[0], names, isinstance(files, LocalFileSystem))
 
 
-def fetch_shard(shards: Shards, name: str, fetcher: Fetcher) -> tuple[Path, fetching.Record]:
+def fetch_shard(shards: Shards, name: str, fetcher: fetching.Fetcher) -> tuple[Path, fetching.Record]:
     """Return a file on this disk: itself, or in the cache, fetched if it is not there, and what it is.
 
     Raises: DataError: it has vanished, cannot be fetched, or is too large. SaveError: there is too little space.
@@ -130,7 +127,7 @@ def fetch_shard(shards: Shards, name: str, fetcher: Fetcher) -> tuple[Path, fetc
         return path, fetching.digest_of(path, fetcher.show, f"checking {shown}")
 
 
-def _copy(shards: Shards, name: str, path: Path, size: int, fetcher: Fetcher) -> None:
+def _copy(shards: Shards, name: str, path: Path, size: int, fetcher: fetching.Fetcher) -> None:
     """Write a file into the cache; it has its name when it is complete."""
     part = path.with_name(f"{path.name}.part")
     check_free_space(path, size)
