@@ -149,7 +149,6 @@ def test_a_plugin_that_cannot_be_imported_hides_no_other_entry(tmp_path: Path) -
     [
         ("architecture reformer", "newcomers:BAG", ("train", "--preset", "debug", "--run-dir", "run")),
         ("task text", "newcomers:COUNTING", ("prepare", "--tsv", "a.tsv", "-o", "run")),
-        ("logger csv", "newcomers.lines:LinesLogger", ("train", "--preset", "debug", "--run-dir", "run")),
     ],
 )
 def test_a_name_that_there_is(entry: str, reference: str, command: tuple[str, ...], tmp_path: Path) -> None:
