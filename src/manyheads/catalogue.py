@@ -28,6 +28,7 @@ from manyheads.errors import ConfigError
 
 T = TypeVar("T")
 GROUP = "manyheads"
+KINDS = ("architecture", "score", "task", "preset", "logger", "peer", "format")
 PLUGINS = "MANYHEADS_PLUGINS"  # modules with commas between them, so that child processes have them, too
 ModelTask = Literal["translation", "language-modelling", "classification", "spans"]
 """The kind of a model; see `MODEL_TASKS`."""
@@ -118,6 +119,11 @@ def _plugins() -> Mapping[str, list[tuple[str, Any, str]]]:
         given += [(name, entry, module) for name, entry in entries_of(module).items()]
     for name, entry, origin in given:
         kind, _, short = name.partition(".")
+        if kind not in KINDS or not short:
+            raise ConfigError(
+                f"the plug-in {origin} has the entry {name}, which must be TABLE.NAME, where TABLE is one of"
+                f" {', '.join(KINDS)}; uninstall it, or rename this entry."
+            )
         found.setdefault(kind, []).append((short, entry, origin))
     return found
 

@@ -1,4 +1,4 @@
-"""A plug-in outside the package: two architectures, an attention score, a task and an export format.
+"""A plug-in outside the package: two architectures, an attention score, a task, an export format and a logger.
 
 Installed (entry points) and given by `--plugin`, its entries are prepared, trained, evaluated, exported and described
 by the commands, and the package is not changed.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-PLUGIN = Path(__file__).with_name("plugin")
+PLUGIN = Path(__file__).parents[2] / "examples" / "plugin"
 
 SCRIPT = """
 import json, sys
@@ -35,7 +35,7 @@ run("prepare", "--tsv", "pairs.tsv", "--valid-count", 20, "--tokenizer.kind", "w
 run("prepare", "--task", "lm", "--corpus", "text.txt", "--valid-bytes", 600, "--output", "text")
 run("train", *pairs, "--model.attention.kind", "cosine", "--model.attention.sharpness", 3, "--run-dir", "cosine")
 run("train", *pairs, "--architecture", "bag", "--run-dir", "bag")
-run("train", *texts, "--architecture", "recurrent", "--run-dir", "recurrent")
+run("train", *texts, "--architecture", "recurrent", "--run-dir", "recurrent", "--loggers", "lines")
 for name in ("cosine", "bag", "recurrent"):
     run("evaluate", name)
     run("info", name)
@@ -101,6 +101,7 @@ def test_what_is_added_is_prepared_trained_evaluated_exported_and_described(plac
     assert "--corpus needs --task lm." in found.stderr
     assert len((place / "translated.txt").read_text("utf-8").splitlines()) == 2
     assert (place / "arrays" / "weights.npz").is_file()
+    assert "step=4" in (place / "recurrent" / "lines.txt").read_text("utf-8")
     tasks = {"cosine": "translation", "bag": "translation", "recurrent": "text", "counting": "counting"}
     for name, task in tasks.items():
         record = json.loads((place / name / "model" / "config.json").read_text("utf-8"))
@@ -156,6 +157,24 @@ def test_a_name_that_there_is(entry: str, reference: str, command: tuple[str, ..
     assert found.returncode == 2
     assert f"has the {entry}, and there is another of this name" in found.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("entry", ["optimiser.lion", "architecture"])
+def test_an_entry_of_an_unknown_kind(entry: str, tmp_path: Path) -> None:
+    installed(tmp_path, {entry: "newcomers:BAG"})
+    found = run(tmp_path, "-m", "manyheads", "train", "--preset", "debug", "--run-dir", "run", path=[tmp_path, PLUGIN])
+    assert found.returncode == 2
+    assert f"the plug-in newcomers has the entry {entry}, which must be TABLE.NAME" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_the_page_names_the_entries_of_the_example() -> None:
+    page = (PLUGIN.parents[1] / "docs" / "plugins.md").read_text("utf-8")
+    shown = tomllib.loads(page.split("```toml\n")[1].split("```")[0])["project"]["entry-points"]
+    project = tomllib.loads((PLUGIN / "pyproject.toml").read_text("utf-8"))["project"]
+    assert shown == project["entry-points"]
+    for name in project["entry-points"]["manyheads"]:
+        assert f"| `{name}` |" in page
 
 
 def test_plugins_that_are_no_plugins(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A plug-in: two architectures, an attention score, a task and an export format, from outside the package."""
+"""A plug-in: two architectures, an attention score, a task, an export format and a logger, from outside the package."""
 
 from __future__ import annotations
 
@@ -27,4 +27,5 @@ MANYHEADS = {
     "score.cosine": f"{__name__}.cosine:CosineAttentionConfig",
     "task.counting": COUNTING,
     "format.numpy": f"{__name__}.numpy_format:NUMPY",
+    "logger.lines": f"{__name__}.lines:LinesLogger",
 }
