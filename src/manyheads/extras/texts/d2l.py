@@ -51,6 +51,7 @@ from manyheads.extras.texts.d2l_model import (
     transpose_output,
     transpose_qkv,
 )
+from manyheads.files.safe_open import open_stream
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -244,7 +245,8 @@ def read_data_nmt(path: Path | str | None = None) -> str:
     if path is None:
         return "\n".join("\t".join(pair) for pair in sorted(load_tatoeba("train"), key=lambda pair: len(pair[0])))
     try:
-        return Path(path).read_text("utf-8")
+        with open_stream(Path(path)) as file:
+            return file.read().decode("utf-8")
     except (OSError, UnicodeError) as error:
         raise also(DataError, OSError)(
             f"{path} cannot be read ({error}); give a UTF-8 file of lines with a sentence, a tab and its translation."
