@@ -60,7 +60,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: try demo test test-pythons without-torch first-minute check ceilings fuzz fuzz-guided check-long check-serving check-container check-export check-loggers check-lm-eval bench bench-gpu recipes sample-model docs notebooks pictures release lock audit dates setup clean
+.PHONY: try demo check-site test test-pythons without-torch first-minute check ceilings fuzz fuzz-guided check-long check-serving check-container check-export check-loggers check-lm-eval bench bench-gpu recipes sample-model docs notebooks pictures release lock audit dates setup clean
 
 # The first translation, with the translator that comes with the package.
 try: export TEXT := $(TEXT)
@@ -198,6 +198,10 @@ docs: $(READY_DEV)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m page tests/integration/test_readme.py tests/integration/test_docs.py tests/integration/test_notebooks.py
 	$(BIN)/python docs/_site/pages.py build/pages
 	env NO_MKDOCS_2_WARNING=1 $$($(BIN)/python docs/_site/pages.py --addresses) $(BIN)/python -m mkdocs build --strict
+
+# The built site by axe-core's rules, in a browser: three minutes. Needs npm and chromium, and `make docs` before.
+check-site: $(READY_DEV)
+	npm install --silent --no-audit --no-fund --prefix $(CLIENTS_VENV) "axe-core@$$(sed -n 's/.*"axe-core": "\([0-9.]*\)".*/\1/p' tests/clients/package.json)"
 	$(BIN)/python -m pytest -m page tests/browser/test_site.py
 
 # docs/notebooks, from pages, run whole in a kernel: about 45 minutes. PAGES="heads sources/d2l": these alone.
