@@ -189,7 +189,7 @@ class Constraints:
 
 
 def pattern_grammar(settings: DecodingSettings | GenerationSettings, reader: Any, *, check: bool = False) -> Any | None:
-    """Return the grammar of the pattern in the settings; None: there is none.
+    """Return the grammar of the pattern in the settings; None: the settings have no pattern.
 
     Args: reader: a language model's vocabulary, or a translator's tokenizer. check: whether the limit leaves room.
 

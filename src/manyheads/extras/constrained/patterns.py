@@ -110,7 +110,10 @@ def _rank(text: bytes) -> int:
 
 @dataclass(frozen=True)
 class Pattern:
-    """What an output must match. grammar: in llguidance's form; is_json: of a schema. shown: for messages."""
+    """A pattern that an output must match.
+
+    grammar: the pattern in llguidance's form. is_json: the pattern is a JSON schema. shown: its text in messages.
+    """
 
     grammar: str
     is_json: bool

@@ -1,4 +1,4 @@
-"""What both classes of models share: making and loading, the cache, padding, and the refusal of what they lack."""
+"""The common part of both classes of models: making and loading, the cache, padding, and refusals."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def padding_id(vocabulary: Vocabulary) -> int:
 
 
 def folder_of(path: Any, revision: str | None) -> Path:
-    """Return the folder of a model; as in transformers, a revision is of the hub and counts for nothing else."""
+    """Return the folder of a model. A revision counts for models on the hub only, as in transformers."""
     return resolve_model_path(path, revision=None if Path(path).exists() else revision)
 
 

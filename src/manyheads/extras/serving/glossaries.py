@@ -73,7 +73,7 @@ class TermList:
 
 @dataclass(frozen=True)
 class Head:
-    """What is known of a glossary without its terms. counts: (source language, target language, number of terms)."""
+    """The description of a glossary, without its terms. counts: (source language, target language, number of terms)."""
 
     id: str
     name: str

@@ -141,6 +141,7 @@ class NarrowWeights:
 
 
 def _add(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Add gradients to those of their parameters, in the parameters' type. pairs: (gradient, parameter)."""
     pairs = list(pairs)
     flat = torch.empty(sum(grad.numel() for grad, _ in pairs), device=pairs[0][0].device)
     parts = torch.split(flat, [grad.numel() for grad, _ in pairs])

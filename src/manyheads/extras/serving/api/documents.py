@@ -28,7 +28,7 @@ _PLAIN = (".txt",)
 
 
 class DocumentForm(LooseBody):
-    """What is sent beside a document.
+    """The fields of a request beside its document.
 
     `model`, `column` (several are separated by line ends) and `terms` (lines of source, tab, target) are ours.
     """

@@ -235,7 +235,7 @@ async def _call(function: Callable[..., T], *given: Any) -> T:
 
 
 async def _single(service: Service, request: Request, glossary_id: str) -> Glossary:
-    """Return a glossary of one language pair. Raises: Refusal: there is none, or it has several pairs."""
+    """Return a glossary of one language pair. Raises: Refusal: it has several pairs, or the client has no such one."""
     store, owner = _owned(service, request)
     found = await _call(store.get, owner, glossary_id)
     if len(found.lists) != 1:
@@ -271,7 +271,7 @@ def _lists(service: Service, forms: Sequence[ListForm]) -> list[TermList]:
 
 
 def _list_of(glossary: Glossary, source_lang: str, target_lang: str) -> TermList:
-    """Return the terms of a pair. Raises: Refusal: there are none."""
+    """Return the terms of a pair. Raises: Refusal: the glossary has no such pair."""
     try:
         return glossary.list_of(source_lang, target_lang)
     except Refusal as refusal:
