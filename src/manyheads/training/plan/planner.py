@@ -25,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 from manyheads.catalogue import TASKS, build_model
 from manyheads.data.lines import Progress
 from manyheads.errors import ConfigError
+from manyheads.nn.kernels.policy import as_if_longer
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.run.device import check_capacity, computing, free_memory_bytes, peak_memory_bytes, status_bytes
@@ -408,13 +409,19 @@ class Planner:
             take_steps(trial, config, min(length, _SHORT), 1, told)
             program = resident_bytes()
             forget_peak()
-            take_steps(trial, config, probes[-1], rows, told)
+            with as_if_longer(length / probes[-1]):
+                take_steps(trial, config, probes[-1], rows, told)
             real = peak_resident_bytes() - program
-            found = [peak_and_state_bytes(trial, config, probe, rows, told) for probe in probes]
+            found = []
+            for probe in probes:
+                with as_if_longer(length / probe):
+                    found.append(peak_and_state_bytes(trial, config, probe, rows, told))
         peaks, states = zip(*found, strict=True)
         counted = _polynomial(dict(zip(probes, peaks, strict=True)), length)
-        # Kernels and gaps between memory blocks are not part of the counted tensors.
-        overhead = min(max(real / peaks[-1], 1.0), _MOST_OVERHEAD)
+        # Kernels and gaps between memory blocks are not part of the counted tensors. They do not grow with the step,
+        # because large blocks are returned (`cli.machine`): preset million had 150 MiB at 8,192, 40 at 131,072.
+        gaps = min(max(real - peaks[-1], 0), (_MOST_OVERHEAD - 1.0) * peaks[-1])
+        overhead = 1.0 + gaps / counted
         return Footprint(
             program_bytes=program,
             state_bytes=states[0],
