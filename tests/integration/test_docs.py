@@ -126,7 +126,7 @@ NOT_RUN: dict[str, str] = {
     "docs/serving.md:19": "it serves until it is stopped",
     "docs/serving.md:64": "it needs the package openai and a running server",
     "docs/sources/reformer.md:209": "it needs the reader's model",
-    "docs/sources/transformer-xl.md:292": "it needs the published models, gigabytes",
+    "docs/sources/transformer-xl.md:296": "it needs the published models, gigabytes",
 }
 
 
