@@ -302,6 +302,9 @@ LONGEST_PROBE = 8192
 MIB = 2**20
 _SHORT = 64
 _MOST_OVERHEAD = 3.0
+_MOST_GAPS = 1 << 29
+"""Two blocks of 256 MiB, from which on a block is returned (`cli.machine`). Preset million, fp32: 0.2, 0.2, 0.6 and 0.5
+GiB beside its tensors in steps of 8,192, 65,536, 131,072 and 262,144 tokens."""
 _SHARE = 0.9
 """The share of the free memory to use: a prediction is accurate to some percent, and other processes need memory
 too."""
@@ -418,9 +421,10 @@ class Planner:
                     found.append(peak_and_state_bytes(trial, config, probe, rows, told))
         peaks, states = zip(*found, strict=True)
         counted = _polynomial(dict(zip(probes, peaks, strict=True)), length)
-        # Kernels and gaps between memory blocks are not part of the counted tensors. They do not grow with the step,
-        # because large blocks are returned (`cli.machine`): preset million had 150 MiB at 8,192, 40 at 131,072.
-        gaps = min(max(real - peaks[-1], 0), (_MOST_OVERHEAD - 1.0) * peaks[-1])
+        # Kernels and gaps between memory blocks are not part of the counted tensors.
+        gaps = counted * min(max(real / peaks[-1] - 1.0, 0.0), _MOST_OVERHEAD - 1.0)
+        if length > probes[-1]:
+            gaps = min(gaps, max(real - peaks[-1], _MOST_GAPS))
         overhead = 1.0 + gaps / counted
         return Footprint(
             program_bytes=program,
