@@ -163,7 +163,7 @@ import resource, sys
 from manyheads.cli.machine import set_up_machine
 set_up_machine()
 import torch
-from manyheads.tasks.language_modelling.objective import Trial
+from manyheads.tasks.language_modelling.plan import Trial
 from manyheads.training.plan.planner import take_steps
 from manyheads.training.run.precision import resolve_precision
 sys.path.insert(0, sys.argv[1])
