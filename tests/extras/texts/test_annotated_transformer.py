@@ -303,6 +303,18 @@ def loop(*more: Any, opt: Any = (), **named: Any) -> Any:
     ("call", "kind", "said"),
     [
         (lambda: text.MultiHeadedAttention(5, 16), AssertionError, r"16 is not divisible by h, 5 heads.*1, 2, 4, 8"),
+        (lambda: text.make_model(0, 9), ValueError, "src_vocab is 0"),
+        (lambda: text.make_model(9, 9, N="2"), TypeError, "N is '2'"),
+        (lambda: text.make_model(9, 9, N=1, dropout=1.5), ValueError, "dropout is 1.5"),
+        (lambda: text.make_model(9, 9, 1, 16, 16, 2)([[1]], None, None, None), AttributeError, "the ids are list"),
+        (
+            lambda: text.make_model(9, 9, 1, 16, 16, 2).encode(torch.tensor([1, 2]), None),
+            RuntimeError,
+            r"\(2, 16\), 2 axes; .*\(batch, length, d_model\)",
+        ),
+        (lambda: text.Batch(torch.tensor([1, 2]), None, 0), IndexError, r"src has shape \(2,\)"),
+        (lambda: text.subsequent_mask(-1), RuntimeError, "size is -1"),
+        (lambda: text.rate(1, 512, 1, 0), ZeroDivisionError, "warmup is 0"),
         (lambda: text.make_model(9, 9, d_model=20, h=8), AssertionError, "20 is not divisible by h, 8 heads"),
         (lambda: text.MultiHeadedAttention(0, 16), ZeroDivisionError, "h, 0 heads"),
         (lambda: text.MultiHeadedAttention(2.0, 16), TypeError, "whole number of heads"),

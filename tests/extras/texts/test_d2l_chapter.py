@@ -130,6 +130,20 @@ def test_the_english_edition_learns_its_pairs(pairs: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "kind", "said"),
     [
+        (lambda: d2l.TransformerEncoder(10, 8, 16, 2, 1, 0.0)(torch.tensor([[1, 20]])), IndexError, "vocab_size=21"),
+        (lambda: d2l.TransformerEncoder(10, 8, 16, 2, 1, 0.0)(torch.ones(1, 2)), RuntimeError, r"call X.long\(\)"),
+        (lambda: d2l.TransformerEncoder(10, 8, 16, 2, 0, 0.0), ValueError, "num_blks is 0"),
+        (
+            lambda: d2l.TransformerDecoder(10, 8, 16, 2, 1, 0.0)(torch.tensor([[1]]), torch.ones(1, 2, 8)),
+            ValueError,
+            "the state is Tensor; give what init_state",
+        ),
+        (lambda: d2l.PositionalEncoding(8, 0.0, -1), RuntimeError, "max_len is -1"),
+        (lambda: d2l.AddNorm([3, 4], 0.5)(torch.ones(2, 3, 5), torch.ones(2, 3, 5)), RuntimeError, r"\(3, 4\)"),
+        (lambda: d2l.Decoder().init_state(None), NotImplementedError, "Decoder has no init_state"),
+        (lambda: d2l.show_heatmaps(torch.rand(1, 2, 3, 4), "", "", ["a"]), IndexError, "1 titles for 2 columns"),
+        (lambda: d2l.plot([1, 2], [1, 2, 3]), ValueError, "2 places, but .* 3 values"),
+        (lambda: d2l.bleu("a", "a", 0), ValueError, "k is 0"),
         (lambda: d2l.load_data_nmt(2, 8, path="nowhere.txt"), OSError, "nowhere.txt cannot be read"),
         (lambda: d2l.load_data_nmt(0, 8), ValueError, "batch_size is 0"),
         (lambda: d2l.load_data_nmt(2, 0), ValueError, "num_steps is 0"),

@@ -183,6 +183,13 @@ def test_helpers() -> None:
         (lambda: text.LSHAttention()(torch.zeros(1, 4, 2), torch.zeros(1, 5, 2)), RuntimeError, "qk has the shape"),
         (lambda: text.LSHSelfAttention(8)(torch.zeros(2, 4, 9)), RuntimeError, r"must be \(batch, length, 8\)"),
         (lambda: text.ReversibleSequence([])(torch.zeros(1, 2, 3)), RuntimeError, "two streams side by side"),
+        (lambda: text.LSHAttention()([1], torch.zeros(1, 4, 2)), TypeError, "qk is list; give a tensor"),
+        (lambda: text.LSHSelfAttention(8)([1]), AttributeError, "x is list"),
+        (
+            lambda: text.LSHSelfAttention(8)(torch.zeros(2, 4, 8), input_mask=torch.ones(2, 5)),
+            RuntimeError,
+            r"input_mask has the shape \(2, 5\); it must be \(2, 4\): True = may attend",
+        ),
         (lambda: text.Reformer(8, 1, use_rezero=True), ValueError, "use_rezero is True; .*leave it at False"),
         (lambda: text.ReformerLM(9, 8, 1, 16)(torch.full((1, 4), 9)), IndexError, "id 9, but the ids are 0 to 8"),
         (

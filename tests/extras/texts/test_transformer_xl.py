@@ -347,6 +347,8 @@ def attend(**changes: Any) -> Tensor:
         (lambda: random_model(n_head=0), RuntimeError, "n_head is 0; it must be a whole number of at least 1"),
         (lambda: random_model(d_inner=-1), ValueError, "d_inner is -1"),
         (lambda: random_model(dropout=1.5), ValueError, "dropout is 1.5; it must be a number from 0 to 1"),
+        (lambda: random_model(cutoffs=5), TypeError, "cutoffs is 5; it must be a list"),
+        (lambda: random_model()(ids(5, 2), ids(5, 2), None, None, None), AttributeError, "a memory is NoneType"),
         (lambda: random_model(cutoffs=[20, 10]), ValueError, r"cutoffs \[20, 10\] must increase"),
         (lambda: random_model(cutoffs=[10, 20], div_val=8), ValueError, "no width for cluster 2"),
         (lambda: random_model(cutoffs=[10], div_val=2, tie_projs=[True] * 3), IndexError, "ties cluster 2"),

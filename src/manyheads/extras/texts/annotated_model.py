@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.extras.texts.common import check_at_least, check_axes, check_rates
 from manyheads.nn import masked_softmax, merge_heads, split_heads
 from manyheads.nn.kernels import policy
 
@@ -27,7 +28,7 @@ class InputError(ShapeError, RuntimeError, AssertionError):
     """Vectors that do not fit a module; torch has a RuntimeError, the text an assertion."""
 
 
-class IdError(RequestError, IndexError, RuntimeError):
+class IdError(RequestError, IndexError, RuntimeError, AttributeError):
     """Ids outside a vocabulary, or not whole numbers; torch has an IndexError or a RuntimeError."""
 
 
@@ -74,6 +75,7 @@ class Generator(nn.Module):
 
 def clones(module: nn.Module, N: int) -> nn.ModuleList:  # noqa: N803 (the text's name)
     """Return N copies of a module, each with parameters of its own and the same values."""
+    check_at_least(0, N=N)
     return nn.ModuleList(copy.deepcopy(module) for _ in range(N))
 
 
@@ -173,6 +175,7 @@ class DecoderLayer(nn.Module):
 
 def subsequent_mask(size: int) -> Tensor:
     """Return which positions each position may attend to: (1, size, size) bool, `nn.Causal` as a tensor."""
+    check_at_least(0, size=size)
     return torch.ones(1, size, size, dtype=torch.bool).tril()
 
 
@@ -281,6 +284,8 @@ class Embeddings(nn.Module):
         self.d_model = d_model
 
     def forward(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise IdError(f"the ids are {type(x).__name__}; give a tensor of whole numbers: torch.as_tensor converts.")
         if x.is_floating_point() or x.dtype == torch.bool:
             raise IdError(f"ids are of type {x.dtype}; they must be whole numbers: call .long() on them.")
         try:
@@ -311,6 +316,7 @@ class PositionalEncoding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         _check_width(x, self.pe.shape[-1], "the table of positions")
+        check_axes("the input", x, "batch, length, d_model", RuntimeError, IndexError)
         length = x.shape[1]
         table = self.pe if length <= self.pe.shape[1] else _positions(length, self.pe.shape[-1]).to(self.pe)
         out: Tensor = self.dropout(x + table[:, :length])
@@ -330,6 +336,8 @@ def make_model(
 
     Raises: HeadsError: h does not divide d_model.
     """
+    check_at_least(1, src_vocab=src_vocab, tgt_vocab=tgt_vocab, d_model=d_model, d_ff=d_ff)
+    check_rates(dropout=dropout)
     attn = MultiHeadedAttention(h, d_model, dropout)
     ff = PositionwiseFeedForward(d_model, d_ff, dropout)
     position = PositionalEncoding(d_model, dropout)

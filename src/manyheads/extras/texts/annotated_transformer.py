@@ -51,6 +51,7 @@ from manyheads.extras.texts.annotated_model import (
     make_model,
     subsequent_mask,
 )
+from manyheads.extras.texts.common import check_at_least, check_axes
 from manyheads.training.optim.schedule import noam
 
 __all__ = [
@@ -111,6 +112,9 @@ class Batch:
     ntokens: Tensor
 
     def __init__(self, src: Tensor, tgt: Tensor | None = None, pad: int = 2, *, trg: Tensor | None = None) -> None:
+        for name, ids in {"src": src, "tgt": tgt, "trg": trg}.items():
+            if ids is not None:
+                check_axes(name, ids, "batch, length", IndexError)
         self.src = src
         self.src_mask = (src != pad).unsqueeze(-2)
         tgt = trg if tgt is None else tgt
@@ -281,6 +285,8 @@ def run_epoch(
 
 def rate(step: int, model_size: int, factor: float, warmup: int) -> float:
     """Return the learning rate of a step: `training.optim.optimiser.noam`."""
+    if warmup <= 0 or model_size <= 0:
+        raise SettingError(f"warmup is {warmup} and model_size {model_size}; both must be above 0.")
     return noam(step, factor=factor, d_model=model_size, warmup_steps=warmup)
 
 
@@ -366,6 +372,7 @@ def data_gen(V: int, batch_size: int, nbatches: int) -> Iterator[Batch]:  # noqa
 
     Raises: SettingError: V is below 2.
     """
+    check_at_least(1, batch_size=batch_size)
     if V < 2:
         raise SettingError(f"V is {V}; the copy task needs at least 2 symbols, of which 0 is padding.")
     for _ in range(nbatches):
@@ -454,6 +461,7 @@ def greedy_decode(
 
     Nothing ends a row before max_len, as in the text. `Translator` stops at the end, and computes each step once.
     """
+    check_at_least(1, max_len=max_len)
     memory = model.encode(src, src_mask)
     ids = torch.full((src.shape[0], 1), start_symbol, dtype=src.dtype, device=src.device)
     for _ in range(max_len - 1):

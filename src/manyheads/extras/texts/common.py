@@ -131,7 +131,7 @@ def check_axes(name: str, x: object, axes: str, *others: type[Exception]) -> Non
 
     Args: others: what torch or the text's code raises for another number of axes.
     """
-    shape, wanted = _shape(name, x, axes), axes.count(",") + 1
+    shape, wanted = shape_of(name, x, axes), axes.count(",") + 1
     if len(shape) != wanted:
         remedy = (
             f"; of one sequence without a batch make a batch of one: {name}[None]" if len(shape) == wanted - 1 else ""
@@ -147,7 +147,7 @@ def check_shape(name: str, x: object, wanted: Sequence[int | str], remedy: str =
     Raises: TextShapeError: another shape.
     """
     sizes = ", ".join(map(str, wanted))
-    shape = _shape(name, x, sizes)
+    shape = shape_of(name, x, sizes)
     fits = len(shape) == len(wanted) and all(
         isinstance(size, str) or size == found for size, found in zip(wanted, shape, strict=True)
     )
@@ -155,8 +155,8 @@ def check_shape(name: str, x: object, wanted: Sequence[int | str], remedy: str =
         raise TextShapeError(f"{name} has the shape {shape}; it must be ({sizes}){remedy and f': {remedy}'}.")
 
 
-def _shape(name: str, x: object, axes: str) -> tuple[int, ...]:
-    """Return a tensor's shape. Raises: ShapeError: it is no tensor."""
+def shape_of(name: str, x: object, axes: str) -> tuple[int, ...]:
+    """Return a tensor's shape. axes: their names, for the message. Raises: ShapeError: it is no tensor."""
     if not isinstance(x, Tensor):
         raise also(ShapeError, TypeError, AttributeError)(f"{name} is {type(x).__name__}; give a tensor ({axes}).")
     return tuple(x.shape)

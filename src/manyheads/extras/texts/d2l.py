@@ -395,6 +395,7 @@ def bleu(pred_seq: str, label_seq: str, k: int) -> float:
     >>> round(bleu("he is calm", "he is calm .", k=2), 3)
     0.717
     """
+    check_at_least(1, k=k)
     words, wanted = pred_seq.split(" "), label_seq.split(" ")
     score = math.exp(min(0, 1 - len(wanted) / len(words)))
     for n in range(1, k + 1):
@@ -551,6 +552,10 @@ def show_heatmaps(
     from manyheads.extras.inspect.drawings.figure import add_colour_bar, as_array, new_figure
 
     check_axes("matrices", matrices, "rows, columns, queries, keys", ValueError, TypeError)
+    if titles and len(titles) < matrices.shape[1]:
+        raise also(ShapeError, IndexError)(
+            f"there are {len(titles)} titles for {matrices.shape[1]} columns; give one for each column."
+        )
     figure = new_figure(*figsize)
     axes = figure.subplots(*matrices.shape[:2], sharex=True, sharey=True, squeeze=False)
     for row, column in ((row, column) for row in range(len(axes)) for column in range(len(axes[0]))):
@@ -586,6 +591,10 @@ def plot(
     axes = figure.subplots()
     for number, curve in enumerate(curves):
         along = range(len(curve)) if places is None else places if places.ndim == 1 else places[number]
+        if len(along) != len(curve):
+            raise also(ShapeError, ValueError)(
+                f"X has {len(along)} places, but a curve of Y has {len(curve)} values; each value needs one place."
+            )
         axes.plot(along, curve, color=COLOURS[number % len(COLOURS)])
     style_axes(axes, x_label=xlabel, y_label=ylabel)
     if legend:

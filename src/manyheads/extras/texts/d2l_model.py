@@ -21,7 +21,17 @@ from torch import Tensor, nn
 
 from manyheads import nn as ours
 from manyheads.errors import ShapeError
-from manyheads.extras.texts.common import KeepsWeights, also, check_axes, check_heads, dropout_layer, read_arguments
+from manyheads.extras.texts.common import (
+    KeepsWeights,
+    TextNotImplementedError,
+    also,
+    check_at_least,
+    check_axes,
+    check_heads,
+    check_ids,
+    dropout_layer,
+    read_arguments,
+)
 
 _VECTORS = "batch, length, width"
 _SHAPE_ERRORS = (RuntimeError, IndexError)
@@ -114,6 +124,7 @@ class AdditiveAttention(KeepsWeights):
         super().__init__()
         editions = ("key_size, query_size, num_hiddens, dropout", "num_hiddens, dropout")
         _, sizes = read_arguments("AdditiveAttention", editions, args, kwargs)
+        check_at_least(1, **{name: size for name, size in sizes.items() if name != "dropout"})
         self.W_k = _linear(sizes.get("key_size"), sizes["num_hiddens"], bias=False)
         self.W_q = _linear(sizes.get("query_size"), sizes["num_hiddens"], bias=False)
         self.w_v = _linear(sizes["num_hiddens"] if "key_size" in sizes else None, 1, bias=False)
@@ -145,6 +156,7 @@ class MultiHeadAttention(nn.Module):
         )
         _, sizes = read_arguments("MultiHeadAttention", editions, args, kwargs)
         width, bias = sizes["num_hiddens"], sizes["bias"]
+        check_at_least(1, **{name: size for name, size in sizes.items() if name.endswith("_size")})
         check_heads(width, sizes["num_heads"], ("num_hiddens", "num_heads"), RuntimeError, ValueError, TypeError)
         self.num_heads = sizes["num_heads"]
         self.attention = DotProductAttention(sizes["dropout"])
@@ -193,6 +205,7 @@ class PositionalEncoding(nn.Module):
 
     def __init__(self, num_hiddens: int, dropout: float, max_len: int = 1000) -> None:
         super().__init__()
+        check_at_least(1, num_hiddens=num_hiddens, max_len=max_len)
         self.dropout = dropout_layer(dropout)
         even = torch.arange(0, num_hiddens, 2, dtype=torch.float32)
         angles = torch.arange(max_len, dtype=torch.float32)[:, None] / torch.pow(10000, even / num_hiddens)
@@ -223,6 +236,7 @@ class PositionWiseFFN(nn.Module):
         super().__init__()
         editions = ("ffn_num_input, ffn_num_hiddens, ffn_num_outputs", "ffn_num_hiddens, ffn_num_outputs")
         edition, sizes = read_arguments("PositionWiseFFN", editions, args, kwargs)
+        check_at_least(1, **sizes)
         hidden = sizes["ffn_num_hiddens"]
         self.dense1 = _linear(sizes.get("ffn_num_input"), hidden)
         self.relu = nn.ReLU()
@@ -254,24 +268,33 @@ class AddNorm(nn.Module):
             raise also(ShapeError, RuntimeError)(
                 f"X has shape {tuple(X.shape)} and Y {tuple(Y.shape)}; a residual connection needs equal shapes."
             )
+        normed = self.ln.normalized_shape
+        if tuple(X.shape[-len(normed) :]) != normed:
+            raise also(ShapeError, RuntimeError)(
+                f"X has shape {tuple(X.shape)}, but AddNorm was made for the last axes {normed}; change one of them."
+            )
         return self.ln(self.dropout(Y) + X)  # type: ignore[no-any-return]
+
+
+def _not_made(module: nn.Module, name: str) -> TextNotImplementedError:
+    return TextNotImplementedError(f"{type(module).__name__} has no {name} of its own; write it in a subclass.")
 
 
 class Encoder(nn.Module):
     """Base class of encoders: `forward(X, *args)`."""
 
     def forward(self, X: Tensor, *args: Any) -> Any:  # noqa: N803
-        raise NotImplementedError
+        raise _not_made(self, "forward")
 
 
 class Decoder(nn.Module):
     """Base class of decoders: `init_state(enc_outputs, *args)` and `forward(X, state)`."""
 
     def init_state(self, enc_outputs: Any, *args: Any) -> Any:
-        raise NotImplementedError
+        raise _not_made(self, "init_state")
 
     def forward(self, X: Tensor, state: Any) -> Any:  # noqa: N803
-        raise NotImplementedError
+        raise _not_made(self, "forward")
 
 
 class AttentionDecoder(Decoder):
@@ -279,7 +302,7 @@ class AttentionDecoder(Decoder):
 
     @property
     def attention_weights(self) -> Any:
-        raise NotImplementedError
+        raise _not_made(self, "attention_weights")
 
 
 class EncoderDecoder(nn.Module):
@@ -353,6 +376,7 @@ class TransformerEncoder(KeepsWeights, Encoder):
         editions = (f"vocab_size, {_CHINESE_STACK}, use_bias=False", f"vocab_size, {_ENGLISH_STACK}, use_bias=False")
         edition, sizes = read_arguments("TransformerEncoder", editions, args, kwargs)
         vocab_size, depth = sizes.pop("vocab_size"), sizes.pop("num_blks" if edition else "num_layers")
+        check_at_least(1, vocab_size=vocab_size, **{"num_blks" if edition else "num_layers": depth})
         self.num_hiddens = sizes["num_hiddens"]
         self.embedding = nn.Embedding(vocab_size, self.num_hiddens)
         self.pos_encoding = PositionalEncoding(self.num_hiddens, sizes["dropout"])
@@ -362,6 +386,7 @@ class TransformerEncoder(KeepsWeights, Encoder):
     def forward(self, X: Tensor, valid_lens: Tensor | None = None, *args: Any) -> Tensor:  # noqa: N803
         """Shape: X (batch, length) ids -> (batch, length, num_hiddens)."""
         check_axes("X", X, "batch, length", RuntimeError)
+        check_ids(X, "X", self.embedding.num_embeddings, "make the module with vocab_size={} or more")
         x: Tensor = self.pos_encoding(self.embedding(X) * math.sqrt(self.num_hiddens))
         self.attention_weights = []
         for block in self.blks:
@@ -425,6 +450,7 @@ class TransformerDecoder(KeepsWeights, AttentionDecoder):
         edition, sizes = read_arguments("TransformerDecoder", editions, args, kwargs)
         name = "num_blks" if edition else "num_layers"
         vocab_size, depth = sizes.pop("vocab_size"), sizes.pop(name)
+        check_at_least(1, vocab_size=vocab_size, **{name: depth})
         setattr(self, name, depth)
         self.num_hiddens = sizes["num_hiddens"]
         self.embedding = nn.Embedding(vocab_size, self.num_hiddens)
@@ -440,7 +466,13 @@ class TransformerDecoder(KeepsWeights, AttentionDecoder):
     def forward(self, X: Tensor, state: list[Any]) -> tuple[Tensor, list[Any]]:  # noqa: N803
         """Shape: X (batch, new_len) ids -> (batch, new_len, vocab_size), and the state."""
         check_axes("X", X, "batch, length", RuntimeError)
+        check_ids(X, "X", self.embedding.num_embeddings, "make the module with vocab_size={} or more")
         x: Tensor = self.pos_encoding(self.embedding(X) * math.sqrt(self.num_hiddens))
+        if not isinstance(state, list | tuple) or len(state) != 3:
+            raise also(ShapeError, ValueError, TypeError)(
+                f"the state is {type(state).__name__}; give what init_state(enc_outputs, enc_valid_lens) or the last"
+                " call returned: [enc_outputs, enc_valid_lens, inputs of each block]."
+            )
         self._attention_weights: list[list[Any]] = [[], []]
         for block in self.blks:
             x, state = block(x, state)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from manyheads import nn as ours
 from manyheads.errors import ConfigError, ShapeError
-from manyheads.extras.texts.common import also, check_heads, read_arguments, refuse_added
+from manyheads.extras.texts.common import also, check_at_least, check_heads, read_arguments, refuse_added, shape_of
 
 __all__ = ["MultiheadAttention", "expand_mask", "position_encoding", "scaled_dot_product"]
 
@@ -34,6 +34,8 @@ def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = No
 
     Shape: q (..., q_len, d_k), k (..., k_len, d_k), v (..., k_len, width), mask broadcastable to (..., q_len, k_len).
     """
+    for name, x in {"q": q, "k": k, "v": v}.items():
+        shape_of(name, x, "..., length, width")
     shapes = f"q, k and v have shapes {_shape(q)}, {_shape(k)} and {_shape(v)}"
     if min(q.dim(), k.dim(), v.dim()) < 2:
         raise also(ShapeError, RuntimeError, IndexError)(
@@ -53,6 +55,7 @@ def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = No
 
 def expand_mask(mask: Tensor) -> Tensor:
     """Return a mask with four axes: (q_len, k_len) and (batch, q_len, k_len) get axes for batch and heads."""
+    shape_of("mask", mask, "batch, heads, q_len, k_len")
     if mask.dim() not in (2, 3, 4):
         raise also(ShapeError, AssertionError)(
             f"the mask has shape {_shape(mask)}; it must be (q_len, k_len), (batch, q_len, k_len) or (batch, heads,"
@@ -106,6 +109,7 @@ class MultiheadAttention(nn.Module):
 
     def __init__(self, input_dim: int, embed_dim: int, num_heads: int) -> None:
         super().__init__()
+        check_at_least(1, input_dim=input_dim)
         check_heads(embed_dim, num_heads, ("embed_dim", "num_heads"), AssertionError, ZeroDivisionError, TypeError)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
@@ -132,7 +136,7 @@ class MultiheadAttention(nn.Module):
             mask: (length, length), (batch, length, length) or (batch, heads, length, length); 0 = blocked. With as many
                 sentences as heads three axes are refused, because the text takes the first for the heads.
         """
-        if x.dim() != 3:
+        if len(shape_of("x", x, "batch, length, input_dim")) != 3:
             hint = "; of one sentence make a batch of one: x[None]" if x.dim() == 2 else ""
             raise also(ShapeError, ValueError)(f"x has shape {_shape(x)}; it must be (batch, length, input_dim){hint}.")
         if x.shape[2] != self.qkv_proj.in_features:

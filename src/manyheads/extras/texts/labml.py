@@ -17,7 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ShapeError
-from manyheads.extras.texts.common import KeepsWeights, also, check_axes, check_heads, dropout_layer, refuse_added
+from manyheads.extras.texts.common import (
+    KeepsWeights,
+    also,
+    check_at_least,
+    check_axes,
+    check_heads,
+    dropout_layer,
+    refuse_added,
+    shape_of,
+)
 
 __all__ = ["MultiHeadAttention", "PrepareForMultiHeadAttention", "tracker"]
 
@@ -46,13 +55,14 @@ class PrepareForMultiHeadAttention(nn.Module):
 
     def __init__(self, d_model: int, heads: int, d_k: int, bias: bool) -> None:
         super().__init__()
+        check_at_least(1, d_model=d_model, heads=heads, d_k=d_k)
         self.linear = nn.Linear(d_model, heads * d_k, bias=bias)
         self.heads = heads
         self.d_k = d_k
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape: (length, batch, d_model) -> (length, batch, heads, d_k), or both without the length."""
-        if x.shape[-1:] != (self.linear.in_features,):
+        if shape_of("the input", x, "length, batch, d_model")[-1:] != (self.linear.in_features,):
             raise also(ShapeError, RuntimeError)(
                 f"the input has shape {tuple(x.shape)}, but its last axis must be d_model {self.linear.in_features}."
             )
@@ -122,8 +132,9 @@ class MultiHeadAttention(KeepsWeights):
             query, key, value: (length, batch, d_model); (batch, d_model) is one position.
             mask: see `prepare_mask`.
         """
+        shape_of("query", query, "length, batch, d_model")
         is_one_position = query.dim() == 2
-        query, key, value = (x[None] if x.dim() == 2 else x for x in (query, key, value))
+        query, key, value = (x[None] if isinstance(x, Tensor) and x.dim() == 2 else x for x in (query, key, value))
         self._check(query, key, value)
         prepared = None if mask is None else self.prepare_mask(mask, list(query.shape), list(key.shape))
         q, k, v = self.query(query), self.key(key), self.value(value)

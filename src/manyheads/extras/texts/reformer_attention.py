@@ -10,7 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.extras.texts.common import TextShapeError, TextValueError, check_at_least, check_rates
+from manyheads.extras.texts.common import (
+    TextShapeError,
+    TextValueError,
+    check_at_least,
+    check_rates,
+    check_shape,
+    shape_of,
+)
 from manyheads.nn import LSHSettings
 from manyheads.nn.attention.lsh import hash_vectors, lsh_attention
 from manyheads.nn.attention.lsh_hash import keys_of, near_pairs
@@ -51,6 +58,8 @@ def _scores(qk: Tensor, queries: int, input_mask: Tensor | None, input_attn_mask
 
 
 def _check_vectors(qk: Tensor, v: Tensor) -> None:
+    for name, x in {"qk": qk, "v": v}.items():
+        shape_of(name, x, "batch x heads, length, width")
     if qk.dim() != 3 or v.dim() != 3 or qk.shape[:2] != v.shape[:2]:
         raise TextShapeError(
             f"qk has the shape {tuple(qk.shape)} and v {tuple(v.shape)}; both must be (batch x heads, length, width) of"
@@ -288,16 +297,17 @@ class LSHSelfAttention(nn.Module):
         """Attend: (batch, length, dim) -> the same. keys: more positions, which are read but give no output. Masks:
         True = may attend, (batch, length), (batch, length, all positions) and (batch, keys).
         """
-        if x.dim() != 3 or x.shape[2] != self.dim:
-            raise TextShapeError(f"x has the shape {tuple(x.shape)}; it must be (batch, length, {self.dim}).")
+        check_shape("x", x, ["batch", "length", self.dim])
         batch, length = x.shape[:2]
         together = x if keys is None else torch.cat([x, keys], dim=1)
         is_full = self.use_full_attn or together.shape[1] <= self.full_attn_thres
         if input_mask is not None or context_mask is not None:
             real = together.new_ones(together.shape[:2], dtype=torch.bool)
             if input_mask is not None:
+                check_shape("input_mask", input_mask, [batch, length], "True = may attend")
                 real[:, :length] = input_mask.bool()
             if context_mask is not None:
+                check_shape("context_mask", context_mask, [batch, together.shape[1] - length], "True = may attend")
                 real[:, length:] = context_mask.bool()
             input_mask = real.repeat_interleave(self.heads, dim=0)
         if input_attn_mask is not None:

@@ -30,6 +30,7 @@ from manyheads.extras.texts.common import (
     check_ids,
     check_rates,
     check_shape,
+    shape_of,
 )
 from manyheads.extras.texts.transformer_xl_layers import (
     DecoderLayer,
@@ -320,8 +321,9 @@ class MemTransformerLM(nn.Module):
                 " of the last call, model(data, target, *mems)."
             )
         for memory in mems:
+            remedy = "give those of the last call, and none to lanes of another number"
+            shape_of("a memory", memory, "mlen, bsz, d_model")
             if memory.numel():
-                remedy = "give those of the last call, and none to lanes of another number"
                 check_shape("a memory", memory, [mems[0].shape[0], data.shape[1], self.d_model], remedy)
 
     def _losses(self, hidden: Tensor, target: Tensor) -> Tensor:

@@ -25,6 +25,11 @@ class _Clustered(nn.Module):
     def __init__(self, n_token: int, d_embed: int, d_proj: int, cutoffs: Sequence[int], div_val: int) -> None:
         super().__init__()
         check_at_least(1, n_token=n_token, d_embed=d_embed, d_proj=d_proj, div_val=div_val)
+        if not isinstance(cutoffs, list | tuple) or not all(isinstance(cutoff, int) for cutoff in cutoffs):
+            raise TextValueError(
+                f"cutoffs is {cutoffs!r}; it must be a list of whole numbers, the first ids of the rarer clusters.",
+                fields=["cutoffs"],
+            )
         ends = [0, *cutoffs, n_token]
         if any(low >= high for low, high in pairwise(ends)):
             raise TextValueError(

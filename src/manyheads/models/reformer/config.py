@@ -430,7 +430,7 @@ PRESETS: dict[str, ReformerConfig] = {
         activation="gelu_tanh",
         ff_chunk_len=4096,
     ),
-    # Sequences of 1,048,576 bytes, on two cores with 20 GiB of free memory (`benchmarks/reformer_length.py`).
+    # Sequences of 1,048,576 bytes, on two cores with 18 GiB of memory (`benchmarks/reformer_length.py`).
     "million": ReformerConfig(
         d_model=256,
         num_heads=4,

@@ -332,43 +332,58 @@ def _backward(
     groups: Iterator[SortedRows], inputs: _Inputs, out: Tensor, log_sums: Tensor, alone: Tensor, grad_out: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of queries, which are also the keys, and of values: (rows, length, width) each."""
-    wide = torch.promote_types(inputs.q.dtype, torch.float32)
-    grad_qk, grad_values = torch.empty_like(inputs.q), torch.empty_like(inputs.v)
+    grads = torch.empty_like(inputs.q), torch.empty_like(inputs.v)
     for group in groups:
-        q, k, v = inputs.q[group.rows], inputs.k[group.rows], inputs.v[group.rows]
-        grad = group.zero_padding(grad_out[group.rows].to(q.dtype))
-        shares = (grad.to(wide) * out[group.rows]).sum(dim=-1)
-        codes = group.num_code_columns
-        queries, keys = _table(q, -log_sums[group.rows], codes), _table(k, 1.0, codes)
-        # d loss / d score = weight x (gradient of the weight - share). With dropout the share is subtracted after it.
-        grads = _table(grad, None if group.rate else -shares, 0)
-        values = _table(v, None if group.rate else 1.0, 0)
-        all_shares = _table(shares[..., None], None, 0)
-        sums_q = queries.new_empty(group.num_chunks, group.chunk_len, queries.shape[1])
-        sums_k, sums_v = group.key_sums(keys.shape[1]), group.key_sums(grads.shape[1])
-        for tile in group.tiles():
-            query, key_chunks = group.operands(tile, queries, keys)
-            weights = group.weights(tile, query, key_chunks)
-            grad_tile = group.take(grads, tile)
-            grad_weights = group.scratch("gradients", len(query))
-            for one, value in zip(grad_weights, group.take_keys(values, tile), strict=True):
-                torch.bmm(grad_tile, value.transpose(1, 2), out=one)
-            dropped = group.dropout_mask(tile, weights)
-            if dropped is not None:
-                grad_weights *= dropped
-                grad_weights -= group.take(all_shares, tile).to(grad_weights.dtype)
-            grad_scores = grad_weights.mul_(weights)
-            if dropped is not None:
-                weights *= dropped
-            _sum_of_products(grad_scores, key_chunks, out=sums_q[tile])
-            group.add_to_keys(sums_k, tile, grad_scores, query)
-            group.add_to_keys(sums_v, tile, weights, grad_tile)
-        grad_q = group.sum_rounds(sums_q)[:, : q.shape[2]].to(wide)
-        grad_k = group.sum_rounds(sums_k[:-1])[:, : q.shape[2]].to(wide)
-        grad_v = group.sum_rounds(sums_v[:-1])[:, : v.shape[2]]
-        # k = q f with f = scale / sqrt(q.q + eps d), so the component along q is removed.
-        factors, flat = inputs.factors[group.rows].flatten(0, 1), q.flatten(0, 1).to(wide)
-        along = (flat * grad_k).sum(dim=-1, keepdim=True) * (factors / group.settings.scale).square()
-        grad_qk[group.rows] = (grad_q + factors * (grad_k - flat * along)).view(q.shape).to(q.dtype)
-        grad_values[group.rows] = grad_v.view(v.shape) + torch.where(alone[group.rows][..., None], grad, 0.0)
-    return grad_qk, grad_values
+        _backward_of_group(group, inputs, out, log_sums, alone, grad_out, grads)  # frees its tensors before the next
+    return grads
+
+
+def _backward_of_group(
+    group: SortedRows,
+    inputs: _Inputs,
+    out: Tensor,
+    log_sums: Tensor,
+    alone: Tensor,
+    grad_out: Tensor,
+    written: tuple[Tensor, Tensor],
+) -> None:
+    """Write the gradients of a group's rows."""
+    wide = torch.promote_types(inputs.q.dtype, torch.float32)
+    grad_qk, grad_values = written
+    q, k, v = inputs.q[group.rows], inputs.k[group.rows], inputs.v[group.rows]
+    grad = group.zero_padding(grad_out[group.rows].to(q.dtype))
+    shares = (grad.to(wide) * out[group.rows]).sum(dim=-1)
+    codes = group.num_code_columns
+    queries, keys = _table(q, -log_sums[group.rows], codes), _table(k, 1.0, codes)
+    # d loss / d score = weight x (gradient of the weight - share). With dropout the share is subtracted after it.
+    grads = _table(grad, None if group.rate else -shares, 0)
+    values = _table(v, None if group.rate else 1.0, 0)
+    all_shares = _table(shares[..., None], None, 0)
+    sums_q = queries.new_empty(group.num_chunks, group.chunk_len, queries.shape[1])
+    sums_k, sums_v = group.key_sums(keys.shape[1]), group.key_sums(grads.shape[1])
+    for tile in group.tiles():
+        query, key_chunks = group.operands(tile, queries, keys)
+        weights = group.weights(tile, query, key_chunks)
+        grad_tile = group.take(grads, tile)
+        grad_weights = group.scratch("gradients", len(query))
+        for one, value in zip(grad_weights, group.take_keys(values, tile), strict=True):
+            torch.bmm(grad_tile, value.transpose(1, 2), out=one)
+        dropped = group.dropout_mask(tile, weights)
+        if dropped is not None:
+            grad_weights *= dropped
+            grad_weights -= group.take(all_shares, tile).to(grad_weights.dtype)
+        grad_scores = grad_weights.mul_(weights)
+        if dropped is not None:
+            weights *= dropped
+        _sum_of_products(grad_scores, key_chunks, out=sums_q[tile])
+        group.add_to_keys(sums_k, tile, grad_scores, query)
+        group.add_to_keys(sums_v, tile, weights, grad_tile)
+    del queries, keys, grads, values, query, key_chunks, grad_tile  # from here on a step needs the most memory
+    grad_q = group.sum_rounds(sums_q)[:, : q.shape[2]].to(wide)
+    grad_k = group.sum_rounds(sums_k[:-1])[:, : q.shape[2]].to(wide)
+    grad_v = group.sum_rounds(sums_v[:-1])[:, : v.shape[2]]
+    # k = q f with f = scale / sqrt(q.q + eps d), so the component along q is removed.
+    factors, flat = inputs.factors[group.rows].flatten(0, 1), q.flatten(0, 1).to(wide)
+    along = (flat * grad_k).sum(dim=-1, keepdim=True) * (factors / group.settings.scale).square()
+    grad_qk[group.rows] = (grad_q + factors * (grad_k - flat * along)).view(q.shape).to(q.dtype)
+    grad_values[group.rows] = grad_v.view(v.shape) + torch.where(alone[group.rows][..., None], grad, 0.0)

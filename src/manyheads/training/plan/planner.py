@@ -25,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 from manyheads.catalogue import TASKS, build_model
 from manyheads.data.lines import Progress
 from manyheads.errors import ConfigError
+from manyheads.nn.kernels.policy import as_if_longer
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.run.device import check_capacity, computing, free_memory_bytes, peak_memory_bytes, status_bytes
@@ -301,6 +302,9 @@ LONGEST_PROBE = 8192
 MIB = 2**20
 _SHORT = 64
 _MOST_OVERHEAD = 3.0
+_MOST_GAPS = 1 << 29
+"""Two blocks of 256 MiB, from which on a block is returned (`cli.machine`). Preset million, fp32: 0.2, 0.2, 0.6 and 0.5
+GiB beside its tensors in steps of 8,192, 65,536, 131,072 and 262,144 tokens."""
 _SHARE = 0.9
 """The share of the free memory to use: a prediction is accurate to some percent, and other processes need memory
 too."""
@@ -408,13 +412,20 @@ class Planner:
             take_steps(trial, config, min(length, _SHORT), 1, told)
             program = resident_bytes()
             forget_peak()
-            take_steps(trial, config, probes[-1], rows, told)
+            with as_if_longer(length / probes[-1]):
+                take_steps(trial, config, probes[-1], rows, told)
             real = peak_resident_bytes() - program
-            found = [peak_and_state_bytes(trial, config, probe, rows, told) for probe in probes]
+            found = []
+            for probe in probes:
+                with as_if_longer(length / probe):
+                    found.append(peak_and_state_bytes(trial, config, probe, rows, told))
         peaks, states = zip(*found, strict=True)
         counted = _polynomial(dict(zip(probes, peaks, strict=True)), length)
         # Kernels and gaps between memory blocks are not part of the counted tensors.
-        overhead = min(max(real / peaks[-1], 1.0), _MOST_OVERHEAD)
+        gaps = counted * min(max(real / peaks[-1] - 1.0, 0.0), _MOST_OVERHEAD - 1.0)
+        if length > probes[-1]:
+            gaps = min(gaps, max(real - peaks[-1], _MOST_GAPS))
+        overhead = 1.0 + gaps / counted
         return Footprint(
             program_bytes=program,
             state_bytes=states[0],
