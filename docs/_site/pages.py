@@ -6,6 +6,7 @@
 Pages are written for a Git host as well as for the site, so their links name files of the repository. Those that lie
 outside docs/ come below `repository/`: Markdown as pages, other text as pages that show it. Formulas become MathML,
 which browsers draw without a script or a font of ours. The reference is one page of directives of mkdocstrings.
+A page in Chinese (chinese.py) and the English one that it follows link to each other below their titles.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from latex2mathml.converter import convert
+
+sys.path.insert(0, str(Path(__file__).parent))
+import chinese
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -53,7 +57,13 @@ UNSEARCHED = (
 ADDRESSES = ROOT / "release" / "addresses.toml"
 
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
-_FENCE = re.compile(r"^( *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
+_FENCE = chinese.FENCE
+_TITLE = re.compile(r"^# .+\n", re.MULTILINE)
+# Browsers show the end of a line as a space. After full-width signs, and between two Chinese ones, there is none.
+_JOINED = re.compile(
+    r"(?<=[\u3001-\u303f\uff00-\uffef”])\n *+(?![\n|#>]|[-*+] |\d+\. |!\[|<|\Z)"
+    r"|(?<=[\u3400-\u9fff])\n *+(?=[\u3400-\u9fff])"
+)
 _CODE = re.compile(r"(`+[^`\n]+`+|(?<=\n\n) {4}[^\n]*\n(?: {4}[^\n]*\n)*)")
 _DISPLAYED = re.compile(r"^\$\$(.+?)\$\$$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"(?<![\\$])\$(?![\s$])((?:\\.|[^\\$\n])+?)(?<!\s)\$(?!\$)")
@@ -82,7 +92,7 @@ def pages() -> dict[str, str | Path]:
         elif uri.endswith(".md"):
             language = {"yaml": "yaml", "py": "python", "json": "json"}.get(place.rpartition(".")[2], "")
             text = (ROOT / place).read_text(encoding="utf-8")
-            found[uri] = _unsearched(uri) + f"# {place}\n\n````{language}\n{text}````\n"
+            found[uri] = _head(uri) + f"# {place}\n\n````{language}\n{text}````\n"
         else:
             found[uri] = ROOT / place
     found["reference.md"] = _reference()
@@ -105,16 +115,41 @@ def _page(place: str) -> str:
     """Return a page, a file of the repository, with links, formulas and instructions as the site has them."""
     uri = _site_path(place)
     markdown = (ROOT / place).read_text(encoding="utf-8")
+    in_chinese = place == chinese.README or place.startswith(f"{chinese.FOLDER}/")
+    if in_chinese and place != chinese.README:
+        markdown = chinese.pair_of(place).text()
     if name := _addresses()["index_name"]:
         markdown = with_index_name(markdown, name)
     parts = _FENCE.split(markdown)
+    if in_chinese:
+        parts = [part if number % 2 else in_one_line(part) for number, part in enumerate(parts)]
     text = "".join(part if number % 2 else with_formulas(_relinked(part, place)) for number, part in enumerate(parts))
-    return _unsearched(uri) + text
+    return _head(uri, in_chinese) + _TITLE.sub(lambda title: title[0] + _switch(place), text, count=1)
 
 
-def _unsearched(uri: str) -> str:
-    """Return the head of a page that the search leaves out; empty for others."""
-    return "---\nsearch:\n  exclude: true\n---\n" if uri.startswith(UNSEARCHED) else ""
+def in_one_line(text: str) -> str:
+    """Return Chinese text without fences, a paragraph in one line, whose headings have their anchors."""
+    return chinese.HEADING.sub(lambda match: f"{match[0]} {{ #{chinese.slug(match[2])} }}", _JOINED.sub("", text))
+
+
+def _switch(place: str) -> str:
+    """Return a link to the same page in the other language, if there is one; both README have their own."""
+    if place.startswith(f"{chinese.FOLDER}/"):
+        other: str | None = chinese.pair_of(place).english
+        name, language = "English", "en"
+    else:
+        other, name, language = chinese.chinese_of(place), "简体中文", "zh-Hans"
+    if other is None:
+        return ""
+    path = posixpath.relpath(_site_path(other), posixpath.dirname(_site_path(place)) or ".")
+    return f'\n[{name}]({path}){{ lang="{language}" hreflang="{language}" rel="alternate" }}\n{{ .languages }}\n'
+
+
+def _head(uri: str, in_chinese: bool = False) -> str:
+    """Return the head of a page: its language, and whether the search leaves it out; empty for most."""
+    facts = "language: zh\n" if in_chinese else ""
+    facts += "search:\n  exclude: true\n" if uri.startswith(UNSEARCHED) else ""
+    return f"---\n{facts}---\n" if facts else ""
 
 
 def _relinked(text: str, place: str) -> str:
