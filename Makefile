@@ -192,10 +192,12 @@ sample-model: $(READY)
 
 # The documentation as a site: site/index.html. Every link and name must hold.
 # The pages are run, README first, and what they print is compared; then they become a folder of Markdown, and that a site.
+# Pages in Chinese are compared with the English ones: code, figures and links; where only words changed, a line says so.
 docs: export PYTHONDONTWRITEBYTECODE =
 docs: $(READY_DEV)
 	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[docs]' -r docs/_site/requirements.txt
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m page tests/integration/test_readme.py tests/integration/test_docs.py tests/integration/test_notebooks.py
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m page tests/integration/test_readme.py tests/integration/test_docs.py tests/integration/test_notebooks.py tests/integration/test_chinese_pages.py
+	@$(BIN)/python docs/_site/chinese.py --report
 	$(BIN)/python docs/_site/pages.py build/pages
 	env NO_MKDOCS_2_WARNING=1 $$($(BIN)/python docs/_site/pages.py --addresses) $(BIN)/python -m mkdocs build --strict
 

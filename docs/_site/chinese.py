@@ -18,8 +18,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "docs/zh"
@@ -36,8 +36,7 @@ class ChineseError(Exception):
     """Something to be repaired, in one sentence."""
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """A page in Chinese and the English one, both as paths in the repository. end: the heading before which it ends."""
 
     chinese: str

@@ -175,8 +175,8 @@ def test_the_chinese_readme_has_the_same_commands() -> None:
     sections = {path: re.findall(r"^## ", text, re.M) for path, text in texts.items()}
     assert len(sections[CHINESE]) == len(sections[README])
     commands = rf"\bmanyheads (?:{'|'.join(COMMANDS)})\b"
-    for words in (commands, r"\binspect [a-z]+\b", r"--[a-z][\w.-]+", r"\]\((?!http)[^)]+\)"):
+    for words in (commands, r"\binspect [a-z]+\b", r"--[a-z][\w.-]+"):
         found = {path: set(re.findall(words, " ".join(text.split()))) for path, text in texts.items()}
-        assert found[README] - found[CHINESE] <= {f"]({CHINESE.name})"}
+        assert found[README] <= found[CHINESE]
     assert f"({CHINESE.name})" in texts[README]
     assert f"({README.name})" in texts[CHINESE]
