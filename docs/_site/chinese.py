@@ -17,7 +17,7 @@ import posixpath
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,11 @@ BLOB_DIGITS = 12
 FENCE = re.compile(r"^( *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()([^)\s#]*)(#[^)\s]*)?(?=\))")
 HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
+# Browsers show the end of a line as a space. After full-width signs, and between two Chinese ones, there is none.
+_JOINED = re.compile(
+    r"(?<=[\u3001-\u303f\uff00-\uffef”])\n *+(?![\n|#>]|[-*+] |\d+\. |!\[|<|\Z)"
+    r"|(?<=[\u3400-\u9fff])\n *+(?=[\u3400-\u9fff])"
+)
 _FIRST = re.compile(r"\A<!-- follows (?P<english>\S+) at (?P<blob>[0-9a-f]+)(?:, to \"(?P<end>.+)\")? -->\n\n")
 
 
@@ -67,9 +72,16 @@ def pair_of(page: str) -> Pair:
         raise ChineseError(f"there is no page {page}.")
     first = _FIRST.match(_read(page))
     english = f"docs/{posixpath.relpath(page, FOLDER)}"
+    if not (ROOT / english).is_file():
+        raise ChineseError(f"{page} follows {english}, which is not there.")
     if first is None or first["english"] != english:
-        raise ChineseError(f"{page} must begin with <!-- follows {english} at {blob_of(english)} --> and an empty line.")
-    return Pair(page, english, first["blob"], first["end"])
+        raise ChineseError(
+            f"{page} must begin with <!-- follows {english} at {blob_of(english)} --> and an empty line."
+        )
+    pair = Pair(page, english, first["blob"], first["end"])
+    if pair.end is not None and f"\n## {pair.end}\n" not in _read(english):
+        raise ChineseError(f'{page} ends before "## {pair.end}", which {english} has not.')
+    return pair
 
 
 def chinese_of(english: str) -> str | None:
@@ -120,7 +132,22 @@ def with_links(page: str, text: str, *, to_chinese: bool) -> str:
             anchor = found[to_chinese][number]
         return _link(here, pair.chinese if to_chinese else pair.english, anchor, page)
 
-    return "".join(part if n % 2 else LINK.sub(linked, part) for n, part in enumerate(FENCE.split(text)))
+    return _outside(text, lambda part: LINK.sub(linked, part))
+
+
+def in_one_line(text: str) -> str:
+    """Return Chinese text with each paragraph in one line."""
+    return _outside(text, lambda part: _JOINED.sub("", part))
+
+
+def with_anchors(text: str) -> str:
+    """Return a page whose headings have the anchors of a Git host, as Python-Markdown's attribute lists."""
+    return _outside(text, lambda part: HEADING.sub(lambda match: f"{match[0]} {{ #{slug(match[2])} }}", part))
+
+
+def _outside(text: str, change: Callable[[str], str]) -> str:
+    """Return a page with everything changed but its blocks of code."""
+    return "".join(part if n % 2 else change(part) for n, part in enumerate(FENCE.split(text)))
 
 
 def prose(text: str) -> str:
@@ -154,13 +181,7 @@ def _link(here: str, target: str, anchor: str, page: str) -> str:
 
 
 def _before(text: str, end: str | None) -> str:
-    """Raises: ChineseError: there is no such heading."""
-    if end is None:
-        return text
-    before, found, _ = text.partition(f"\n## {end}\n")
-    if not found:
-        raise ChineseError(f'there is no heading "## {end}" in the English page.')
-    return f"{before}\n"
+    return text if end is None else text.partition(f"\n## {end}\n")[0]
 
 
 def _read(place: str) -> str:

@@ -4,7 +4,8 @@
     python docs/_site/notebooks.py --text [PAGE ...]   # runs nothing; keeps the outputs of cells that did not change
 
 A block of code becomes a cell, and what the page shows as its output is left out, because the real one stands there.
-Blocks that cannot run stay text. The environment needs `docs/_site/requirements.txt`, `ipykernel` and `nbclient`.
+Blocks that cannot run stay text. A page in Chinese has the same cells, so its notebook gets the outputs of the English
+one, and is written together with it. The environment needs `docs/_site/requirements.txt`, `ipykernel` and `nbclient`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import chinese
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -45,6 +49,7 @@ tail -c 20000 sample/novel.txt > c.txt""",
     "heads": "manyheads sample-model models/en-de",
 }
 """Commands that write what a page supposes to be there; they are the second cell."""
+IN_CHINESE = "zh/"
 MOST_NOTEBOOK_BYTES = 1_000_000
 MOST_PICTURE_BYTES = 100_000
 MOST_LINES = 200
@@ -76,11 +81,15 @@ def notebook_of(page: str) -> Any:
     path = DOCS / f"{page}.md"
     if not path.is_file():
         raise NotebookError(f"there is no page {path.relative_to(ROOT)}; pages with notebooks: {', '.join(PAGES)}.")
-    notebook = jupytext.reads(_with_cells(path.read_text(encoding="utf-8"), page), fmt="md")
+    text = path.read_text(encoding="utf-8")
+    if page.startswith(IN_CHINESE):
+        text = chinese.in_one_line(chinese.pair_of(f"docs/{page}.md").text())
+    notebook = jupytext.reads(_with_cells(text, page), fmt="md")
     if not any(cell.cell_type == "code" for cell in notebook.cells):
         raise NotebookError(f"{path.relative_to(ROOT)} has no block of code to run, so it makes no notebook.")
     first = [nbformat.v4.new_code_cell(installation(page))]
-    first += [nbformat.v4.new_code_cell(f"%%sh\n{SUPPOSED[page]}")] if page in SUPPOSED else []
+    supposed = SUPPOSED.get(page.removeprefix(IN_CHINESE))
+    first += [nbformat.v4.new_code_cell(f"%%sh\n{supposed}")] if supposed else []
     notebook.cells = [notebook.cells[0], *first, *notebook.cells[1:]]
     for number, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{number:03d}", {}
@@ -201,7 +210,7 @@ def smaller(picture: str, place: str) -> str:
 
 
 def keep_outputs(notebook: Any, path: Path) -> None:
-    """Give cells the outputs of a stored notebook with the same cells of code.
+    """Give cells the outputs of a stored notebook with the same cells of code, but for the one that installs.
 
     Raises: NotebookError: there is none, or it has other cells of code.
     """
@@ -210,7 +219,7 @@ def keep_outputs(notebook: Any, path: Path) -> None:
     stored = nbformat.read(path, as_version=4) if path.is_file() else None
     old = [cell for cell in stored.cells if cell.cell_type == "code"] if stored else []
     new = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    if [cell.source for cell in old] != [cell.source for cell in new]:
+    if [cell.source for cell in old[1:]] != [cell.source for cell in new[1:]] or not old:
         raise NotebookError(f"{path.relative_to(ROOT)} has other cells of code than its page; run it: make notebooks.")
     for cell, before in zip(new, old, strict=True):
         cell.outputs, cell.execution_count = before.outputs, before.execution_count
@@ -231,16 +240,26 @@ def write(notebook: Any, path: Path) -> None:
     path.write_text(content, encoding="utf-8", newline="\n")
 
 
-def make(page: str, *, runs: bool) -> Path:
-    """Write the notebook of a page. runs: run it; otherwise keep the outputs that it has. Returns: the file."""
-    notebook, path = notebook_of(page), FOLDER / f"{page}.ipynb"
+def make(page: str, *, runs: bool) -> list[Path]:
+    """Write the notebook of a page, and of the one in Chinese that follows it.
+
+    runs: run it; otherwise keep the outputs that it has. Returns: the files.
+    """
+    english = page.removeprefix(IN_CHINESE)
+    notebook, path = notebook_of(english), FOLDER / f"{english}.ipynb"
     if runs:
         with tempfile.TemporaryDirectory() as folder:
-            run(notebook, page, Path(folder))
+            run(notebook, english, Path(folder))
     else:
         keep_outputs(notebook, path)
     write(notebook, path)
-    return path
+    followed = chinese.chinese_of(f"docs/{english}.md")
+    if followed is None or chinese.pair_of(followed).end:  # the cells of a first part alone would be others
+        return [path]
+    other, other_path = notebook_of(f"{IN_CHINESE}{english}"), FOLDER / f"{IN_CHINESE}{english}.ipynb"
+    keep_outputs(other, path)
+    write(other, other_path)
+    return [path, other_path]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -251,8 +270,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stored = [page for page in PAGES if (FOLDER / f"{page}.ipynb").is_file()]
     try:
         for page in options.pages or (stored if options.text else PAGES):
-            print(make(page, runs=not options.text).relative_to(ROOT), flush=True)
-    except NotebookError as error:
+            print(*(path.relative_to(ROOT) for path in make(page, runs=not options.text)), sep="\n", flush=True)
+    except (NotebookError, chinese.ChineseError) as error:
         print(f"notebooks: {error}", file=sys.stderr)
         return 2
     return 0

@@ -59,11 +59,6 @@ ADDRESSES = ROOT / "release" / "addresses.toml"
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 _FENCE = chinese.FENCE
 _TITLE = re.compile(r"^# .+\n", re.MULTILINE)
-# Browsers show the end of a line as a space. After full-width signs, and between two Chinese ones, there is none.
-_JOINED = re.compile(
-    r"(?<=[\u3001-\u303f\uff00-\uffef”])\n *+(?![\n|#>]|[-*+] |\d+\. |!\[|<|\Z)"
-    r"|(?<=[\u3400-\u9fff])\n *+(?=[\u3400-\u9fff])"
-)
 _CODE = re.compile(r"(`+[^`\n]+`+|(?<=\n\n) {4}[^\n]*\n(?: {4}[^\n]*\n)*)")
 _DISPLAYED = re.compile(r"^\$\$(.+?)\$\$$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"(?<![\\$])\$(?![\s$])((?:\\.|[^\\$\n])+?)(?<!\s)\$(?!\$)")
@@ -120,16 +115,11 @@ def _page(place: str) -> str:
         markdown = chinese.pair_of(place).text()
     if name := _addresses()["index_name"]:
         markdown = with_index_name(markdown, name)
-    parts = _FENCE.split(markdown)
     if in_chinese:
-        parts = [part if number % 2 else in_one_line(part) for number, part in enumerate(parts)]
+        markdown = chinese.with_anchors(chinese.in_one_line(markdown))
+    parts = _FENCE.split(markdown)
     text = "".join(part if number % 2 else with_formulas(_relinked(part, place)) for number, part in enumerate(parts))
     return _head(uri, in_chinese) + _TITLE.sub(lambda title: title[0] + _switch(place), text, count=1)
-
-
-def in_one_line(text: str) -> str:
-    """Return Chinese text without fences, a paragraph in one line, whose headings have their anchors."""
-    return chinese.HEADING.sub(lambda match: f"{match[0]} {{ #{chinese.slug(match[2])} }}", _JOINED.sub("", text))
 
 
 def _switch(place: str) -> str:

@@ -1,4 +1,4 @@
-"""The documentation as a site, in a browser: axe-core finds nothing grave but in a few elements of the theme."""
+"""The documentation as a site, read from a disk by a browser: axe-core finds nothing grave, and Chinese is at home."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ PAGES = (
     "serving",
     "reference",
     "tutorials/attention",
+    "zh/index",
+    "zh/own-data",
     "sources/annotated-transformer",
     "decisions/index",
     "repository/index",
@@ -59,3 +61,37 @@ def test_the_site_is_accessible(browser: Any, axe: str) -> None:
                     mistakes.setdefault((scheme, rule, html.split(" href=")[0]), f"{name}: {target} {html}")
     assert not mistakes, "\n".join(f"{scheme} {rule} {where}" for (scheme, rule, _), where in mistakes.items())
     assert used == THEME, f"no longer needed: {THEME - used}"
+
+
+@pytest.fixture
+def page(browser: Any) -> Any:
+    if not (SITE / "index.html").is_file():
+        pytest.skip("no site; `make docs` builds it")
+    return browser.new_page()
+
+
+@pytest.mark.page
+def test_the_language_is_switched_from_a_disk_and_back(page: Any) -> None:
+    pages = sorted(path.relative_to(SITE / "zh") for path in (SITE / "zh").rglob("*.html"))
+    assert len(pages) >= 4
+    for name in pages:
+        page.goto((SITE / name).as_uri())
+        page.click("article a[hreflang='zh-Hans']")
+        assert (page.url, page.evaluate("document.documentElement.lang")) == ((SITE / "zh" / name).as_uri(), "zh")
+        page.click("article a[hreflang='en']")
+        assert (page.url, page.evaluate("document.documentElement.lang")) == ((SITE / name).as_uri(), "en")
+
+
+@pytest.mark.page
+@pytest.mark.parametrize("word", ["注意力", "掩码", "词元"])
+def test_the_search_finds_chinese_words(page: Any, word: str) -> None:
+    """The first results are pages in Chinese with this word."""
+    page.goto((SITE / "zh" / "index.html").as_uri())
+    page.click("label[for='__search']")
+    page.fill("input.md-search__input", word)
+    found = page.locator(".md-search-result__item").first
+    found.wait_for(timeout=60_000)
+    assert word in found.inner_text().replace("\u200b", "")
+    assert "/zh/" in found.locator("a").first.get_attribute("href") or "README.zh-CN" in found.locator(
+        "a"
+    ).first.get_attribute("href")

@@ -1,4 +1,4 @@
-"""Each page in Chinese says what its English page says: the same code, figures, links and structure, and the agreed terms.
+"""Each page in Chinese says what its English page says: the same code, figures, links, structure, and agreed terms.
 
 Blocks of these pages are not run: they are those of the English pages. What changed in English text alone is no error;
 `docs/_site/chinese.py --report` lists it.
@@ -106,8 +106,12 @@ def compared(chinese: str, english: str) -> list[str]:
         if isinstance(one, set):
             mistakes.append(f"{kind}: only in Chinese {sorted(one - other)}, only in English {sorted(other - one)}")
         elif isinstance(one, list):
-            first = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-            mistakes.append(f"{kind}: {len(one)} and {len(other)}; number {first}: {one[first:first+1]} {other[first:first+1]}")
+            first = next(
+                (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+            )
+            mistakes.append(
+                f"{kind}: {len(one)}, {len(other)}; at {first} {one[first : first + 1]}, {other[first : first + 1]}"
+            )
         else:
             mistakes.append(f"{kind}: {one} in Chinese, {other} in English")
     return mistakes
@@ -122,7 +126,10 @@ def test_a_page_is_the_english_one_but_for_its_words(page: str) -> None:
     pair = PAIRS[page]
     mistakes = compared(pair.text(), pair.english_text())
     one, other = targets(page, pair.text()), targets(pair.english, pair.english_text())
-    mistakes += [f"links: only in Chinese {dict(one - other)}, only in English {dict(other - one)}"] if one != other else []
+    other.update([f"{pair.english}#{CHINESE.slug(pair.end)}"] if pair.end else [])  # where the rest is
+    mistakes += (
+        [f"links: only in Chinese {dict(one - other)}, only in English {dict(other - one)}"] if one != other else []
+    )
     assert not mistakes, f"{page} and {pair.english} differ.\n" + "\n".join(mistakes)
 
 
@@ -189,7 +196,7 @@ STYLE = {
     "a space between Chinese and other letters": rf"{HAN}[A-Za-z0-9]|[A-Za-z0-9%]{HAN}",
     "full-width signs": rf"{HAN}[,;:?!(]|[,;:?!)]{HAN}|{HAN}\.(?!\w)",
     "no space beside full-width signs": r"[，。：；！？（）、《》] (?!\|)(?! )|(?<![ |]) [，。：；！？）、》]",
-    "signs outside of the stars, or Git hosts show the stars": rf"\*\*[^*\n]+[，。：；！？）》”]\*\*(?=[\w{HAN[1:-1]}])",
+    "signs outside of the stars, which Git hosts show else": rf"\*\*[^*\n]+[，。：；！？）》”]\*\*(?=[\w{HAN[1:-1]}])",
 }
 
 

@@ -39,8 +39,10 @@ def cells(page: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("page", STORED)
 def test_cells_are_the_blocks_of_the_page(page: str, script: Any) -> None:
     """Code by our own reader of pages; text as jupytext makes it now."""
-    assert page in script.PAGES
-    wanted = [script.installation(page)] + ([f"%%sh\n{script.SUPPOSED[page]}"] if page in script.SUPPOSED else [])
+    english = page.removeprefix(script.IN_CHINESE)
+    assert english in script.PAGES
+    supposed = [f"%%sh\n{script.SUPPOSED[english]}"] if english in script.SUPPOSED else []
+    wanted = [script.installation(page), *supposed]
     for block in blocks_of(f"docs/{page}.md"):
         if not block.not_run:
             wanted.append(("" if block.language == "python" else "%%sh\n") + block.text.rstrip("\n"))
@@ -48,6 +50,38 @@ def test_cells_are_the_blocks_of_the_page(page: str, script: Any) -> None:
     assert ["".join(cell["source"]) for cell in stored if cell["cell_type"] == "code"] == wanted
     texts = [cell.source for cell in script.notebook_of(page).cells if cell.cell_type == "markdown"]
     assert ["".join(cell["source"]) for cell in stored if cell["cell_type"] == "markdown"] == texts
+
+
+def test_a_page_in_chinese_has_the_outputs_of_the_english_one(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    for page in ("docs/en.md", "docs/zh/en.md", "release/addresses.toml"):
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "release" / "addresses.toml").write_text('index_name = ""\nrepository = ""\n')
+    code = "\n\n```python\nprint(6 * 7)\n```\n"
+    (tmp_path / "docs" / "en.md").write_text(f"# Title{code}", encoding="utf-8")
+    (tmp_path / "docs" / "zh" / "en.md").write_text(
+        f"<!-- follows docs/en.md at 0a -->\n\n# 题目{code}", encoding="utf-8"
+    )
+    for module in (script, script.chinese):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(script, "DOCS", tmp_path / "docs")
+    monkeypatch.setattr(script, "FOLDER", tmp_path / "docs" / "notebooks")
+
+    def run(notebook: Any, page: str, folder: Path) -> None:
+        assert page == "en"
+        notebook.cells[2].outputs = [nbformat.v4.new_output("stream", text="42\n")]
+        notebook.cells[2].execution_count = 2
+
+    monkeypatch.setattr(script, "run", run)
+    assert [path.relative_to(script.FOLDER).as_posix() for path in script.make("zh/en", runs=True)] == [
+        "en.ipynb",
+        "zh/en.ipynb",
+    ]
+    title, installs, cell = nbformat.read(script.FOLDER / "zh" / "en.ipynb", as_version=4).cells
+    assert (title.source, cell.source, cell.outputs[0].text) == ("# 题目", "print(6 * 7)", "42\n")
+    assert "'../../..[plot]'" in installs.source
 
 
 @pytest.mark.parametrize("page", STORED)
