@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from typing import Literal
 
 from rich.console import Console, Group
@@ -217,11 +218,10 @@ class CellReporter(LineReporter):
 
     def __init__(self, stream: Stream, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream, clock)
-        from IPython.display import display
-
+        self._ipython = import_module("IPython.display")
         self._validated = ""
         self._drawn = clock()
-        self._cell = display({"text/plain": _STARTING}, raw=True, display_id=True)
+        self._cell = self._ipython.display({"text/plain": _STARTING}, raw=True, display_id=True)
 
     def start(self, start: RunStart) -> None: ...
 
@@ -245,11 +245,9 @@ class CellReporter(LineReporter):
 
     def done(self, result: TrainResult) -> None:
         self._show(f"{self._end(result)} | {result.run_dir}")
-        from IPython.display import Image, display
-
         for path in result.plots:
             if path.suffix == ".png":
-                display(Image(filename=str(path)))
+                self._ipython.display(self._ipython.Image(filename=str(path)))
 
     def _show(self, text: str) -> None:
         with self._lock:
