@@ -89,7 +89,9 @@ def notebook_of(page: str) -> Any:
         raise NotebookError(f"{path.relative_to(ROOT)} has no block of code to run, so it makes no notebook.")
     first = [nbformat.v4.new_code_cell(installation(page))]
     first += [nbformat.v4.new_code_cell(f"%%sh\n{SUPPOSED[page]}")] if page in SUPPOSED else []
-    notebook.cells = [notebook.cells[0], *first, *notebook.cells[1:]]
+    title, _, rest = notebook.cells[0].source.partition("\n\n")  # these cells follow the title, not a half of the page
+    texts = [nbformat.v4.new_markdown_cell(title)], [nbformat.v4.new_markdown_cell(rest)] if rest else []
+    notebook.cells = [*texts[0], *first, *texts[1], *notebook.cells[1:]]
     for number, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{number:03d}", {}
     notebook.metadata = {
