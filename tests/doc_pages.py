@@ -13,14 +13,15 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 _FENCE = re.compile(
     r"^(?P<note><!--[^\n]*-->\n+)?^```(?P<language>[\w-]*)[^\n]*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-_NOTE = re.compile(r"<!-- (not run|not compared): (.+?) -->")
+_NOTE = re.compile(r"<!-- (not run|not compared|not in the notebook): (.+?) -->")
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d*)?(?:e[+-]?\d+)?(?![\w])")
 _LINK = re.compile(r"(?<!!)!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. output: what the page shows below it. not_run, not_compared: the reason, or empty."""
+    """A fenced block. output: what the page shows below it. not_run, not_compared, not_in_notebook: the reason, or
+    empty."""
 
     page: str
     line: int
@@ -29,6 +30,7 @@ class Block:
     output: str | None
     not_run: str
     not_compared: str
+    not_in_notebook: str
 
     @property
     def place(self) -> str:
@@ -38,8 +40,8 @@ class Block:
 def blocks_of(page: str) -> list[Block]:
     """The blocks of a page (its path in the repository), in order; a `text` block is the output of the one before it.
 
-    A comment in the line above a block, `<!-- not run: why -->` or, above its output, `<!-- not compared: why -->`,
-    gives a reason.
+    A comment in the line above a block, `<!-- not run: why -->`, `<!-- not in the notebook: why -->` or, above its
+    output, `<!-- not compared: why -->`, gives a reason.
     """
     source = (REPOSITORY / page).read_text(encoding="utf-8")
     found: list[Block] = []
@@ -63,8 +65,8 @@ def blocks_of(page: str) -> list[Block]:
                 )
             continue
         line = source[: match.start("text")].count("\n") + 1
-        not_run = reason if kind == "not run" else ""
-        found.append(Block(page, line, match["language"], match["text"], None, not_run, ""))
+        reasons = [reason if kind == name else "" for name in ("not run", "not compared", "not in the notebook")]
+        found.append(Block(page, line, match["language"], match["text"], None, *reasons))
     return found
 
 

@@ -4,8 +4,9 @@
     python docs/_site/notebooks.py --text [PAGE ...]   # runs nothing; keeps the outputs of cells that did not change
 
 A block of code becomes a cell, and what the page shows as its output is left out, because the real one stands there.
-Blocks that cannot run stay text. A page in Chinese has the same cells, so its notebook gets the outputs of the English
-one, and is written together with it. The environment needs `docs/_site/requirements.txt`, `ipykernel` and `nbclient`.
+Blocks that cannot run stay text, and so do those with `<!-- not in the notebook: why -->` above them. A page in Chinese
+has the same cells, so its notebook gets the outputs of the English one, and is written together with it. The environment
+needs `docs/_site/requirements.txt`, `ipykernel` and `nbclient`.
 """
 
 from __future__ import annotations
@@ -41,11 +42,16 @@ SUPPOSED = {
     "tutorials/attention": "manyheads train --preset demo --minutes 6 --run-dir runs/small",
     "own-data": """manyheads sample-data sample
 cp sample/train.en a.en; cp sample/train.de a.de; cp sample/valid.en v.en; cp sample/valid.de v.de
-manyheads train --preset demo --minutes 5 --run-dir runs/demo""",
+manyheads sample-model runs/demo""",
     "language-models": """manyheads sample-data sample
 head -c 300000 sample/novel.txt > a.txt
 tail -c 300000 sample/novel.txt | gzip > b.txt.gz
-tail -c 20000 sample/novel.txt > c.txt""",
+tail -c 20000 sample/novel.txt | tee c.txt > other.txt
+printf 'He \\nShe \\n' > prompts.txt
+mkdir wikitext-2
+for split in train valid test; do cp a.txt wikitext-2/wiki.$split.tokens; done
+manyheads train --preset xl-demo --minutes 2 --run-dir runs/xl-demo
+manyheads train --preset lm-demo --minutes 2 --run-dir runs/lm-demo""",
     "heads": "manyheads sample-model models/en-de",
 }
 """Commands that write what a page supposes to be there; they are the second cell."""
@@ -58,7 +64,9 @@ TRAINING_LINES = 20
 CELL_SECONDS = 3600
 
 _FENCE = re.compile(r"^(?P<note><!--[^\n]*-->\n+)?```(?P<language>[\w-]*)[^\n]*\n(?P<text>.*?)^```$\n?", re.M | re.S)
-_NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
+_NOT_RUN = re.compile(r"<!-- not (?:run|in the notebook): (.+?) -->")
+_PYTHON = "---\njupyter:\n  jupytext:\n    main_language: python\n---\n\n"
+"""Without it jupytext takes the language of most blocks for the kernel's."""
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 _TRAINING = re.compile(r"manyheads train\b|\btrain\w*\(")
 
@@ -84,13 +92,15 @@ def notebook_of(page: str) -> Any:
     text = path.read_text(encoding="utf-8")
     if page.startswith(IN_CHINESE):
         text = chinese.in_one_line(chinese.pair_of(f"docs/{page}.md").text())
-    notebook = jupytext.reads(_with_cells(text, page), fmt="md")
+    notebook = jupytext.reads(_PYTHON + _with_cells(text, page), fmt="md")
     if not any(cell.cell_type == "code" for cell in notebook.cells):
         raise NotebookError(f"{path.relative_to(ROOT)} has no block of code to run, so it makes no notebook.")
     first = [nbformat.v4.new_code_cell(installation(page))]
     supposed = SUPPOSED.get(page.removeprefix(IN_CHINESE))
     first += [nbformat.v4.new_code_cell(f"%%sh\n{supposed}")] if supposed else []
-    notebook.cells = [notebook.cells[0], *first, *notebook.cells[1:]]
+    title, _, rest = notebook.cells[0].source.partition("\n\n")  # these cells follow the title, not a half of the page
+    texts = [nbformat.v4.new_markdown_cell(title)], [nbformat.v4.new_markdown_cell(rest)] if rest else []
+    notebook.cells = [*texts[0], *first, *texts[1], *notebook.cells[1:]]
     for number, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{number:03d}", {}
     notebook.metadata = {

@@ -3,7 +3,7 @@
     python docs/_site/pictures.py [NAME ...]          # make pictures
     python docs/_site/pictures.py --untrained         # only those that need no training
 
-Models that are not there are trained first, into `runs/` of the working folder, as the pages say (`RUNS`). A page in a
+Models that are not there are trained or written first, into the working folder, as the pages say (`RUNS`). A page in a
 browser needs chromium and playwright. Pictures of benchmarks belong to `benchmarks/curves.py` and are not drawn here.
 """
 
@@ -30,7 +30,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "pictures"
 TEXT = "She does not want to speak to him."
 CATS = "the cat sat on the mat and the dog sat on the cat and the cat sat on the dog and the mat lay under the cat"
 RUNS = {
-    "runs/demo": "train --preset demo --minutes 5 --run-dir runs/demo",
+    "models/en-de": "sample-model models/en-de",
     "runs/small": "train --preset demo --minutes 6 --run-dir runs/small",
     "runs/novel": "train --preset xl-demo --minutes 2 --run-dir runs/novel",
     "runs/long": "train --preset reformer-demo --minutes 2 --run-dir runs/long",
@@ -65,7 +65,7 @@ class Picture:
 
 
 def _page(name: str, **more: Any) -> Picture:
-    return Picture(f"inspect attention runs/demo --text '{TEXT}' --output attention.html", (name,), **more)
+    return Picture(f"inspect attention models/en-de --text '{TEXT}' --output attention.html", (name,), **more)
 
 
 PICTURES = (
@@ -75,7 +75,7 @@ PICTURES = (
     Picture("inspect schedule 512:4000 512:8000 256:4000", ("rates.png",)),
     Picture("inspect segments --layers 3 --segment 4 --memory 4 --eval-segment 2 --eval-memory 6", ("segments.png",)),
     Picture(f"inspect architecture {UNTRAINED} --operations operations.png", ("architecture.png", "operations.png")),
-    Picture("inspect embeddings runs/demo --words man woman red walking dog", ("embeddings.png",)),
+    Picture("inspect embeddings models/en-de --words man woman red walking dog", ("embeddings.png",)),
     Picture(
         f"inspect attention runs/small --text '{TEXT}' --view encoder --layer 1",
         ("heads.png",),
@@ -95,7 +95,7 @@ PICTURES = (
     _page("attention-matrix-dark.png", view="cross", layer=2, head=1, keys="m", scheme="dark"),
     _page("attention-grid-light.png", view="cross", layer=2, head=1, keys="g", scheme="light"),
     _page("attention-lines-light.png", view="cross", layer=2, head=1, keys="l", scheme="light"),
-    Picture("serve en-de=runs/demo --port 0 --source-lang en --target-lang de", ("translator.png",), scheme="light"),
+    Picture("serve en-de=models/en-de --port 0 --source-lang en --target-lang de", ("translator.png",), scheme="light"),
 )
 SIZE = {"width": 1160, "height": 640}
 

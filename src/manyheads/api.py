@@ -44,7 +44,8 @@ def train(
         config: the settings: a preset's name, a YAML file, or an object; None: they are planned for `data.path`.
         callbacks: `manyheads.Callback`s, and names of loggers.
         resume: `auto` continues the run of the folder, if there is one; `none` begins again; see `manyheads train`.
-        progress: show on standard error what the command shows; otherwise warnings alone.
+        progress: show on standard error what the command shows; otherwise warnings alone. A notebook then shows one
+            line that changes and, at the end, the learning curve.
         settings: single settings, which override others: a section as a dictionary, `run_dir`, `seed` and others.
 
     Returns: the result. Ctrl-C and other signals end the run with a checkpoint; the result names the signal.

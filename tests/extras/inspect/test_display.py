@@ -186,3 +186,20 @@ def test_a_kernel_shows_pictures_and_one_paragraph_of_an_error(kernel: Kernel, m
     [short] = third[0]["traceback"]
     assert short.startswith("ModelFileError: there is no folder /no/such/model")
     assert "Traceback (most recent call last)" in "".join(fourth[0]["traceback"])
+
+
+def test_training_in_a_kernel_has_one_line_and_the_curve(kernel: Kernel) -> None:
+    start = "import manyheads, os\nos.environ['MANYHEADS_PRECISION'] = 'fp32'\n"
+    first, second, third = kernel(
+        f"{start}result = manyheads.train('debug', run_dir='run', training={{'max_steps': 4}})",
+        "manyheads.train('debug', run_dir='other', training={'max_steps': 2, 'plots': False})",
+        "manyheads.train('debug', training={'no_such': 1})",
+    )
+    line, curve = first
+    ended = r"ended at step 4 after \S+ \(steps done\); best: step 4, .* \| run"
+    assert re.fullmatch(ended, line["data"]["text/plain"])
+    assert base64.b64decode(curve["data"]["image/png"]).startswith(b"\x89PNG")
+    line, result = second
+    assert line["data"]["text/plain"].startswith("ended at step 2 ")
+    assert result["data"]["text/plain"].startswith("TrainResult of other: ended at step 2; best: step 2, ")
+    assert [output["output_type"] for output in third] == ["error"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +21,12 @@ def wants_colours() -> bool:
 def is_in_notebook() -> bool:
     """Return whether a notebook's kernel is this process, or has started it."""
     return "JPY_PARENT_PID" in os.environ or "matplotlib_inline" in os.environ.get("MPLBACKEND", "")
+
+
+def is_kernel() -> bool:
+    """Return whether this process is a notebook's kernel, which can change what a cell shows."""
+    module = sys.modules.get("IPython")
+    return module is not None and getattr(module.get_ipython(), "kernel", None) is not None
 
 
 class ColouredLines:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from typing import Literal
 
 from rich.console import Console, Group
@@ -24,7 +25,7 @@ from rich.text import Text
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.streams import printable
 from manyheads.cli.watching.phases import Heartbeat, Phase
-from manyheads.cli.watching.plain import ColouredLines, is_in_notebook, wants_colours
+from manyheads.cli.watching.plain import ColouredLines, is_in_notebook, is_kernel, wants_colours
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.training.record.log import PlainReporter, Stream, format_seconds
 from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
@@ -36,6 +37,8 @@ _SILENT_SECONDS = 9.0
 
 With one beat per second there is a line at least every ten seconds. The end of a step is reported one second earlier.
 """
+_CELL_SECONDS = 0.5
+"""Between two texts of the line in a notebook's cell."""
 _LONG_SECONDS = 2.0
 """The live display shows a phase only after this many seconds."""
 _STARTING = "starting"
@@ -45,10 +48,16 @@ _MOST_REPORTS, _MOST_BEATS = 14, 6
 
 @contextmanager
 def watching(*, quiet: bool = False, verbose: bool = False) -> Iterator[Reporter]:
-    """The reporter that fits stderr: moving lines in a terminal, plain lines elsewhere, few of them in a notebook,
-    warnings alone if `quiet`."""
+    """The reporter that fits stderr: moving lines in a terminal, plain lines elsewhere, few of them in a notebook.
+
+    If `quiet`, warnings alone; in a kernel also one line that changes, and at the end the learning curve.
+    """
     console = Console(stderr=True, highlight=False)
-    if quiet:
+    if quiet and is_kernel():
+        cell = CellReporter(sys.stderr)
+        with Heartbeat(cell.beat, _BEAT_SECONDS):
+            yield cell
+    elif quiet:
         yield QuietReporter(sys.stderr)
     elif sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal:
         with LiveReporter(console, verbose=verbose) as reporter, Heartbeat(reporter.beat, _BEAT_SECONDS):
@@ -197,6 +206,53 @@ class NotebookReporter(LineReporter):
         with self._lock:
             self._num_lines += 1
             super()._line(text)
+
+
+class CellReporter(LineReporter):
+    """In the output of a notebook's cell: one line that changes, warnings, and at the end the learning curve.
+
+    Args:
+        stream: gets the warnings.
+        clock: seconds, of any origin.
+    """
+
+    def __init__(self, stream: Stream, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stream, clock)
+        self._ipython = import_module("IPython.display")
+        self._validated = ""
+        self._drawn = clock()
+        self._cell = self._ipython.display({"text/plain": _STARTING}, raw=True, display_id=True)
+
+    def start(self, start: RunStart) -> None: ...
+
+    def step(self, report: StepReport) -> None:
+        self._report = (report, self._clock())
+        if self._clock() - self._drawn >= _CELL_SECONDS:
+            self.beat()
+
+    def validation(self, report: ValidationReport) -> None:
+        scores = [f"loss {report.loss:.4f}", *report.scores(), *(["best so far"] if report.best else [])]
+        self._validated = f" | validation at step {report.step}: {', '.join(scores)}"
+
+    def message(self, text: str, level: Literal["info", "warning"] = "info") -> None:
+        if level == "warning":
+            super().message(text, level)
+
+    def beat(self) -> None:
+        """Called every second from another thread."""
+        is_long = self._report is None or self._phase.seconds() >= _LONG_SECONDS
+        self._show((self._phase.describe() if is_long else "training") + self._figures() + self._validated)
+
+    def done(self, result: TrainResult) -> None:
+        self._show(f"{self._end(result)} | {result.run_dir}")
+        for path in result.plots:
+            if path.suffix == ".png":
+                self._ipython.display(self._ipython.Image(filename=str(path)))
+
+    def _show(self, text: str) -> None:
+        with self._lock:
+            self._drawn = self._clock()
+            self._cell.update({"text/plain": printable(text)}, raw=True)
 
 
 class LiveReporter:

@@ -250,10 +250,13 @@ class PlainReporter:
         self._line(f"warning: {text}" if level == "warning" else text)
 
     def done(self, result: TrainResult) -> None:
+        self._line(self._end(result))
+
+    def _end(self, result: TrainResult) -> str:
         best = f"; best: {result.best()}" if result.best() is not None else ""
         reason = {"steps": "steps done", "minutes": "time is up", "patience": "no improvement"}
         reason |= {"callback": "stopped by a callback", "signal": "stopped"}
-        self._line(
+        return (
             f"ended at step {result.step} after {format_seconds(result.elapsed_seconds)}"
             f" ({reason[result.stopped_by]}){best}"
         )

@@ -167,6 +167,10 @@ class TrainResult:
     next_command: str = "translate {run}"
     compared: tuple[tuple[str, str, str], ...] = ()
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """A line for IPython and notebooks; `repr` has all fields."""
+        printer.text(f"TrainResult of {self.run_dir}: ended at step {self.step:,}; best: {self.best() or 'none yet'}")
+
     def best(self) -> str | None:
         """Return a text such as `step 3,000, BLEU 31.41`; None before the first validation."""
         if self.best_step is None or self.best_score is None:
