@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "docs/zh"
+NOTEBOOKS = "docs/notebooks/"
 README, ENGLISH_README = "README.zh-CN.md", "README.md"
 BLOB_DIGITS = 12
 
@@ -118,6 +119,10 @@ def with_links(page: str, text: str, *, to_chinese: bool) -> str:
     def linked(match: re.Match[str]) -> str:
         path, anchor = match[1], (match[2] or "").removeprefix("#")
         target = posixpath.normpath(posixpath.join(here, path)) if path else page
+        if target.startswith(NOTEBOOKS):
+            plain = NOTEBOOKS + target.removeprefix(NOTEBOOKS).removeprefix("zh/")
+            translated = plain.replace(NOTEBOOKS, f"{NOTEBOOKS}zh/")
+            return _link(here, translated if to_chinese and (ROOT / translated).is_file() else plain, "", page)
         if re.match(r"[a-z]+:", path) or target not in place:
             return match[0]
         pair = place[target]

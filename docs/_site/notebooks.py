@@ -5,8 +5,8 @@
 
 A block of code becomes a cell, and what the page shows as its output is left out, because the real one stands there.
 Blocks that cannot run stay text, and so do those with `<!-- not in the notebook: why -->` above them. A page in Chinese
-has the same cells, so its notebook gets the outputs of the English one, and is written together with it. The environment
-needs `docs/_site/requirements.txt`, `ipykernel` and `nbclient`.
+has the same cells, so its notebook gets the outputs of the English one, and is written together with it. The
+environment needs `docs/_site/requirements.txt`, `ipykernel` and `nbclient`.
 """
 
 from __future__ import annotations

@@ -157,7 +157,10 @@ def test_pages_whose_english_text_changed_are_listed(
     [
         ("", "docs/zh/b.md must begin with <!-- follows docs/b.md at "),
         ("<!-- follows docs/a.md at 0a -->\n\n", "docs/zh/b.md must begin with <!-- follows docs/b.md at "),
-        ('<!-- follows docs/b.md at 0a, to "Nowhere" -->\n\n', 'docs/zh/b.md ends before "## Nowhere", which docs/b.md has not'),
+        (
+            '<!-- follows docs/b.md at 0a, to "Nowhere" -->\n\n',
+            'docs/zh/b.md ends before "## Nowhere", which docs/b.md has not',
+        ),
     ],
 )
 def test_a_bad_first_line_gets_one_sentence(
