@@ -85,10 +85,11 @@ def build_site(version: str, folder: Path) -> Path:
     """Return an archive of the documentation as a site, whose pages name the version at their foot."""
     site = folder / f"manyheads-{version}-docs"
     pages = [sys.executable, "docs/_site/pages.py", "build/pages", "--addresses"]
-    named = subprocess.run(pages, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
-    known = dict(one.split("=", 1) for one in named)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}  # names of the reference; torch is not needed
+    named = subprocess.run(pages, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    known = dict(one.split("=", 1) for one in named.split())
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, **known, "NO_MKDOCS_2_WARNING": "1"}, check=True)
+    subprocess.run(command, cwd=ROOT, env={**environment, **known, "NO_MKDOCS_2_WARNING": "1"}, check=True)
     if version not in (site / "index.html").read_text(encoding="utf-8"):
         raise SystemExit(f"the site does not name its version, {version}.")
     archive = folder / f"{site.name}.tar.gz"

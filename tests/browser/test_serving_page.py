@@ -203,8 +203,10 @@ def test_models_cannot_write_markup(page: Any) -> None:
     assert page.locator("main img, main b, main i").count() == 0
 
 
+@in_both
 def test_terms_and_a_dropped_document(page: Any, tmp_path: Path) -> None:
     page.locator("#t-more summary").click()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the screen"
     page.fill("#t-terms", "hungry = Bahnhof\n")
     page.fill("#t-source", "I am hungry.")
     expect(page.locator("#t-target")).to_contain_text("Bahnhof")

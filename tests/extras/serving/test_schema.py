@@ -98,7 +98,8 @@ def unit() -> dict[str, str]:
 
 
 def test_compose_and_the_service_of_systemd_fit_the_program() -> None:
-    services = compose()["services"]
+    services, networks = compose()["services"], compose()["networks"]
+    assert {name for one in services.values() for name in one["networks"]} == set(networks), "podman-compose needs each"
     server = services["manyheads"]
     assert server["user"] == "10001:10001"
     assert server["read_only"] is True

@@ -88,6 +88,26 @@ def test_pairs_that_are_held_back_are_not_trained_on(manyheads, tmp_path, capsys
     assert "held-out" not in rules_of(tmp_path / "off")
 
 
+@pytest.mark.parametrize("directions", [1, 2])
+def test_a_pair_counts_once_in_the_report(manyheads: Cli, tmp_path: Path, directions: int) -> None:
+    """Pairs that are found while they are read, and again because they equal a pair that is held back."""
+    held = ("<b>This sentence comes last.</b>", "<b>Dieser Satz kommt als letzter.</b>")
+    alike = ("This sentence comes last too.", "Auch dieser Satz kommt als letzter.")
+    rows = [held, alike, *PAIRS[:40], held, alike, alike, ("It is over now.", "Das war es."), alike, held]
+    sides = [tmp_path / "a.en", tmp_path / "a.de"]
+    for side, file in enumerate(sides):
+        file.write_text("".join(f"{row[side]}\n" for row in rows), encoding="utf-8")
+    given = ["--source", sides[0], "--target", sides[1]]
+    if directions == 2:
+        given = ["--pair", "en", "de", *sides, "--pair", "de", "en", *sides[::-1]]
+    options = ["--valid-count", "2", "--vocab-size", "300", "--output", tmp_path / "data"]
+    assert manyheads("prepare", *given, *options) == 0
+    assert len(PreparedData.open(tmp_path / "data").valid_text) == 2 * directions
+    # Of `held` one is markup and two repeat it; of `alike` three repeat it, and the first is like one held back.
+    found = rules_of(tmp_path / "data")
+    assert (found["markup"], found["duplicate"], found["held-out"]) == (directions, 5 * directions, directions)
+
+
 def test_the_report_does_not_change_the_identity_of_data(manyheads, files, tmp_path):
     """The same pairs, once cleaned with rules that find nothing, and once with a report alone."""
     limits = [f"{name}=off" for name in ("identical", "duplicate", "markup", "held-out", "empty", "numbers")]

@@ -6,6 +6,7 @@ Preparation of sentence pairs from text files.
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -158,7 +159,8 @@ def of_splits(
     limits = parse_limits(options.clean_rule, CLEANING_RULES)
     splits |= {split: RememberedPairs(splits[split]) for split in ("valid", "test") if split in splits}
     held_out = [splits[split] for split in ("valid", "test") if split in splits]
-    cleaner = CleanedPairs(splits["train"], clean=options.clean, limits=limits, held_out=held_out)
+    counted = array("q") if options.valid_count else None
+    cleaner = CleanedPairs(splits["train"], clean=options.clean, limits=limits, held_out=held_out, counted=counted)
     splits["train"] = cleaner
     return _preparation_of(
         splits,
@@ -184,10 +186,10 @@ def _of_directions(options: PrepareOptions, limits: Limits) -> Callable[..., dic
         ]
         for split, each in given.items()
     }
-    cleaners = []
+    cleaners, counted = [], array("q") if options.valid_count else None
     for place, (pair, files) in enumerate(parts["train"]):
         held_out = [other for split in ("valid", "test") for known, other in parts[split] if known == pair]
-        cleaner = CleanedPairs(files, clean=options.clean, limits=limits, held_out=held_out)
+        cleaner = CleanedPairs(files, clean=options.clean, limits=limits, held_out=held_out, counted=counted)
         cleaners.append(cleaner)
         parts["train"][place] = (pair, cleaner)
         if options.valid_count:

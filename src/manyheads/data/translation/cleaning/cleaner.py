@@ -9,6 +9,7 @@ the tag of the target language. A text that was prepared for another tool has ma
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain, islice
@@ -30,7 +31,7 @@ from manyheads.data.translation.cleaning.rules import (
 )
 from manyheads.data.translation.preparing import Pairs
 from manyheads.errors import DataError
-from manyheads.text.sides import LanguagePair, guess_language, tagged
+from manyheads.text.sides import LanguagePair, guess_language, tagged, untagged
 
 _APART = re.compile(r"\w [.,](?=\s|\Z)")
 _ATTACHED = re.compile(r"\w[.,](?=\s|\Z)")
@@ -240,6 +241,7 @@ class CleanedPairs:
         limits: of rules, instead of their defaults.
         held_out: validation and test pairs, which are read before the first training pair. Give `RememberedPairs`
             where they cannot be read twice.
+        counted: for `without_held_back`: collects the hashes of the pairs that were found and are kept.
     """
 
     def __init__(
@@ -249,8 +251,9 @@ class CleanedPairs:
         clean: bool,
         limits: Limits | None = None,
         held_out: Sequence[Pairs] = (),
+        counted: array[int] | None = None,
     ) -> None:
-        self._pairs = pairs
+        self._pairs, self._counted = pairs, counted
         self._held_out = held_out
         chosen = {name: rule.limit for name, rule in CLEANING_RULES.items()} | (limits or {})
         off = {name for name, limit in (limits or {}).items() if limit is None}
@@ -283,6 +286,8 @@ class CleanedPairs:
             for place in np.flatnonzero(marks >= 0).tolist():
                 name = list(self._limits)[marks[place]]
                 found.note(name, block.lines[place], block.pairs[place])
+                if self._counted is not None and not self._clean:
+                    self._counted.append(_hash(block.pairs[place]))
             found.num_pairs += len(block.pairs)
             if self._clean:
                 yield from (block.pairs[place] for place in np.flatnonzero(marks < 0).tolist())
@@ -296,12 +301,25 @@ class CleanedPairs:
     ) -> Iterator[tuple[str, str]]:
         """Apply the rule `held-out` to the pairs again, with validation pairs that were chosen after all were read.
 
+        A pair that another rule has found is not counted again.
+
         Args: pairs: what `read` has yielded, without the others. held_back: the validation pairs.
         """
         held_out = HeldOut([held_back] if "held-out" in self._limits else [])
+        hashes, counts = np.unique(np.array(self._counted or (), np.int64), return_counts=True)
+
+        def was_counted(pair: tuple[str, str]) -> bool:
+            place = np.searchsorted(hashes, _hash(pair))
+            if place == len(hashes) or hashes[place] != _hash(pair) or not counts[place]:
+                return False
+            counts[place] -= 1
+            return True
+
+        for pair in held_back:
+            was_counted(pair)
         for pair in pairs:
             is_found = held_out.has(*pair)
-            if is_found:
+            if is_found and not was_counted(pair):
                 self.report.note("held-out", None, pair)
             if not (is_found and self._clean):
                 yield pair
@@ -341,6 +359,10 @@ class CleanedPairs:
 
     def _new_report(self) -> CleaningReport:
         return CleaningReport(is_cleaned=self._clean, limits=dict(self._limits))
+
+
+def _hash(pair: tuple[str, str]) -> int:
+    return hash((untagged(pair[0])[0], pair[1]))
 
 
 def _blocks(
