@@ -172,6 +172,14 @@ class Service:
             request.scope["manyheads.is_over"] = True
             raise
 
+    async def settings_of(self, request: Request, model: AnyServed, overrides: dict[str, Any]) -> Any:
+        """Return the options of a request. A pattern is compiled outside the event loop: that can take seconds.
+
+        Raises: ConfigError, RequestError: an option is invalid. Refusal: the deadline has passed.
+        """
+        has_pattern = bool(overrides.get("regex") or overrides.get("json_schema"))
+        return await self.off_loop(request, partial(model.settings, overrides), None if has_pattern else 0)
+
     def check_deadline(self, request: Request) -> None:
         """Called in the functions of `off_loop`. Raises: TimeoutError: nobody waits for the result any more."""
         if request.scope.get("manyheads.is_over") or time.monotonic() >= self.end(request):

@@ -249,7 +249,7 @@ class _Completion:
                           field="stop")  # fmt: skip
         overrides = found._overrides(tuple(stop for stop in stops if stop)) | _form(body.response_format)
         try:
-            found._settings = await service.off_loop(request, partial(model.settings, overrides))
+            found._settings = await service.settings_of(request, model, overrides)
         except ConfigError as error:
             if "json_schema" not in error.fields:
                 raise

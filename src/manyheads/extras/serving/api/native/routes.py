@@ -46,7 +46,7 @@ class GenerateJob:
     def __init__(self, service: Service, request: Request, body: GenerateBody, model: ServedGenerator) -> None:
         self._service, self._request, self._body, self._model = service, request, body, model
         self._prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        self._settings = model.settings(given(body, GenerationSettings, "native"))
+        self._settings = model.settings({})
         self._rows: list[Row] = []
         self._num_prompt_tokens = 0  # without the token that begins a document
 
@@ -55,6 +55,8 @@ class GenerateJob:
         """Tokenise and check. Raises: Refusal, RequestError, ConfigError: the request cannot be served."""
         model = find_model(service.models, body.model, ServedGenerator)
         found = cls(service, request, body, model)
+        overrides = given(body, GenerationSettings, "native")
+        found._settings = await service.settings_of(request, model, overrides)
         service.check_count("prompt", len(found._prompts))
         if body.prompt_ids is not None:
             if body.prompt:

@@ -69,7 +69,7 @@ class TranslateJob:
                     "forced_prefix", f"the text has {count} sentences; send one, or set split_sentences to false."
                 )
             overrides["forced_prefix_ids"] = forced
-        self._settings = model.settings(overrides)
+        self._settings = await service.settings_of(self._request, model, overrides)
         terms = parse_terms(body.terms)
         if len(terms) and (forced or self._settings.do_sample):
             raise invalid("terms", "they go with neither a forced prefix nor sampling; leave them out.")
