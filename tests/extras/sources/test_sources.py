@@ -330,6 +330,8 @@ def test_opus_and_mtdata_are_a_program_of_their_own(
     assert prepare(*arguments, "--replace") == 0  # from the cache
     shutil.rmtree(tmp_path / "data")
     refused(prepare("--from", "mtdata:a-b-1-deu-eng", *arguments[2:]), capsys, tmp_path, "mtdata ended with the code")
+    program.write_text("raise EOFError('Ran out of input')", encoding="utf-8")
+    refused(prepare("--from", "mtdata:a-b-1-deu-eng", *arguments[2:]), capsys, tmp_path, "mtdata.py index")
     turned = ("--source-lang", "fr", "--target-lang", "it", "--valid-count", "2")
     refused(prepare("--from", "opus:books-v1-deu-eng", *turned), capsys, tmp_path, "[deu-eng]")
     refused(prepare("--from", "opus:books", "--valid-count", "2"), capsys, tmp_path, "lang1-lang2")

@@ -459,7 +459,7 @@ def _from_mtdata(one: Wanted, fetcher: fetching.Fetcher) -> tuple[list[Path], st
         def write(aside: Path) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 command = [*program, "get", "--langs", "-".join(codes), "--train", name, "--out", folder]
-                _run(command, one)
+                _run(program, command, one)
                 parts = {code: sorted(Path(folder).rglob(f"{name}.{code}*")) for code in codes}
                 for code, paths in parts.items():
                     if len(paths) != 1:
@@ -475,7 +475,7 @@ def _from_mtdata(one: Wanted, fetcher: fetching.Fetcher) -> tuple[list[Path], st
     return paths, f"{one.text}, mtdata"
 
 
-def _run(command: Sequence[str], one: Wanted) -> None:
+def _run(program: Sequence[str], command: Sequence[str], one: Wanted) -> None:
     try:
         done = subprocess.run(
             command, capture_output=True, timeout=MTDATA_SECONDS, check=False, stdin=subprocess.DEVNULL
@@ -486,7 +486,10 @@ def _run(command: Sequence[str], one: Wanted) -> None:
         ) from error
     if done.returncode != 0:
         lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines() or ["no message"]
-        raise DataError(f"{one.text}: mtdata ended with the code {done.returncode}: {lines[-1][:300]}")
+        told = f"{one.text}: mtdata ended with the code {done.returncode}: {lines[-1][:300]}"
+        if "pickle" in lines[-1].lower() or lines[-1].startswith("EOFError"):
+            told += f". Its index is damaged, perhaps by an interruption; renew it: {shlex.join(program)} index"
+        raise DataError(told)
 
 
 def _direction(
