@@ -211,7 +211,7 @@ class Turns:
 def take_turns(
     sides: Sequence[tuple[Side, float]],
     rounds: int,
-    told: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
     most_seconds: float = BUILD_SECONDS,
 ) -> dict[str, Turns]:
     """Build all sides, then let each work in turn, `rounds` times.
@@ -227,17 +227,17 @@ def take_turns(
     children: dict[str, Child] = {}
     try:
         for side, _ in sides:
-            told(f"building {side.name}")
+            on_progress(f"building {side.name}")
             try:
                 children[side.name] = Child(side, most_seconds=most_seconds)
                 found[side.name].about = children[side.name].about
             except SideError as error:
-                _give_up(side, found[side.name], error, told)
+                _give_up(side, found[side.name], error, on_progress)
         for number in range(rounds):
-            told(f"round {number + 1} of {rounds}")
+            on_progress(f"round {number + 1} of {rounds}")
             for side, seconds in sides:
                 if side.name in children:
-                    _take_turn(children, side, seconds, found[side.name], told)
+                    _take_turn(children, side, seconds, found[side.name], on_progress)
     finally:
         for child in children.values():
             child.close()
@@ -245,13 +245,13 @@ def take_turns(
 
 
 def _take_turn(
-    children: dict[str, Child], side: Side, seconds: float, turns: Turns, told: Callable[[str], None]
+    children: dict[str, Child], side: Side, seconds: float, turns: Turns, on_progress: Callable[[str], None]
 ) -> None:
     try:
         answer = children[side.name].ask(seconds)
     except SideError as error:
         children.pop(side.name).close()
-        _give_up(side, turns, error, told)
+        _give_up(side, turns, error, on_progress)
         return
     turns.rates.append(answer["rate"])
     turns.peak_bytes = max(turns.peak_bytes, answer["peak_bytes"])
@@ -259,14 +259,14 @@ def _take_turn(
         turns.extras.setdefault(name, []).append(value)
 
 
-def _give_up(side: Side, turns: Turns, error: SideError, told: Callable[[str], None]) -> None:
+def _give_up(side: Side, turns: Turns, error: SideError, on_progress: Callable[[str], None]) -> None:
     turns.rates = []
     if isinstance(error, TooSlowError):
         turns.left_out = str(error)
-        told(f"{side.name} is left out: {turns.left_out}")
+        on_progress(f"{side.name} is left out: {turns.left_out}")
     else:
         turns.failure = str(error)
-        told(str(error))
+        on_progress(str(error))
 
 
 @dataclass(frozen=True)

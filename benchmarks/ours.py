@@ -48,7 +48,7 @@ from manyheads.tasks.language_modelling.settings import TextConfig  # noqa: E402
 from manyheads.tasks.translation.settings import TrainConfig  # noqa: E402
 from manyheads.training.optim.optimiser import build_optimiser  # noqa: E402
 from manyheads.training.run.device import settled  # noqa: E402
-from manyheads.training.run.step import Stepper  # noqa: E402
+from manyheads.training.run.step import TrainStep  # noqa: E402
 from manyheads.training.settings import OptimiserSettings, RunConfig, TrainingSettings  # noqa: E402
 
 Precision = Literal["fp32", "bf16"]
@@ -294,13 +294,13 @@ def _training(config: RunConfig, batch: Any) -> tuple[Callable[[], None], int]:
     torch.manual_seed(0)
     model = build_model(config.model)  # type: ignore[attr-defined]
     begin = partial(begin_hashing, config, cast(LanguageModel, model)) if isinstance(config, TextConfig) else None
-    stepper = Stepper(model, build_optimiser(model, config.optimiser), config, CPU, begin=begin)
+    train_step = TrainStep(model, build_optimiser(model, config.optimiser), config, CPU, begin=begin)
     numbers = itertools.count(1)
     _HELD.enter_context(settled())  # as a run does
 
     def step() -> None:
         with fast():  # as a run does
-            result = stepper.take([batch], next(numbers), RATE)
+            result = train_step.run([batch], next(numbers), RATE)
         if result.fault is not None:
             raise RuntimeError(f"there was no update: {result.fault}")
 

@@ -78,25 +78,25 @@ def data_loading(precision: Literal["fp32", "bf16"]) -> Step:
 
     from manyheads.catalogue import PRESETS
     from manyheads.data.sampler import next_position
-    from manyheads.training.run.assembly import assemble
+    from manyheads.training.run.components import assemble
 
     config: Any = replace(PRESETS["demo"](), run_dir=str(_folder() / "run"), precision=precision)
-    assembly = assemble(config, torch.device("cpu"), _folder() / "data")
-    stepper, counters = assembly.stepper(), assembly.counters
-    config = assembly.config
+    components = assemble(config, torch.device("cpu"), _folder() / "data")
+    train_step, counters = components.train_step(), components.counters
+    config = components.config
     start = time.perf_counter()
-    assembly.stream.at(0, 0)
+    components.stream.at(0, 0)
     plan_seconds = time.perf_counter() - start
     waited = total = 0.0
 
     def step() -> None:
         nonlocal waited, total
         start = time.perf_counter()
-        batches = assembly.stream.at(counters.epoch, counters.row)
+        batches = components.stream.at(counters.epoch, counters.row)
         ready = time.perf_counter()
         counters.step += 1
-        stepper.take(batches, counters.step, 1e-4)
-        num_rows = assembly.stream.rows(counters.epoch)
+        train_step.run(batches, counters.step, 1e-4)
+        num_rows = components.stream.rows(counters.epoch)
         counters.epoch, counters.row = next_position(counters.epoch, counters.row, num_rows)
         waited, total = waited + ready - start, total + time.perf_counter() - start
 
@@ -104,7 +104,7 @@ def data_loading(precision: Literal["fp32", "bf16"]) -> Step:
         nonlocal waited, total
         share = waited / total if total else 0.0
         waited = total = 0.0
-        rows = assembly.stream.rows(0)
+        rows = components.stream.rows(0)
         return {"waiting_share": share, "plan_seconds": plan_seconds, "steps_an_epoch": float(rows)}
 
     return Step(step, units=1.0, warm=2, precision=precision, extra=extra)

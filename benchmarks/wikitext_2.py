@@ -33,7 +33,7 @@ from manyheads.training.optim.optimiser import MovingAverage, build_optimiser
 from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.run.clock import RunClock
 from manyheads.training.run.state import Memory
-from manyheads.training.run.step import Stepper
+from manyheads.training.run.step import TrainStep
 
 
 class Peer(nn.Module):
@@ -106,7 +106,7 @@ def main() -> None:
     optimiser = build_optimiser(model, config.optimiser)
     average = MovingAverage(dict(model.named_parameters()), config.training.ema_decay)
     memory = Memory()
-    stepper = Stepper(model, optimiser, config, torch.device("cpu"), memory)
+    train_step = TrainStep(model, optimiser, config, torch.device("cpu"), memory)
     pace = RunClock(config.training, 0.0)
     step = epoch = 0
     spent = time.monotonic()
@@ -134,7 +134,7 @@ def main() -> None:
                     config.schedule, peak=config.optimiser.learning_rate, d_model=0, step=step + 1,
                     progress=pace.progress(step),
                 )  # fmt: skip
-                result = stepper.take(objective.stream.at(epoch, row), step + 1, rate)
+                result = train_step.run(objective.stream.at(epoch, row), step + 1, rate)
                 step += 1
                 average.update(step)
                 if step % config.training.log_every == 0:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.training.optim.optimiser import MovingAverage
-from manyheads.training.run.step import Stepper, StepResult
+from manyheads.training.run.step import StepResult, TrainStep
 
 __all__ = ["KINDS", "STEPS", "Injection", "Injector", "injections"]
 
@@ -56,7 +56,7 @@ def injections(count: int) -> list[Injection]:
 
 
 class Injector:
-    """Stands in for `Stepper.take` and makes one step bad; keeps what was there before and after it.
+    """Stands in for `TrainStep.run` and makes one step bad; keeps what was there before and after it.
 
     Attributes:
         target: the name of what was made bad.
@@ -73,41 +73,43 @@ class Injector:
         self._micro = -1
         self._step = 0
         self._averages: list[MovingAverage] = []
-        take, forward, average = Stepper.take, Stepper.forward, MovingAverage.__init__
+        take, forward, average = TrainStep.run, TrainStep.forward, MovingAverage.__init__
 
         def note(average_self: MovingAverage, *arguments: Any) -> None:
             average(average_self, *arguments)
             self._averages.append(average_self)
 
-        def run_forward(stepper: Stepper, batch: Any, step: int, micro: int, model: Any = None) -> Any:
+        def run_forward(train_step: TrainStep, batch: Any, step: int, micro: int, model: Any = None) -> Any:
             self._micro, self._step = micro, step
-            output = forward(stepper, batch, step, micro, model)
+            output = forward(train_step, batch, step, micro, model)
             bad = case.kind == "loss" and self._now()
             return output._replace(loss_sum=output.loss_sum * case.value) if bad else output
 
-        def run(stepper: Stepper, batches: Any, step: int, rate: float) -> StepResult:
+        def run(train_step: TrainStep, batches: Any, step: int, rate: float) -> StepResult:
             if step != case.step:
-                return take(stepper, batches, step, rate)
-            remove = self._inject(stepper, batches)
-            before = self._state(stepper)
-            self.result = take(stepper, batches, step, rate)
-            after = self._state(stepper)
+                return take(train_step, batches, step, rate)
+            remove = self._inject(train_step, batches)
+            before = self._state(train_step)
+            self.result = take(train_step, batches, step, rate)
+            after = self._state(train_step)
             self.changed = [name for name in before if before[name] != after.get(name)]
             remove()
             return self.result
 
         monkeypatch.setattr(MovingAverage, "__init__", note)
-        monkeypatch.setattr(Stepper, "forward", run_forward)
-        monkeypatch.setattr(Stepper, "take", run)
+        monkeypatch.setattr(TrainStep, "forward", run_forward)
+        monkeypatch.setattr(TrainStep, "run", run)
 
     def _now(self) -> bool:
         return self._step == self.case.step and self._micro == self.case.micro
 
-    def _state(self, stepper: Stepper) -> dict[str, bytes]:
+    def _state(self, train_step: TrainStep) -> dict[str, bytes]:
         """Weights, buffers, moments and averages, as bytes."""
-        tensors: dict[str, Tensor] = dict(stepper._model.named_parameters()) | dict(stepper._model.named_buffers())
-        for name, parameter in stepper._model.named_parameters():
-            for key, value in stepper._optimiser.state.get(parameter, {}).items():
+        tensors: dict[str, Tensor] = dict(train_step._model.named_parameters()) | dict(
+            train_step._model.named_buffers()
+        )
+        for name, parameter in train_step._model.named_parameters():
+            for key, value in train_step._optimiser.state.get(parameter, {}).items():
                 tensors[f"{key} of {name}"] = value
         for average in self._averages:
             tensors |= {f"average of {name}": tensor for name, tensor in average.tensors.items()}
@@ -118,9 +120,9 @@ class Injector:
             for name, tensor in tensors.items()
         }
 
-    def _inject(self, stepper: Stepper, batches: Any) -> Callable[[], None]:
-        model = stepper._model
-        return getattr(self, "_" + self.case.kind.replace(" ", "_"))(model, stepper._optimiser, batches)  # type: ignore[no-any-return]
+    def _inject(self, train_step: TrainStep, batches: Any) -> Callable[[], None]:
+        model = train_step._model
+        return getattr(self, "_" + self.case.kind.replace(" ", "_"))(model, train_step._optimiser, batches)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def _weight(self, model: nn.Module, *_: Any) -> Callable[[], None]:

@@ -30,7 +30,7 @@ from manyheads.evaluation.language_model import evaluate_text  # noqa: E402
 from manyheads.evaluation.likelihood import evaluation_mode  # noqa: E402
 from manyheads.models.decoder.config import DecoderConfig  # noqa: E402
 from manyheads.training.optim.schedule import learning_rate  # noqa: E402
-from manyheads.training.run.assembly import assemble  # noqa: E402
+from manyheads.training.run.components import assemble  # noqa: E402
 from manyheads.training.run.device import computing, settled  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -79,25 +79,25 @@ def axes(length: int) -> tuple[int, int]:
 class Side:
     def __init__(self, task: Task, config: Any) -> None:
         self.task = task
-        self.assembly: Any = assemble(config, CPU, task.out / "data")
-        self.config: Any = self.assembly.config
-        self.stepper = self.assembly.stepper()
+        self.components: Any = assemble(config, CPU, task.out / "data")
+        self.config: Any = self.components.config
+        self.train_step = self.components.train_step()
 
     def update(self, run: Run) -> int:
-        assembly, config = self.assembly, self.config
-        counters = assembly.counters
+        components, config = self.components, self.config
+        counters = components.counters
         if counters.row == 0:
-            assembly.memory.forget()
-        batches = assembly.stream.at(counters.epoch, counters.row)
+            components.memory.forget()
+        batches = components.stream.at(counters.epoch, counters.row)
         counters.step += 1
         rate = learning_rate(
             config.schedule, peak=config.optimiser.learning_rate, d_model=config.model.d_model, step=counters.step,
             progress=run.progress(),
         )  # fmt: skip
-        result = self.stepper.take(batches, counters.step, rate)
+        result = self.train_step.run(batches, counters.step, rate)
         if result.fault is not None:
             raise RuntimeError(f"update {counters.step}: {result.fault}")
-        rows = assembly.stream.rows(counters.epoch)
+        rows = components.stream.rows(counters.epoch)
         counters.epoch, counters.row = next_position(counters.epoch, counters.row, rows)
         sources = sum(int(batch.source_lengths.sum()) for batch in batches if hasattr(batch, "source_lengths"))
         return sources + int(result.num_tokens)
@@ -105,11 +105,11 @@ class Side:
     def look(self, name: str) -> Mapping[str, Any]:
         """See `looks.Run`; `own` translates by the preset's search, and greedily otherwise."""
         split = name.partition("-")[0]
-        data = self.assembly.data
+        data = self.components.data
         if isinstance(data, TextData):
             store = getattr(data, split)
             with torch.autocast("cpu", torch.bfloat16, enabled=self.task.precision == "bf16"):
-                found = evaluate_text(self.assembly.model, store, self.config.reading, data.vocabulary)
+                found = evaluate_text(self.components.model, store, self.config.reading, data.vocabulary)
             assert found is not None
             return {"nats": found.nll_sum, "scored_tokens": found.num_tokens}
         assert isinstance(data, PreparedData)
@@ -117,9 +117,9 @@ class Side:
         texts = [source for source, _ in getattr(data, f"{split}_text")[:count]]
         config = self.config
         num_beams = config.decoding.num_beams if name.endswith("own") else 1
-        with evaluation_mode(self.assembly.model):
+        with evaluation_mode(self.components.model):
             translator = Translator(
-                self.assembly.model, data.tokenizer, config.decoding, device=CPU, precision=config.precision
+                self.components.model, data.tokenizer, config.decoding, device=CPU, precision=config.precision
             )
             translations = translator.translate(texts, num_beams=num_beams)
         path = self.task.out / f"{name}.txt"
@@ -149,7 +149,7 @@ def main() -> None:
             run.train(side.update)
         hows = ("greedy", "own") if task.facts["what"] == "translation" else ("own",)
         test = {how: side.look(f"test-{how}") for how in hows} if task.num_looks else {}
-        parameters = sum(one.numel() for one in side.assembly.model.parameters() if one.requires_grad)
+        parameters = sum(one.numel() for one in side.components.model.parameters() if one.requires_grad)
         run.write(parameters, side.described(), test)
 
 

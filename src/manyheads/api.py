@@ -21,9 +21,9 @@ from manyheads.config.options import refuse_given
 from manyheads.data.items import ItemPairs, Items, ItemTexts
 from manyheads.distributed.process import this_process
 from manyheads.errors import ConfigError
-from manyheads.tasks.layers import resolve_run
 from manyheads.tasks.preparation import check_output
 from manyheads.tasks.report import Report
+from manyheads.tasks.settings_resolution import resolve_run
 from manyheads.training.record.report import TrainResult
 from manyheads.training.settings import RunConfig
 

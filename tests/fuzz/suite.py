@@ -65,7 +65,7 @@ def main() -> int:
     import manyheads.cli.records
     import manyheads.decoding.generator
     import manyheads.decoding.translator
-    import manyheads.training.run.assembly  # noqa: F401  (what most commands import)
+    import manyheads.training.run.components  # noqa: F401  (what most commands import)
     from manyheads.cli import main as program
 
     for name in program.COMMANDS:

@@ -36,8 +36,8 @@ from manyheads.models.pretrained import portable_state
 from manyheads.tasks.translation.validator import Validator
 from manyheads.training.record.log import MetricsLog
 from manyheads.training.record.report import ValidationReport
-from manyheads.training.run.assembly import Assembly, assemble
 from manyheads.training.run.checkpoints import CheckpointManager
+from manyheads.training.run.components import RunComponents, assemble
 from manyheads.training.run.loop import train
 from manyheads.training.run.precision import resolve_precision
 from manyheads.training.run.run_folder import RunFolder
@@ -57,19 +57,19 @@ def config_of(job: dict[str, Any]) -> Any:
     return replace(config, run_dir=job["run_dir"])
 
 
-def advance(assembly: Assembly, steps: int) -> list[list[float]]:
+def advance(components: RunComponents, steps: int) -> list[list[float]]:
     """Take steps as the loop does; losses and norms."""
-    stepper, counters, found = assembly.stepper(), assembly.counters, []
+    train_step, counters, found = components.train_step(), components.counters, []
     for _ in range(steps):
         if counters.row == 0:
-            assembly.memory.forget()
+            components.memory.forget()
         counters.step += 1
-        batches = assembly.stream.at(counters.epoch, counters.row)
-        result = stepper.take(batches, counters.step, 3e-3)
+        batches = components.stream.at(counters.epoch, counters.row)
+        result = train_step.run(batches, counters.step, 3e-3)
         assert result.fault is None, result.fault
-        if assembly.average is not None:
-            assembly.average.update(counters.step)
-        num_rows = assembly.stream.rows(counters.epoch)
+        if components.average is not None:
+            components.average.update(counters.step)
+        num_rows = components.stream.rows(counters.epoch)
         counters.epoch, counters.row = next_position(counters.epoch, counters.row, num_rows)
         found.append([result.loss_sum / result.num_tokens, result.grad_norm])
     return found
@@ -85,9 +85,9 @@ def steps(job: dict[str, Any], group: Group) -> Any:
     """Losses and gradient norms of some steps, and a digest of the weights after them."""
     if job.get("float64", True):
         torch.set_default_dtype(torch.float64)
-    assembly = assemble(config_of(job), torch.device("cpu"), Path(job["run_dir"]) / "data", group)
-    losses = advance(assembly, job["steps"])
-    weights = {name: whole(tensor) for name, tensor in portable_state(assembly.spread.holder).items()}
+    components = assemble(config_of(job), torch.device("cpu"), Path(job["run_dir"]) / "data", group)
+    losses = advance(components, job["steps"])
+    weights = {name: whole(tensor) for name, tensor in portable_state(components.parallel_model.trained).items()}
     return {"losses": losses, "weights": float(sum(tensor.double().sum() for tensor in weights.values()))}
 
 
@@ -98,17 +98,19 @@ def resharded(job: dict[str, Any], group: Group) -> Any:
     if group.is_main:
         folder.create()
     group.meet()
-    assembly = assemble(config, torch.device("cpu"), folder.data, group)
-    checkpoints = CheckpointManager(assembly, folder, MetricsLog(folder.metrics), lambda text: None)
+    components = assemble(config, torch.device("cpu"), folder.data, group)
+    checkpoints = CheckpointManager(components, folder, MetricsLog(folder.metrics), lambda text: None)
     checkpoints.resume("auto")
-    losses = advance(assembly, job["steps"])
-    assembly.counters.step += job["steps"] == 0
+    losses = advance(components, job["steps"])
+    components.counters.step += job["steps"] == 0
     checkpoints.save(must=True)
-    tensors = gather(assembly.spread.holder, assembly.optimiser, assembly.average, assembly.memory, group)
+    tensors = gather(
+        components.parallel_model.trained, components.optimiser, components.average, components.memory, group
+    )
     full = {stem: {name: whole(one) for name, one in found.items()} for stem, found in tensors.items()}
     if group.is_main:
-        save_checkpoint(Path(job["whole"]), assembly.counters.step, full, {})
-    return {"losses": losses, "step": assembly.counters.step, "checkpoint": str(checkpoints.last)}
+        save_checkpoint(Path(job["whole"]), components.counters.step, full, {})
+    return {"losses": losses, "step": components.counters.step, "checkpoint": str(checkpoints.last)}
 
 
 def run(job: dict[str, Any], group: Group) -> Any:

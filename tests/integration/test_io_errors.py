@@ -35,8 +35,8 @@ from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.training.record.log import MetricsLog
 from manyheads.training.record.recorder import write_samples
 from manyheads.training.record.report import Sample, ValidationReport
-from manyheads.training.run.assembly import Assembly, assemble
 from manyheads.training.run.checkpoints import CheckpointManager
+from manyheads.training.run.components import RunComponents, assemble
 from manyheads.training.run.loop import train
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.signals import StopFlag
@@ -80,7 +80,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def assembly(base: Path) -> Assembly:
+def components(base: Path) -> RunComponents:
     import torch
 
     with pytest.MonkeyPatch.context() as patch:
@@ -91,22 +91,22 @@ def assembly(base: Path) -> Assembly:
 class Saving:
     """Saves of all kinds in a copy of the base run, in one process."""
 
-    def __init__(self, base: Path, assembly: Assembly, place: Path, policy: str) -> None:
+    def __init__(self, base: Path, components: RunComponents, place: Path, policy: str) -> None:
         shutil.copytree(base, place)
         self.folder = RunFolder(place / RUN)
-        objective = copy(assembly.objective)
+        objective = copy(components.objective)
         training = replace(objective.config.training, on_save_error=policy)
         objective.config = replace(objective.config, training=training)
-        self._assembly = replace(assembly, objective=objective, counters=replace(assembly.counters))
+        self._components = replace(components, objective=objective, counters=replace(components.counters))
         self.told: list[str] = []
         self._metrics = MetricsLog(self.folder.metrics)
-        self._keeper = CheckpointManager(self._assembly, self.folder, self._metrics, self.told.append)
+        self._keeper = CheckpointManager(self._components, self.folder, self._metrics, self.told.append)
         self._keeper.resume("auto")
         self.told.clear()
 
     def save(self, step: int) -> None:
         """What a training loop writes at a step that was validated and is the best."""
-        counters = self._assembly.counters
+        counters = self._components.counters
         counters.step = counters.best_step = counters.validated_step = step
         self._metrics.append({"step": step})
         self._keeper.save_model()
@@ -122,9 +122,9 @@ def check_message(text: str, place: Path, code: int) -> None:
     assert "(0 bytes" not in text
 
 
-def one_save(base: Path, assembly: Assembly, place: Path, faults: Faults, policy: str) -> bool:
+def one_save(base: Path, components: RunComponents, place: Path, faults: Faults, policy: str) -> bool:
     """A save with faults, then a good one. Returns: whether the first was refused (or its failure told)."""
-    saving = Saving(base, assembly, place, policy)
+    saving = Saving(base, components, place, policy)
     run = saving.folder.path
     before = {path.name: (path / "manifest.json").read_bytes() for path in list_checkpoints(saving.folder.checkpoints)}
     refused = []
@@ -159,8 +159,8 @@ def one_save(base: Path, assembly: Assembly, place: Path, faults: Faults, policy
     return bool(refused)
 
 
-def count_operations(base: Path, assembly: Assembly, place: Path) -> int:
-    saving = Saving(base, assembly, place, "stop")
+def count_operations(base: Path, components: RunComponents, place: Path) -> int:
+    saving = Saving(base, components, place, "stop")
     with Watch(place) as watch:
         saving.save(6)
     kinds = {operation.kind for operation in watch.operations}
@@ -169,26 +169,28 @@ def count_operations(base: Path, assembly: Assembly, place: Path) -> int:
 
 
 @pytest.mark.parametrize("policy", ["stop", "continue"])
-def test_an_error_at_each_operation_of_a_save(base: Path, assembly: Assembly, tmp_path: Path, policy: str) -> None:
-    count = count_operations(base, assembly, tmp_path / "count")
+def test_an_error_at_each_operation_of_a_save(
+    base: Path, components: RunComponents, tmp_path: Path, policy: str
+) -> None:
+    count = count_operations(base, components, tmp_path / "count")
     struck = range(random.randrange(STRIDE), count, STRIDE)
     refused = 0
     for number in struck:
         faults = Faults(number, ERRORS[number % 5], lasting=number % 2 == 0)
-        refused += one_save(base, assembly, tmp_path / "disk", faults, policy)
+        refused += one_save(base, components, tmp_path / "disk", faults, policy)
     assert refused > len(struck) // 3
 
 
 @pytest.mark.slow
-def test_every_error_at_every_operation_of_a_save(base, assembly, tmp_path, figure):
-    count = count_operations(base, assembly, tmp_path / "count")
+def test_every_error_at_every_operation_of_a_save(base, components, tmp_path, figure):
+    count = count_operations(base, components, tmp_path / "count")
     cases = refused = 0
     for number in range(count):
         for code in ERRORS:
             for lasting in (False, True):
                 policy = "continue" if (number + code + lasting) % 2 else "stop"
                 faults = Faults(number, code, lasting=lasting)
-                refused += one_save(base, assembly, tmp_path / "disk", faults, policy)
+                refused += one_save(base, components, tmp_path / "disk", faults, policy)
                 cases += 1
     figure(
         "R3",

@@ -19,7 +19,7 @@ from manyheads.models.transformer.config import TransformerConfig
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.run.loop import train
-from manyheads.training.run.step import Stepper, StepResult
+from manyheads.training.run.step import StepResult, TrainStep
 from manyheads.training.settings import OptimiserSettings, ScheduleSettings, TrainingSettings
 
 
@@ -67,15 +67,15 @@ def check(case: Injection, data: Path, run_dir: Path, monkeypatch: pytest.Monkey
     config = config_of(case, data, run_dir)
     with monkeypatch.context() as patch:
         injector = Injector(case, patch)
-        taken = Stepper.take
+        taken = TrainStep.run
         saved: dict[str, str] = {}
 
-        def take(stepper: Stepper, batches: Any, step: int, rate: float) -> StepResult:
+        def run(train_step: TrainStep, batches: Any, step: int, rate: float) -> StepResult:
             if step == case.step:
                 saved.update(digests(run_dir / "checkpoints"))
-            return taken(stepper, batches, step, rate)
+            return taken(train_step, batches, step, rate)
 
-        patch.setattr(Stepper, "take", lambda *arguments: take(*arguments))
+        patch.setattr(TrainStep, "run", lambda *arguments: run(*arguments))
         error = None
         try:
             ended = train(config)
@@ -150,13 +150,13 @@ def test_at_most_so_many_in_a_row(copy_data: Path, tmp_path: Path, monkeypatch: 
     case = replace(injections(1)[0], skip=True)
     config = config_of(case, copy_data, tmp_path / "run")
     config = replace(config, training=replace(config.training, max_skips=2))
-    real = Stepper.forward
+    real = TrainStep.forward
 
-    def forward(self: Stepper, batch: Any, step: int, micro: int, model: Any = None) -> Any:
+    def forward(self: TrainStep, batch: Any, step: int, micro: int, model: Any = None) -> Any:
         output = real(self, batch, step, micro, model)
         return output._replace(loss_sum=output.loss_sum * float("nan")) if step in (2, 4, 5, 6) else output
 
-    monkeypatch.setattr(Stepper, "forward", forward)
+    monkeypatch.setattr(TrainStep, "forward", forward)
     with pytest.raises(NonFiniteError, match=r"Step 6: .*The 2 updates before it were skipped"):
         train(config)
 
@@ -164,9 +164,9 @@ def test_at_most_so_many_in_a_row(copy_data: Path, tmp_path: Path, monkeypatch: 
 def test_weights_that_an_update_made_bad_are_not_saved(copy_data, tmp_path, monkeypatch):
     """The update itself may overflow; then the checkpoint before it stays the last one."""
     config = config_of(injections(1)[0], copy_data, tmp_path / "run")
-    real = Stepper.update
+    real = TrainStep.update
 
-    def update(self: Stepper, *arguments: Any) -> None:
+    def update(self: TrainStep, *arguments: Any) -> None:
         real(self, *arguments)
         update.count += 1  # type: ignore[attr-defined]
         if update.count == 4:  # type: ignore[attr-defined]
@@ -174,7 +174,7 @@ def test_weights_that_an_update_made_bad_are_not_saved(copy_data, tmp_path, monk
                 next(iter(self._parameters)).view(-1)[0] = float("inf")
 
     update.count = 0  # type: ignore[attr-defined]
-    monkeypatch.setattr(Stepper, "update", update)
+    monkeypatch.setattr(TrainStep, "update", update)
     with pytest.raises(NonFiniteError, match=r"After step 4 there is NaN or infinity in model: .*step-00000002"):
         train(config)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == ["step-00000002"]

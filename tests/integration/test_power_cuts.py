@@ -93,7 +93,7 @@ def test_what_is_replayed_is_what_was_written(recording: Recording, tmp_path: Pa
     assert found == wanted
 
 
-class Judge:
+class HeldOutScorer:
     """Whether the run in a crash state goes on."""
 
     def __init__(self, recording: Recording) -> None:
@@ -141,7 +141,7 @@ def replay(recording: Recording, place: Path, states: int | None, resumes: int, 
     if states is not None:
         wanted = sorted(rng.sample(wanted, min(states, len(wanted))))
     resumed = set(rng.sample(wanted, min(resumes, len(wanted))))
-    judge, disk, applied = Judge(recording), Disk(recording.root), 0
+    judge, disk, applied = HeldOutScorer(recording), Disk(recording.root), 0
     for number, (done, loss) in enumerate(wanted):
         for operation in recording.operations[applied:done]:
             disk.apply(operation)

@@ -40,7 +40,7 @@ class StopAfter(StopFlag):
         return lambda *args: None
 
 
-class Told:
+class OnProgress:
     """A reporter that keeps the messages."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def test_a_model_folder_that_is_damaged_lost_or_stale_is_written_again(place: Pa
     train(tiny(), translate=echo)
     wanted = outcome(RUN)
     (RUN / "model" / "tokenizer.json").write_bytes(b"{}")
-    told = Told()
+    told = OnProgress()
     train(tiny(), reporter=told, translate=echo)
     assert outcome(RUN) == wanted
     assert any("tokenizer.json" in text and "written again" in text for text in told.messages)
@@ -95,7 +95,7 @@ def test_a_model_that_could_not_be_written_is_written_after_the_next_checkpoint(
             struck.append(number)
             raise OSError(errno.EIO, "Input/output error")
 
-    told = Told()
+    told = OnProgress()
     with Watch(place, before):
         train(tiny(training={"on_save_error": "continue"}), reporter=told, translate=echo)
     assert any("model" in text and "Training goes on" in text for text in told.messages)
@@ -123,7 +123,7 @@ def test_a_new_beginning_that_was_cut_off_is_completed(place: Path) -> None:
     partial.mkdir()
     (RUN / "checkpoints").rename(partial / "checkpoints")  # so far it came; metrics, model and the rest are left
     metrics = (RUN / "metrics.jsonl").read_bytes()
-    told = Told()
+    told = OnProgress()
     result = train(tiny(training={"max_steps": 3}), reporter=told, translate=echo)
     assert result.step == 3
     assert any("previous-1" in text for text in told.messages)

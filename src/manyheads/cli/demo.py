@@ -19,11 +19,11 @@ from manyheads.cli.command_line.pages import program
 from manyheads.cli.lines.output import OutputCheck
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.main import guarded
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
-from manyheads.data.lines import telling
+from manyheads.data.lines import phase_progress
 from manyheads.errors import DataError, MissingExtraError, ModelFileError
 from manyheads.tasks.translation.settings import TrainConfig
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns: an exit code, as `manyheads`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        say(USAGE, file=sys.stderr)
+        echo(USAGE, file=sys.stderr)
         return 2
     return guarded(lambda: run(Path(arguments[0])))
 
@@ -72,13 +72,13 @@ def run(run_dir: Path) -> int:
     translator = Translator.from_pretrained(run_dir)
     sources = [source for source, _ in data.test_text]
     references = [reference for _, reference in data.test_text]
-    say(f"translating {len(sources):,} held-out sentences, beam {NUM_BEAMS} ...", file=sys.stderr, flush=True)
+    echo(f"translating {len(sources):,} held-out sentences, beam {NUM_BEAMS} ...", file=sys.stderr, flush=True)
     started = time.monotonic()
-    with showing_if_long() as show:
-        told = telling(show, "translating", len(sources))
-        translations = translator.translate(sources, num_beams=NUM_BEAMS, told=told)
+    with showing_if_long() as progress:
+        on_progress = phase_progress(progress, "translating", len(sources))
+        translations = translator.translate(sources, num_beams=NUM_BEAMS, on_progress=on_progress)
     seconds = time.monotonic() - started
-    say(f"  done in {seconds:.1f} s, {len(sources) / seconds:,.0f} sentences/s", file=sys.stderr)
+    echo(f"  done in {seconds:.1f} s, {len(sources) / seconds:,.0f} sentences/s", file=sys.stderr)
 
     check = OutputCheck(
         "translations",
@@ -90,20 +90,20 @@ def run(run_dir: Path) -> int:
 
     _show(sources, references, translations)
     draw_pictures(run_dir, translator, sources, references, translations)
-    say(f"\ntype next   {program()} translate {run_dir}\n")
+    echo(f"\ntype next   {program()} translate {run_dir}\n")
     languages = {target for _, target in translator.languages}
     chrf, bleu = corpus_chrf(translations, references), corpus_bleu(translations, references, languages=languages)
-    say(f"{len(sources):,} sentences that the model has never seen, beam {NUM_BEAMS}:")
-    say(f"held-out chrF = {chrf.value:.2f}")
-    say(chrf.signature)
-    say(f"held-out BLEU = {bleu.value:.2f}")
-    say(bleu.signature)
+    echo(f"{len(sources):,} sentences that the model has never seen, beam {NUM_BEAMS}:")
+    echo(f"held-out chrF = {chrf.value:.2f}")
+    echo(chrf.signature)
+    echo(f"held-out BLEU = {bleu.value:.2f}")
+    echo(bleu.signature)
     sys.stdout.flush()
-    check.tell()
+    check.report()
     if bleu.value >= LEAST_BLEU:
         return 0
     failure, message = judge(run_dir, config, bleu.value)
-    say(f"manyheads: {message}", file=sys.stderr)
+    echo(f"manyheads: {message}", file=sys.stderr)
     return DID_NOT_LEARN if failure else 0
 
 
@@ -171,9 +171,9 @@ def _show(sources: list[str], references: list[str], translations: list[str]) ->
     """Ten sentences, evenly spaced: neither the best nor the worst."""
     width = min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)
     places = sorted({index * len(sources) // NUM_SHOWN for index in range(NUM_SHOWN)})
-    say(f"\n{len(places)} of them, evenly spaced in the file, not chosen:")
+    echo(f"\n{len(places)} of them, evenly spaced in the file, not chosen:")
     for place in places:
-        say()
+        echo()
         for name, text in (
             ("source", sources[place]),
             ("reference", references[place]),
@@ -181,7 +181,7 @@ def _show(sources: list[str], references: list[str], translations: list[str]) ->
         ):
             lead = f"  {name:<11}  "
             lines = textwrap.wrap(text, width, initial_indent=lead, subsequent_indent=" " * len(lead))
-            say("\n".join(lines or [lead.rstrip()]))
+            echo("\n".join(lines or [lead.rstrip()]))
 
 
 def draw_pictures(
@@ -189,18 +189,18 @@ def draw_pictures(
 ) -> None:
     """Draw the heat map, and print the paths of the map and the learning curve; without matplotlib print how to get
     them."""
-    say("\npictures")
+    echo("\npictures")
     curve = run_dir / "plots" / "learning-curve.png"
     if curve.is_file():
-        say(f"  how it learned     {curve}")
+        echo(f"  how it learned     {curve}")
     place = choose_sentence(sources, references, translations)
     try:
         shown = (run_dir / "plots" / "attention", translator, sources[place], translations[place])
         [picture, _] = load(HOOKS["picture"])("attention", *shown, kinds=("png", "svg")).save()
     except MissingExtraError as error:
-        say(f"  none: {error}")
+        echo(f"  none: {error}")
     else:
-        say(f"  where it looks     {picture}   ({sources[place]})")
+        echo(f"  where it looks     {picture}   ({sources[place]})")
 
 
 def choose_sentence(sources: list[str], references: list[str], translations: list[str]) -> int:

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from manyheads import __version__
 from manyheads.catalogue import COMMANDS, PLUGINS, entries_of
-from manyheads.cli.streams import StoppedBySystem, abandon_output, say, set_up_streams, stoppable
+from manyheads.cli.streams import StoppedBySystem, abandon_output, echo, set_up_streams, stoppable
 from manyheads.config.checks import did_you_mean
 from manyheads.errors import ManyHeadsError, RequestError, SaveError, is_out_of_memory, wants_traceback
 
@@ -137,14 +137,14 @@ def _run(arguments: list[str]) -> int:
     if name in ("-h", "--help"):
         print(_HELP.format(commands=_table(), exit_codes=EXIT_CODES))
     elif name in ("-V", "--version", "version"):
-        say(f"manyheads {__version__}")
+        echo(f"manyheads {__version__}")
     elif name in COMMANDS:
         _check_working_folder(arguments)
         _keep_compiled_code()
         code = module_of(name).run(arguments[1:])
     else:
-        say(f"manyheads: there is no command {name!r}.{did_you_mean(name, COMMANDS)}", file=sys.stderr)
-        say(f"Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
+        echo(f"manyheads: there is no command {name!r}.{did_you_mean(name, COMMANDS)}", file=sys.stderr)
+        echo(f"Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
     try:
         if sys.stdout is not None:
@@ -203,7 +203,7 @@ def _fail(message: str, code: int, debug: bool) -> int:
     rank = os.environ.get("RANK", "0")
     if rank != "0":  # under a launcher all write to one place
         message = message.replace("manyheads:", f"manyheads (rank {rank}):", 1)
-    say(_shortened(message), file=sys.stderr)
+    echo(_shortened(message), file=sys.stderr)
     return code
 
 

@@ -101,7 +101,7 @@ def stoppable() -> Iterator[None]:
                 signal.signal(one, signal.SIG_DFL)
 
 
-def say(*parts: object, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
+def echo(*parts: object, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
     """Print as `print` does, with the characters of `printable`. file: None: standard output, as it is now."""
     text = " ".join(map(str, parts))
     print(printable(text), end=end, file=sys.stdout if file is None else file, flush=flush)
@@ -114,7 +114,7 @@ def say_or_json(record: object, text: str, *, as_json: bool) -> None:
 
         print(json_text(record, indent=2))
     else:
-        say(text)
+        echo(text)
 
 
 def printable(text: str) -> str:

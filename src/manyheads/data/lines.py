@@ -41,7 +41,7 @@ Progress = Callable[[str, int, int], None]
 """(phase, done, total); total is 0 while it is unknown."""
 
 
-def telling(show: Progress, phase: str, total: int, first: int = 0) -> Callable[[int], None]:
+def phase_progress(show: Progress, phase: str, total: int, first: int = 0) -> Callable[[int], None]:
     """Begin a phase.
 
     Args:

@@ -93,7 +93,7 @@ class Permutation:
 IntArray = NDArray[np.integer[Any]]
 
 
-class BatchPlan:
+class EpochBatches:
     """Batches of similar lengths in random order; every sample is in exactly one. Create a plan with `build`.
 
     `plan[n]` is a list of `accumulate` arrays of sample ids; `len(plan)` is the number of optimiser steps of the epoch.
@@ -114,7 +114,7 @@ class BatchPlan:
         seed: int,
         epoch: int,
         accumulate: int = 1,
-    ) -> BatchPlan:
+    ) -> EpochBatches:
         """Return the plan of an epoch.
 
         Samples are shuffled, sorted by length, divided into rows as large as max_tokens allows, and then the rows are
@@ -190,7 +190,7 @@ def cut_rows(longest: IntArray, max_tokens: int) -> NDArray[np.int64]:
 
     Args:
         longest: (samples,) length of the longer side of each sample, in order.
-        max_tokens: see `BatchPlan.build`.
+        max_tokens: see `EpochBatches.build`.
 
     Returns: (rows + 1,) positions.
     """

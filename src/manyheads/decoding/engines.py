@@ -46,7 +46,7 @@ class SearchEngine(Protocol):
         settings: DecodingSettings,
         *,
         stop: Callable[[], bool] | None = None,
-        told: Callable[[int], None] | None = None,
+        on_progress: Callable[[int], None] | None = None,
     ) -> list[list[Hypothesis]]:
         """Do what `search.search_all` does; the hypotheses have no token_log_probs."""
 

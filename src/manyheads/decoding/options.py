@@ -38,10 +38,10 @@ class DeviceOptions:
     def announce(self) -> None:
         """Announce on standard error work that takes long before the first output; nothing here."""
 
-    def load(self, from_pretrained: Callable[..., L], model: str | list[str], show: Progress | None = None) -> L:
+    def load(self, from_pretrained: Callable[..., L], model: str | list[str], progress: Progress | None = None) -> L:
         """Load a model, or an ensemble, on the device. from_pretrained: of `Translator`, `Generator` or the like."""
-        if show is not None:
-            show("loading the model", 0, 0)
+        if progress is not None:
+            progress("loading the model", 0, 0)
         return from_pretrained(model, local_device(self.device), self.fixed_precision(), **self.more())
 
     def more(self) -> dict[str, Any]:

@@ -19,7 +19,15 @@ from manyheads.decoding.hypothesis import Hypothesis, Scored, Stop, check_stop
 from manyheads.decoding.model_runner import ModelRunner
 from manyheads.decoding.search_problem import RULES
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import Told, check_texts, cut_batches, encode_texts, map_batches, padded, with_end
+from manyheads.decoding.text_ids import (
+    OnProgress,
+    check_texts,
+    cut_batches,
+    encode_texts,
+    map_batches,
+    padded,
+    with_end,
+)
 from manyheads.decoding.truncation import cut, fit, scored_limit
 from manyheads.errors import ConfigError, RequestError, refuse_nan
 from manyheads.models.protocols import Scorable, Searchable
@@ -37,7 +45,7 @@ def score_pairs(
     settings: DecodingSettings,
     *,
     stop: Stop | None = None,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
     first_number: int = 1,
 ) -> list[Scored]:
     """Do what `Translator.score` does for two lists. settings: `max_tokens` and `too_long` are read.
@@ -62,7 +70,7 @@ def score_pairs(
         fit(rows, numbers, limit, reason, too_long=settings.too_long, what=what)
         for what, rows in (("source", source_ids), ("reference", labels))
     )
-    found = score_ids(runner, tokenizer, source_ids, labels, settings.max_tokens, stop=stop, told=told)
+    found = score_ids(runner, tokenizer, source_ids, labels, settings.max_tokens, stop=stop, on_progress=on_progress)
     return [Scored(writer.tokens(ids), row) for ids, row in zip(labels, found, strict=True)]
 
 
@@ -74,7 +82,7 @@ def score_ids(
     max_tokens: int,
     *,
     stop: Stop | None = None,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> list[list[float]]:
     """Return the model's log-probability of each label, in nats.
 
@@ -93,7 +101,7 @@ def score_ids(
             vocab_size=writer.vocab_size,
             device=runner.device,
             stop=stop,
-            told=told,
+            on_progress=on_progress,
         )
 
 
@@ -115,7 +123,7 @@ def _token_log_probs(
     vocab_size: int,
     device: torch.device | str = "cpu",
     stop: Stop | None = None,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> list[list[float]]:
     """Return the model's log-probability of each target token except the first, in nats.
 
@@ -125,7 +133,7 @@ def _token_log_probs(
         targets: ids of each target from BOS to EOS.
         max_tokens: maximum number of tokens of a batch on either side; batches are smaller for a large vocabulary.
         stop: called before each batch.
-        told: called after each batch with the number of finished pairs.
+        on_progress: called after each batch with the number of finished pairs.
 
     Returns: for each pair one number per token after BOS.
     Raises: SearchStopped: `stop` returned true.
@@ -143,7 +151,7 @@ def _token_log_probs(
         refuse_nan(any(value != value for row in rows for value in row))
         return rows
 
-    return map_batches(score, cut_batches(lengths, budget), told)
+    return map_batches(score, cut_batches(lengths, budget), on_progress)
 
 
 _log = logging.getLogger(__name__)
@@ -174,7 +182,7 @@ class Reranker:
         *,
         numbers: Sequence[int],
         stop: Stop | None = None,
-        told: Told | None = None,
+        on_progress: OnProgress | None = None,
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each source with their new scores, best first; equal ones in the given order.
 
@@ -185,7 +193,7 @@ class Reranker:
             outputs: their texts.
             settings: of the search.
             numbers: of the sources in messages.
-            told: called after each batch with the number of outputs scored so far.
+            on_progress: called after each batch with the number of outputs scored so far.
 
         Raises: RequestError: a source is too long for the reverse model. SearchStopped: the hook returned true.
         """
@@ -198,7 +206,9 @@ class Reranker:
         texts = [text for each in outputs for text in each]
         inputs = cut([with_end(ids, reader) for ids in encode_texts(texts, reader)], limit)
         targets = [ids for ids, each in zip(labels, outputs, strict=True) for _ in each]
-        scored = score_ids(self.runner, self.tokenizer, inputs, targets, self.settings.max_tokens, stop=stop, told=told)
+        scored = score_ids(
+            self.runner, self.tokenizer, inputs, targets, self.settings.max_tokens, stop=stop, on_progress=on_progress
+        )
         rules, sums = RULES[settings.rules](settings), iter(sum(row) for row in scored)
         results = []
         for hypotheses, ids in zip(found, labels, strict=True):

@@ -21,7 +21,7 @@ from manyheads.decoding.search_problem import (
 )
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.shortlist import Candidates, Shortlist
-from manyheads.decoding.text_ids import Told, cut_batches, map_batches, padded
+from manyheads.decoding.text_ids import OnProgress, cut_batches, map_batches, padded
 from manyheads.errors import RequestError
 from manyheads.models.protocols import Searchable
 
@@ -117,7 +117,7 @@ def search_all(
     indices: Sequence[int] | None = None,
     grammar: Grammar | None = None,
     stop: Stop | None = None,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
     shortlist: Shortlist | None = None,
 ) -> list[list[Hypothesis]]:
     """Search any number of sentences: sort by length, split into batches of `settings.max_tokens`, restore the order.
@@ -125,7 +125,7 @@ def search_all(
     Args:
         sources: ids of each sentence, EOS included.
         indices: a number for each sentence, for sampling; default 0, 1, 2 ...
-        told: called after each batch with the number of finished sentences.
+        on_progress: called after each batch with the number of finished sentences.
         device: the model's device. All other arguments as for `search_steps`.
 
     Returns: the hypotheses of each sentence, in the order of `sources`.
@@ -148,4 +148,4 @@ def search_all(
         )
         return run_to_end(steps)
 
-    return map_batches(search, cut_batches([len(ids) for ids in sources], settings.max_tokens, rows), told)
+    return map_batches(search, cut_batches([len(ids) for ids in sources], settings.max_tokens, rows), on_progress)

@@ -52,7 +52,7 @@ def check_texts(texts: Sequence[str], what: str = "text") -> None:
 T = TypeVar("T")
 PADDED_TOKENS = 16_384
 """Tokens of a batch of texts for a language model, padding included."""
-Told = Callable[[int], None]
+OnProgress = Callable[[int], None]
 """Called after each batch with the number of items that are done."""
 
 
@@ -75,13 +75,15 @@ def cut_batches(
     return batches
 
 
-def map_batches(work: Callable[[list[int]], Sequence[T]], batches: Sequence[list[int]], told: Told | None) -> list[T]:
+def map_batches(
+    work: Callable[[list[int]], Sequence[T]], batches: Sequence[list[int]], on_progress: OnProgress | None
+) -> list[T]:
     """Return the result for each item, in the order of their numbers. work: batch -> the results of its items."""
     results: dict[int, T] = {}
     for batch in batches:
         results.update(zip(batch, work(batch), strict=True))
-        if told is not None:
-            told(len(results))
+        if on_progress is not None:
+            on_progress(len(results))
     return [results[number] for number in range(len(results))]
 
 

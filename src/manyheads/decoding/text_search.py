@@ -13,7 +13,7 @@ from manyheads.decoding.reranking import Reranker
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.shortlist import Shortlist
-from manyheads.decoding.text_ids import Told, encode_texts, with_end
+from manyheads.decoding.text_ids import OnProgress, encode_texts, with_end
 from manyheads.decoding.truncation import fit, source_limit
 from manyheads.errors import RequestError
 from manyheads.models.protocols import Searchable
@@ -101,7 +101,7 @@ class TextSearch:
         settings: DecodingSettings,
         stop: Stop | None,
         first: int = 0,
-        told: Told | None = None,
+        on_progress: OnProgress | None = None,
         numbers: Sequence[int] | None = None,
         draws: Sequence[int] | None = None,
     ) -> list[list[Hypothesis]]:
@@ -124,10 +124,10 @@ class TextSearch:
         results: list[list[Hypothesis]] = [[] for _ in texts]
         all_of_beam = self._keeping_all(settings)
         if self.engine is not None and self._engine_takes(all_of_beam):
-            found = self.engine.search(sources, all_of_beam, stop=stop, told=told)
+            found = self.engine.search(sources, all_of_beam, stop=stop, on_progress=on_progress)
         else:
             indices = [first + place if draws is None else draws[place] for place in full]
-            found = self._by_torch(sources, all_of_beam, indices, stop, told)
+            found = self._by_torch(sources, all_of_beam, indices, stop, on_progress)
         if self.reranker is not None:
             found = self._reranked([texts[place] for place in full], found, settings, named, stop)
         for place, hypotheses in zip(full, found, strict=True):
@@ -158,7 +158,7 @@ class TextSearch:
         settings: DecodingSettings,
         indices: Sequence[int] | None = None,
         stop: Stop | None = None,
-        told: Told | None = None,
+        on_progress: OnProgress | None = None,
     ) -> list[list[Hypothesis]]:
         """Search with our own search. indices: see `search_all`."""
         writer = self.tokenizer.target
@@ -174,6 +174,6 @@ class TextSearch:
                 indices=indices,
                 grammar=pattern_grammar(settings, self.tokenizer) or self.tokenizer.grammar(settings),
                 stop=stop,
-                told=told,
+                on_progress=on_progress,
                 shortlist=self.shortlist,
             )

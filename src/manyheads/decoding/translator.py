@@ -13,7 +13,7 @@ from manyheads.decoding.hypothesis import Scored, Stop, Translation, one_line
 from manyheads.decoding.kept_texts import Candidate, KeptTexts
 from manyheads.decoding.reranking import score_pairs
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
-from manyheads.decoding.text_ids import Told, check_texts
+from manyheads.decoding.text_ids import OnProgress, check_texts
 from manyheads.decoding.translation_model import TranslationModel
 from manyheads.errors import RequestError
 
@@ -52,7 +52,12 @@ class Translator(TranslationModel):
 
     @overload
     def translate(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
-        self, texts: str, *, stop: Stop | None = None, told: Told | None = None, **overrides: Unpack[DecodingOverrides]
+        self,
+        texts: str,
+        *,
+        stop: Stop | None = None,
+        on_progress: OnProgress | None = None,
+        **overrides: Unpack[DecodingOverrides],
     ) -> str: ...
     @overload
     def translate(
@@ -60,7 +65,7 @@ class Translator(TranslationModel):
         texts: Sequence[str],
         *,
         stop: Stop | None = None,
-        told: Told | None = None,
+        on_progress: OnProgress | None = None,
         **overrides: Unpack[DecodingOverrides],
     ) -> list[str]: ...
     def translate(
@@ -68,7 +73,7 @@ class Translator(TranslationModel):
         texts: str | Sequence[str],
         *,
         stop: Stop | None = None,
-        told: Told | None = None,
+        on_progress: OnProgress | None = None,
         **overrides: Unpack[DecodingOverrides],
     ) -> str | list[str]:
         """Return the best translation of each text, in order; a string for a string. An empty text gives an empty text.
@@ -79,20 +84,20 @@ class Translator(TranslationModel):
         Args:
             texts: one text or several.
             stop: called before each step; if it returns true, SearchStopped is raised.
-            told: called after each batch with the number of finished lines (empty lines are not counted).
+            on_progress: called after each batch with the number of finished lines (empty lines are not counted).
             overrides: any field of `DecodingSettings`, for this call.
 
         Raises: RequestError: a text is too long or not a string. ConfigError: a bad option. DataError: a text is not
             valid Unicode.
         """
         if isinstance(texts, str):
-            return self.translate([texts], stop=stop, told=told, **overrides)[0]
+            return self.translate([texts], stop=stop, on_progress=on_progress, **overrides)[0]
         check_texts(texts)
         settings = self.options(**overrides)
         lines = [_LINE_BREAK.split(text) if self.tokenizer.splits_lines else [text] for text in texts]
         numbers = [number for number, of_text in enumerate(lines, 1) for _ in of_text]
         flat = [line for of_text in lines for line in of_text]
-        found = iter(_best_texts(self._candidates(flat, settings, stop, told=told, numbers=numbers)))
+        found = iter(_best_texts(self._candidates(flat, settings, stop, on_progress=on_progress, numbers=numbers)))
         return [
             _joined(list(islice(found, len(of_text))), _LINE_BREAK.findall(text))
             for text, of_text in zip(texts, lines, strict=True)
@@ -106,7 +111,7 @@ class Translator(TranslationModel):
         texts: str,
         *,
         stop: Stop | None = None,
-        told: Told | None = None,
+        on_progress: OnProgress | None = None,
         first_number: int = 1,
         **overrides: Unpack[DecodingOverrides],
     ) -> list[Translation]: ...
@@ -116,7 +121,7 @@ class Translator(TranslationModel):
         texts: Sequence[str],
         *,
         stop: Stop | None = None,
-        told: Told | None = None,
+        on_progress: OnProgress | None = None,
         first_number: int = 1,
         **overrides: Unpack[DecodingOverrides],
     ) -> list[list[Translation]]: ...
@@ -125,7 +130,7 @@ class Translator(TranslationModel):
         texts: str | Sequence[str],
         *,
         stop: Stop | None = None,
-        told: Told | None = None,
+        on_progress: OnProgress | None = None,
         first_number: int = 1,
         **overrides: Unpack[DecodingOverrides],
     ) -> list[Translation] | list[list[Translation]]:
@@ -137,9 +142,11 @@ class Translator(TranslationModel):
         Args: first_number: number of the first text in messages and for sampling, if the texts are one block of many.
         """
         if isinstance(texts, str):
-            return self.translate_nbest([texts], stop=stop, told=told, first_number=first_number, **overrides)[0]
+            return self.translate_nbest(
+                [texts], stop=stop, on_progress=on_progress, first_number=first_number, **overrides
+            )[0]
         check_texts(texts)
-        found = self._candidates(texts, self.options(**overrides), stop, first_number - 1, told)
+        found = self._candidates(texts, self.options(**overrides), stop, first_number - 1, on_progress)
         empty = Translation("", 0.0, [], [])
         return [[self._translation(candidate) for candidate in candidates] or [empty] for candidates in found]
 
@@ -184,7 +191,7 @@ class Translator(TranslationModel):
         references: str,
         *,
         stop: Stop | None = None,
-        told: Told | None = None,
+        on_progress: OnProgress | None = None,
         first_number: int = 1,
     ) -> Scored: ...
     @overload
@@ -194,7 +201,7 @@ class Translator(TranslationModel):
         references: Sequence[str],
         *,
         stop: Stop | None = None,
-        told: Told | None = None,
+        on_progress: OnProgress | None = None,
         first_number: int = 1,
     ) -> list[Scored]: ...
     def score(
@@ -203,7 +210,7 @@ class Translator(TranslationModel):
         references: str | Sequence[str],
         *,
         stop: Stop | None = None,
-        told: Told | None = None,
+        on_progress: OnProgress | None = None,
         first_number: int = 1,
     ) -> Scored | list[Scored]:
         """Return the token log-probabilities of each reference given its source; one result for two strings.
@@ -212,13 +219,13 @@ class Translator(TranslationModel):
         truncated, as `too_long` says.
 
         Args:
-            told: called after each batch with the number of finished pairs.
+            on_progress: called after each batch with the number of finished pairs.
             first_number: number of the first pair in messages, if the pairs are one block of many.
 
         Raises: RequestError: unequal counts, a text that is too long, or a model that cannot score.
         """
         if isinstance(sources, str) and isinstance(references, str):
-            return self.score([sources], [references], stop=stop, told=told, first_number=first_number)[0]
+            return self.score([sources], [references], stop=stop, on_progress=on_progress, first_number=first_number)[0]
         return score_pairs(
             self.runner,
             self.tokenizer,
@@ -226,7 +233,7 @@ class Translator(TranslationModel):
             references,
             self.settings,
             stop=stop,
-            told=told,
+            on_progress=on_progress,
             first_number=first_number,
         )
 
@@ -243,7 +250,7 @@ class Translator(TranslationModel):
         settings: DecodingSettings,
         stop: Stop | None,
         first: int = 0,
-        told: Told | None = None,
+        on_progress: OnProgress | None = None,
         numbers: Sequence[int] | None = None,
     ) -> list[list[Candidate]]:
         """Return the translations of each text. Args: see `TextSearch.hypotheses`."""
@@ -252,7 +259,7 @@ class Translator(TranslationModel):
             kept.rows,
             settings,
             stop,
-            told=None if told is None else lambda count: told(min(count, len(texts))),
+            on_progress=None if on_progress is None else lambda count: on_progress(min(count, len(texts))),
             numbers=[first + owner + 1 if numbers is None else numbers[owner] for owner in kept.owners],
             draws=[first + owner for owner in kept.owners],
         )

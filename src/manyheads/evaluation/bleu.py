@@ -109,7 +109,7 @@ def corpus_bleu(
     tokenize: str = AUTO,
     languages: Collection[str] = (),
     lowercase: bool = False,
-    told: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Score:
     """Return corpus BLEU.
 
@@ -122,7 +122,7 @@ def corpus_bleu(
         tokenize: one of `tokenizers.TOKENIZERS`; `auto` is chosen by `languages` or else by the references' script.
         languages: of the references, as in BCP 47.
         lowercase: ignore case.
-        told: called with the number of sentences that are scored so far.
+        on_progress: called with the number of sentences that are scored so far.
 
     Raises: DataError: counts differ, or there is nothing to score. ConfigError, MissingExtraError: the tokenizer is
         unknown, or something that it needs is missing; `auto` then warns, and each character is a token.
@@ -133,7 +133,7 @@ def corpus_bleu(
     if choice.warning:
         warnings.warn(choice.warning, stacklevel=2)
     metric = bleu_metric(all_references, choice.name, lowercase)
-    result = _summed(metric, hypotheses, all_references, told)
+    result = _summed(metric, hypotheses, all_references, on_progress)
     return Score(float(result.score), str(metric.get_signature()), int(result.ref_len), int(result.sys_len))
 
 
@@ -155,7 +155,7 @@ def corpus_chrf(
     *more_references: Sequence[str],
     lowercase: bool = False,
     word_order: int = 0,
-    told: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Score:
     """Return corpus chrF (character 6-grams, beta 2); word_order 2 is chrF++.
 
@@ -170,7 +170,7 @@ def corpus_chrf(
     if word_order < 0:
         raise ConfigError(f"word_order is {word_order}; it must be at least 0 (2 is chrF++).")
     metric = FastCHRF(lowercase=lowercase, word_order=word_order)
-    result = _summed(metric, hypotheses, all_references, told)
+    result = _summed(metric, hypotheses, all_references, on_progress)
     ref_len, hyp_len = (sum(len("".join(composed(text).split())) for text in side) for side in (references, hypotheses))
     return Score(float(result.score), str(metric.get_signature()), ref_len, hyp_len)
 
@@ -179,7 +179,7 @@ def _summed(
     metric: BLEU | FastCHRF,
     hypotheses: Sequence[str],
     all_references: Sequence[Sequence[str]],
-    told: Callable[[int], None] | None,
+    on_progress: Callable[[int], None] | None,
 ) -> Any:
     """Return `metric.corpus_score`, exactly, without keeping the statistics of all sentences."""
     sums: Any = 0
@@ -188,8 +188,8 @@ def _summed(
             [composed(text) for text in one[first : first + _BLOCK]] for one in (hypotheses, *all_references)
         )
         sums += np.sum(metric._extract_corpus_statistics(some, references), axis=0)
-        if told is not None:
-            told(first + len(some))
+        if on_progress is not None:
+            on_progress(first + len(some))
     return metric._compute_score_from_stats(sums.tolist())
 
 

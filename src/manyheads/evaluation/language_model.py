@@ -65,7 +65,7 @@ def evaluate_text(
     *,
     device: torch.device | str = "cpu",
     stop: Callable[[], bool] | None = None,
-    told: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
     part: tuple[int, int] = (0, 1),
 ) -> Likelihood | None:
     """Score a text, with sums in double precision.
@@ -78,7 +78,7 @@ def evaluate_text(
         vocabulary: of the text; without documents in it, the first token is not scored.
         device: the model's device.
         stop: called before each segment.
-        told: called after each segment with the number of scored tokens.
+        on_progress: called after each segment with the number of scored tokens.
         part: (index, number of parts) of the lanes to score; lanes are independent, so the sums of all parts add up to
             those of the whole.
 
@@ -102,8 +102,8 @@ def evaluate_text(
             state = output.state if attending is not None else None  # without memory, segments are independent
             sums.append(output.nll_sum)  # read at the end, because each read waits for the GPU
             num_tokens += batch.num_target_tokens()
-            if told is not None:
-                told(num_tokens)
+            if on_progress is not None:
+                on_progress(num_tokens)
     return Likelihood(math.fsum(float(value) for value in sums), num_tokens)
 
 
@@ -115,7 +115,7 @@ def token_losses(
     vocabulary: Vocabulary,
     *,
     device: torch.device | str = "cpu",
-    told: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> NDArray[np.float64]:
     """Return the loss in nats of each token of a text, in the text's order; NaN for a token that is not scored.
 
@@ -148,8 +148,8 @@ def token_losses(
             refuse_nan(bool(values.isnan().any()))
             found[place.targets[scored].numpy()] = values.numpy()
             num_tokens += batch.num_target_tokens()
-            if told is not None:
-                told(num_tokens)
+            if on_progress is not None:
+                on_progress(num_tokens)
     return found
 
 

@@ -88,11 +88,11 @@ def evaluation_mode(model: object) -> Iterator[None]:
         model.train(was_training)
 
 
-def counted(batches: Iterable[B], told: Callable[[int], None] | None) -> Iterator[B]:
+def counted(batches: Iterable[B], on_progress: Callable[[int], None] | None) -> Iterator[B]:
     """Yield the batches; after each, `told` is called with the number of rows so far."""
     num_done = 0
     for batch in batches:
         yield batch
         num_done += len(batch.sample_ids)
-        if told is not None:
-            told(num_done)
+        if on_progress is not None:
+            on_progress(num_done)

@@ -152,12 +152,12 @@ def _reference(kind: str, manifest: Mapping[str, Any], typed: Source) -> Any:
 
 def _measured(config: Any, length: int, rows: int) -> tuple[float, str]:
     from manyheads.decoding.device import choose_device
-    from manyheads.training.plan.planner import tokens_per_second, trial_of
+    from manyheads.training.plan.planner import synthetic_run_of, tokens_per_second
     from manyheads.training.run.precision import resolve_precision
 
     device = choose_device(config.device)
     config = resolve_precision(config, device)
-    rate = tokens_per_second(trial_of(config), length, rows, device)
+    rate = tokens_per_second(synthetic_run_of(config), length, rows, device)
     return rate, f"{device}, {config.precision}"
 
 

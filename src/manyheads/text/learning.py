@@ -30,7 +30,7 @@ from manyheads.text.pipeline import (
 )
 
 T = TypeVar("T")
-Told = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 
 COVERAGE = 0.9999  # fraction of all characters in the text that get their own piece; rarer ones are encoded as bytes
 MIN_FREQUENCY = 2  # a merge that occurs once does not generalise
@@ -81,7 +81,7 @@ class WordCounts:
     Args:
         texts: read once, and once more by `without`; of each only the first MAX_LEARNED_CHARS characters are used.
         kind, lowercase: see `pipeline.assemble`.
-        told: progress, see `learn_pieces`.
+        on_progress: progress, see `learn_pieces`.
         normalize_spaces: see `learn_pieces`.
 
     Attributes: words: as the tokenizer splits. chars: of the normalised texts, spaces included.
@@ -90,11 +90,11 @@ class WordCounts:
     """
 
     def __init__(
-        self, texts: Iterable[str], kind: str, lowercase: bool, told: Told, *, normalize_spaces: bool = False
+        self, texts: Iterable[str], kind: str, lowercase: bool, on_progress: Progress, *, normalize_spaces: bool = False
     ) -> None:
         self.words: Counter[str] = Counter()
         self.chars: Counter[str] = Counter()
-        self._texts, self._told = texts, told
+        self._texts, self._told = texts, on_progress
         heads = heads_of(kind)
         extra = [0.0] * len(heads) if kind == "unigram" else []
         self._library = tokenizers.Tokenizer.from_str(json.dumps(assemble(kind, lowercase, [*heads], extra)))
@@ -152,7 +152,7 @@ class WordCounts:
         return [word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(normal)]
 
 
-def train_on_words(model: Any, trainer: Any, words: Mapping[str, int], told: Told) -> dict[str, Any]:
+def train_on_words(model: Any, trainer: Any, words: Mapping[str, int], on_progress: Progress) -> dict[str, Any]:
     """Train a model of the `tokenizers` library on words, each repeated as often as it occurs. Returns: it as JSON."""
     learner = tokenizers.Tokenizer(model)
     used = set().union(*words)
@@ -167,10 +167,10 @@ def train_on_words(model: Any, trainer: Any, words: Mapping[str, int], told: Tol
                 some = min(REPEATED, count - start)
                 yield f"{word}{end}" * some
                 if (done + some) // TOLD_WORDS > done // TOLD_WORDS:
-                    told("hand words to the trainer", done, total)
+                    on_progress("hand words to the trainer", done, total)
                 done += some
-        told("hand words to the trainer", total, total)
-        told(f"learn pieces from {len(words):,} words (one call of the library, up to some minutes)", 0, 0)
+        on_progress("hand words to the trainer", total, total)
+        on_progress(f"learn pieces from {len(words):,} words (one call of the library, up to some minutes)", 0, 0)
 
     learner.train_from_iterator(repeated(), trainer)
     content: dict[str, Any] = json.loads(learner.to_str())["model"]
@@ -183,7 +183,7 @@ def learn_pieces(
     vocab_size: int,
     lowercase: bool,
     symbols: Sequence[str] = (),
-    told: Told = lambda phase, done, total: None,
+    on_progress: Progress = lambda phase, done, total: None,
     *,
     normalize_spaces: bool = False,
 ) -> tuple[list[str], list[Any]]:
@@ -195,12 +195,12 @@ def learn_pieces(
         vocab_size: maximum number of pieces; a small text gives fewer.
         lowercase: fold case first.
         symbols: pieces that are always included; encoding almost never produces one, unless the text also teaches it.
-        told: called with a phase, the amount done, and the total or 0.
+        on_progress: called with a phase, the amount done, and the total or 0.
         normalize_spaces: first normalise white space, as in targets.
 
     Raises: DataError: there is no text, or it contains an unpaired surrogate.
     """
-    counted = WordCounts(texts, kind, lowercase, told, normalize_spaces=normalize_spaces)
+    counted = WordCounts(texts, kind, lowercase, on_progress, normalize_spaces=normalize_spaces)
     if not any(char.strip() for char in counted.chars):
         raise DataError("There is no text to train a tokenizer on: every line is empty.")
     if kind == "word":
@@ -211,10 +211,10 @@ def learn_pieces(
     counted.without(rare_characters(counted.chars, room // 2) - {" "})
     if kind == "bpe":
         trainer: Any = trainers.BpeTrainer(vocab_size=room, min_frequency=MIN_FREQUENCY, show_progress=False)
-        learned = train_on_words(models.BPE(), trainer, counted.words, told)
+        learned = train_on_words(models.BPE(), trainer, counted.words, on_progress)
     else:
         trainer = trainers.UnigramTrainer(vocab_size=room, show_progress=False)
-        learned = train_on_words(models.Unigram(), trainer, counted.words, told)
+        learned = train_on_words(models.Unigram(), trainer, counted.words, on_progress)
     if kind == "bpe":
         vocab = learned["vocab"]
         new = sorted((piece for piece in vocab if piece not in known), key=vocab.__getitem__)

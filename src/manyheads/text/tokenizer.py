@@ -27,7 +27,7 @@ import tokenizers
 from tokenizers import normalizers
 
 from manyheads.errors import ConfigError, DataError
-from manyheads.text.learning import SYMBOL_SCORE, Told, learn_pieces
+from manyheads.text.learning import SYMBOL_SCORE, Progress, learn_pieces
 from manyheads.text.pipeline import (
     SPACE_SIGN,
     SPECIAL_PIECES,
@@ -98,7 +98,7 @@ class Tokenizer(TokenizerFile, Capabilities):
         *,
         symbols: Sequence[str] = (),
         languages: Sequence[str] = (),
-        told: Told = lambda phase, done, total: None,
+        on_progress: Progress = lambda phase, done, total: None,
     ) -> Tokenizer:
         """Train a vocabulary. The same texts give the same bytes, on any number of threads.
 
@@ -107,7 +107,7 @@ class Tokenizer(TokenizerFile, Capabilities):
             settings: kind, size and case; a small corpus may give fewer pieces than `vocab_size`.
             symbols: words of targets, each of which becomes one piece, in the order of their ids.
             languages: of translations, each of which gets a tag; see `text.sides`.
-            told: progress, see `learn_pieces`.
+            on_progress: progress, see `learn_pieces`.
 
         Raises:
             DataError: there is no text, it contains an unpaired surrogate, or a symbol is not a word.
@@ -118,7 +118,13 @@ class Tokenizer(TokenizerFile, Capabilities):
         named = [symbol if settings.kind == "word" else f" {symbol}" for symbol in symbols]
         size = settings.vocab_size - len(languages)
         pieces, extra = learn_pieces(
-            settings.kind, known, size, settings.lowercase, named, told, normalize_spaces=settings.normalize_spaces
+            settings.kind,
+            known,
+            size,
+            settings.lowercase,
+            named,
+            on_progress,
+            normalize_spaces=settings.normalize_spaces,
         )
         tags = [tag_of(language) for language in languages]
         # A word of the text that is spelled like a tag is an unknown word.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from manyheads.errors import DataError
-from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable, Told, thinned
+from manyheads.text.learning import MAX_LEARNED_CHARS, Progress, Rereadable, thinned
 from manyheads.text.pipeline import (
     BYTE_PIECES,
     LANGUAGE_FORMAT,
@@ -100,7 +100,7 @@ def learn_vocabulary(
     settings: VocabularySettings,
     *,
     num_files: int = 1,
-    told: Told = lambda phase, done, total: None,
+    on_progress: Progress = lambda phase, done, total: None,
 ) -> Vocabulary:
     """Train a vocabulary on a text. The same text gives the same bytes.
 
@@ -108,7 +108,7 @@ def learn_vocabulary(
         lines: the text; not read at all for bytes. Subwords read it several times, and keep an iterator in memory.
         settings: level, size and documents.
         num_files: number of files of the text, which is used if documents are files.
-        told: progress of subwords, see `learn_pieces`.
+        on_progress: progress of subwords, see `learn_pieces`.
 
     Raises: DataError: the text is empty, or contains an unpaired surrogate.
     """
@@ -117,7 +117,7 @@ def learn_vocabulary(
     if settings.level == "words":
         return WordVocabulary.learn(lines, settings, num_files=num_files)
     own = TokenizerSettings(kind="bpe", vocab_size=settings.vocab_size or DEFAULT_PIECES, lowercase=settings.lowercase)
-    return PieceVocabulary(Tokenizer.train(sample_of(lines), own, told=told), settings.documents)
+    return PieceVocabulary(Tokenizer.train(sample_of(lines), own, on_progress=on_progress), settings.documents)
 
 
 def sample_of(lines: Iterable[str]) -> Iterable[str]:

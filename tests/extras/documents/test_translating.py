@@ -118,7 +118,9 @@ class _Scripted:
     def by_torch(self) -> _Scripted:
         return self
 
-    def translate(self, texts: list[str], *, told: object = None, stop: object = None, **overrides: Any) -> list[str]:
+    def translate(
+        self, texts: list[str], *, on_progress: object = None, stop: object = None, **overrides: Any
+    ) -> list[str]:
         self.searches.append(overrides)
         return [self._answers["repetition_penalty" in overrides]] * len(texts)
 
@@ -159,7 +161,12 @@ class _EmptyEngine:
         return True
 
     def search(
-        self, sources: Sequence[list[int]], settings: DecodingSettings, *, stop: object = None, told: object = None
+        self,
+        sources: Sequence[list[int]],
+        settings: DecodingSettings,
+        *,
+        stop: object = None,
+        on_progress: object = None,
     ) -> list[list[Hypothesis]]:
         return [[Hypothesis([], 0.0, [], True)] for _ in sources]
 

@@ -12,7 +12,7 @@ import torch
 from manyheads.catalogue import build_model
 from manyheads.evaluation.language_model import evaluate_text
 from manyheads.evaluation.reading import Reading
-from manyheads.extras.inspect.heads.judging import HeldSegments, Subject
+from manyheads.extras.inspect.heads.judging import HeldSegments, NamedModel
 from manyheads.extras.inspect.heads.options import HeadTextOptions
 from manyheads.extras.inspect.heads.scores import nats_per_token
 from manyheads.models.transformer_xl.config import TransformerXLConfig
@@ -32,7 +32,7 @@ def test_a_model_that_reads_the_end_of_a_segment_again_does_so_here(tmp_path: Pa
     text = tmp_path / "text.txt"
     text.write_text("one two three " * 300, encoding="utf-8")
     reader: Any = SimpleNamespace(vocabulary=ByteVocabulary(), model=model)
-    held = Subject(str(tmp_path), reader)._segments(reader, HeadTextOptions(text=str(text)), "valid")
+    held = NamedModel(str(tmp_path), reader)._segments(reader, HeadTextOptions(text=str(text)), "valid")
     assert isinstance(held, HeldSegments)
     wanted = evaluate_text(
         model, held_text(reader, "", text=str(text)).store, Reading(ext_len=ext_len), reader.vocabulary

@@ -144,8 +144,8 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Board:
 def begun(tmp_path: Path) -> Callable[..., Callbacks]:
     """Begins the callbacks of a run at a step, and gives the lines from there."""
 
-    def begin(*names: str, step: int = 0, ends: bool = True, told: list[str] | None = None) -> Callbacks:
-        found = Callbacks(names, (told if told is not None else []).append)
+    def begin(*names: str, step: int = 0, ends: bool = True, on_progress: list[str] | None = None) -> Callbacks:
+        found = Callbacks(names, (on_progress if on_progress is not None else []).append)
         start = RunStart(
             run_dir=tmp_path, device="cpu", precision="fp32", num_parameters=1, data="", step=step, max_steps=4,
             max_minutes=0.0, config=CONFIG,
@@ -225,7 +225,7 @@ def test_two_loggers_of_which_one_fails(board: Board, begun: Any, monkeypatch: p
     monkeypatch.setattr(sys.modules["mlflow"].MlflowClient, "set_terminated", lost)
     monkeypatch.setattr(sys.modules["mlflow"].entities, "Metric", lost)
     told: list[str] = []
-    begun("mlflow", "trackio", told=told)
+    begun("mlflow", "trackio", on_progress=told)
     assert len(told) == 1
     assert told[0].startswith("The callback mlflow failed in on_log (OSError: connection lost) and is off")
     [stored] = [numbers for name, numbers in board.runs.items() if not name.startswith("m")]

@@ -58,7 +58,7 @@ def test_a_side_that_fails_says_why_and_the_others_go_on(harness: ModuleType, tm
         (sleeper(harness, "a", 1, tmp_path / "log"), 0.0),
     ]
     told: list[str] = []
-    found = harness.take_turns(sides, rounds=4, told=told.append)
+    found = harness.take_turns(sides, rounds=4, on_progress=told.append)
     assert "no such model, sorry" in found["broken"].failure
     assert "out of memory" in found["mortal"].failure
     assert found["broken"].rates == found["mortal"].rates == []
@@ -86,7 +86,7 @@ def test_a_side_that_is_too_slow_is_left_out(harness: ModuleType, tmp_path: Path
         (sleeper(harness, "a", 1, tmp_path / "log"), 0.0),
     ]
     told: list[str] = []
-    found = harness.take_turns(sides, rounds=2, told=told.append, most_seconds=3.0)
+    found = harness.take_turns(sides, rounds=2, on_progress=told.append, most_seconds=3.0)
     assert found["slow"].left_out == f"{reason} within 3 s"
     assert not found["slow"].failure
     assert found["slow"].rates == []

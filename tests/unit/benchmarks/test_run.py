@@ -115,7 +115,7 @@ def test_sides_in_bf16_are_left_out(harness, benchmark_module, monkeypatch):
     comparison = tasks.Comparison("a title", "tokens/s", entries, pairs, pace=0.5, step_seconds=1.0)
     asked: list[tuple[list[str], float]] = []
 
-    def take_turns(sides: list[Any], rounds: int, told: Any, most_seconds: float) -> dict[str, Any]:
+    def take_turns(sides: list[Any], rounds: int, on_progress: Any, most_seconds: float) -> dict[str, Any]:
         asked.append(([one.name for one, _ in sides], most_seconds))
         return {one.name: turns(harness, [3.0] * rounds) for one, _ in sides}
 

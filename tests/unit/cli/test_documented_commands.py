@@ -28,7 +28,7 @@ from manyheads.config.files import Source, to_plain
 from manyheads.errors import ManyHeadsError
 from manyheads.extras.inspect.commands import KINDS
 from manyheads.models.transformer.config import TransformerConfig
-from manyheads.tasks import layers
+from manyheads.tasks import settings_resolution
 from manyheads.tasks.translation.settings import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -119,7 +119,7 @@ def complaint_of(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
         if cut_short:
             arguments = [*arguments, "--preset", "debug"]
         with monkeypatch.context() as patch:
-            patch.setattr(layers, "model_layer", _of_some_model)
+            patch.setattr(settings_resolution, "model_layer", _of_some_model)
             return said_by(lambda: read_arguments(arguments[1:]))
 
     parse = parsing.parse

@@ -13,7 +13,7 @@ from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
 from manyheads.evaluation.likelihood import Likelihood
 
 Cli = Callable[..., int]
-Told = Callable[[], dict[str, list[str]]]
+OnProgress = Callable[[], dict[str, list[str]]]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from manyheads.cli.watching.phases import (
     showing_if_long,
     showing_phases,
 )
-from manyheads.data.lines import Progress, telling
+from manyheads.data.lines import Progress, phase_progress
 
 
 def test_a_signal_stops_the_work_at_its_next_step() -> None:
@@ -98,7 +98,7 @@ def test_a_long_command_shows_lines_after_two_seconds_and_every_ten(capsys: pyte
     assert DELAY_SECONDS == 2.0
     clock = Clock()
     lines = PhaseLines(DELAY_SECONDS, clock)
-    told = telling(lines, "translating", 1000)
+    told = phase_progress(lines, "translating", 1000)
     found = []
     for half_second in range(1, 61):
         clock.now += 0.5

@@ -123,7 +123,7 @@ def test_the_demo_shows_draws_and_scores(run, capsys, monkeypatch):
     translate = Translator.translate
 
     def noted(self: Translator, texts: list[str], **options: Any) -> list[str]:
-        assert options.keys() == {"num_beams", "told"}
+        assert options.keys() == {"num_beams", "on_progress"}
         assert options["num_beams"] == 4
         translations.extend(translate(self, texts, **options))
         return translations

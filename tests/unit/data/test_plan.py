@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.data.sampler import BatchPlan, Permutation, cut_rows
+from manyheads.data.sampler import EpochBatches, Permutation, cut_rows
 from manyheads.errors import ConfigError, DataError
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(2, 30)), min_size=1, max_size=120)
@@ -87,9 +87,9 @@ def test_positions_out_of_range(position: int) -> None:
         Permutation(5, 0, 0)[position]
 
 
-def build(lengths: list[tuple[int, int]], max_tokens: int, **options: int) -> BatchPlan:
+def build(lengths: list[tuple[int, int]], max_tokens: int, **options: int) -> EpochBatches:
     source, target = (np.array(side, np.int32) for side in zip(*lengths, strict=True))
-    return BatchPlan.build(source, target, **{"max_tokens": max_tokens, "seed": 1, "epoch": 0, **options})  # type: ignore[arg-type]
+    return EpochBatches.build(source, target, **{"max_tokens": max_tokens, "seed": 1, "epoch": 0, **options})  # type: ignore[arg-type]
 
 
 @settings(deadline=None, max_examples=200)
@@ -154,7 +154,7 @@ def test_epochs_mix_batches_anew() -> None:
     source = np.maximum(1, target + chance.integers(-3, 2, 20_000))
     homes = []
     for epoch in (0, 1):
-        plan = BatchPlan.build(source, target, max_tokens=2048, seed=1, epoch=epoch)
+        plan = EpochBatches.build(source, target, max_tokens=2048, seed=1, epoch=epoch)
         home = np.empty(20_000, np.int64)
         for number in range(len(plan)):
             home[plan.samples(number)] = number
@@ -168,7 +168,7 @@ def test_rows_are_full_and_padding_is_small() -> None:
     chance = np.random.default_rng(0)
     target = chance.poisson(12, 20_000) + 2
     source = np.maximum(1, target + chance.integers(-4, 1, 20_000))
-    plan = BatchPlan.build(source, target, max_tokens=4096, seed=1, epoch=0)
+    plan = EpochBatches.build(source, target, max_tokens=4096, seed=1, epoch=0)
     padded = sum(len(row) * (source[row].max() + target[row].max()) for row in (plan[n][0] for n in range(len(plan))))
     assert (source.sum() + target.sum()) / padded > 0.85
     assert len(plan) < 1.15 * target.sum() / 4096 + 1
@@ -180,7 +180,7 @@ def test_one_sample_over_the_budget_is_named() -> None:
 
 
 def test_no_samples_give_no_rows() -> None:
-    plan = BatchPlan.build(np.empty(0, np.int32), np.empty(0, np.int32), max_tokens=10, seed=1, epoch=0)
+    plan = EpochBatches.build(np.empty(0, np.int32), np.empty(0, np.int32), max_tokens=10, seed=1, epoch=0)
     assert len(plan) == 0
 
 
@@ -207,7 +207,7 @@ def test_rows_are_cut_as_late_as_possible(longest: list[int], max_tokens: int) -
 def test_planning_does_not_visit_each_sample_in_python() -> None:
     """Its own steps are a few for each row; what is done for each sample, numpy does."""
     lengths = np.random.default_rng(0).integers(3, 60, 60_000)
-    steps = lines_run(lambda: BatchPlan.build(lengths, lengths, max_tokens=4096, seed=1, epoch=0))
+    steps = lines_run(lambda: EpochBatches.build(lengths, lengths, max_tokens=4096, seed=1, epoch=0))
     assert 0 < steps < len(lengths) / 2
 
 

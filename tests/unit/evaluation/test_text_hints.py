@@ -87,7 +87,7 @@ def test_sums_of_blocks_are_the_corpus_score(word_order: int, monkeypatch: pytes
     texts = [[" ".join(generator.choice(words, generator.integers(0, 12))) for _ in range(51)] for _ in range(3)]
     hypotheses, *references = texts
     told: list[int] = []
-    found = corpus_bleu(hypotheses, *references, tokenize="13a", told=told.append)
+    found = corpus_bleu(hypotheses, *references, tokenize="13a", on_progress=told.append)
     expected = sacrebleu.corpus_bleu(hypotheses, references, force=True)
     assert (found.value, found.ref_len, found.hyp_len) == (expected.score, expected.ref_len, expected.sys_len)
     assert found.signature.startswith("nrefs:2|")

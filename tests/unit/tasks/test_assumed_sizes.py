@@ -27,9 +27,9 @@ def recipe(path: str, **model: Any) -> TextConfig:
 
 
 def sizes(config: Any) -> tuple[int, str]:
-    trial = Planner(config).trial.at(4)
-    model = trial.config.model
-    return getattr(model, "vocab_size", 0) or model.source_vocab_size, trial.vocabulary
+    synthetic_run = Planner(config).synthetic_run.at(4)
+    model = synthetic_run.config.model
+    return getattr(model, "vocab_size", 0) or model.source_vocab_size, synthetic_run.vocabulary
 
 
 def test_prepared_data_gives_the_size(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import begin_embeddings
 from manyheads.tasks.presets import debug, duplication, reformer_debug, xl_debug
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.training.run.assembly import assemble
+from manyheads.training.run.components import assemble
 from manyheads.training.run.loop import train
 from manyheads.training.settings import TokenInitialSettings
 
@@ -52,24 +52,24 @@ def begin(model: Any, group: Group | None = None) -> None:
 
 
 def test_a_run_begins_with_them(config: TrainConfig, tmp_path: Path) -> None:
-    assembly = assemble(config, CPU, tmp_path / "data")
-    table: Any = assembly.model.body.source_embedding.weight.detach()  # type: ignore[union-attr]
-    learned = cooccurrence_embeddings(assembly.objective.stream.store, table.shape[1])  # type: ignore[attr-defined]
+    components = assemble(config, CPU, tmp_path / "data")
+    table: Any = components.model.body.source_embedding.weight.detach()  # type: ignore[union-attr]
+    learned = cooccurrence_embeddings(components.objective.stream.store, table.shape[1])  # type: ignore[attr-defined]
     occurs = learned.any(1)
     assert occurs.sum() >= 16
     torch.testing.assert_close(similarities(table[occurs]), similarities(learned[occurs]), atol=1e-5, rtol=1e-5)
     plain = assemble(replace(config, initial=TokenInitialSettings()), CPU, tmp_path / "data")
     random: Any = plain.model.body.source_embedding.weight.detach()  # type: ignore[union-attr]
     torch.testing.assert_close(table[~occurs], random[~occurs], rtol=0, atol=0)
-    assert any("co-occurrence" in note for note in assembly.notes)
+    assert any("co-occurrence" in note for note in components.notes)
     assert not plain.notes
 
 
 def test_the_turn_depends_on_the_seed_alone(config: TrainConfig, tmp_path: Path) -> None:
     tables = []
     for seed in (1, 1, 2):
-        assembly = assemble(replace(config, seed=seed), CPU, tmp_path / f"data-{seed}")
-        tables.append(assembly.model.body.source_embedding.weight.detach())  # type: ignore[union-attr]
+        components = assemble(replace(config, seed=seed), CPU, tmp_path / f"data-{seed}")
+        tables.append(components.model.body.source_embedding.weight.detach())  # type: ignore[union-attr]
     assert torch.equal(tables[0], tables[1])
     assert not torch.allclose(tables[0], tables[2], atol=0.1)
 
@@ -131,10 +131,10 @@ def test_a_language_model_begins_with_them(tmp_path: Path, kind: str, monkeypatc
     base = reformer_debug() if kind == "reformer" else xl_debug()
     sizes: Any = {"cutoffs": (20, 60)} if kind.startswith("adaptive") else {}
     config = replace(base, model=replace(base.model, **sizes), initial=TokenInitialSettings(embeddings="cooccurrence"))
-    assembly = assemble(config, CPU, tmp_path / "data")
-    found: Any = assembly.model.body.embedding  # type: ignore[union-attr]
+    components = assemble(config, CPU, tmp_path / "data")
+    found: Any = components.model.body.embedding  # type: ignore[union-attr]
     table = (found.weight if kind == "reformer" else found.tables[0]).detach()
-    text: Any = assembly.objective.data.train  # type: ignore[attr-defined]
+    text: Any = components.objective.data.train  # type: ignore[attr-defined]
     assert counted.count(len(text)) == 1  # the frequencies serve for the embeddings and for the output
     learned = neighbour_embeddings(text.ids, text.vocab_size, table.shape[1])
     occurs = learned.any(1)
@@ -142,10 +142,10 @@ def test_a_language_model_begins_with_them(tmp_path: Path, kind: str, monkeypatc
     torch.testing.assert_close(similarities(table[occurs]), similarities(learned[occurs]), atol=1e-4, rtol=1e-4)
     assert table[~occurs].any()
     shares = torch.from_numpy(np.bincount(text.ids, minlength=len(table))).clamp(min=0.5)
-    head: Any = assembly.model.head  # type: ignore[union-attr]
+    head: Any = components.model.head  # type: ignore[union-attr]
     width = head.weight.shape[1] if hasattr(head, "weight") else head.tables[0].shape[1]
     torch.testing.assert_close(head.log_probs(torch.zeros(width)), (shares / shares.sum()).log())
-    assert any("neighbours" in note for note in assembly.notes)
+    assert any("neighbours" in note for note in components.notes)
 
 
 def test_a_language_model_has_no_others_for_narrow_tables_and_drawn_tokens() -> None:

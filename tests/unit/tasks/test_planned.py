@@ -296,8 +296,8 @@ def test_the_rate_is_measured(folders: Path) -> None:
     import torch
 
     from manyheads.tasks.presets import debug
-    from manyheads.tasks.translation.plan import Trial
+    from manyheads.tasks.translation.plan import SyntheticRun
     from manyheads.training.plan.planner import tokens_per_second
 
-    trial = Trial(debug()).at(8)
-    assert tokens_per_second(trial, 8, 2, torch.device("cpu")) > 0
+    synthetic_run = SyntheticRun(debug()).at(8)
+    assert tokens_per_second(synthetic_run, 8, 2, torch.device("cpu")) > 0

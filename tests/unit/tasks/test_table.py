@@ -28,7 +28,7 @@ def test_every_architecture_has_a_run_and_the_same_kind() -> None:
 @pytest.mark.parametrize("name", sorted(TASKS))
 def test_a_task_has_its_modules(name: str) -> None:
     assert callable(TASKS[name].module("objective").open_objective)
-    assert callable(TASKS[name].module("plan").Trial)
+    assert callable(TASKS[name].module("plan").SyntheticRun)
     assert callable(TASKS[name].module("evaluate").evaluate)
     assert callable(TASKS[name].module("score").score)
     assert dataclasses.is_dataclass(TASKS[name].module("options").EVALUATE.options)

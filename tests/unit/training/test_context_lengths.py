@@ -23,7 +23,7 @@ from manyheads.models.language_model import LanguageModel
 from manyheads.models.transformer_xl.state import LayerInputs, XLState
 from manyheads.seeding import derive_seed
 from manyheads.tasks.language_modelling.settings import TextConfig
-from manyheads.training.run.assembly import assemble
+from manyheads.training.run.components import assemble
 from manyheads.training.run.loop import Trainer, train
 
 CPU = torch.device("cpu")
@@ -108,7 +108,7 @@ def test_a_stopped_run_goes_on(text, shapes, monkeypatch, base, stops, changes_a
         monkeypatch.setattr(
             Trainer,
             "_stop_reason",
-            lambda self, last=steps: reason(self) or ("signal" if self._assembly.counters.step >= last else None),
+            lambda self, last=steps: reason(self) or ("signal" if self._components.counters.step >= last else None),
         )
         train(parted)
     assert shapes == straight
@@ -153,11 +153,11 @@ def test_the_clock_counts_where_minutes_limit_the_run(text, shapes, monkeypatch)
 
 
 def test_short_segments_train_all_positions(text: Callable[..., TextConfig], tmp_path: Path) -> None:
-    assembly = assemble(text(GROWING, data={"accumulate": 1}, model={"max_len": 24}), CPU, tmp_path)
-    model = assembly.model
+    components = assemble(text(GROWING, data={"accumulate": 1}, model={"max_len": 24}), CPU, tmp_path)
+    model = components.model
     assert isinstance(model, LanguageModel)
-    [batch] = assembly.stream.at(0, 0, 0.0)
-    begin = assembly.objective.begin
+    [batch] = components.stream.at(0, 0, 0.0)
+    begin = components.objective.begin
 
     def trained(one: Any) -> int:
         model.zero_grad()
@@ -224,18 +224,18 @@ def test_a_memory_of_keys_and_values_is_attended_to_as_a_whole() -> None:
 
 def test_a_drawn_memory_reaches_the_model(text: Callable[..., TextConfig], tmp_path: Path) -> None:
     config = text(VARIED, data={"accumulate": 1, "segment_lengths": "fixed"})
-    assembly = assemble(config, CPU, tmp_path)
-    stepper, model = assembly.stepper(), assembly.model
+    components = assemble(config, CPU, tmp_path)
+    train_step, model = components.train_step(), components.model
     assert isinstance(model, LanguageModel)
     asked: list[int | None] = []
     model.body.register_forward_pre_hook(  # type: ignore[union-attr]
         lambda module, given, options: asked.append(options.get("memory_len")), with_kwargs=True
     )
     for row in range(16):
-        stepper.take(assembly.stream.at(0, row), row + 1, 1e-3)
-    assert asked == [assembly.stream.at(0, row)[0].memory_len for row in range(16)]
+        train_step.run(components.stream.at(0, row), row + 1, 1e-3)
+    assert asked == [components.stream.at(0, row)[0].memory_len for row in range(16)]
     assert set(asked) == {0, 4, 8, 12}
-    assert assembly.memory.of(0).columns == 12  # also after a step that attended to none
+    assert components.memory.of(0).columns == 12  # also after a step that attended to none
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from manyheads.catalogue import PRESETS
 from manyheads.training.plan import first_step
 from manyheads.training.plan.first_step import FirstStep
 from manyheads.training.run.objective import Batch
-from manyheads.training.run.step import Stepper, StepResult
+from manyheads.training.run.step import StepResult, TrainStep
 from manyheads.training.settings import RunConfig
 
 SLOW = 0.01
@@ -24,17 +24,17 @@ SLOW = 0.01
 def slow_machine(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Steps take 1 s and `SLOW` for each target token, by a clock of their own. Returns: target tokens of each step."""
     now, taken = 0.0, []
-    take = Stepper.take
+    take = TrainStep.run
 
-    def counting(stepper: Stepper, batches: Sequence[Batch], step: int, learning_rate: float) -> StepResult:
+    def counting(train_step: TrainStep, batches: Sequence[Batch], step: int, learning_rate: float) -> StepResult:
         nonlocal now
         assert learning_rate == 0.0
-        result = take(stepper, batches, step, learning_rate)
+        result = take(train_step, batches, step, learning_rate)
         now += 1.0 + SLOW * result.num_tokens
         taken.append(result.num_tokens)
         return result
 
-    monkeypatch.setattr(Stepper, "take", counting)
+    monkeypatch.setattr(TrainStep, "run", counting)
     clock = SimpleNamespace(monotonic=lambda: now, process_time=lambda: 2 * now)
     monkeypatch.setattr(first_step, "time", clock)
     return taken

@@ -42,8 +42,8 @@ def test_a_tiny_model_grows_although_the_size_of_the_process_varies(monkeypatch:
     }  # fmt: skip
     monkeypatch.setattr(Planner, "memory", lambda self, length, rows: measured[length])
     planned = Planner(PRESETS["xl-debug"]())
-    knob = next(one for one in planned.trial.knobs() if one.setting == "data.segment_len")
-    monkeypatch.setattr(type(planned.trial), "knobs", lambda self: [knob])
+    size_setting = next(one for one in planned.synthetic_run.size_settings() if one.setting == "data.segment_len")
+    monkeypatch.setattr(type(planned.synthetic_run), "size_settings", lambda self: [size_setting])
     few, more = (planned.largest(mib * MIB)[0] for mib in (1000, 20_000))
     # A step of 1,024 tokens takes 73 MiB besides the program.
     assert 1024 < few.value < more.value < 50_000
@@ -63,20 +63,20 @@ def test_largest_values_meet_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Planner, "memory", lambda self, length, rows: text(length, rows))
     lanes, length = Planner(TINY_TEXT).largest(200 * MIB)
     a_row = 2 * MIB + 1024 * 64
-    assert (lanes.knob.setting, lanes.value) == ("data.lanes", 2 * (100 * MIB // a_row))
+    assert (lanes.size_setting.setting, lanes.value) == ("data.lanes", 2 * (100 * MIB // a_row))
     rows = TINY_TEXT.data.lanes // 2
 
     def peak(length: int) -> int:
         return text(length, rows).total_bytes
 
-    assert length.knob.setting == "data.segment_len"
+    assert length.size_setting.setting == "data.segment_len"
     assert peak(length.value) <= 200 * MIB < peak(length.value + 1)
     assert length.predicted_bytes == pytest.approx(peak(length.value))
     with pytest.raises(ConfigError, match=r"Not even the smallest step fits: 102 MiB .* 50 MiB"):
         Planner(TINY_TEXT).largest(50 * MIB)
     monkeypatch.setattr(Planner, "memory", lambda self, length, rows: pairs(length, rows))
     [tokens] = Planner(TINY).largest(200 * MIB)
-    assert (tokens.knob.setting, tokens.value) == ("data.max_tokens", 2 * (100 * MIB // (MIB // 8 + 64 * 16)))
+    assert (tokens.size_setting.setting, tokens.value) == ("data.max_tokens", 2 * (100 * MIB // (MIB // 8 + 64 * 16)))
 
 
 FITTED_TWICE = """

@@ -23,7 +23,7 @@ from manyheads.files.verify import file_sha256
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.training.plan.first_step import first_step
-from manyheads.training.run.assembly import assemble
+from manyheads.training.run.components import assemble
 from manyheads.training.run.initial import _with_new_rows
 from manyheads.training.run.loop import train
 from manyheads.training.run.signals import StopFlag
@@ -101,15 +101,15 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_begins_with_the_weights_of_the_model(world: World, begun: Callable[..., Any], kind: str) -> None:
     config = begun(kind, "new" if kind == "transformer" else "text-new", training={"ema_decay": 0.0})
-    assembly = assemble(config, CPU, world.folder / "cache")
+    components = assemble(config, CPU, world.folder / "cache")
     wanted = weights(world.model(kind))
-    found = dict(assembly.model.state_dict())
+    found = dict(components.model.state_dict())
     for name, tensor in wanted.items():
         mine = found.get(name, found.get(f"body.{name}"))
         assert mine is not None
         assert torch.equal(mine, tensor)
-    assert "begins from" in assembly.notes[0]
-    assert not assembly.optimiser.state
+    assert "begins from" in components.notes[0]
+    assert not components.optimiser.state
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -181,16 +181,16 @@ def test_new_ids_begin_as_the_mean_of_the_old_ones(world: World, begun: Callable
     config = begun("transformer", "more", training={"ema_decay": 0.0})
     size, more = world.tokenizer.vocab_size, world.grown.vocab_size
     model = replace(config.model, source_vocab_size=size, target_vocab_size=size)
-    assembly = assemble(replace(config, model=model), CPU, world.folder / "cache")
-    assert assembly.config.model.source_vocab_size == more == size + 2
+    components = assemble(replace(config, model=model), CPU, world.folder / "cache")
+    assert components.config.model.source_vocab_size == more == size + 2
     before = weights(world.model("transformer"))
-    state = {name.removeprefix("body."): value for name, value in assembly.model.state_dict().items()}
+    state = {name.removeprefix("body."): value for name, value in components.model.state_dict().items()}
     tables = [name for name, tensor in before.items() if tensor.shape[0] == size]
     assert tables
     for name in tables:
         assert torch.equal(state[name][:size], before[name])
         assert torch.allclose(state[name][size:], before[name].mean(0, keepdim=True).expand(2, *before[name].shape[1:]))
-    assert any("2 new ids" in note for note in assembly.notes)
+    assert any("2 new ids" in note for note in components.notes)
     old_data = world.initial("transformer", data=str(world.folder / "old"))
     judged = assemble(replace(config, model=model, initial=old_data), CPU, world.folder / "cache")
     sets = judged.objective.judge_sets(judged.model, CPU, StopFlag())

@@ -22,10 +22,10 @@ from manyheads.errors import CheckpointError, ConfigError, NonFiniteError
 from manyheads.models.language_model import LanguageModel
 from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.text.settings import VocabularySettings
-from manyheads.training.run.assembly import assemble
+from manyheads.training.run.components import assemble
 from manyheads.training.run.loop import train
 from manyheads.training.run.state import Memory
-from manyheads.training.run.step import Stepper
+from manyheads.training.run.step import TrainStep
 
 CPU = torch.device("cpu")
 
@@ -105,26 +105,26 @@ def test_a_run_of_a_version_whose_muon_trained_embeddings_goes_on(text, monkeypa
 def test_memory_is_what_the_step_before_read(text: Callable[..., TextConfig], tmp_path: Path) -> None:
     """Two steps see as much as one model call after another; without memory the second would differ."""
     config = text(model={"dropout": 0.0, "attention_dropout": 0.0}, data={"accumulate": 1, "segment_lengths": "fixed"})
-    assembly = assemble(config, CPU, tmp_path)
-    assert isinstance(assembly.model, LanguageModel)
-    [first], [second] = assembly.stream.at(0, 0), assembly.stream.at(0, 1)
+    components = assemble(config, CPU, tmp_path)
+    assert isinstance(components.model, LanguageModel)
+    [first], [second] = components.stream.at(0, 0), components.stream.at(0, 1)
     with torch.no_grad():
-        alone = assembly.model(second).nll_sum
-        _, state = assembly.model.token_losses(first)
-        expected = assembly.model(second, state).nll_sum
-    stepper = Stepper(assembly.model, assembly.optimiser, assembly.config, CPU, assembly.memory)
-    stepper.take([first], 1, 0.0)
-    found = stepper.take([second], 2, 0.0).nll_sum
+        alone = components.model(second).nll_sum
+        _, state = components.model.token_losses(first)
+        expected = components.model(second, state).nll_sum
+    train_step = TrainStep(components.model, components.optimiser, components.config, CPU, components.memory)
+    train_step.run([first], 1, 0.0)
+    found = train_step.run([second], 2, 0.0).nll_sum
     assert found == pytest.approx(float(expected), rel=1e-5)
     assert found != pytest.approx(float(alone), rel=1e-6)
-    assembly.memory.forget()
-    assert stepper.take([second], 3, 0.0).nll_sum == pytest.approx(float(alone), rel=1e-5)
+    components.memory.forget()
+    assert train_step.run([second], 3, 0.0).nll_sum == pytest.approx(float(alone), rel=1e-5)
 
 
 def test_gradients_end_at_the_memory(text: Callable[..., TextConfig], tmp_path: Path) -> None:
-    assembly = assemble(text(data={"accumulate": 1}), CPU, tmp_path)
-    assert isinstance(assembly.model, LanguageModel)
-    output = assembly.model(assembly.stream.at(0, 0)[0])
+    components = assemble(text(data={"accumulate": 1}), CPU, tmp_path)
+    assert isinstance(components.model, LanguageModel)
+    output = components.model(components.stream.at(0, 0)[0])
     assert not any(tensor.requires_grad for tensor in torch.utils._pytree.tree_leaves(output.state))
 
 
@@ -134,21 +134,21 @@ def test_micro_batches_are_groups_of_lanes(text: Callable[..., TextConfig], tmp_
     for accumulate in (1, 3):
         changes = {"accumulate": accumulate, "segment_lengths": "fixed"}
         config = text(model={"dropout": 0.0, "attention_dropout": 0.0}, data=changes)
-        assembly = assemble(config, CPU, tmp_path)
-        stepper = Stepper(assembly.model, assembly.optimiser, assembly.config, CPU, assembly.memory)
-        results.append([stepper.take(assembly.stream.at(0, row), row + 1, 1e-2).nll_sum for row in range(4)])
+        components = assemble(config, CPU, tmp_path)
+        train_step = TrainStep(components.model, components.optimiser, components.config, CPU, components.memory)
+        results.append([train_step.run(components.stream.at(0, row), row + 1, 1e-2).nll_sum for row in range(4)])
     assert results[1] == pytest.approx(results[0], rel=1e-4)
 
 
 def test_an_epoch_begins_without_memory(text, tmp_path, monkeypatch):
     seen: list[tuple[int, bool]] = []
-    inner = Stepper.take
+    inner = TrainStep.run
 
-    def watched(self: Stepper, batches: Any, step: int, rate: float) -> Any:
+    def watched(self: TrainStep, batches: Any, step: int, rate: float) -> Any:
         seen.append((step, self._memory.of(0) is None))
         return inner(self, batches, step, rate)
 
-    monkeypatch.setattr(Stepper, "take", watched)
+    monkeypatch.setattr(TrainStep, "run", watched)
     path = tmp_path / "short"
     novel = TextBlock("novel", load_novel()["train"][:2400])
     prepare_text(path, train=novel, vocabulary=VocabularySettings(level="bytes"), holdout=Holdout(valid=400))
@@ -161,15 +161,15 @@ def test_an_epoch_begins_without_memory(text, tmp_path, monkeypatch):
 
 
 def test_a_step_that_is_not_taken_leaves_no_memory(text: Callable[..., TextConfig], tmp_path: Path) -> None:
-    assembly = assemble(text(data={"accumulate": 1}), CPU, tmp_path)
-    stepper = Stepper(assembly.model, assembly.optimiser, assembly.config, CPU, assembly.memory)
-    stepper.take(assembly.stream.at(0, 0), 1, 1e-3)
-    assert assembly.memory.of(0) is not None
+    components = assemble(text(data={"accumulate": 1}), CPU, tmp_path)
+    train_step = TrainStep(components.model, components.optimiser, components.config, CPU, components.memory)
+    train_step.run(components.stream.at(0, 0), 1, 1e-3)
+    assert components.memory.of(0) is not None
     with torch.no_grad():
-        next(assembly.model.parameters())[:] = float("nan")
-    result = stepper.take(assembly.stream.at(0, 1), 2, 1e-3)
+        next(components.model.parameters())[:] = float("nan")
+    result = train_step.run(components.stream.at(0, 1), 2, 1e-3)
     assert result.fault is not None
-    assert assembly.memory.of(0) is None
+    assert components.memory.of(0) is None
 
 
 def test_nan_stops_the_run_and_names_the_places(text: Callable[..., TextConfig]) -> None:

@@ -23,7 +23,7 @@ from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.run import step
 from manyheads.training.run.nonfinite import total_of
-from manyheads.training.run.step import NarrowWeights, Stepper
+from manyheads.training.run.step import NarrowWeights, TrainStep
 from manyheads.training.settings import OptimiserSettings, TrainingSettings
 
 SMALL = TransformerConfig(
@@ -49,12 +49,12 @@ def _batch(config: TransformerConfig, rows: int, length: int, device: str = "cpu
     return PairBatch(ids(length), sizes, ids(length + 1), sizes + 1, torch.arange(rows))
 
 
-def _stepper(model: Any, config: TransformerConfig, precision: Any, device: str, **more: Any) -> Stepper:
+def _train_step(model: Any, config: TransformerConfig, precision: Any, device: str, **more: Any) -> TrainStep:
     settings = TrainConfig(
         model=config, precision=precision, optimiser=OptimiserSettings(clip_norm=1.0, **more),
         training=TrainingSettings(label_smoothing=0.1),
     )  # fmt: skip
-    return Stepper(model, build_optimiser(model, settings.optimiser), settings, torch.device(device))
+    return TrainStep(model, build_optimiser(model, settings.optimiser), settings, torch.device(device))
 
 
 def test_launches_of_a_step_of_base(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,10 +66,10 @@ def test_launches_of_a_step_of_base(monkeypatch: pytest.MonkeyPatch) -> None:
     read = Tensor.tolist  # the step's only wait for the device, after the backward pass
     monkeypatch.setattr(Tensor, "tolist", lambda x: [1.0] * x.numel() if x.is_meta else read(x))
     with as_on_cuda(), policy.fast():
-        stepper, batch = _stepper(model, config, "bf16", "meta"), _batch(config, 128, 64, "meta")
-        stepper.take([batch], 1, 1e-4)
+        train_step, batch = _train_step(model, config, "bf16", "meta"), _batch(config, 128, 64, "meta")
+        train_step.run([batch], 1, 1e-4)
         with Launches() as launches:
-            stepper.take([batch], 2, 1e-4)
+            train_step.run([batch], 2, 1e-4)
     assert launches.count <= 650, launches.by_name.most_common()
 
 
@@ -138,11 +138,11 @@ def test_layers_share_a_mask() -> None:
 def _gradients(fast: bool, precision: Any, batches: list[PairBatch]) -> tuple[dict[str, Tensor], float]:
     torch.manual_seed(0)
     model = build_model(SMALL)
-    stepper = _stepper(model, SMALL, precision, "cpu")
+    train_step = _train_step(model, SMALL, precision, "cpu")
     before = {name: (id(one), one.detach().clone()) for name, one in model.named_parameters()}
-    stepper.update = lambda *given: None  # type: ignore[method-assign]
+    train_step.update = lambda *given: None  # type: ignore[method-assign]
     with policy.fast(fast):
-        result = stepper.take(batches, 1, 1e-4)
+        result = train_step.run(batches, 1, 1e-4)
     for name, parameter in model.named_parameters():
         assert (id(parameter), True) == (before[name][0], torch.equal(parameter, before[name][1])), name
         assert parameter.grad is not None, name

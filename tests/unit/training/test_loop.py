@@ -38,10 +38,10 @@ from manyheads.text.settings import TokenizerSettings
 from manyheads.training.optim.optimiser import MuonWithAdam
 from manyheads.training.plan.first_step import first_step
 from manyheads.training.record.report import TrainResult, ValidationReport
-from manyheads.training.run.assembly import assemble
+from manyheads.training.run.components import assemble
 from manyheads.training.run.loop import train
 from manyheads.training.run.signals import StopFlag
-from manyheads.training.run.step import Stepper
+from manyheads.training.run.step import TrainStep
 
 Make = Callable[..., TrainConfig]
 
@@ -587,13 +587,13 @@ def test_two_runs_cannot_share_a_folder(small: Make) -> None:
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
-    real = Stepper.forward
+    real = TrainStep.forward
 
-    def forward(self: Stepper, batch: Any, step: int, micro: int, model: Any = None) -> Any:
+    def forward(self: TrainStep, batch: Any, step: int, micro: int, model: Any = None) -> Any:
         output = real(self, batch, step, micro, model)
         return output._replace(loss_sum=output.loss_sum * float("nan")) if step in steps else output
 
-    monkeypatch.setattr(Stepper, "forward", forward)
+    monkeypatch.setattr(TrainStep, "forward", forward)
 
 
 def test_nan_stops_the_run_and_spares_the_checkpoint(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -671,15 +671,15 @@ def test_too_little_space_is_said_before_the_first_step(small: Make, monkeypatch
 )
 def test_out_of_memory_names_the_remedy(small: Make, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Reported with the tokens of the step; what was saved before stays."""
-    real, calls = Stepper.take, []
+    real, calls = TrainStep.run, []
 
-    def take(self: Stepper, batches: Any, step: int, rate: float) -> Any:
+    def take(self: TrainStep, batches: Any, step: int, rate: float) -> Any:
         calls.append(step)
         if step == 5:
             raise error
         return real(self, batches, step, rate)
 
-    monkeypatch.setattr(Stepper, "take", take)
+    monkeypatch.setattr(TrainStep, "run", take)
     message = r"step 5, whose largest part is \d+ rows of \d+ source .*max_tokens 256, .*raise accumulate to 2"
     config = small()
     with pytest.raises(ConfigError, match=message):
@@ -689,10 +689,10 @@ def test_out_of_memory_names_the_remedy(small: Make, monkeypatch: pytest.MonkeyP
 
 
 def test_other_errors_are_not_taken_for_too_little_memory(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    def take(self: Stepper, *_: Any) -> None:
+    def take(self: TrainStep, *_: Any) -> None:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(Stepper, "take", take)
+    monkeypatch.setattr(TrainStep, "run", take)
     with pytest.raises(RuntimeError, match="shapes"):
         train(small())
 
@@ -788,14 +788,14 @@ def test_tokens_per_second_are_those_of_the_steps_alone(small: Make, monkeypatch
         now[0] += 1000.0
         return ValidationReport(step=step, loss=1.0)
 
-    take = Stepper.take
+    take = TrainStep.run
 
-    def taken(self: Stepper, *given: Any) -> Any:
+    def taken(self: TrainStep, *given: Any) -> Any:
         now[0] += 2.0
         return take(self, *given)
 
     monkeypatch.setattr(Validator, "run", slow)
-    monkeypatch.setattr(Stepper, "take", taken)
+    monkeypatch.setattr(TrainStep, "run", taken)
     monkeypatch.setattr(manyheads.training.record.recorder, "time", SimpleNamespace(monotonic=lambda: now[0]))
     reporter = Recording()
     train(small(), reporter=reporter)

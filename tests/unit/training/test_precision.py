@@ -41,7 +41,7 @@ SLOW_BF16, FAST_BF16 = PrecisionMeasurement(100.0, 1.0), PrecisionMeasurement(10
 NO_BF16 = PrecisionMeasurement(100.0, 0.0)
 
 
-class Told:
+class OnProgress:
     """Keeps the messages of a run."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ def stored(config: RunConfig) -> str:
 @pytest.mark.parametrize(("found", "choice"), [(SLOW_BF16, "fp32"), (FAST_BF16, "bf16"), (NO_BF16, "fp32")])
 def test_auto_is_resolved_and_told(small: Make, machine: Any, found: PrecisionMeasurement, choice: str) -> None:
     machine(found)
-    told = Told()
+    told = OnProgress()
     config = small(precision="auto", training={"max_steps": 1})
     train(config, reporter=told)
     assert stored(config) == choice
@@ -93,7 +93,7 @@ def test_a_resumed_run_keeps_its_precision(small, machine, first, later):
     begun = small(precision="auto", training={"max_steps": 3})
     train(begun)
     machine(later if first.choice == "bf16" else None)  # fp32 is stored: there is nothing to ask
-    told = Told()
+    told = OnProgress()
     resumed = small(precision="auto", training={"max_steps": 6})
     result = train(resumed, reporter=told)
     assert (result.step, stored(resumed)) == (6, first.choice)
@@ -113,7 +113,7 @@ def test_the_remedy_works(machine: Any, tmp_path: Path) -> None:
     config = replace(TINY_TEXT, run_dir=str(tmp_path / "run"), precision="auto")
     train(changed(config, training={"max_steps": 3}))
     machine(None)
-    told = Told()
+    told = OnProgress()
     result = train(changed(config, precision="fp32", training={"max_steps": 6}), reporter=told)
     assert (result.step, stored(config)) == (6, "fp32")
     assert any("precision was 'bf16', is 'fp32'" in text for text in told.of("warning"))
@@ -121,7 +121,7 @@ def test_the_remedy_works(machine: Any, tmp_path: Path) -> None:
 
 def test_bf16_by_name_on_a_slow_machine_is_warned_of_once(small: Make, machine: Any) -> None:
     machine(SLOW_BF16)
-    told = Told()
+    told = OnProgress()
     config = small(precision="bf16", training={"max_steps": 2})
     assert train(config, reporter=told).step == 2
     assert stored(config) == "bf16"

@@ -23,7 +23,7 @@ from manyheads.models.transformer_xl.config import PRESETS as XL_MODELS
 from manyheads.seeding import derive_seed
 from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.training.plan.planner import Planner
-from manyheads.training.run.assembly import assemble
+from manyheads.training.run.components import assemble
 from manyheads.training.run.loop import train
 
 CPU = torch.device("cpu")
@@ -66,23 +66,23 @@ def test_a_stopped_run_goes_on_with_its_hash_seeds(text: Callable[..., TextConfi
 
 def test_an_epoch_begins_with_seeds_of_its_own(text: Callable[..., TextConfig], tmp_path: Path) -> None:
     config = text(data={"lanes": 2, "accumulate": 1})
-    assembly = assemble(config, CPU, tmp_path)
-    stepper = assembly.stepper()
+    components = assemble(config, CPU, tmp_path)
+    train_step = components.train_step()
     seeds = []
     for step in range(1, 5):
         if step == 3:
-            assembly.memory.forget()  # what the loop does where an epoch begins, or after a step that was not taken
-        stepper.take(assembly.stream.at(0, step - 1), step, 0.0)
-        seeds.append(int(assembly.memory.of(0).hash_seed))
+            components.memory.forget()  # what the loop does where an epoch begins, or after a step that was not taken
+        train_step.run(components.stream.at(0, step - 1), step, 0.0)
+        seeds.append(int(components.memory.of(0).hash_seed))
     first, later = (derive_seed(config.seed, "hashes", step, 0) for step in (1, 3))
     assert seeds == [(first + 1) % 2**63, (first + 2) % 2**63, (later + 1) % 2**63, (later + 2) % 2**63]
 
 
 def test_hashes_differ_from_step_to_step_and_not_in_evaluation(text: Callable[..., TextConfig], tmp_path: Path) -> None:
     config = text(model={"dropout": 0.0, "attention_dropout": 0.0, "num_hashes": 1})
-    assembly = assemble(config, CPU, tmp_path)
-    batch, model = assembly.stream.whole(0, 0), assembly.model  # type: ignore[attr-defined]
-    begin = assembly.objective.begin
+    components = assemble(config, CPU, tmp_path)
+    batch, model = components.stream.whole(0, 0), components.model  # type: ignore[attr-defined]
+    begin = components.objective.begin
     with torch.no_grad():
         model.train()
         losses = [float(model(batch, begin(model, 4, seed)).loss_sum) for seed in (1, 1, 2, 3, 4, 5)]
@@ -163,15 +163,15 @@ import resource, sys
 from manyheads.cli.machine import set_up_machine
 set_up_machine()
 import torch
-from manyheads.tasks.language_modelling.plan import Trial
+from manyheads.tasks.language_modelling.plan import SyntheticRun
 from manyheads.training.plan.planner import take_steps
 from manyheads.training.run.precision import resolve_precision
 sys.path.insert(0, sys.argv[1])
 from tests_footprint_config import CONFIG
 torch.set_num_threads(1)
 length = int(sys.argv[2])
-trial = Trial(resolve_precision(CONFIG, torch.device("cpu"))).at(length)
-take_steps(trial, trial.config, length, 1)
+synthetic_run = SyntheticRun(resolve_precision(CONFIG, torch.device("cpu"))).at(length)
+take_steps(synthetic_run, synthetic_run.config, length, 1)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 CONFIG = """

@@ -29,9 +29,9 @@ from manyheads.training.optim.optimiser import (
     optimiser_tensors,
     split_by_decay,
 )
-from manyheads.training.run.parallel import Spread
+from manyheads.training.run.parallel import ParallelModel
 from manyheads.training.run.state import named_parameters
-from manyheads.training.run.step import Stepper, StepResult
+from manyheads.training.run.step import StepResult, TrainStep
 from manyheads.training.settings import OptimiserSettings, RunConfig, TrainingSettings
 
 CPU = torch.device("cpu")
@@ -64,10 +64,10 @@ def config(**changes: object) -> TrainConfig:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def build(settings: TrainConfig) -> tuple[Seq2Seq, Stepper]:
+def build(settings: TrainConfig) -> tuple[Seq2Seq, TrainStep]:
     torch.manual_seed(0)
     model = build_model(settings.model)
-    return model, Stepper(model, build_optimiser(model, settings.optimiser), settings, CPU)
+    return model, TrainStep(model, build_optimiser(model, settings.optimiser), settings, CPU)
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -89,13 +89,15 @@ class Wrapped(nn.Module):
 def test_a_step_after_a_validation_drops_units_again(is_wrapped: bool) -> None:
     settings = config(model=replace(MODEL, dropout=0.5))
     model = build_model(settings.model)
-    spread = Spread(model, model, Wrapped(model) if is_wrapped else model)
-    stepper = Stepper(model, build_optimiser(model, settings.optimiser), settings, CPU, spread=spread)
+    parallel_model = ParallelModel(model, model, Wrapped(model) if is_wrapped else model)
+    train_step = TrainStep(
+        model, build_optimiser(model, settings.optimiser), settings, CPU, parallel_model=parallel_model
+    )
     model.eval()
-    result = stepper.take([batch(8)], 1, 0.0)
+    result = train_step.run([batch(8)], 1, 0.0)
     assert model.training
     assert all(module.training for module in model.modules())
-    assert result.loss_sum != stepper.take([batch(8)], 2, 0.0).loss_sum
+    assert result.loss_sum != train_step.run([batch(8)], 2, 0.0).loss_sum
 
 
 def test_splitting_a_step_changes_nothing() -> None:
@@ -104,8 +106,8 @@ def test_splitting_a_step_changes_nothing() -> None:
     split = [part(whole, slice(0, 1)), part(whole, slice(1, 8))]
     results, found = [], []
     for batches in ([whole], split, [split[0], part(whole, slice(0, 0)), split[1]]):
-        model, stepper = build(config())
-        results.append(stepper.take(batches, 1, 1e-2))
+        model, train_step = build(config())
+        results.append(train_step.run(batches, 1, 1e-2))
         found.append(gradients(model))
     for result, other in zip(results[1:], found[1:], strict=True):
         assert result.num_tokens == results[0].num_tokens == int(whole.target_lengths.sum()) - 8
@@ -115,10 +117,10 @@ def test_splitting_a_step_changes_nothing() -> None:
 
 
 def test_clipping_is_by_the_global_norm() -> None:
-    plain, stepper = build(config())
-    norm = stepper.take([batch(4)], 1, 0.0).grad_norm
-    clipped, stepper = build(config(optimiser=OptimiserSettings(clip_norm=norm / 4)))
-    assert stepper.take([batch(4)], 1, 0.0).grad_norm == pytest.approx(norm)  # the norm before clipping is reported
+    plain, train_step = build(config())
+    norm = train_step.run([batch(4)], 1, 0.0).grad_norm
+    clipped, train_step = build(config(optimiser=OptimiserSettings(clip_norm=norm / 4)))
+    assert train_step.run([batch(4)], 1, 0.0).grad_norm == pytest.approx(norm)  # the norm before clipping is reported
     for name, gradient in gradients(clipped).items():
         torch.testing.assert_close(gradient * 4, gradients(plain)[name], rtol=1e-3, atol=1e-7)
 
@@ -127,40 +129,40 @@ def test_dropout_depends_on_seed_step_and_micro_batch_alone() -> None:
     settings = config(model=replace(MODEL, dropout=0.5))
 
     def loss(step: int, micro: int, seed: int = 1) -> float:
-        _, stepper = build(replace(settings, seed=seed))
+        _, train_step = build(replace(settings, seed=seed))
         torch.manual_seed(torch.seed() % 1000)
         empty = part(batch(4), slice(0, 0))
-        return stepper.take([empty] * micro + [batch(4)], step, 0.0).loss_sum
+        return train_step.run([empty] * micro + [batch(4)], step, 0.0).loss_sum
 
     assert loss(3, 0) == loss(3, 0)
     assert len({loss(3, 0), loss(4, 0), loss(3, 1), loss(3, 0, seed=2)}) == 4
 
 
 def test_bf16_keeps_float32_weights_and_moments() -> None:
-    model, stepper = build(config(precision="bf16"))
-    result = stepper.take([batch(4)], 1, 1e-2)
+    model, train_step = build(config(precision="bf16"))
+    result = train_step.run([batch(4)], 1, 1e-2)
     assert result.fault is None
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    assert {value.dtype for value in optimiser_tensors(stepper._optimiser, named_parameters(model)).values()} == {
+    assert {value.dtype for value in optimiser_tensors(train_step._optimiser, named_parameters(model)).values()} == {
         torch.float32
     }
 
 
-def take_bad(model: Seq2Seq, stepper: Stepper, batches: list[PairBatch]) -> StepResult:
+def take_bad(model: Seq2Seq, train_step: TrainStep, batches: list[PairBatch]) -> StepResult:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    result = stepper.take(batches, 7, 1e-2)
+    result = train_step.run(batches, 7, 1e-2)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor.nan_to_num(), before[name].nan_to_num()), name
-    assert not optimiser_tensors(stepper._optimiser, named_parameters(model))
+    assert not optimiser_tensors(train_step._optimiser, named_parameters(model))
     return result
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_bad_weight_is_named_before_the_update(value: float) -> None:
-    model, stepper = build(config())
+    model, train_step = build(config())
     with torch.no_grad():
         model.body.decoder.layers[0].feed_forward.out_proj.weight[0, 0] = value
-    result = take_bad(model, stepper, [batch(3, first_id=40), batch(3, first_id=50)])
+    result = take_bad(model, train_step, [batch(3, first_id=40), batch(3, first_id=50)])
     assert result.fault is not None
     assert result.fault.module == "body.decoder.layers.0.feed_forward.out_proj (Linear)"
     assert result.fault.sample_ids == [40, 41, 42]
@@ -169,7 +171,7 @@ def test_a_bad_weight_is_named_before_the_update(value: float) -> None:
 
 
 def test_a_bad_gradient_is_named_with_its_micro_batch() -> None:
-    model, stepper = build(config())
+    model, train_step = build(config())
     weight = model.body.encoder.layers[0].self_attn.out_proj.weight
     calls = []
 
@@ -178,7 +180,7 @@ def test_a_bad_gradient_is_named_with_its_micro_batch() -> None:
         return gradient * float("nan") if len(calls) in (2, 4) else None  # the second micro-batch, both times
 
     weight.register_hook(poison)
-    result = take_bad(model, stepper, [batch(3, first_id=40), batch(3, first_id=50)])
+    result = take_bad(model, train_step, [batch(3, first_id=40), batch(3, first_id=50)])
     assert result.fault is not None
     assert result.fault.micro_batch == 1
     assert result.fault.sample_ids == [50, 51, 52]
@@ -188,19 +190,19 @@ def test_a_bad_gradient_is_named_with_its_micro_batch() -> None:
 
 
 def test_a_fault_in_the_head_and_one_that_does_not_come_again() -> None:
-    model, stepper = build(config(model=replace(MODEL, tie_embeddings="none")))
+    model, train_step = build(config(model=replace(MODEL, tie_embeddings="none")))
     with torch.no_grad():
         model.head.weight[5, 5] = float("nan")
-    result = take_bad(model, stepper, [batch(3)])
+    result = take_bad(model, train_step, [batch(3)])
     assert result.fault is not None
     assert "the head" in (result.fault.module or "")
     assert result.fault.bad_parameters == ["head.weight"]
-    model, stepper = build(config())
+    model, train_step = build(config())
     once = [True]
     handle = model.body.encoder.register_forward_hook(
         lambda module, inputs, output: output * float("nan") if once and once.pop() else None
     )
-    result = take_bad(model, stepper, [batch(20)])
+    result = take_bad(model, train_step, [batch(20)])
     handle.remove()
     assert result.fault is not None
     assert result.fault.module is None
@@ -285,27 +287,27 @@ def test_numbers_for_distances_belong_to_muon_and_do_not_decay(name: str, kind: 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
 def test_moments_come_back_and_the_next_step_is_the_same(name: str) -> None:
     settings = config(optimiser=OptimiserSettings(name=name, weight_decay=0.1))  # type: ignore[arg-type]
-    model, stepper = build(settings)
+    model, train_step = build(settings)
     for step in (1, 2):
-        stepper.take([batch(4, step)], step, 1e-2)
+        train_step.run([batch(4, step)], step, 1e-2)
     other, fresh = build(settings)
     other.load_state_dict(model.state_dict())
     saved = {
-        key: value.clone() for key, value in optimiser_tensors(stepper._optimiser, named_parameters(model)).items()
+        key: value.clone() for key, value in optimiser_tensors(train_step._optimiser, named_parameters(model)).items()
     }
     load_optimiser_tensors(fresh._optimiser, named_parameters(other), saved)
-    for one in (stepper, fresh):
-        one.take([batch(4, 3)], 3, 1e-2)
+    for one in (train_step, fresh):
+        one.run([batch(4, 3)], 3, 1e-2)
     for key, value in model.state_dict().items():
         assert torch.equal(other.state_dict()[key], value)
 
 
 def test_muon_takes_the_matrices_of_maps_and_adam_the_rest() -> None:
     settings = OptimiserSettings(name="muon", learning_rate=1e-3, muon_learning_rate=0.02)
-    model, stepper = build(config(optimiser=settings))
+    model, train_step = build(config(optimiser=settings))
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    stepper.take([batch(4)], 1, 5e-4)  # half of the peak, for both
-    saved = optimiser_tensors(stepper._optimiser, named_parameters(model))
+    train_step.run([batch(4)], 1, 5e-4)  # half of the peak, for both
+    saved = optimiser_tensors(train_step._optimiser, named_parameters(model))
     assert {name.partition(".")[0] for name in saved} == {"momentum_buffer", "exp_avg", "exp_avg_sq", "step"}
     assert all(saved[name].ndim == 2 and "embedding" not in name for name in saved if name.startswith("momentum"))
     for name, parameter in model.named_parameters():
@@ -338,11 +340,11 @@ def test_muon_is_that_of_torch_but_for_the_order_of_sums() -> None:
 
 
 def test_the_moving_average_follows_and_steps_aside() -> None:
-    model, stepper = build(config())
+    model, train_step = build(config())
     named = named_parameters(model)
     average = MovingAverage(named, 0.9)
     first = {name: parameter.detach().clone() for name, parameter in named.items()}
-    stepper.take([batch(4)], 1, 1e-2)
+    train_step.run([batch(4)], 1, 1e-2)
     average.update(1)
     decay = 2 / 11  # the start's short memory
     trained = {name: parameter.detach().clone() for name, parameter in named.items()}
@@ -363,18 +365,18 @@ def test_the_kind_of_smoothing_reaches_the_loss() -> None:
     for kind in ("all", "without_padding", "others"):
         for pad_id in (0, 3):
             training = TrainingSettings(label_smoothing=0.3, smoothing_kind=kind)
-            _, stepper = build(config(training=training))
-            losses[kind, pad_id] = stepper.take([replace(batch(6), pad_id=pad_id)], 1, 1e-2).loss_sum
+            _, train_step = build(config(training=training))
+            losses[kind, pad_id] = train_step.run([replace(batch(6), pad_id=pad_id)], 1, 1e-2).loss_sum
     assert losses["all", 0] == losses["all", 3]
     assert len(set(losses.values())) == 5
 
 
 def test_candidates_serve_translators_too() -> None:
     training = TrainingSettings(label_smoothing=0.0, num_sampled=7)
-    model, stepper = build(config(training=training))
-    result = stepper.take([batch(6)], 1, 1e-2)
+    model, train_step = build(config(training=training))
+    result = train_step.run([batch(6)], 1, 1e-2)
     _, whole = build(config(training=replace(training, num_sampled=0)))
-    full = whole.take([batch(6)], 1, 1e-2)
+    full = whole.run([batch(6)], 1, 1e-2)
     assert result.loss_sum != full.loss_sum
     assert result.loss_sum == pytest.approx(full.loss_sum, rel=0.5)
     assert all(gradient.isfinite().all() for gradient in gradients(model).values())

@@ -9,7 +9,7 @@ from typing import Literal
 
 from manyheads.cli.command_line.parsing import command
 from manyheads.cli.lines.output import check_model_output
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading
@@ -52,10 +52,10 @@ def run(options: AverageOptions) -> int:
         folder, output, last=options.last, steps=options.steps, kind=options.weights, replace=options.replace
     )
     which = f"{len(steps)} checkpoints (steps" if len(steps) > 1 else "1 checkpoint (step"
-    say(f"averaged {which} {', '.join(map(str, steps))}) of {folder} into {output}")
+    echo(f"averaged {which} {', '.join(map(str, steps))}) of {folder} into {output}")
     with suppress(ConfigError):  # a run without its config.yaml
         data, _ = own_data(str(folder))
-        say(f"next: manyheads evaluate {output} --data {data}{_as_read_by(folder)}")
+        echo(f"next: manyheads evaluate {output} --data {data}{_as_read_by(folder)}")
     return 0
 
 

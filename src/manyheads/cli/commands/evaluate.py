@@ -22,8 +22,8 @@ def run(arguments: Sequence[str]) -> int:
     options.run_on.announce()
     if options.output is not None:
         check_files(options.output, *options.inputs)
-    with showing_if_long() as show:
-        report = task.module("evaluate").evaluate(options, show)
+    with showing_if_long() as progress:
+        report = task.module("evaluate").evaluate(options, progress)
     if report is None:
         return 0  # the main rank has the results of all ranks
     if options.output is not None:

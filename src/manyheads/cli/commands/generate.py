@@ -35,7 +35,7 @@ def run(options: GenerateOptions) -> int:
     lines = ContinuationLines(generator, options)
     if options.lines:
         write_lines(lines.job(), options.output)
-        lines.check.tell()
+        lines.check.report()
     elif options.prompt is None and is_conversation(options.input):
         lines.converse()
     else:

@@ -13,7 +13,7 @@ from functools import partial
 from manyheads.catalogue import COMMANDS, PRESETS, TASKS
 from manyheads.cli.command_line.parsing import command, parse
 from manyheads.cli.main import main, module_of
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.config.checks import did_you_mean
 from manyheads.config.options import CommandPage, argument
 from manyheads.tasks.translation.settings import TrainConfig
@@ -49,7 +49,7 @@ def run(options: HelpOptions) -> int:
         return main(["--help"])
     name, words = options.command, list(options.words)
     if name not in COMMANDS:
-        say(f"manyheads: there is no command {name!r}.{did_you_mean(name, COMMANDS)}", file=sys.stderr)
+        echo(f"manyheads: there is no command {name!r}.{did_you_mean(name, COMMANDS)}", file=sys.stderr)
         return 2
     kind = [words.pop(0)] if name == "inspect" and words and words[0] in module_of(name).KINDS else []
     whole = partial(module_of(name).run, [*kind, "--help"])
@@ -64,11 +64,11 @@ def run(options: HelpOptions) -> int:
             found = [entry for entry in entries if _contains(words, entry) and entry not in seen]
             if found:
                 title = f"{heading}{label if place else ''}:"
-                say("\n".join([*([""] if seen else []), title, *found]))
+                echo("\n".join([*([""] if seen else []), title, *found]))
                 seen.update(found)
     if not seen:
         page = " ".join(["manyheads", name, *kind, "--help"])
-        say(f"manyheads: no option of {name} is about {' '.join(words)!r}. All of them: {page}", file=sys.stderr)
+        echo(f"manyheads: no option of {name} is about {' '.join(words)!r}. All of them: {page}", file=sys.stderr)
     return 0 if seen else 2
 
 

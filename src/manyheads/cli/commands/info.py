@@ -16,7 +16,7 @@ from manyheads.cli.command_line.parsing import command
 from manyheads.cli.lines.output import lines_of
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.records import describe_folder
-from manyheads.cli.streams import say, say_or_json
+from manyheads.cli.streams import echo, say_or_json
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.checks import did_you_mean
 from manyheads.config.options import CommandPage, Shared, argument, option, refuse_given
@@ -37,9 +37,9 @@ def compare_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
     Raises: ConfigError: a path is no run. ModelFileError: a folder cannot be read.
     """
     rows = []
-    with showing_if_long() as show:
+    with showing_if_long() as progress:
         for number, path in enumerate(paths):
-            show("reading runs", number, len(paths))
+            progress("reading runs", number, len(paths))
             record = describe_folder(path, is_brief=True)
             if record["kind"] != "run":
                 raise ConfigError(f"{path} is no run but {record['kind']}; only runs can be compared. Leave it out.")
@@ -84,9 +84,9 @@ def draw_curves(paths: Sequence[Path], picture: Path) -> Path:
     from manyheads.training.record.log import Metrics
 
     records = {}
-    with showing_if_long() as show:
+    with showing_if_long() as progress:
         for number, path in enumerate(paths):
-            show("reading curves", number, len(paths))
+            progress("reading curves", number, len(paths))
             file = path / "metrics.jsonl"
             records[str(path)] = Metrics(file).read() if file.is_file() else []
     written: tuple[Path, ...] = load(HOOKS["picture"])("curves of runs", picture, records).save()
@@ -200,8 +200,8 @@ def run(options: InfoOptions) -> int:
     if options.sort is not None or options.curves is not None or (len(options.paths) > 1 and not options.verify):
         _compare(options)
         return 0
-    with showing_if_long() as show:
-        show(f"reading {options.path}", 0, 0)
+    with showing_if_long() as progress:
+        progress(f"reading {options.path}", 0, 0)
         record = describe_folder(options.path, verify=options.verify)
     say_or_json(record, "\n".join(lines_of(record)), as_json=options.json)
     return 2 if record.get("damaged") else 0
@@ -216,7 +216,7 @@ def _compare(options: InfoOptions) -> None:
         rows = sorted_rows(rows, options.sort)
     say_or_json(rows, "\n".join(table_lines(rows)), as_json=options.json)
     if options.curves is not None:
-        say(draw_curves(options.paths, Path(options.curves)), file=sys.stderr)
+        echo(draw_curves(options.paths, Path(options.curves)), file=sys.stderr)
 
 
 def _predict_memory(options: InfoOptions, length: int) -> None:
@@ -225,6 +225,6 @@ def _predict_memory(options: InfoOptions, length: int) -> None:
     set_up_machine()
     from manyheads.training.plan.planner import Planner
 
-    with showing_if_long() as show:
-        found = Planner(config).memory(length, options.batch, show)
+    with showing_if_long() as progress:
+        found = Planner(config).memory(length, options.batch, progress)
     say_or_json({"path": str(options.path), **found.to_json()}, found.describe(), as_json=options.json)

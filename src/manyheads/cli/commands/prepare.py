@@ -10,7 +10,7 @@ from pathlib import Path
 
 from manyheads.catalogue import TASKS
 from manyheads.cli.command_line.task_pages import pages_of, parse_for_named_task
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.cli.watching.phases import StoppedBySignalError, interruptible, showing_phases
 from manyheads.tasks.preparation import check_output
 from manyheads.tasks.table import task_of_folder
@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
             left = f"{output} was complete already"
         if (parts := parts_folder(output)).is_dir():
             left += f"; the same command continues from the finished parts in {parts}"
-        say(f"manyheads: stopped; {left}.", file=sys.stderr, flush=True)
+        echo(f"manyheads: stopped; {left}.", file=sys.stderr, flush=True)
 
     def abandon() -> None:
         from rich.console import Console
@@ -49,18 +49,18 @@ def run(arguments: Sequence[str]) -> int:
         remove_stale(output.absolute().parent, output.name)
 
     try:
-        with showing_phases() as show:
-            manifest = interruptible(lambda progress: prepare(progress=progress), show, abandon)
+        with showing_phases() as progress:
+            manifest = interruptible(lambda progress: prepare(progress=progress), progress, abandon)
     except StoppedBySignalError as stopped:
         tell_stopped()
         return 128 + stopped.number
     for name in remove_stale(output.absolute().parent, output.name):
         left = output.with_name(name)
-        say(f"{left} stays: it does not bear the mark of a temporary file of this machine.", file=sys.stderr)
-    say(task.module("prepare").summary(output, manifest))
+        echo(f"{left} stays: it does not bear the mark of a temporary file of this machine.", file=sys.stderr)
+    echo(task.module("prepare").summary(output, manifest))
     tokenizer = getattr(getattr(options, "vocabulary", None), "tokenizer", None)
     if tokenizer is not None and TASKS.get(str(task_of_folder(tokenizer))) is task and _is_model(Path(tokenizer)):
-        say(f"or begin from that model (5 minutes): manyheads train --init {tokenizer} --data.path {output}")
+        echo(f"or begin from that model (5 minutes): manyheads train --init {tokenizer} --data.path {output}")
     return 0
 
 

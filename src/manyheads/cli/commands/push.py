@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.config.options import CommandPage, argument, option
 
 
@@ -55,9 +55,9 @@ def run(options: PushOptions) -> int:
     )
     upload = make_upload(options.model, options.name, facts)
     for file in upload.left_out:
-        say(f"manyheads: {file} is left out; no model is read from such a file.", file=sys.stderr)
+        echo(f"manyheads: {file} is left out; no model is read from such a file.", file=sys.stderr)
     if options.dry_run:
-        say(upload.describe(options.revision))
+        echo(upload.describe(options.revision))
         return 0
-    say(f"pushed {len(upload.files)} files: {send(upload, revision=options.revision, private=options.private)}")
+    echo(f"pushed {len(upload.files)} files: {send(upload, revision=options.revision, private=options.private)}")
     return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.config.options import CommandPage, argument, option
 
 
@@ -44,8 +44,8 @@ def run(options: SampleDataOptions) -> int:
     width = max(len(str(folder / name)) for name in files)
     for name, content in files.items():
         state = "" if name in written else "  (was there already)"
-        say(f"{folder / name!s:<{width}}  {content.count(10):>6,} lines{state}")
+        echo(f"{folder / name!s:<{width}}  {content.count(10):>6,} lines{state}")
     sides = (("source", "train.en"), ("target", "train.de"), ("valid-source", "valid.en"), ("valid-target", "valid.de"))
     given = " ".join(f"--{option} {shlex.quote(str(folder / name))}" for option, name in sides)
-    say(f"\nnext: {program()} prepare {given} --vocab-size 4000 --output data/mine")
+    echo(f"\nnext: {program()} prepare {given} --vocab-size 4000 --output data/mine")
     return 0

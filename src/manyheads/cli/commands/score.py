@@ -21,6 +21,6 @@ def run(arguments: Sequence[str]) -> int:
     set_up_machine()
     task, options = parse_for_task("score", arguments)
     check_files(options.output, *options.inputs)
-    with showing_if_long() as show:
-        write_lines(task.module("score").score(options, show), options.output, show)
+    with showing_if_long() as progress:
+        write_lines(task.module("score").score(options, progress), options.output, progress)
     return 0

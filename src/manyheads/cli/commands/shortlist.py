@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import CommandPage, argument, option
@@ -56,15 +56,15 @@ def run(options: ShortlistOptions) -> int:
     """Learn and store a shortlist. Returns: the exit code."""
     from manyheads.tasks.translation.shortlist import learn_shortlist
 
-    with showing_if_long() as show:
+    with showing_if_long() as progress:
         learned = learn_shortlist(
             options.model,
             data=options.data,
             source=options.source,
             target=options.target,
             max_pairs=options.max_pairs,
-            show=show,
+            progress=progress,
         )
-    say(learned.describe())
-    say(f"next: manyheads evaluate {options.model} --shortlist 100")
+    echo(learned.describe())
+    echo(f"next: manyheads evaluate {options.model} --shortlist 100")
     return 0

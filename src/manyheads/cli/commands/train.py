@@ -18,7 +18,7 @@ from manyheads.catalogue import LOGGERS, PRESETS, SIZED_BY_PRECISION
 from manyheads.cli.command_line.pages import help_page, option_lines
 from manyheads.cli.command_line.parsing import fill, option_rows, read
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.checks import at_least, check, not_among
 from manyheads.config.describe import describe
@@ -27,7 +27,7 @@ from manyheads.config.options import CommandPage, option
 from manyheads.distributed.launch import DEFAULT_TIMEOUT, start
 from manyheads.distributed.process import Process, refuse_ranks, this_process
 from manyheads.errors import ConfigError, RankLostError
-from manyheads.tasks.layers import resolve_run
+from manyheads.tasks.settings_resolution import resolve_run
 from manyheads.tasks.table import RUNS
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.settings import RunConfig
@@ -133,9 +133,9 @@ def read_arguments(
 
     Args:
         precision: for presets whose sizes depend on it.
-        plan: see `tasks.layers.resolve_run`.
+        plan: see `tasks.settings_resolution.resolve_run`.
 
-    Raises: ConfigError: unknown options, and all that `tasks.layers.resolve_run` refuses, in one message.
+    Raises: ConfigError: unknown options, and all that `tasks.settings_resolution.resolve_run` refuses, in one message.
     """
     given = read(TrainOptions, arguments, tuple(RUNS.values()))
     try:
@@ -215,18 +215,18 @@ def run(arguments: Sequence[str]) -> int:
     set_up_machine()
     if options.fit:
         refuse_ranks("train --fit")
-        say(_largest_steps(config, options.memory_mib))
+        echo(_largest_steps(config, options.memory_mib))
         return 0
     if options.dry_run:
-        trial = _try_step(config)
+        synthetic_run = _try_step(config)
         if process.is_main:
-            say(trial.describe())
-        return 2 if trial.fault else 0
+            echo(synthetic_run.describe())
+        return 2 if synthetic_run.fault else 0
     result = train_and_watch(arguments, options, config, process, options.loggers)
     if process.is_main:
         from manyheads.cli.watching.training import summary
 
-        say(summary(result))
+        echo(summary(result))
     return 0 if result.signal_number is None else 128 + result.signal_number
 
 
@@ -249,7 +249,7 @@ def _planned_layer(typed: Source, process: Process) -> Source:
     with showing_if_long() as show:
         show("measuring training steps", 0, 0)
         found = plan_layer(typed)
-    say(found.table, file=sys.stderr)
+    echo(found.table, file=sys.stderr)
     return found.layer
 
 

@@ -78,9 +78,9 @@ def converse_or_write(lines: Any, options: TranslateOptions) -> None:
     if is_conversation(options.input) and not is_sharded(options.output):
         lines.converse()
     else:
-        with showing_if_long() as show:
-            write_lines(lines.job(show), options.output, show)
-        lines.tell()
+        with showing_if_long() as progress:
+            write_lines(lines.job(progress), options.output, progress)
+        lines.report()
 
 
 def _task(model: str) -> str | None:

@@ -18,7 +18,7 @@ from manyheads.cli.command_line.generate_options import GenerateOptions
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.lines.conversation import Command, converse, whole_number
 from manyheads.cli.lines.output import LineWriter, OutputCheck, check_files
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.data.lines import LinesOf, OnBadUtf8, ReadReport, read_blocks
 from manyheads.decoding.generation import Continuation
 from manyheads.decoding.generator import Generator
@@ -120,7 +120,7 @@ class ContinuationLines:
         if options.verbose:
             models = " + ".join((options.model, *options.models.ensemble))
             about = f"{models} on {generator.device}, {generator.precision}: {self._settings}"
-            say(about, file=sys.stderr)
+            echo(about, file=sys.stderr)
 
     def job(self) -> LineWork[str]:
         """The continuation of every line of the input."""
@@ -181,8 +181,8 @@ class ContinuationLines:
             writer.write_pieces(chain([prompt] if options.echo else [], pieces))
             self._see(number, prompt, "".join(written))
         if options.verbose:
-            say(f"{time.perf_counter() - started:.1f} s", file=sys.stderr)
-        self.check.tell()
+            echo(f"{time.perf_counter() - started:.1f} s", file=sys.stderr)
+        self.check.report()
 
     def lines(self, number: int, prompt: str, found: list[Continuation]) -> list[str]:
         """The output lines of one prompt. number: from 0, of the prompt."""
@@ -238,4 +238,4 @@ def write_ids(generator: Generator, vocabulary: IdVocabulary, options: GenerateO
         if options.json:
             print(json_text(record))
         else:
-            say(f"{record['file']}  {record['ids']:,} ids", file=sys.stderr)
+            echo(f"{record['file']}  {record['ids']:,} ids", file=sys.stderr)

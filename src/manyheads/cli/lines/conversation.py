@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.config.checks import did_you_mean
 from manyheads.errors import ConfigError, ManyHeadsError
 
@@ -32,7 +32,7 @@ def is_conversation(source: str) -> bool:
 
 def greet(model: str) -> None:
     """Announce a wait: torch and the model are loaded after this line."""
-    say(f"manyheads: loading {model} ...", file=sys.stderr, flush=True)
+    echo(f"manyheads: loading {model} ...", file=sys.stderr, flush=True)
 
 
 def converse(
@@ -56,32 +56,32 @@ def converse(
     if in_terminal:
         with suppress(ImportError):
             import readline  # noqa: F401  (the arrow keys and the history of input())
-    say(f"Type {wanted} and Enter; :help lists commands; Ctrl-D ends.", file=sys.stderr)
+    echo(f"Type {wanted} and Enter; :help lists commands; Ctrl-D ends.", file=sys.stderr)
     number = 0
     while True:
         try:
             # readline must know the prompt to redraw a line, and writes it to the terminal that is standard output
             if not in_terminal:
-                say(prompt, end="", file=sys.stderr, flush=True)
+                echo(prompt, end="", file=sys.stderr, flush=True)
             line = input(prompt if in_terminal else "")
             line.encode("utf-8")  # in some locales bytes of another encoding become halves of surrogate pairs
             if line.strip() == ":quit":
                 return
             if line.startswith(":"):
-                say(_obey(line, commands or {}), file=sys.stderr)
+                echo(_obey(line, commands or {}), file=sys.stderr)
                 continue
             number += 1
             answer(number - 1, line)
         except EOFError:
-            say(file=sys.stderr)
+            echo(file=sys.stderr)
             return
         except KeyboardInterrupt:
-            say(file=sys.stderr)
+            echo(file=sys.stderr)
         except UnicodeError as error:
             reason = error.reason if isinstance(error, UnicodeDecodeError) else "it is not UTF-8"
-            say(f"manyheads: what was typed is not in the terminal's encoding: {reason}.", file=sys.stderr)
+            echo(f"manyheads: what was typed is not in the terminal's encoding: {reason}.", file=sys.stderr)
         except ManyHeadsError as error:
-            say(f"manyheads: {error}", file=sys.stderr)
+            echo(f"manyheads: {error}", file=sys.stderr)
 
 
 def whole_number(name: str, text: str) -> int:

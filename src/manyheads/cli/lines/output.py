@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.data.lines import describe
 from manyheads.decoding.hypothesis import repeats_itself
 from manyheads.errors import CheckpointError, ConfigError, DataError, SaveError
@@ -112,7 +112,7 @@ def _open_file(path: Path) -> IO[bytes]:
         file.close()
         raise ConfigError(f"another command writes {path} at the moment; wait for it, or choose another output.")
     if os.fstat(file.fileno()).st_size:
-        say(f"manyheads: {describe(str(path))} existed already and is replaced.", file=sys.stderr)
+        echo(f"manyheads: {describe(str(path))} existed already and is replaced.", file=sys.stderr)
         file.truncate(0)
     return file
 
@@ -224,11 +224,11 @@ class OutputCheck:
         if len(text) >= _SHORTEST_TEXT or not (text or may_be_empty):
             self.see(number, prompt, text)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Print one warning if any output was empty or repeated itself; never a second one."""
         if self._named and not self._told:
             self._told = True
-            say(f"manyheads: warning: {self.describe()}", file=sys.stderr)
+            echo(f"manyheads: warning: {self.describe()}", file=sys.stderr)
 
     def describe(self) -> str:
         """The counts, the lines they are of, and what to do."""

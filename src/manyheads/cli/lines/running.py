@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyheads.cli.lines.output import LineWriter
-from manyheads.cli.streams import StoppedBySystem, say
+from manyheads.cli.streams import StoppedBySystem, echo
 from manyheads.data.lines import Source
 from manyheads.decoding.truncation import counted_truncations, naming_lines, tell_bad_lines
 from manyheads.distributed import sharded_lines
@@ -68,7 +68,7 @@ def run_lines(
     resumable = is_resumable(output, *source.files)
 
     def continued(count: int) -> None:
-        say(f"manyheads: continued after line {count:,}, from {output}.shards", file=sys.stderr)
+        echo(f"manyheads: continued after line {count:,}, from {output}.shards", file=sys.stderr)
 
     with ExitStack() as stack:
         if this_process().is_main:
@@ -102,5 +102,5 @@ def telling_what_is_kept(output: str, resumable: bool) -> Iterator[None]:
     except (KeyboardInterrupt, StoppedBySystem):
         if resumable and Path(f"{output}.shards").is_dir():
             kept = f"the finished part is in {output}.shards; the same command continues from there."
-            say(f"manyheads: {kept}", file=sys.stderr)
+            echo(f"manyheads: {kept}", file=sys.stderr)
         raise

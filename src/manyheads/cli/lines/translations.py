@@ -15,8 +15,8 @@ from manyheads.cli.command_line.pages import program
 from manyheads.cli.command_line.translate_options import TranslateOptions
 from manyheads.cli.lines.conversation import Command, converse, whole_number
 from manyheads.cli.lines.output import LineWriter, OutputCheck
-from manyheads.cli.streams import say
-from manyheads.data.lines import LinesOf, Progress, telling
+from manyheads.cli.streams import echo
+from manyheads.data.lines import LinesOf, Progress, phase_progress
 from manyheads.decoding.hypothesis import Translation, one_line
 from manyheads.decoding.translator import Translator
 from manyheads.distributed.sharded_lines import model_identity
@@ -44,7 +44,7 @@ class TranslationLines:
         self._settings = translator.options(**self.overrides)
         self._last = ""
         if translator.search.engine is not None:
-            say(f"manyheads: {translator.search.choose_engine(self._settings)}", file=sys.stderr)
+            echo(f"manyheads: {translator.search.choose_engine(self._settings)}", file=sys.stderr)
         self._check = OutputCheck(
             "translations",
             learn_more=f"train it longer or on more data; {program()} info {options.model} shows how it was trained.",
@@ -53,7 +53,7 @@ class TranslationLines:
         if options.verbose:
             models = " + ".join((options.model, *options.models.ensemble))
             about = f"{models} on {translator.device}, {translator.precision}: {self._settings}"
-            say(about, file=sys.stderr)
+            echo(about, file=sys.stderr)
 
     def _with_terms(self, sources: list[str], found: list[list[Translation]]) -> list[list[Translation]]:
         """Return the translations, with the terms of their sources in them."""
@@ -79,7 +79,7 @@ class TranslationLines:
                 self._last = line
                 [found] = self._with_terms([line], self.translator.translate_nbest([line], **self.overrides))
                 writer.write(self.lines(number + 1, line, found))
-                self._check.tell()
+                self._check.report()
 
             directions = ", ".join(f"{source}-{target}" for source, target in self.translator.languages)
             converse("a sentence", answer, f"{directions}> " if directions else "> ", self._commands())
@@ -116,15 +116,17 @@ class TranslationLines:
         done = "replaced" if os.path.exists(path) else "written"  # noqa: PTH110  (never an error; writing reports it)
         return f"{done}: {page.save()[0]}"
 
-    def job(self, show: Progress) -> LineWork[str]:
+    def job(self, progress: Progress) -> LineWork[str]:
         """The translation of the whole input."""
         options = self._options
         started, num_tokens = time.perf_counter(), 0
 
         def work(first: int, sources: list[str]) -> Iterator[str]:
             nonlocal num_tokens
-            told = telling(show, "translating lines", 0, first)
-            batch = self.translator.translate_nbest(sources, told=told, first_number=first + 1, **self.overrides)
+            on_progress = phase_progress(progress, "translating lines", 0, first)
+            batch = self.translator.translate_nbest(
+                sources, on_progress=on_progress, first_number=first + 1, **self.overrides
+            )
             batch = self._with_terms(sources, batch)
             for number, (source, found) in enumerate(zip(sources, batch, strict=True), first + 1):
                 yield from self.lines(number, source, found)
@@ -132,7 +134,7 @@ class TranslationLines:
             if options.verbose:
                 num_lines, seconds = first + len(sources), time.perf_counter() - started
                 speed = f"{num_lines / seconds:,.1f} lines/s, {num_tokens / seconds:,.0f} tokens/s"
-                say(f"{num_lines:,} lines, {num_tokens:,} tokens in {seconds:.1f} s: {speed}", file=sys.stderr)
+                echo(f"{num_lines:,} lines, {num_tokens:,} tokens in {seconds:.1f} s: {speed}", file=sys.stderr)
 
         form = (
             options.json,
@@ -175,11 +177,11 @@ class TranslationLines:
         texts = [self._text(source, one).replace("\t", " ") for one in translations]
         return [f"{number}\t{one.score:.6f}\t{text}" for one, text in zip(translations, texts, strict=True)]
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Print a line on standard error if outputs were empty or repeated themselves."""
-        self._check.tell()
+        self._check.report()
         if self._terms is not None:
-            say(f"manyheads: {self._terms.describe()}", file=sys.stderr)
+            echo(f"manyheads: {self._terms.describe()}", file=sys.stderr)
 
     def check_output(self, number: int, source: str, text: str) -> None:
         """Note whether an output is bad. number: of the line, from 1."""

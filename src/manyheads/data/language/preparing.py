@@ -27,11 +27,11 @@ from manyheads.data.preparing import (
 )
 from manyheads.data.store import CHECK_TOKENS, IntArray, TokenStore, write_tokens
 from manyheads.errors import DataError
-from manyheads.text.growing import Growth
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import ITEM_BYTES, IdSettings, VocabularySettings
 from manyheads.text.vocabularies import learn_vocabulary, sample_of, vocabulary_from_json
 from manyheads.text.vocabulary import CHANNELS, IdVocabulary, Vocabulary
+from manyheads.text.vocabulary_extension import Growth
 
 BLOCK_BYTES = 2**20
 
@@ -302,7 +302,7 @@ class _TextSource(TokenSource):
         if isinstance(chosen, Growth):
             self.vocabulary = chosen.learn(sample_of(lines), self.progress)
         elif isinstance(chosen, VocabularySettings):
-            self.vocabulary = learn_vocabulary(lines, chosen, num_files=len(part.ends()), told=self.progress)
+            self.vocabulary = learn_vocabulary(lines, chosen, num_files=len(part.ends()), on_progress=self.progress)
         return self.vocabulary
 
     def _learned_lines(self, part: Part) -> Iterator[str]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from manyheads.data.batch import PairBatch
 from manyheads.data.collate import collate, round_up
 from manyheads.data.mixing import Draws
-from manyheads.data.sampler import BatchPlan, cut_rows
+from manyheads.data.sampler import EpochBatches, cut_rows
 from manyheads.data.settings import DataSettings
 from manyheads.data.store import IntArray, PairStore
 from manyheads.data.translation.bpe_dropout import BpeDropout
@@ -154,7 +154,7 @@ class TrainingStream:
         shares = tuple(share for _, _, share in self._mix)
         return Draws(parts, shares, names.index(self.settings.path), self.seed)
 
-    def _make_plan(self, epoch: int) -> tuple[BatchPlan, NDArray[np.int64]]:
+    def _make_plan(self, epoch: int) -> tuple[EpochBatches, NDArray[np.int64]]:
         """Return the plan of an epoch, and the samples that it numbers."""
         samples = self._samples(epoch)
         if self._dropout is None:
@@ -163,7 +163,7 @@ class TrainingStream:
             store = self._segmented(epoch)
             source, target = self._pad(store.source_lengths + 1, store.target_lengths + 2)
         budget = {"max_tokens": self.settings.max_tokens, "accumulate": self.settings.accumulate}
-        return BatchPlan.build(source, target, seed=self.seed, epoch=epoch, **budget), samples
+        return EpochBatches.build(source, target, seed=self.seed, epoch=epoch, **budget), samples
 
     def _refuse(self, over: NDArray[np.bool_], source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         limits = f"max_source_len {self.settings.max_source_len}, max_target_len {self.settings.max_target_len}"
@@ -189,7 +189,7 @@ class TrainingStream:
             ]
         return "\n".join(lines)
 
-    def plan(self, epoch: int) -> BatchPlan:
+    def plan(self, epoch: int) -> EpochBatches:
         """Return the plan of an epoch, over the kept pairs, or the pairs drawn of a mix; the last two are cached."""
         return self._plan(epoch)[0]
 

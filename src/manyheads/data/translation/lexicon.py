@@ -64,7 +64,7 @@ def learn_lexicon(
     pairs: Iterable[tuple[Sequence[int], Sequence[int]]],
     source_vocab_size: int,
     target_vocab_size: int,
-    show: Progress = lambda what, done, total: None,
+    progress: Progress = lambda what, done, total: None,
 ) -> Lexicon:
     """Learn p(target id | source id) by expectation maximisation.
 
@@ -86,7 +86,7 @@ def learn_lexicon(
     probabilities = _normalised(weights, owners, source_vocab_size)
     unaligned = counts / max(1, counts.sum())
     for number in range(_ITERATIONS):
-        show("learning the lexicon", number, _ITERATIONS)
+        progress("learning the lexicon", number, _ITERATIONS)
         expected = np.zeros(len(keys))
         for codes, target, ids in _links(*sides, target_vocab_size) if len(keys) else ():
             row = np.minimum(np.searchsorted(keys, codes), len(keys) - 1)
@@ -94,7 +94,7 @@ def learn_lexicon(
             total = np.bincount(target, share, minlength=len(ids)) + unaligned[ids]
             expected += np.bincount(row, share / total[target], minlength=len(keys))
         probabilities = _normalised(expected, owners, source_vocab_size)
-    show("learning the lexicon", _ITERATIONS, _ITERATIONS)
+    progress("learning the lexicon", _ITERATIONS, _ITERATIONS)
     offsets, kept = _best(owners, probabilities, source_vocab_size)
     frequent = np.argsort(-counts, kind="stable")
     return Lexicon(frequent, offsets, (keys % target_vocab_size)[kept], len(known))

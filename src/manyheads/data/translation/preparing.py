@@ -23,11 +23,11 @@ from manyheads.data.preparing import CONTROL, Source, given_splits, in_order, ke
 from manyheads.data.store import IntArray, write_pairs
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.verify import file_sha256
-from manyheads.text.growing import Growth
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable, thinned
 from manyheads.text.settings import GrowthSettings, TokenizerSettings
 from manyheads.text.sides import LanguagePair, untagged
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.vocabulary_extension import Growth
 from manyheads.text.words import is_blank
 
 ENCODE_ROWS = 4096  # rows per call of the tokenizer
@@ -107,13 +107,13 @@ class SidesSource(Source):
 
     def learned(self, settings: TokenizerSettings) -> Tokenizer:
         """Return a tokenizer that is trained on the sample."""
-        return Tokenizer.train(self.texts(), settings, told=self.progress)
+        return Tokenizer.train(self.texts(), settings, on_progress=self.progress)
 
     def encoded(
         self,
         texts: Sequence[str],
         tokenizer: Tokenizer,
-        told: Callable[[int], None],
+        on_progress: Callable[[int], None],
         counts: dict[str, int],
         side: str = "",
     ) -> list[IntArray]:
@@ -122,13 +122,13 @@ class SidesSource(Source):
         Args:
             texts: PART_ROWS of them, or fewer at the end.
             tokenizer: that of the side.
-            told: called with the number of texts that are done.
+            on_progress: called with the number of texts that are done.
             counts: `tokens`, `longest` and `unknown`, after the side.
             side: as in the names of the counts.
         """
         folder = self.parts.claimed() if len(texts) == PART_ROWS else None
-        [content] = EncodedTexts(tokenizer, folder, told)((side, texts))
-        told(len(texts))
+        [content] = EncodedTexts(tokenizer, folder, on_progress)((side, texts))
+        on_progress(len(texts))
         return rows_of(content, len(texts), tokenizer, counts, side)
 
     def finish(self) -> list[str]:
@@ -328,7 +328,7 @@ class PairSource(SidesSource):
 
     def learned(self, settings: TokenizerSettings) -> Tokenizer:
         """Return a tokenizer that is trained on both sides of the sample."""
-        return Tokenizer.train(self.texts(), settings, languages=self._targets, told=self.progress)
+        return Tokenizer.train(self.texts(), settings, languages=self._targets, on_progress=self.progress)
 
     def made_of(self) -> Iterable[str]:
         return self._targets
@@ -366,7 +366,7 @@ class PairSource(SidesSource):
         sizes: deque[int] = deque()  # of the blocks that are being encoded
         done = 0  # texts of both sides
 
-        def told(count: int) -> None:
+        def on_progress(count: int) -> None:
             self.progress(f"encode {split}", (done + count) // 2, counts["pairs"])
 
         def blocks() -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -381,14 +381,14 @@ class PairSource(SidesSource):
         def encoded() -> Iterator[tuple[IntArray, IntArray]]:
             nonlocal done
             folder = self.parts.claimed() if counts["pairs"] >= PART_ROWS else None
-            contents = in_order(EncodedTexts(tokenizer, folder, told), blocks(), self.processes)
+            contents = in_order(EncodedTexts(tokenizer, folder, on_progress), blocks(), self.processes)
             for both in zip(contents, contents, strict=True):
                 rows = []
                 for side, content in zip(SIDES, both, strict=True):
                     size = sizes.popleft()
                     rows.append(rows_of(content, size, tokenizer, counts, f"{side}_"))
                     done += size
-                    told(0)
+                    on_progress(0)
                 yield from zip(*rows, strict=True)
             counts["pairs"] = done // 2
 

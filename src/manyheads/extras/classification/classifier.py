@@ -64,7 +64,7 @@ class Classifier(RunsEncoder[SequenceClassifier | ClassifierEnsemble]):
         max_tokens: int = MAX_TOKENS,
         too_long: Literal["fail", "truncate"] = "fail",
         first_number: int = 1,
-        told: Callable[[int], None] | None = None,
+        on_progress: Callable[[int], None] | None = None,
     ) -> Tensor:
         """Return log-probabilities of the labels, (texts, labels) in float32 on the CPU, in the order of the texts.
 
@@ -73,7 +73,7 @@ class Classifier(RunsEncoder[SequenceClassifier | ClassifierEnsemble]):
             max_tokens: tokens of a batch; a longer text does not fit.
             too_long: texts that do not fit: `fail`, or `truncate` them, with a warning each.
             first_number: number of the first text in messages.
-            told: called after each batch with the number of finished texts.
+            on_progress: called after each batch with the number of finished texts.
 
         Raises: RequestError: a text is too long, or no string. DataError: a text contains half a surrogate pair.
             NonFiniteError: the model gives NaN.
@@ -97,8 +97,8 @@ class Classifier(RunsEncoder[SequenceClassifier | ClassifierEnsemble]):
                 moved = batch.to(self.device)
                 found[batch.sample_ids] = self.model.log_probs(moved.tokens, moved.lengths).float().cpu()
                 done += len(batch.sample_ids)
-                if told is not None:
-                    told(done)
+                if on_progress is not None:
+                    on_progress(done)
         refuse_nan(bool(found.isnan().any()))
         return found
 

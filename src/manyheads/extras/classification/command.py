@@ -13,7 +13,7 @@ from manyheads.cli.lines.running import write_lines
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage
-from manyheads.data.lines import LinesOf, Progress, telling
+from manyheads.data.lines import LinesOf, Progress, phase_progress
 from manyheads.distributed.sharded_lines import is_sharded, model_identity
 from manyheads.errors import RequestError
 from manyheads.extras.classification.options import ClassifyOptions
@@ -51,8 +51,8 @@ def run(arguments: Sequence[str]) -> int:
     if is_conversation(options.input) and not is_sharded(options.output):
         lines.converse()
         return 0
-    with showing_if_long() as show:
-        write_lines(lines.job(show), options.output, show)
+    with showing_if_long() as progress:
+        write_lines(lines.job(progress), options.output, progress)
     return 0
 
 
@@ -72,16 +72,16 @@ class LabelLines:
         with LineWriter(self._options.output) as writer:
             converse("a text", lambda number, line: writer.write(self.block(number, [line])))
 
-    def job(self, show: Progress) -> LineWork[str]:
+    def job(self, progress: Progress) -> LineWork[str]:
         """The classification of the whole input."""
         from manyheads.tasks.report import LineWork
 
         options = self._options
 
         def work(first: int, lines: list[str]) -> Iterator[str]:
-            told = telling(show, "classifying lines", 0, first)
+            on_progress = phase_progress(progress, "classifying lines", 0, first)
             yield from self.block(first, lines)
-            told(len(lines))
+            on_progress(len(lines))
 
         identity = {
             "command": "classify",

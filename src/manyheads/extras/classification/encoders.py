@@ -61,7 +61,7 @@ class EncoderJudge(ABC):
 
     @abstractmethod
     def run(self, step: int) -> ValidationReport | None:
-        """See `Judge.run`."""
+        """See `HeldOutScorer.run`."""
 
 
 class EncoderObjective(PlainObjective):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.catalogue import HOOKS, load
-from manyheads.data.lines import Progress, telling
+from manyheads.data.lines import Progress, phase_progress
 from manyheads.decoding.truncation import counted_truncations, naming_lines
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import DataError
@@ -58,7 +58,7 @@ class ClassificationReport:
         return [*lines, *machine_lines(protocol)]
 
 
-def evaluate(options: EvaluateOptions, show: Progress) -> ClassificationReport:
+def evaluate(options: EvaluateOptions, progress: Progress) -> ClassificationReport:
     """Judge a classifier.
 
     Raises: DataError: the texts cannot be read, or have a label that the model does not know. RequestError: a text is
@@ -69,14 +69,14 @@ def evaluate(options: EvaluateOptions, show: Progress) -> ClassificationReport:
         load(HOOKS["check pictures"])([options.picture], given_by="--picture")
     read = LabelledReport()
     rows, name = held_out_texts(options, read)
-    classifier = options.run_on.load(Classifier.from_pretrained, options.models.all(options.model), show)
+    classifier = options.run_on.load(Classifier.from_pretrained, options.models.all(options.model), progress)
     right = check_known(rows, classifier, name)
     with naming_lines(numbered_unit(read), text=name), counted_truncations() as cut:
         log_probs = classifier.log_probs(
             [row.text for row in rows],
             max_tokens=options.max_tokens,
             too_long=options.too_long,
-            told=telling(show, "classifying", len(rows)),
+            on_progress=phase_progress(progress, "classifying", len(rows)),
         )
     chosen = log_probs.argmax(1).tolist()
     nll = math.fsum(-float(values[number]) for values, number in zip(log_probs, right, strict=True))

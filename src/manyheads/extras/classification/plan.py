@@ -9,18 +9,18 @@ import torch
 from manyheads.extras.classification.labelled_store import LabelledBatch
 from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.tasks.data_sets import vocabulary_size
-from manyheads.training.plan.planner import TokenTrial
+from manyheads.training.plan.planner import SyntheticTokenRun
 
 
 @dataclass(frozen=True)
-class Trial(TokenTrial):
-    """Texts of random ids; see `training.plan.planner.TokenTrial`."""
+class SyntheticRun(SyntheticTokenRun):
+    """Texts of random ids; see `training.plan.planner.SyntheticTokenRun`."""
 
     config: ClassificationConfig
     unit = "texts"
 
-    def at(self, length: int) -> Trial:
-        """See `Trial.at`.
+    def at(self, length: int) -> SyntheticRun:
+        """See `SyntheticRun.at`.
 
         If the data determines the labels, two are assumed: the head is the smallest part of a model.
         """
@@ -30,7 +30,7 @@ class Trial(TokenTrial):
             "vocab_size": size,
             "labels": model.labels or ("0", "1"),
         }
-        return Trial(replace(self.config, model=replace(model, **known)), told)
+        return SyntheticRun(replace(self.config, model=replace(model, **known)), told)
 
     def batch(self, length: int, rows: int) -> LabelledBatch:
         model = self.config.model

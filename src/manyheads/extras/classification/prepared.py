@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
-from manyheads.data.lines import Progress, blocks_of, stored_lines, telling
+from manyheads.data.lines import Progress, blocks_of, phase_progress, stored_lines
 from manyheads.data.prepared_folder import (
     PreparedFolder,
     cached_folder,
@@ -31,10 +31,10 @@ from manyheads.extras.classification.config import check_labels
 from manyheads.extras.classification.labelled_files import Labelled, LabelledList, LabelledReport, LabelledTexts
 from manyheads.extras.classification.labelled_store import LabelledStore, write_labelled
 from manyheads.extras.classification.settings import TATOEBA_LANGUAGES, LabelledSettings
-from manyheads.text.growing import Growth
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.vocabulary_extension import Growth
 
 LABELLED_TASK = "classification"
 MOST_LABELS = 10_000
@@ -171,8 +171,8 @@ class _LabelledSource(SidesSource):
             done = 0
             for block in blocks_of(zip(*map(stored_lines, self.paths(split)), strict=True), PART_ROWS):
                 labels, texts = zip(*block, strict=True)
-                told = telling(self.progress, f"encode {split}", counts["texts"], done)
-                rows = self.encoded(texts, tokenizer, told, counts)
+                on_progress = phase_progress(self.progress, f"encode {split}", counts["texts"], done)
+                rows = self.encoded(texts, tokenizer, on_progress, counts)
                 yield from zip(rows, (numbers[label] for label in labels), strict=True)
                 done += len(block)
 

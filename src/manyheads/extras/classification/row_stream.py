@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.data.collate import round_up
-from manyheads.data.sampler import BatchPlan
+from manyheads.data.sampler import EpochBatches
 from manyheads.data.settings import RowSettings
 from manyheads.errors import DataError
 
@@ -48,9 +48,9 @@ class RowStream(ABC, Generic[B]):
         self._lengths = round_up(limited, settings.pad_to_multiple, settings.max_len)
         self._plan = lru_cache(maxsize=2)(self._make_plan)
 
-    def _make_plan(self, epoch: int) -> BatchPlan:
+    def _make_plan(self, epoch: int) -> EpochBatches:
         budget = {"max_tokens": self.settings.max_tokens, "accumulate": self.settings.accumulate}
-        return BatchPlan.build(self._lengths, self._lengths, seed=self.seed, epoch=epoch, **budget)
+        return EpochBatches.build(self._lengths, self._lengths, seed=self.seed, epoch=epoch, **budget)
 
     @abstractmethod
     def describe(self) -> str:

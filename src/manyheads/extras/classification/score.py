@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from manyheads.data.lines import GivenItems, Progress, telling
+from manyheads.data.lines import GivenItems, Progress, phase_progress
 from manyheads.decoding.truncation import naming_lines
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.extras.classification.classifier import Classifier
@@ -16,11 +16,11 @@ from manyheads.tasks.report import LineWork
 _BLOCK = 2048
 
 
-def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[int, str]]:
+def score(options: ScoreOptions, progress: Progress) -> LineWork[tuple[int, str]]:
     """Load the model. Raises: DataError: the files cannot be read, or have a label that the model does not know."""
     report = LabelledReport()
     rows, name = given_texts(options, report)
-    classifier = options.run_on.load(Classifier.from_pretrained, options.models.all(options.model), show)
+    classifier = options.run_on.load(Classifier.from_pretrained, options.models.all(options.model), progress)
     items = list(zip(check_known(rows, classifier, name), (row.text for row in rows), strict=True))
 
     def work(first: int, some: list[tuple[int, str]]) -> Iterator[str]:
@@ -30,7 +30,7 @@ def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[int, str]]:
                 max_tokens=options.max_tokens,
                 too_long=options.too_long,
                 first_number=first + 1,
-                told=telling(show, "scoring", len(items), first),
+                on_progress=phase_progress(progress, "scoring", len(items), first),
             )
         for values, (number, _) in zip(found, some, strict=True):
             yield f"{float(values[number]):.6f}\t{1 + int((values > values[number]).sum())}"

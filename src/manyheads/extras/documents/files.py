@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.lines.running import is_resumable, telling_what_is_kept
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import option
-from manyheads.data.lines import GivenItems, ReadReport, describe, read_chunks, telling
+from manyheads.data.lines import GivenItems, ReadReport, describe, phase_progress, read_chunks
 from manyheads.distributed.sharded_lines import model_identity, run_lines
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.documents.formats import FORMATS, decode, format_of, read_document
@@ -92,7 +92,7 @@ class DocumentOptions:
         name = describe(path)
         document = read_document(decode(_bytes_of(path, name), name), name, found, self.column)
         for note in document.notes:
-            say(f"manyheads: {name}: {note}", file=sys.stderr)
+            echo(f"manyheads: {name}: {note}", file=sys.stderr)
         from manyheads.extras.documents.terms import Terms
 
         return InputDocument(document, Terms() if self.terms is None else Terms.read(self.terms), self, name, path)
@@ -155,14 +155,14 @@ class InputDocument:
                 _write(output, text)
                 reports.append(report)
 
-        with showing_if_long() as show:
+        with showing_if_long() as progress:
 
             def work(first: int, block: list[Unit]) -> list[str]:
-                told = telling(show, "translating sentences", total, first)
+                on_progress = phase_progress(progress, "translating sentences", total, first)
                 # The search counts as half of the work: after it some sentences are searched again, and words are
                 # aligned.
-                found = units.translate(block, told=lambda done: told(done // 2))
-                told(len(block))
+                found = units.translate(block, on_progress=lambda done: on_progress(done // 2))
+                on_progress(len(block))
                 return found
 
             source = GivenItems(translation.units, size, [self.path], ReadReport())
@@ -185,7 +185,7 @@ class InputDocument:
             write([])
         for report in reports:
             for number, line in enumerate(report.describe()):
-                say(f"manyheads: {self.name}: {line}" if number == 0 else f"  {line}", file=sys.stderr)
+                echo(f"manyheads: {self.name}: {line}" if number == 0 else f"  {line}", file=sys.stderr)
 
 
 def _bytes_of(path: str, name: str) -> bytes:

@@ -270,7 +270,10 @@ class UnitTranslator:
         return size <= self._limit and kept <= MOST_STAND_INS
 
     def translate(
-        self, units: Sequence[Unit], told: Callable[[int], None] | None = None, stop: Callable[[], bool] | None = None
+        self,
+        units: Sequence[Unit],
+        on_progress: Callable[[int], None] | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> list[str]:
         """Return a JSON record of each unit's translation.
 
@@ -285,16 +288,16 @@ class UnitTranslator:
             except StopIteration as end:
                 records: list[str] = end.value
                 return records
-            results = self._do(one, told if is_first else None, stop)
+            results = self._do(one, on_progress if is_first else None, stop)
             is_first = False
 
-    def _do(self, work: Work, told: Callable[[int], None] | None, stop: Callable[[], bool] | None) -> list[Any]:
+    def _do(self, work: Work, on_progress: Callable[[int], None] | None, stop: Callable[[], bool] | None) -> list[Any]:
         if not work.texts:
             return []
         if work.kind == "search":
             is_again = work.overrides == self._again  # with options that another engine may lack
             translator = self._translator.by_torch() if is_again else self._translator
-            return translator.translate(work.texts, told=told, stop=stop, **work.overrides)
+            return translator.translate(work.texts, on_progress=on_progress, stop=stop, **work.overrides)
         if work.kind == "compare":
             both = [*work.texts, *work.others]
             best = [one[0] for one in self._translator.translate_nbest(both, stop=stop, **work.overrides)]

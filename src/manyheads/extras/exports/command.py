@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.config.options import CommandPage, Shared, option
 from manyheads.extras.exports import EXPORTS, ExportOptions
 from manyheads.files.verify import json_text
@@ -71,7 +71,7 @@ def run(options: ExportCommandOptions) -> int:
         print(json_text({"format": options.to, "output": options.output, **vars(done), "check": check}))
         return 0
     for note in done.notes:
-        say(f"manyheads: {note}", file=sys.stderr)
-    say(f"wrote {options.output}, {done.num_bytes / 1e6:,.1f} MB, in the format {options.to}")
-    say(done.check.describe() if done.check else f"not checked: {done.not_checked}")
+        echo(f"manyheads: {note}", file=sys.stderr)
+    echo(f"wrote {options.output}, {done.num_bytes / 1e6:,.1f} MB, in the format {options.to}")
+    echo(done.check.describe() if done.check else f"not checked: {done.not_checked}")
     return 0

@@ -132,7 +132,7 @@ class CTranslate2Engine:
         settings: DecodingSettings,
         *,
         stop: Callable[[], bool] | None = None,
-        told: Callable[[int], None] | None = None,
+        on_progress: Callable[[int], None] | None = None,
     ) -> list[list[Hypothesis]]:
         """See `SearchEngine`. `stop` is called before each batch.
 
@@ -153,8 +153,8 @@ class CTranslate2Engine:
             for place, hypotheses in zip(batch, found, strict=True):
                 results[place] = hypotheses
             num_done += len(batch)
-            if told is not None:
-                told(num_done)
+            if on_progress is not None:
+                on_progress(num_done)
         return results
 
     def _batch(self, sources: list[list[int]], limits: list[int], settings: DecodingSettings) -> list[list[Hypothesis]]:

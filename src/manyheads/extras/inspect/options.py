@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, Shared, argument, group, option
 from manyheads.decoding.options import DeviceOptions
@@ -72,7 +72,7 @@ def write_figure(figure: Figure, names: Sequence[str], *, as_json: bool = False)
     from manyheads.extras.inspect.drawings.figure import save_by_name
 
     for name in names:
-        say(save_by_name(figure, name), file=sys.stderr if as_json else None)
+        echo(save_by_name(figure, name), file=sys.stderr if as_json else None)
 
 
 @dataclass(frozen=True, kw_only=True)

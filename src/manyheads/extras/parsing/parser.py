@@ -69,7 +69,7 @@ class ChartParser(RunsEncoder[SpanParser | SpanParserEnsemble]):
         *,
         max_tokens: int = BATCH_WORDS,
         first_number: int = 1,
-        told: Callable[[int], None] | None = None,
+        on_progress: Callable[[int], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> list[Node | None]:
         """Return the tree of each sentence over exactly its words; None for a sentence without words.
@@ -78,7 +78,7 @@ class ChartParser(RunsEncoder[SpanParser | SpanParserEnsemble]):
             sentences: words separated by spaces.
             max_tokens: words of a batch.
             first_number: number of the first sentence in messages.
-            told: called after each batch with the number of finished sentences.
+            on_progress: called after each batch with the number of finished sentences.
             stop: called after each batch; if it returns True, the remaining sentences get no tree.
 
         Raises: RequestError: a sentence has more words than the model has positions. DataError: a word contains half a
@@ -103,8 +103,8 @@ class ChartParser(RunsEncoder[SpanParser | SpanParserEnsemble]):
                     place = places[sample]
                     found[place] = tree_of(split[place], tags, spans, self.model.config.root)
                 done += len(parsed)
-                if told is not None:
-                    told(done)
+                if on_progress is not None:
+                    on_progress(done)
                 if stop is not None and stop():
                     break
         return found
@@ -112,11 +112,11 @@ class ChartParser(RunsEncoder[SpanParser | SpanParserEnsemble]):
     __call__ = parse
 
     def log_probs(
-        self, trees: Sequence[str], *, first_number: int = 1, told: Callable[[int], None] | None = None
+        self, trees: Sequence[str], *, first_number: int = 1, on_progress: Callable[[int], None] | None = None
     ) -> Tensor:
         """Return the log-probability of each tree, as one of its binary forms, and of its tags. (trees,) in float64
 
-        Args: trees: in brackets. first_number, told: as of `parse`.
+        Args: trees: in brackets. first_number, on_progress: as of `parse`.
 
         Raises: DataError: a text is not a tree, or has a label or a tag that the model does not know. RequestError: a
             sentence has more words than the model has positions.
@@ -143,8 +143,8 @@ class ChartParser(RunsEncoder[SpanParser | SpanParserEnsemble]):
             for place, row in enumerate(rows):
                 [batch] = eval_spans(SpanStore.from_rows([row]), BATCH_WORDS)
                 found[place] = float(self.model.tree_log_prob(batch.to(self.device)))
-                if told is not None:
-                    told(place + 1)
+                if on_progress is not None:
+                    on_progress(place + 1)
         refuse_nan(bool(found.isnan().any()))
         return found
 

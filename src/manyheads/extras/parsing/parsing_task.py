@@ -18,7 +18,7 @@ from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.parsing.bracketing import ParsingSettings, Restored, linearise, normal_form, restore, sentence_of
 from manyheads.extras.parsing.trees import Node, format_tree, leaves_of, parse_tree, read_trees
-from manyheads.text.learning import Told
+from manyheads.text.learning import Progress
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.words import words_of
@@ -52,7 +52,7 @@ class ParsingTask:
         self,
         pairs: Iterable[tuple[str, str]],
         settings: TokenizerSettings,
-        told: Told = lambda phase, done, total: None,
+        on_progress: Progress = lambda phase, done, total: None,
     ) -> Tokenizer:
         """Train a tokenizer: its pieces come from the sentences, its symbols from the targets of the trees.
 
@@ -64,7 +64,7 @@ class ParsingTask:
             sentences.append(sentence)
             counts.update(self.target(tree).split(" "))
         symbols = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
-        return Tokenizer.train(sentences, settings, symbols=symbols, told=told)
+        return Tokenizer.train(sentences, settings, symbols=symbols, on_progress=on_progress)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record for a folder."""

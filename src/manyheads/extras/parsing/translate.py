@@ -14,9 +14,9 @@ from manyheads.cli.commands.translate import converse_or_write, translate
 from manyheads.cli.lines.conversation import converse, greet, is_conversation
 from manyheads.cli.lines.output import LineWriter
 from manyheads.cli.lines.translations import TranslationLines
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.config.options import given_options, refuse_given
-from manyheads.data.lines import LinesOf, Progress, telling
+from manyheads.data.lines import LinesOf, Progress, phase_progress
 from manyheads.decoding.hypothesis import Translation, one_line
 from manyheads.distributed.process import local_device
 from manyheads.distributed.sharded_lines import model_identity
@@ -51,10 +51,10 @@ class _TextLines(TranslationLines):
     def check_output(self, number: int, source: str, text: str) -> None:
         """A tree is never empty."""
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Print a line on standard error if outputs were repaired."""
         if self._num_repaired:
-            say(
+            echo(
                 f"manyheads: {self._num_repaired} of {self._num_trees} trees were not well-formed and were repaired:"
                 f" {repairs_line(self._repairs)}.",
                 file=sys.stderr,
@@ -107,25 +107,25 @@ class _ChartLines:
         self._parser, self._options = parser, options
         if options.verbose:
             models = " + ".join((options.model, *options.models.ensemble))
-            say(f"{models} on {parser.device}, {parser.precision}", file=sys.stderr)
+            echo(f"{models} on {parser.device}, {parser.precision}", file=sys.stderr)
 
     def converse(self) -> None:
         """Parse every line that the user types."""
         with LineWriter(self._options.output) as writer:
             converse("a sentence", lambda number, line: writer.write(self.block(number, [line])))
 
-    def job(self, show: Progress) -> LineWork[str]:
+    def job(self, progress: Progress) -> LineWork[str]:
         """The parsing of the whole input."""
         options, started = self._options, time.perf_counter()
 
         def work(first: int, lines: list[str]) -> Iterator[str]:
-            told = telling(show, "parsing lines", 0, first)
+            on_progress = phase_progress(progress, "parsing lines", 0, first)
             yield from self.block(first, lines)
-            told(len(lines))
+            on_progress(len(lines))
             if options.verbose:
                 num_lines, seconds = first + len(lines), time.perf_counter() - started
                 speed = f"{num_lines / seconds:,.1f} lines/s"
-                say(f"{num_lines:,} lines in {seconds:.1f} s: {speed}", file=sys.stderr)
+                echo(f"{num_lines:,} lines in {seconds:.1f} s: {speed}", file=sys.stderr)
 
         identity = {
             "command": "translate",
@@ -137,7 +137,7 @@ class _ChartLines:
         source = LinesOf(options.input, options.lines_at_once, options.on_bad_utf8)
         return LineWork(source, work, identity, {"sentence": options.input})
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """A chart needs no repairs."""
 
     def block(self, first: int, lines: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from manyheads.cli.command_line.parsing import command
 from manyheads.cli.lines.output import check_model_output
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.config.checks import not_among
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError
@@ -83,8 +83,8 @@ def run(options: ConvertOptions) -> int:
         )
         way = f"from {done.peer}"
     for note in done.notes:
-        say(f"manyheads: {note}", file=sys.stderr)
-    say(f"converted {options.source} {way}, {done.num_parameters:,} parameters, into {output}")
+        echo(f"manyheads: {note}", file=sys.stderr)
+    echo(f"converted {options.source} {way}, {done.num_parameters:,} parameters, into {output}")
     if done.next_command:
-        say(f"next: {done.next_command}")
+        echo(f"next: {done.next_command}")
     return 0

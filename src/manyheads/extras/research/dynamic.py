@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from manyheads.data.lines import Progress, telling
+from manyheads.data.lines import Progress, phase_progress
 from manyheads.data.store import TokenStore
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.group import Group
@@ -79,7 +79,7 @@ def gradient_rms(
     vocabulary: Vocabulary,
     *,
     device: torch.device | str = "cpu",
-    told: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> dict[str, Tensor]:
     """Return the root of the mean square of the gradient of each weight over the batches of a text, by name.
 
@@ -90,7 +90,7 @@ def gradient_rms(
     parameters = dict(model.named_parameters())
     squares = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in parameters.items()}
     batches = 0
-    for _ in _segments(model, store, reading, vocabulary, device, told):
+    for _ in _segments(model, store, reading, vocabulary, device, on_progress):
         for name, gradient in _gradients(parameters):
             squares[name] += gradient.double() ** 2
         batches += 1
@@ -106,7 +106,7 @@ def evaluate_dynamically(
     rms: Mapping[str, Tensor] | None = None,
     *,
     device: torch.device | str = "cpu",
-    told: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Likelihood:
     """Score a text with weights that are adapted to it. Afterwards the model has its trained weights again.
 
@@ -118,7 +118,7 @@ def evaluate_dynamically(
         adaptation: the rule.
         rms: `gradient_rms` of the training text; for `rms` only.
         device: the model's device.
-        told: called after each segment with the number of scored tokens.
+        on_progress: called after each segment with the number of scored tokens.
 
     Raises: DataError: there is nothing to score. NonFiniteError: the loss is not finite; the learning rate is too high.
     """
@@ -134,7 +134,7 @@ def evaluate_dynamically(
     sums: list[float] = []
     num_tokens = 0
     try:
-        for nll_sum, count in _segments(model, store, reading, vocabulary, device, told):
+        for nll_sum, count in _segments(model, store, reading, vocabulary, device, on_progress):
             refuse_nan(math.isnan(nll_sum) and not sums)  # with the weights as they were trained
             if not math.isfinite(nll_sum):
                 raise NonFiniteError(
@@ -179,7 +179,7 @@ def _segments(
     reading: Reading,
     vocabulary: Vocabulary,
     device: torch.device | str,
-    told: Callable[[int], None] | None,
+    on_progress: Callable[[int], None] | None,
 ) -> Iterator[tuple[float, int]]:
     """Yield the loss and the tokens of each segment, when the parameters have the gradients of its mean loss.
 
@@ -196,8 +196,8 @@ def _segments(
             state = state if attending is not None else None  # without memory, segments are independent
             yield nll_sum, count
             num_tokens += count
-            if told is not None:
-                told(num_tokens)
+            if on_progress is not None:
+                on_progress(num_tokens)
 
 
 @contextmanager
@@ -245,7 +245,7 @@ class Dynamic(Scoring):
         self._options, self._generator, self._kind = options, generator, options.dynamic
         self._source: HeldText | None = None
 
-    def _statistics(self, reading: Reading, show: Progress) -> tuple[dict[str, Tensor], Reading]:
+    def _statistics(self, reading: Reading, progress: Progress) -> tuple[dict[str, Tensor], Reading]:
         options, generator = self._options, self._generator
         if self._source is None:
             text = options.dynamic_statistics
@@ -263,11 +263,13 @@ class Dynamic(Scoring):
             wanted,
             generator.vocabulary,
             device=generator.device,
-            told=telling(show, "gradients of the training text", self._source.num_read(wanted)),
+            on_progress=phase_progress(progress, "gradients of the training text", self._source.num_read(wanted)),
         )
         return rms, wanted
 
-    def score(self, held: HeldText, reading: Reading, show: Progress, phase: str) -> tuple[Likelihood, dict[str, Any]]:
+    def score(
+        self, held: HeldText, reading: Reading, progress: Progress, phase: str
+    ) -> tuple[Likelihood, dict[str, Any]]:
         """Score a text, and describe how.
 
         Raises: DataError: there is no training text. NonFiniteError: the learning rate is too high.
@@ -288,7 +290,7 @@ class Dynamic(Scoring):
         }
         rms = None
         if self._kind == "rms":
-            rms, wanted = self._statistics(reading, show)
+            rms, wanted = self._statistics(reading, progress)
             assert self._source is not None
             record |= {
                 "epsilon": adaptation.epsilon,
@@ -304,7 +306,7 @@ class Dynamic(Scoring):
             adaptation,
             rms,
             device=generator.device,
-            told=telling(show, phase, held.num_read(reading)),
+            on_progress=phase_progress(progress, phase, held.num_read(reading)),
         )
         self.lines = self.lines or _lines(record)  # of the first memory
         return found, {"dynamic": record}

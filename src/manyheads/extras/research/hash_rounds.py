@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from manyheads.catalogue import build_model
-from manyheads.data.lines import Progress, telling
+from manyheads.data.lines import Progress, phase_progress
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, RequestError, refuse_nan
@@ -76,14 +76,14 @@ class HashRoundsReport(TextReport):
         return [*lines, f"{unit}, of {tokens:,} tokens of {self.data}"]
 
 
-def evaluate_hash_rounds(options: EvaluateOptions, show: Progress) -> HashRoundsReport:
+def evaluate_hash_rounds(options: EvaluateOptions, progress: Progress) -> HashRoundsReport:
     """Judge each model on a text at each number of hash rounds."""
-    return judge_models(options, show, partial(_judge, options), "nats_per_token")
+    return judge_models(options, progress, partial(_judge, options), "nats_per_token")
 
 
 def judge_models(
     options: EvaluateOptions,
-    show: Progress,
+    progress: Progress,
     judge: Callable[[LanguageModel, Generator, Tell], Judged],
     figure: str,
 ) -> HashRoundsReport:
@@ -98,7 +98,7 @@ def judge_models(
     rows: list[dict[str, Any]] = []
     data = digest = ""
     for number, name in enumerate((options.model, *options.beside), 1):
-        show(f"loading model {number}", 0, 0)
+        progress(f"loading model {number}", 0, 0)
         generator = options.run_on.load(Generator.from_pretrained, name)
         digest = digest or generator.vocabulary.digest
         if generator.vocabulary.digest != digest:
@@ -108,7 +108,7 @@ def judge_models(
             model = generator.single_model if hashes is None else with_hashes(generator.single_model, hashes)
             phase = f"model {number}, {'its own rounds' if hashes is None else _named(str(hashes))}"
             with generator.runner.inference():
-                cell, data = judge(model, generator, partial(telling, show, phase))
+                cell, data = judge(model, generator, partial(phase_progress, progress, phase))
             cells["own" if hashes is None else str(hashes)] = cell
         rows.append({"model": name, "trained": _trained(generator.single_model), "by_hashes": cells})
     return HashRoundsReport(rows, data, figure)
@@ -133,7 +133,7 @@ def _judge(options: EvaluateOptions, model: LanguageModel, generator: Generator,
         reading,
         generator.vocabulary,
         device=generator.device,
-        told=tell(held.num_read(reading)),
+        on_progress=tell(held.num_read(reading)),
     )
     assert found is not None  # no `stop` is given
     refuse_nan(math.isnan(found.nll_sum))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from manyheads.data.lines import Progress, telling
+from manyheads.data.lines import Progress, phase_progress
 from manyheads.data.store import TokenStore
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
@@ -61,7 +61,7 @@ def losses_by_context(
     longest: int,
     attending: Any = None,
     device: torch.device | str = "cpu",
-    told: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
     name: str = "The model",
 ) -> Tensor:
     """Return the loss in nats of some tokens, predicted from exactly c preceding tokens, for c = step, 2 step, ...
@@ -76,7 +76,7 @@ def losses_by_context(
         longest: the longest context, in tokens; a multiple of `step`.
         attending: the model's context settings; None: its own.
         device: the model's device.
-        told: called after each batch with the number of tokens that were read.
+        on_progress: called after each batch with the number of tokens that were read.
         name: of the model, for messages.
 
     Returns: (longest / step, places) in float64.
@@ -106,8 +106,8 @@ def losses_by_context(
             refuse_nan(bool(losses[inside].isnan().any()), name)
             rows = (contexts - 1).expand_as(predicted)
             found[rows[inside], predicted[inside]] = losses[inside]
-            if told is not None:
-                told(min(first + at_once, num_targets) * step)
+            if on_progress is not None:
+                on_progress(min(first + at_once, num_targets) * step)
     return found[:, num_lengths:]
 
 
@@ -186,7 +186,7 @@ def _shown(record: dict[str, Any]) -> str:
     return f">= {record['length']:,}" if record["is_longest"] else f"{record['length']:,}"
 
 
-def evaluate_recl(options: EvaluateOptions, show: Progress) -> ReclReport:
+def evaluate_recl(options: EvaluateOptions, progress: Progress) -> ReclReport:
     """Measure the loss of each model by context length, then compare all of them.
 
     Raises: ConfigError: the models have unlike vocabularies, or one cannot read so long a context. DataError: there is
@@ -211,7 +211,7 @@ def evaluate_recl(options: EvaluateOptions, show: Progress) -> ReclReport:
                 longest=longest,
                 attending=reading.attending(generator.model.config),
                 device=generator.device,
-                told=telling(show, f"reading with model {number}", _num_tokens(options, held), 0),
+                on_progress=phase_progress(progress, f"reading with model {number}", _num_tokens(options, held), 0),
                 name=name,
             )
         losses.append(found)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.config.options import CommandPage, argument
 
 
@@ -38,6 +38,6 @@ def run(options: SampleModelOptions) -> int:
 
     folder = Path(options.folder)
     is_new = copy_model(folder)
-    say(f"{folder}: English to German{'' if is_new else '  (was there already)'}")
-    say(f"\nnext: echo 'I am hungry.' | {program()} translate {shlex.quote(str(folder))}")
+    echo(f"{folder}: English to German{'' if is_new else '  (was there already)'}")
+    echo(f"\nnext: echo 'I am hungry.' | {program()} translate {shlex.quote(str(folder))}")
     return 0

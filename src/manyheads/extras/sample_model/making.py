@@ -16,7 +16,7 @@ import torch
 
 from manyheads.catalogue import PRESETS
 from manyheads.cli.main import guarded
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.data.corpora import NOTICES
@@ -84,15 +84,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns: an exit code, as `manyheads`."""
     paths = list(sys.argv[1:] if arguments is None else arguments)
     if not 1 <= len(paths) <= 2 or paths[0].startswith("-"):
-        say("usage: python -m manyheads.extras.sample_model.making RUN [FOLDER]", file=sys.stderr)
+        echo("usage: python -m manyheads.extras.sample_model.making RUN [FOLDER]", file=sys.stderr)
         return 2
     return guarded(lambda: _make(Path(paths[0]), Path(paths[1]) if paths[1:] else FOLDER))
 
 
 def _make(run: Path, folder: Path) -> int:
     card = make(run, folder)
-    say(card[card.index("## Scores") :])
-    say(f"{folder}: {sum(path.stat().st_size for path in folder.iterdir()):,} bytes")
+    echo(card[card.index("## Scores") :])
+    echo(f"{folder}: {sum(path.stat().st_size for path in folder.iterdir()):,} bytes")
     return 0
 
 

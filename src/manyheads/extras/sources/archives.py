@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from manyheads.data.lines import Progress, telling
+from manyheads.data.lines import Progress, phase_progress
 from manyheads.errors import DataError
 from manyheads.files.commit import check_free_space, write_folder
 from manyheads.files.safe_open import open_regular
@@ -26,7 +26,7 @@ def is_archive(path: Path) -> bool:
     return path.name.lower().endswith((ZIP, *TARS))
 
 
-def unpack(path: Path, show: Progress) -> Path:
+def unpack(path: Path, progress: Progress) -> Path:
     """Return the folder of an archive's files, which is made if it is not there.
 
     Raises: DataError: the archive is damaged, has a link or a place outside, or expands beyond its limit. SaveError:
@@ -36,7 +36,7 @@ def unpack(path: Path, show: Progress) -> Path:
     if folder.is_dir():
         return folder
     most = path.stat().st_size * EXPANSION + SPARE_BYTES
-    tell = telling(show, f"unpacking {path.name}", 0)
+    on_progress = phase_progress(progress, f"unpacking {path.name}", 0)
 
     def write(aside: Path) -> None:
         done = 0
@@ -55,7 +55,7 @@ def unpack(path: Path, show: Progress) -> Path:
                     if done > most:
                         raise DataError(f"{path.name} expands to more than {most:,} bytes, {EXPANSION} times its size.")
                     file.write(block)
-                    tell(done)
+                    on_progress(done)
 
     try:
         write_folder(folder, write, replace=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from manyheads.data.lines import Progress, telling
+from manyheads.data.lines import Progress, phase_progress
 from manyheads.errors import DataError
 from manyheads.files.commit import check_free_space, make_folder, remove_folder, saving, write_text
 from manyheads.files.output_safety import locked
@@ -200,13 +200,13 @@ class Fetcher:
     """Fetches the sources of one command. languages: of source and target, or None."""
 
     lock: Lock
-    show: Progress
+    progress: Progress
     most_bytes: int
     languages: tuple[str | None, str | None] = (None, None)
     said: list[str] = field(default_factory=list)
 
 
-def fetch(url: str, show: Progress, most_bytes: int) -> tuple[Path, Record]:
+def fetch(url: str, progress: Progress, most_bytes: int) -> tuple[Path, Record]:
     """Return a file in the cache, fetched if it is not there, and what it is.
 
     Args: show: told the bytes. most_bytes: a larger file is refused.
@@ -221,8 +221,8 @@ def fetch(url: str, show: Progress, most_bytes: int) -> tuple[Path, Record]:
     busy = f"{url} is being fetched by the process {{}}; wait for it, and run the command again."
     with locked(path.with_name(f"{path.name}.lock"), lambda owner: DataError(busy.format(owner))):
         if not path.is_file():
-            _download(url, path, about, show, most_bytes)
-        found = digest_of(path, show, f"checking {_shown(url)}")
+            _download(url, path, about, progress, most_bytes)
+        found = digest_of(path, progress, f"checking {_shown(url)}")
     known = read_object(about) if about.is_file() else {}
     if known.get("sha256", found.sums["sha256"]) != found.sums["sha256"]:
         raise DataError(
@@ -258,7 +258,7 @@ def _shown(url: str) -> str:
     return urlsplit(url).path.rpartition("/")[2] or url
 
 
-def _download(url: str, path: Path, about: Path, show: Progress, most_bytes: int) -> None:
+def _download(url: str, path: Path, about: Path, progress: Progress, most_bytes: int) -> None:
     part, tags = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.tag")
     about.unlink(missing_ok=True)
     tag = read_limited(tags, 1000).decode("latin-1") if part.is_file() and tags.is_file() else ""
@@ -275,7 +275,7 @@ def _download(url: str, path: Path, about: Path, show: Progress, most_bytes: int
             if not begin:
                 part.unlink(missing_ok=True)
             write_text(tags, _validator(answer))
-            tell = telling(show, f"bytes of {_shown(url)}", total, begin)
+            on_progress = phase_progress(progress, f"bytes of {_shown(url)}", total, begin)
             with saving(part, total), open_to_append(part) as file:
                 done = 0
                 while block := answer.read(BLOCK_BYTES):
@@ -283,7 +283,7 @@ def _download(url: str, path: Path, about: Path, show: Progress, most_bytes: int
                     if begin + done > most_bytes:
                         raise _too_large(url, f"more than {most_bytes:,}", most_bytes)
                     file.write(block)
-                    tell(done)
+                    on_progress(done)
                 os.fsync(file.fileno())
             if total and begin + done != total:
                 raise DataError(f"{url} ended after {begin + done:,} of {total:,} bytes; {again}.")
@@ -311,18 +311,18 @@ def _too_large(url: str, size: str, most_bytes: int) -> DataError:
     )
 
 
-def digest_of(path: Path, show: Progress, phase: str) -> Record:
+def digest_of(path: Path, progress: Progress, phase: str) -> Record:
     """Return size and digests of a file. Raises: DataError: it cannot be read."""
     sums = {name: hashlib.new(name, usedforsecurity=False) for name in ("md5", "sha1", "sha256")}
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            tell, done = telling(show, phase, size), 0
+            on_progress, done = phase_progress(progress, phase, size), 0
             while block := file.read(BLOCK_BYTES):
                 for one in sums.values():
                     one.update(block)
                 done += len(block)
-                tell(done)
+                on_progress(done)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     return Record(done, {name: one.hexdigest() for name, one in sums.items()})

@@ -190,7 +190,7 @@ def _check_sums(entry: Entry, roots: Sequence[Path], fetcher: fetching.Fetcher) 
     for name, (algorithm, digest) in entry.sums.items():
         for path in [path for root in roots for path in (root.rglob(name) if root.is_dir() else [root])]:
             if path.name == name:
-                found = fetching.digest_of(path, fetcher.show, f"checking {name}").sums[algorithm]
+                found = fetching.digest_of(path, fetcher.progress, f"checking {name}").sums[algorithm]
                 if found != digest:
                     raise DataError(
                         f"{name} has the {algorithm.upper()} {found}, and {entry.page} states {digest}: it is damaged,"
@@ -267,7 +267,7 @@ def _sides(one: Wanted, files: Sequence[Path], languages: tuple[str | None, str 
 
 def _from_disk(one: Wanted, fetcher: fetching.Fetcher) -> tuple[list[Path], str]:
     path = Path(one.text)
-    return [unpack(path, fetcher.show) if is_archive(path) else path], str(path)
+    return [unpack(path, fetcher.progress) if is_archive(path) else path], str(path)
 
 
 def _from_url(one: Wanted, fetcher: fetching.Fetcher) -> tuple[list[Path], str]:
@@ -275,9 +275,9 @@ def _from_url(one: Wanted, fetcher: fetching.Fetcher) -> tuple[list[Path], str]:
     for url in one.urls:
         if fetcher.lock.update:
             fetching.forget(url)
-        path, record = fetching.fetch(url, fetcher.show, fetcher.most_bytes)
+        path, record = fetching.fetch(url, fetcher.progress, fetcher.most_bytes)
         fetcher.lock.check(url, record)
-        roots.append(unpack(path, fetcher.show) if is_archive(path) else path)
+        roots.append(unpack(path, fetcher.progress) if is_archive(path) else path)
         fetcher.said.append(f"{url}: {record.num_bytes:,} bytes, SHA-256 {record.sums['sha256'][:12]}")
     return roots, one.text
 
@@ -325,7 +325,7 @@ def _from_hub(one: Wanted, fetcher: fetching.Fetcher) -> tuple[list[Path], str]:
     for file, path in zip(chosen, paths, strict=True):
         key = f"hf:{name}/{file}"
         if revision is None or len(revision) != 40:
-            fetcher.lock.check(key, fetching.digest_of(path, fetcher.show, f"checking {path.name}"))
+            fetcher.lock.check(key, fetching.digest_of(path, fetcher.progress, f"checking {path.name}"))
     return paths, f"{one.text} at {str(facts.sha)[:12]}"
 
 
@@ -454,7 +454,7 @@ def _from_mtdata(one: Wanted, fetcher: fetching.Fetcher) -> tuple[list[Path], st
     final = fetching.cache_folder() / "mtdata" / name
     if not final.is_dir() or fetcher.lock.update:
         program = mtdata_program()
-        fetcher.show(f"mtdata {name}", 0, 0)
+        fetcher.progress(f"mtdata {name}", 0, 0)
 
         def write(aside: Path) -> None:
             with tempfile.TemporaryDirectory() as folder:
@@ -470,7 +470,7 @@ def _from_mtdata(one: Wanted, fetcher: fetching.Fetcher) -> tuple[list[Path], st
     paths = [next(path for path in sorted(final.iterdir()) if path.name.removesuffix(".gz") == code) for code in sides]
     for path in paths:
         fetcher.lock.check(
-            f"mtdata:{name}/{path.name}", fetching.digest_of(path, fetcher.show, f"checking {path.name}")
+            f"mtdata:{name}/{path.name}", fetching.digest_of(path, fetcher.progress, f"checking {path.name}")
         )
     return paths, f"{one.text}, mtdata"
 

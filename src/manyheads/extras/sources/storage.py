@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from manyheads.config.checks import did_you_mean
-from manyheads.data.lines import telling
+from manyheads.data.lines import phase_progress
 from manyheads.errors import ConfigError, DataError, ManyHeadsError
 from manyheads.extras.sources import fetching
 from manyheads.files.commit import check_free_space, make_folder, saving
@@ -124,14 +124,14 @@ def fetch_shard(shards: Shards, name: str, fetcher: fetching.Fetcher) -> tuple[P
                 f"{url} cannot be fetched: {_first_line(error)}. What was fetched stays, and the same command"
                 " continues."
             ) from error
-        return path, fetching.digest_of(path, fetcher.show, f"checking {shown}")
+        return path, fetching.digest_of(path, fetcher.progress, f"checking {shown}")
 
 
 def _copy(shards: Shards, name: str, path: Path, size: int, fetcher: fetching.Fetcher) -> None:
     """Write a file into the cache; it has its name when it is complete."""
     part = path.with_name(f"{path.name}.part")
     check_free_space(path, size)
-    tell, done = telling(fetcher.show, f"bytes of {path.name}", size), 0
+    on_progress, done = phase_progress(fetcher.progress, f"bytes of {path.name}", size), 0
     try:
         with shards.files.open(name, "rb") as source, saving(part, size), part.open("wb") as file:
             while block := source.read(fetching.BLOCK_BYTES):
@@ -141,7 +141,7 @@ def _copy(shards: Shards, name: str, path: Path, size: int, fetcher: fetching.Fe
                         f"{name} has more than {fetcher.most_bytes:,} bytes; --most-bytes raises the limit."
                     )
                 file.write(block)
-                tell(done)
+                on_progress(done)
             os.fsync(file.fileno())
         if done != size:
             raise DataError(f"{shards.scheme}://{name} ended after {done:,} of {size:,} bytes; run the command again.")

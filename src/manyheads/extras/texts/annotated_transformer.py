@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.peers.annotated_transformer import LabelSmoothing as SmoothedTargets
 from manyheads.extras.texts.annotated_model import (
@@ -270,9 +270,9 @@ def run_epoch(
         if i % (50 if is_older else 40) == 1 and (trains or is_older):
             per_second = tokens / (time.time() - start)
             if is_older:
-                say(f"Epoch Step: {i} Loss: {loss / batch.ntokens:f} Tokens per Sec: {per_second:f}")
+                echo(f"Epoch Step: {i} Loss: {loss / batch.ntokens:f} Tokens per Sec: {per_second:f}")
             else:
-                say(
+                echo(
                     f"Epoch Step: {i:6d} | Accumulation Step: {num_steps:3d} | Loss: {loss / batch.ntokens:6.2f}"
                     f" | Tokens / Sec: {per_second:7.1f} | Learning Rate: {optimizer.param_groups[0]['lr']:6.1e}"
                 )

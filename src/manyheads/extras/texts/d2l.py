@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.data.corpora.tatoeba import load_tatoeba
 from manyheads.errors import ConfigError, DataError, ShapeError
 from manyheads.extras.texts.common import TextIndexError, also, check_at_least, check_axes
@@ -357,7 +357,7 @@ def train_seq2seq(
             animator.add(epoch, metric[0] / metric[1])
     if not metric[1]:
         raise also(DataError, ZeroDivisionError)("data_iter has no batch; a generator can be read once: make a loader.")
-    say(f"loss {metric[0] / metric[1]:.3f}, {metric[1] / timer.stop():.1f} tokens/sec on {device}")
+    echo(f"loss {metric[0] / metric[1]:.3f}, {metric[1] / timer.stop():.1f} tokens/sec on {device}")
     return animator
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from manyheads.catalogue import HOOKS, load
-from manyheads.data.lines import Progress, telling
+from manyheads.data.lines import Progress, phase_progress
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.group import Group
 from manyheads.distributed.launch import start
@@ -138,7 +138,9 @@ class Scoring:
     def __init__(self, options: EvaluateOptions, generator: Generator, group: Group) -> None:
         self.options, self.generator, self.group = options, generator, group
 
-    def score(self, held: HeldText, reading: Reading, show: Progress, phase: str) -> tuple[Likelihood, dict[str, Any]]:
+    def score(
+        self, held: HeldText, reading: Reading, progress: Progress, phase: str
+    ) -> tuple[Likelihood, dict[str, Any]]:
         """Score a text. Returns: and further entries of the record."""
         generator, group = self.generator, self.group
         with generator.runner.inference():
@@ -148,7 +150,7 @@ class Scoring:
                 reading,
                 generator.vocabulary,
                 device=generator.device,
-                told=telling(show, phase, held.num_read(reading) // group.world),
+                on_progress=phase_progress(progress, phase, held.num_read(reading) // group.world),
                 part=(group.rank, group.world),
             )
         assert found is not None  # no `stop` is given
@@ -227,7 +229,7 @@ def _figures(record: dict[str, Any], note: str) -> list[str]:
 
 def evaluate(
     options: EvaluateOptions,
-    show: Progress,
+    progress: Progress,
     scoring_of: Callable[[EvaluateOptions, Generator, Group], Scoring] = Scoring,
 ) -> Report | None:
     """Judge a model.
@@ -241,12 +243,12 @@ def evaluate(
     else:
         load(HOOKS["check pictures"])([f"{options.plot}.png"], given_by="--plot")
     group = start(this_process())
-    generator = options.run_on.load(Generator.from_pretrained, options.models.all(options.model), show)
-    show("reading the text", 0, 0)
+    generator = options.run_on.load(Generator.from_pretrained, options.models.all(options.model), progress)
+    progress("reading the text", 0, 0)
     with group.main_first():
         held = held_text(generator, options.model, text=options.text, data=options.data, split=options.split)
     if options.dry_run:
-        show("trying the first segments", 0, 0)
+        progress("trying the first segments", 0, 0)
         trial = try_reading(generator, options, held)
         group.close()
         return trial if group.is_main else None
@@ -255,7 +257,7 @@ def evaluate(
     further: list[dict[str, Any]] = []
     for reading in readings_of(options):
         phase = "scoring tokens" + (f", memory {reading.memory_len:,}" if len(options.memory_len) > 1 else "")
-        likelihood, more = scoring.score(held, reading, show, phase)
+        likelihood, more = scoring.score(held, reading, progress, phase)
         scored.append((reading, likelihood))
         further.append(more)
     group.close()

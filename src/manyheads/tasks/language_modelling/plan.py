@@ -12,7 +12,7 @@ from manyheads.errors import ConfigError
 from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.tasks.language_modelling.objective import begin_hashing
 from manyheads.tasks.language_modelling.settings import TextConfig
-from manyheads.training.plan.planner import LARGEST, Knob
+from manyheads.training.plan.planner import LARGEST, SizeSetting
 
 _VOCABULARY_SIZES = {"bytes": 257, "bpe": 8000}
 """Assumed size of a vocabulary that does not exist yet."""
@@ -24,7 +24,7 @@ _LEAST_PROBE = 64
 
 
 @dataclass(frozen=True)
-class Trial:
+class SyntheticRun:
     """Segments of random ids; see `training.plan.planner.Trial`."""
 
     config: TextConfig
@@ -38,7 +38,7 @@ class Trial:
     def rows(self) -> int:
         return -(-self.config.data.lanes // self.config.data.accumulate)
 
-    def at(self, length: int) -> Trial:
+    def at(self, length: int) -> SyntheticRun:
         config, model, longest = self.config, self.config.model, self.config.model.longest_input
         if longest is not None and length > longest:
             raise ConfigError(
@@ -55,7 +55,7 @@ class Trial:
         model = replace(model, vocab_size=size)
         data = replace(config.data, segment_len=length, segment_lengths="fixed", length_schedule=())
         reading = replace(config.reading, segment_len=min(config.reading.segment_len, length))
-        return Trial(replace(config, model=model, data=data, reading=reading), told)
+        return SyntheticRun(replace(config, model=model, data=data, reading=reading), told)
 
     def _usual_size(self) -> tuple[int, str]:
         """The size of a vocabulary that is not there, or 0, and where the number is from."""
@@ -79,16 +79,18 @@ class Trial:
     def begin(self, model: Any, lanes: int, seed: int) -> Any:
         return begin_hashing(self.config, model, lanes, seed)
 
-    def knobs(self) -> list[Knob]:
-        """Lanes and length of a segment; see `Trial.knobs`."""
+    def size_settings(self) -> list[SizeSetting]:
+        """Lanes and length of a segment; see `SyntheticRun.knobs`."""
         data, model = self.config.data, self.config.model
         now, most = data.segment_len, model.longest_input or LARGEST
         longest = min(max(now, _LEAST_PROBE), most)
         probes = {max(1, longest // part) for part in ((2, 1) if model.memory_degree == 1 else (4, 2, 1))}
         given = f"segment_len {now:,}" + (f", accumulate {data.accumulate}" if data.accumulate > 1 else "")
         return [
-            Knob("data.lanes", data.lanes, given, {rows: (now, rows) for rows in (1, 4)}, accumulate=data.accumulate),
-            Knob(
+            SizeSetting(
+                "data.lanes", data.lanes, given, {rows: (now, rows) for rows in (1, 4)}, accumulate=data.accumulate
+            ),
+            SizeSetting(
                 "data.segment_len",
                 now,
                 f"lanes {data.lanes:,}",

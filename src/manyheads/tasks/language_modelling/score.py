@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from manyheads.data.language.segments import SegmentBatch
-from manyheads.data.lines import LinesOf, Progress, telling
+from manyheads.data.lines import LinesOf, Progress, phase_progress
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import Scored
-from manyheads.decoding.text_ids import Told, cut_batches, map_batches, padded
+from manyheads.decoding.text_ids import OnProgress, cut_batches, map_batches, padded
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import RequestError, refuse_nan
 from manyheads.tasks.language_modelling.options import ScoreOptions
@@ -23,7 +23,7 @@ def score_texts(
     texts: Sequence[str],
     *,
     max_rows: int = 64,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
     first_number: int = 1,
 ) -> list[Scored]:
     """Return the log-probabilities of every token of each text, each text separately from its beginning.
@@ -36,7 +36,7 @@ def score_texts(
         generator: model, vocabulary and memory.
         texts: without line breaks if lines are documents.
         max_rows: number of texts that are read in parallel.
-        told: called from time to time with the number of finished texts.
+        on_progress: called from time to time with the number of finished texts.
         first_number: number of the first text in messages.
 
     Returns: in the order of the texts; an empty text has no tokens, unless its end is scored.
@@ -54,7 +54,7 @@ def score_texts(
             )
     full = [ids for ids in encoded if ids]
     batches = cut_batches([len(ids) for ids in full], max_rows=max_rows)
-    losses = iter(map_batches(lambda batch: _losses(generator, [full[place] for place in batch]), batches, told))
+    losses = iter(map_batches(lambda batch: _losses(generator, [full[place] for place in batch]), batches, on_progress))
     return [Scored(vocabulary.tokens(ids), next(losses) if ids else []) for ids in encoded]
 
 
@@ -83,13 +83,15 @@ def _losses(generator: Generator, rows: list[list[int]]) -> list[list[float]]:
     return [row.tolist() for row in found]
 
 
-def score(options: ScoreOptions, show: Progress) -> LineWork[str]:
+def score(options: ScoreOptions, progress: Progress) -> LineWork[str]:
     """Load the model."""
-    generator = options.run_on.load(Generator.from_pretrained, options.models.all(options.model), show)
+    generator = options.run_on.load(Generator.from_pretrained, options.models.all(options.model), progress)
 
     def work(first: int, lines: list[str]) -> Iterator[str]:
-        told = telling(show, "scoring lines", 0, first)
-        found = score_texts(generator, lines, max_rows=options.max_rows, told=told, first_number=first + 1)
+        on_progress = phase_progress(progress, "scoring lines", 0, first)
+        found = score_texts(
+            generator, lines, max_rows=options.max_rows, on_progress=on_progress, first_number=first + 1
+        )
         return (score_line(first + place, one, tokens=options.tokens) for place, one in enumerate(found, 1))
 
     identity = {

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from manyheads.data.lines import GivenItems, Progress, describe, read_lines, telling
+from manyheads.data.lines import GivenItems, Progress, describe, phase_progress, read_lines
 from manyheads.data.translation.readers import ReadReport, check_segments, first_suspicious, refuse_documents
 from manyheads.decoding.hypothesis import one_line
 from manyheads.decoding.settings import DecodingSettings
@@ -118,7 +118,7 @@ class DirectionScores:
         return f"{' > '.join(self.direction):<15}  {self.sentences:>9,}  {values}"
 
 
-def evaluate(options: EvaluateOptions, show: Progress) -> TranslationReport | None:
+def evaluate(options: EvaluateOptions, progress: Progress) -> TranslationReport | None:
     """Judge a model, or translations made elsewhere.
 
     Returns: None on all ranks but the main one.
@@ -129,7 +129,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> TranslationReport | No
     if options.tokenize != AUTO:
         check_tokenizer(options.tokenize)  # now, and not after the search
     read = ReadReport()
-    show("reading", 0, 0)
+    progress("reading", 0, 0)
     test_set = find_test_set(options, read)
     pairs, name = test_set.pairs, test_set.name
     if not pairs:
@@ -139,7 +139,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> TranslationReport | No
         translations = [hypothesis for hypothesis, _ in pairs]
         protocol["hypotheses"] = options.hypotheses
     else:
-        found = run_model(test_set, options, show)
+        found = run_model(test_set, options, progress)
         if found is None:
             return None  # the main rank has all that the others found
         translations, likelihood, more = found
@@ -148,12 +148,12 @@ def evaluate(options: EvaluateOptions, show: Progress) -> TranslationReport | No
     hints = [one for one in (choice.warning, *text_hints(translations, test_set.references, choice.name)) if one]
     for hint in hints:
         sys.stderr.write(f"manyheads: warning: {hint}\n")
-    scores = _scores(translations, test_set.references, choice.name, options.lowercase, show)
+    scores = _scores(translations, test_set.references, choice.name, options.lowercase, progress)
     by_direction = []
     for direction, part in test_set.directions:
         some = [one[part] for one in test_set.references]
         own = choose_tokenizer(options.tokenize, [direction[1]], some[0]).name
-        found_scores = _scores(translations[part], some, own, options.lowercase, show)
+        found_scores = _scores(translations[part], some, own, options.lowercase, progress)
         by_direction.append(DirectionScores(direction, part.stop - part.start, found_scores))
     return TranslationReport(scores, likelihood, protocol, translations, read, by_direction, hints)
 
@@ -179,14 +179,14 @@ def reference_lines(protocol: dict[str, Any]) -> list[str]:
 
 
 def _scores(
-    translations: list[str], references: list[list[str]], tokenize: str, lowercase: bool, show: Progress
+    translations: list[str], references: list[list[str]], tokenize: str, lowercase: bool, progress: Progress
 ) -> dict[str, Score]:
     common: dict[str, Any] = {"lowercase": lowercase}
     total = len(translations)
-    told = telling(show, "scoring (BLEU)", total)
-    bleu = corpus_bleu(translations, *references, tokenize=tokenize, told=told, **common)
-    told = telling(show, "scoring (chrF)", total)
-    return {"BLEU": bleu, "chrF": corpus_chrf(translations, *references, told=told, **common)}
+    on_progress = phase_progress(progress, "scoring (BLEU)", total)
+    bleu = corpus_bleu(translations, *references, tokenize=tokenize, on_progress=on_progress, **common)
+    on_progress = phase_progress(progress, "scoring (chrF)", total)
+    return {"BLEU": bleu, "chrF": corpus_chrf(translations, *references, on_progress=on_progress, **common)}
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ def _lines(path: str, options: EvaluateOptions, read: ReadReport) -> list[str]:
 
 
 def run_model(
-    test_set: HeldOutSet, options: EvaluateOptions, show: Progress, *, is_compared: bool = False
+    test_set: HeldOutSet, options: EvaluateOptions, progress: Progress, *, is_compared: bool = False
 ) -> tuple[list[str], Likelihood, dict[str, Any]] | None:
     """Return translations, likelihood of the references, and what they depend on; with several ranks, on the main rank.
 
@@ -287,7 +287,7 @@ def run_model(
     """
     pairs = test_set.pairs
     with naming_lines(text=options.source or "the source", reference=next(iter(options.reference), "the reference")):
-        translator = options.run_on.load(Translator.from_pretrained, options.models.all(options.model), show)
+        translator = options.run_on.load(Translator.from_pretrained, options.models.all(options.model), progress)
         if translator.tokenizer.target_languages or test_set.directions or not is_compared:
             translator = _chosen(translator, test_set, options)
         translator = options.models.reranked(translator)
@@ -298,7 +298,7 @@ def run_model(
                 "manyheads: warning: the model finds the sources as translations of the references likelier than the"
                 " references as translations of the sources. Are --source and --reference exchanged?\n"
             )
-        judged = _judge(translator, pairs, settings, overrides, options, show)
+        judged = _judge(translator, pairs, settings, overrides, options, progress)
     if judged is None:
         return None
     likelihood, translations, num_references, num_sources = judged
@@ -347,19 +347,22 @@ def _judge(
     settings: DecodingSettings,
     overrides: dict[str, Any],
     options: EvaluateOptions,
-    show: Progress,
+    progress: Progress,
 ) -> tuple[Likelihood, list[str], int, int] | None:
     """Likelihood of the references, translations, number of references and of sources that were truncated; None on all
     ranks but the main one.
     """
 
     def work(first: int, some: list[tuple[str, str]]) -> list[str]:
-        told = telling(show, "likelihood", len(pairs), first)
+        on_progress = phase_progress(progress, "likelihood", len(pairs), first)
         with counted_truncations() as long_references:
-            found = likelihood_of(translator, some, settings, first=first, told=told)
-        sources, told = [source for source, _ in some], telling(show, "translating", len(pairs), first)
+            found = likelihood_of(translator, some, settings, first=first, on_progress=on_progress)
+        sources, on_progress = (
+            [source for source, _ in some],
+            phase_progress(progress, "translating", len(pairs), first),
+        )
         with counted_truncations() as long_sources:
-            nbest = translator.translate_nbest(sources, told=told, first_number=first + 1, **overrides)
+            nbest = translator.translate_nbest(sources, on_progress=on_progress, first_number=first + 1, **overrides)
         translations = [one_line(one[0].text) for one in nbest]
         return [json.dumps([found.nll_sum, found.num_tokens, translations, long_references.count, long_sources.count])]
 

@@ -9,12 +9,12 @@ import torch
 from manyheads.data.batch import PairBatch
 from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.training.plan.planner import TokenTrial
+from manyheads.training.plan.planner import SyntheticTokenRun
 
 
 @dataclass(frozen=True)
-class Trial(TokenTrial):
-    """Pairs of random ids; see `training.plan.planner.TokenTrial`."""
+class SyntheticRun(SyntheticTokenRun):
+    """Pairs of random ids; see `training.plan.planner.SyntheticTokenRun`."""
 
     config: TrainConfig
     unit = "sentences"
@@ -23,12 +23,12 @@ class Trial(TokenTrial):
     def longest(self) -> int:
         return max(self.config.data.max_source_len, self.config.data.max_target_len)
 
-    def at(self, length: int) -> Trial:
+    def at(self, length: int) -> SyntheticRun:
         model, usual, told = self.config.model, self.config.tokenizer.vocab_size, ""
         sizes = {}
         for name in ("source_vocab_size", "target_vocab_size"):
             sizes[name], told = vocabulary_size(getattr(model, name), self.config.data.path, usual)
-        return Trial(replace(self.config, model=replace(model, **sizes)), told)
+        return SyntheticRun(replace(self.config, model=replace(model, **sizes)), told)
 
     def batch(self, length: int, rows: int) -> PairBatch:
         lengths = torch.full((rows,), length)

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from manyheads.data.batch import PairBatch
-from manyheads.data.lines import GivenItems, Progress, telling
+from manyheads.data.lines import GivenItems, Progress, phase_progress
 from manyheads.data.store import PairStore
 from manyheads.data.translation.batches import eval_batches
 from manyheads.data.translation.readers import PairFiles, ReadReport
@@ -31,19 +31,19 @@ def likelihood_of(
     settings: DecodingSettings,
     what: str = "reference",
     first: int = 0,
-    told: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Likelihood:
     """Of the references, given the sources as the search sees them; what does not fit is refused or cut likewise.
 
     Args:
         what: a reference is called so in messages.
         first: number of the first pair, from 0.
-        told: told after each batch how many pairs are done.
+        on_progress: told after each batch how many pairs are done.
     """
     model: Any = translator.model
     batches = reference_batches(translator, pairs, settings, what, first)
     with translator.runner.inference():
-        return evaluate_likelihood(model, counted(batches, told), device=translator.device)
+        return evaluate_likelihood(model, counted(batches, on_progress), device=translator.device)
 
 
 def reference_batches(
@@ -97,22 +97,22 @@ def likelihood_lines(likelihood: Likelihood) -> list[str]:
 BLOCK_PAIRS = 2048
 
 
-def score(options: ScoreOptions, show: Progress) -> LineWork[tuple[str, str]]:
+def score(options: ScoreOptions, progress: Progress) -> LineWork[tuple[str, str]]:
     """Load the model. Raises: DataError: the files cannot be read, or differ in length."""
     # Read all pairs first: unequal counts show only at the end of the files, and scores of misaligned lines would be
     # wrong.
     report = ReadReport()
     files = PairFiles(source=options.source, target=options.target, on_bad_utf8=options.on_bad_utf8)
     pairs = list(files.read(report))
-    translator = options.run_on.load(Translator.from_pretrained, options.models.all(options.model), show)
+    translator = options.run_on.load(Translator.from_pretrained, options.models.all(options.model), progress)
     translator = translator.into(options.target_lang, "--target-lang")
     budget: dict[str, Any] = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
     translator.settings = translator.options(**budget, too_long=options.too_long)
 
     def work(first: int, some: list[tuple[str, str]]) -> Iterator[str]:
         sources, targets = zip(*some, strict=True)
-        told = telling(show, "scoring", len(pairs), first)
-        scored = translator.score(sources, targets, told=told, first_number=first + 1)
+        on_progress = phase_progress(progress, "scoring", len(pairs), first)
+        scored = translator.score(sources, targets, on_progress=on_progress, first_number=first + 1)
         return (score_line(first + place, one, tokens=options.tokens) for place, one in enumerate(scored, 1))
 
     identity = {

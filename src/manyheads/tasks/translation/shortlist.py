@@ -53,7 +53,7 @@ def learn_shortlist(
     source: str | None = None,
     target: str | None = None,
     max_pairs: int,
-    show: Progress,
+    progress: Progress,
 ) -> LearnedShortlist:
     """Learn a shortlist from training pairs, and write it into the model folder, which is replaced in one step.
 
@@ -83,10 +83,10 @@ def learn_shortlist(
         pairs = _encoded(PairFiles(source=source, target=target).read(), tokenizer)
     else:
         pairs = _training_pairs(model, data, tokenizer)
-    found = list(islice(_counted(pairs, max_pairs, show), max_pairs))
+    found = list(islice(_counted(pairs, max_pairs, progress), max_pairs))
     if not found:
         raise DataError("There are no training pairs, so no words to learn.")
-    lexicon = learn_lexicon(found, config.source_vocab_size, config.target_vocab_size, show)
+    lexicon = learn_lexicon(found, config.source_vocab_size, config.target_vocab_size, progress)
     shortlist = Shortlist(
         frequent=torch.from_numpy(lexicon.frequent).int(),
         offsets=torch.from_numpy(lexicon.offsets),
@@ -128,10 +128,10 @@ def _encoded(pairs: Iterable[tuple[str, str]], tokenizer: TranslationTokenizer) 
         yield from zip(sources, targets, strict=True)
 
 
-def _counted(pairs: Iterable[tuple[_Ids, _Ids]], most: int, show: Progress) -> Iterator[tuple[_Ids, _Ids]]:
+def _counted(pairs: Iterable[tuple[_Ids, _Ids]], most: int, progress: Progress) -> Iterator[tuple[_Ids, _Ids]]:
     for number, pair in enumerate(pairs):
         if number % _LINES_AT_ONCE == 0:
-            show("reading pairs", number, most)
+            progress("reading pairs", number, most)
         yield pair
 
 

@@ -14,8 +14,8 @@ from statistics import median
 
 from manyheads.decoding.device import choose_device
 from manyheads.training.plan import planner as measuring
-from manyheads.training.plan.planner import MIB, Trial, trial_of
-from manyheads.training.run.assembly import Assembly, assemble
+from manyheads.training.plan.planner import MIB, SyntheticRun, synthetic_run_of
+from manyheads.training.run.components import RunComponents, assemble
 from manyheads.training.run.device import computing, peak_memory_bytes
 from manyheads.training.run.objective import Batch
 from manyheads.training.run.precision import Level, resolve_precision
@@ -146,7 +146,7 @@ def _folded(shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[str, str]]:
     ]
 
 
-def first_step(config: RunConfig, tell: Callable[[str, Level], None] = lambda text, level: None) -> FirstStep:
+def first_step(config: RunConfig, log: Callable[[str, Level], None] = lambda text, level: None) -> FirstStep:
     """Open the data of a run, build its model and compute one step, without creating or changing a run folder.
 
     A step of the largest presets takes an hour on a CPU. So if short steps of random ids say that it takes more than
@@ -155,32 +155,32 @@ def first_step(config: RunConfig, tell: Callable[[str, Level], None] = lambda te
 
     Args:
         config: of the run.
-        tell: receives messages about the precision (see `precision.resolve_precision`).
+        log: receives messages about the precision (see `precision.resolve_precision`).
 
     Raises: ManyHeadsError: the errors that `train` would raise before and in its first step.
     """
-    trial = trial_of(config)
+    synthetic_run = synthetic_run_of(config)
     device = choose_device(config.device)
     RunFolder(Path(config.run_dir)).check()
     with tempfile.TemporaryDirectory() as aside, computing(config, device):
-        config = resolve_precision(config, device, tell=tell)
-        assembly = assemble(config, device, Path(aside))
-        batches = assembly.stream.at(0, 0)
-        expected = _expected_seconds(trial, assembly, batches)
+        config = resolve_precision(config, device, log=log)
+        components = assemble(config, device, Path(aside))
+        batches = components.stream.at(0, 0)
+        expected = _expected_seconds(synthetic_run, components, batches)
         measured = _measurable(batches, expected[0])
-        result, (seconds, processor_seconds) = _measure(assembly, batches, measured) if measured else (None, expected)
+        result, (seconds, processor_seconds) = _measure(components, batches, measured) if measured else (None, expected)
         peak = peak_memory_bytes(device)
-        named = named_parameters(assembly.model)
+        named = named_parameters(components.model)
         return FirstStep(
-            config=assembly.config,
+            config=components.config,
             device=str(device),
-            data="\n".join([assembly.objective.describe(), *assembly.notes]),
+            data="\n".join([components.objective.describe(), *components.notes]),
             shapes={name: tuple(parameter.shape) for name, parameter in named.items()},
             num_parameters=sum(parameter.numel() for parameter in named.values()),
             batch=tuple(batch.describe() for batch in batches),
             num_measured=len(measured),
-            steps_per_epoch=assembly.stream.rows(0),
-            state_bytes=measuring.state_bytes(assembly.model, assembly.optimiser, assembly.average is not None),
+            steps_per_epoch=components.stream.rows(0),
+            state_bytes=measuring.state_bytes(components.model, components.optimiser, components.average is not None),
             peak_bytes=None if result is None else peak,
             loss=None if result is None else result.loss_sum / result.num_tokens,
             step_seconds=seconds,
@@ -189,22 +189,24 @@ def first_step(config: RunConfig, tell: Callable[[str, Level], None] = lambda te
         )
 
 
-def _expected_seconds(trial: Trial, assembly: Assembly, batches: Sequence[Batch]) -> tuple[float, float]:
+def _expected_seconds(
+    synthetic_run: SyntheticRun, components: RunComponents, batches: Sequence[Batch]
+) -> tuple[float, float]:
     """Return the time of a step and its processor time, by the line through those of two short steps of random ids.
 
     Returns: zeros for a step that is not large.
     """
     num_tokens = _num_tokens(batches)
-    if num_tokens * sum(parameter.numel() for parameter in assembly.model.parameters()) < _LARGE_STEP:
+    if num_tokens * sum(parameter.numel() for parameter in components.model.parameters()) < _LARGE_STEP:
         return 0.0, 0.0
-    trial, stepper = replace(trial, config=assembly.config), assembly.stepper()  # type: ignore[type-var]
-    length = min(_SHORT_ROW, trial.longest)
+    synthetic_run, train_step = replace(synthetic_run, config=components.config), components.train_step()  # type: ignore[type-var]
+    length = min(_SHORT_ROW, synthetic_run.longest)
     found: dict[int, tuple[float, float]] = {}
     for rows in (_SHORT_STEPS[0], *_SHORT_STEPS):  # the first step also prepares memory and kernels
-        short = [trial.batch(length, rows)]
-        _, *times = _timed(partial(stepper.take, short, 1, 0.0))
+        short = [synthetic_run.batch(length, rows)]
+        _, *times = _timed(partial(train_step.run, short, 1, 0.0))
         found[_num_tokens(short)] = (times[0], times[1])
-        assembly.memory.forget()
+        components.memory.forget()
     (few, first), (many, second) = found.items()
     seconds, processor_seconds = (
         max(b, a + max(0.0, b - a) * (num_tokens - few) / (many - few)) for a, b in zip(first, second, strict=True)
@@ -227,26 +229,26 @@ def _measurable(batches: Sequence[Batch], expected: float) -> Sequence[Batch]:
 
 
 def _measure(
-    assembly: Assembly, batches: Sequence[Batch], measured: Sequence[Batch]
+    components: RunComponents, batches: Sequence[Batch], measured: Sequence[Batch]
 ) -> tuple[StepResult, tuple[float, float]]:
     """Compute a step of `measured` several times at a rate of 0, so that the weights stay as they are.
 
     Returns: the result of the first step; and the time of a step of all batches, with the processor time of all
         threads, after the first one, which also prepares memory and kernels.
     """
-    stepper = assembly.stepper()
-    result, *_ = _timed(partial(stepper.take, measured, 1, 0.0))
+    train_step = components.train_step()
+    result, *_ = _timed(partial(train_step.run, measured, 1, 0.0))
     found: list[tuple[float, float]] = []
     while not found or (len(found) < 3 and sum(seconds for seconds, _ in found) < 1):
-        _, *times = _timed(partial(stepper.take, measured, 2 + len(found), 0.0))
+        _, *times = _timed(partial(train_step.run, measured, 2 + len(found), 0.0))
         found.append((times[0], times[1]))
     parts = _num_tokens(batches) / max(1, result.num_tokens)
     seconds, processor_seconds = (parts * median(column) for column in zip(*found, strict=True))
     return result, (seconds, processor_seconds)
 
 
-def _timed(take: Callable[[], StepResult]) -> tuple[StepResult, float, float]:
+def _timed(run: Callable[[], StepResult]) -> tuple[StepResult, float, float]:
     """Return the result of a step, its seconds, and its seconds of processor time."""
     started, used = time.monotonic(), time.process_time()
-    result = take()
+    result = run()
     return result, time.monotonic() - started, time.process_time() - used

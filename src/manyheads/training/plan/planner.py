@@ -1,6 +1,6 @@
 """The memory of a run before it begins, and the largest step that fits.
 
-`Trial` is the interface of a task: training steps at any size, and the settings that determine the size. All
+`SyntheticRun` is the interface of a task: training steps at any size, and the settings that determine the size. All
 allocations of torch in a step are counted. These counts are exact and reproducible; the size of the process is not.
 """
 
@@ -31,7 +31,7 @@ from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.run.device import check_capacity, computing, free_memory_bytes, peak_memory_bytes, status_bytes
 from manyheads.training.run.objective import Batch
 from manyheads.training.run.precision import resolve_precision
-from manyheads.training.run.step import Stepper
+from manyheads.training.run.step import TrainStep
 from manyheads.training.settings import RunConfig
 
 LARGEST = 1 << 24
@@ -40,7 +40,7 @@ _PROBE_TOKENS = (512, 2048)
 
 
 @dataclass(frozen=True)
-class Knob:
+class SizeSetting:
     """A setting that determines the size of a step.
 
     Attributes:
@@ -61,7 +61,7 @@ class Knob:
     accumulate: int = 1
 
 
-class Trial(Protocol):
+class SyntheticRun(Protocol):
     """The steps of a run at any size, without its data. Each task has its own (`tasks/*/plan.py`).
 
     config: of the run. longest: tokens of its longest row. rows: rows of its micro-batches. vocabulary: a line about
@@ -92,19 +92,19 @@ class Trial(Protocol):
     def begin(self, model: Any, lanes: int, seed: int) -> Any:
         """See `Objective.begin`."""
 
-    def knobs(self) -> list[Knob]:
+    def size_settings(self) -> list[SizeSetting]:
         """Return the settings that determine the size of a step. Of two with the same name the smaller value counts."""
 
 
-def trial_of(config: RunConfig) -> Trial:
+def synthetic_run_of(config: RunConfig) -> SyntheticRun:
     """Return the trial of a run's task."""
-    trial: Trial = TASKS[config.task].module("plan").Trial(config)
-    return trial
+    synthetic_run: SyntheticRun = TASKS[config.task].module("plan").SyntheticRun(config)
+    return synthetic_run
 
 
 @dataclass(frozen=True)
-class TokenTrial:
-    """The common part of trials whose batches are limited in tokens; see `Trial`. unit: what a row is, for people."""
+class SyntheticTokenRun:
+    """What tasks with batches limited in tokens share; see `SyntheticRun`. unit: what a row is, for people."""
 
     config: Any
     vocabulary: str = ""
@@ -118,28 +118,28 @@ class TokenTrial:
 
     @property
     def rows(self) -> int:
-        """Rows of the longest length; see `Trial.rows`."""
+        """Rows of the longest length; see `SyntheticRun.rows`."""
         tokens: int = self.config.data.max_tokens // self.config.data.accumulate
         return max(1, tokens // self.longest)
 
     def begin(self, model: Any, lanes: int, seed: int) -> None:
-        """See `Trial.begin`."""
+        """See `SyntheticRun.begin`."""
 
-    def knobs(self) -> list[Knob]:
-        """The tokens of a step; see `Trial.knobs`.
+    def size_settings(self) -> list[SizeSetting]:
+        """The tokens of a step; see `SyntheticRun.knobs`.
 
         Long rows have more attention scores, short ones are more. The kind that takes more memory per token decides.
         """
         data, longest = self.config.data, self.longest
         parts = f", accumulate {data.accumulate}" if data.accumulate > 1 else ""
         given = f"{self.unit} of at most {longest:,}{parts}"
-        knobs = []
+        size_settings = []
         for length in sorted({min(_SHORT_STEP, longest), longest}):
             few, many = (max(1, tokens // length) for tokens in _PROBE_TOKENS)
             steps = {rows * length: (length, rows) for rows in (few, max(many, few + 1))}
             common = {"least": length, "accumulate": data.accumulate}
-            knobs.append(Knob("data.max_tokens", data.max_tokens, given, steps, **common))
-        return knobs
+            size_settings.append(SizeSetting("data.max_tokens", data.max_tokens, given, steps, **common))
+        return size_settings
 
 
 _ENOUGH_SECONDS = 1.5
@@ -155,16 +155,16 @@ _STATUS = "/proc/self/status"
 
 
 def take_steps(
-    trial: Trial, config: Any, length: int, rows: int, told: Callable[[], None] = lambda: None
+    synthetic_run: SyntheticRun, config: Any, length: int, rows: int, on_progress: Callable[[], None] = lambda: None
 ) -> tuple[int, int]:
     """Build a model and compute two steps on random ids.
 
     Args:
-        trial: creates the batch.
+        synthetic_run: creates the batch.
         config: of the run, with vocabulary sizes and its precision resolved.
         length: tokens of each row.
         rows: rows of the batch.
-        told: called after each step.
+        on_progress: called after each step.
 
     Returns: the bytes of weights, gradients, moments and averages; and the bytes of the averages alone, which are not
         allocated here.
@@ -173,11 +173,11 @@ def take_steps(
     torch.manual_seed(derive_seed(config.seed, "weights"))
     model: Any = build_model(config.model)
     optimiser = build_optimiser(model, config.optimiser, config.precision)
-    batch = trial.batch(length, rows)
-    stepper = Stepper(model, optimiser, config, torch.device("cpu"), begin=partial(trial.begin, model))
+    batch = synthetic_run.batch(length, rows)
+    train_step = TrainStep(model, optimiser, config, torch.device("cpu"), begin=partial(synthetic_run.begin, model))
     for step in range(1, _STEPS + 1):
-        stepper.take([batch], step, 0.0)
-        told()
+        train_step.run([batch], step, 0.0)
+        on_progress()
     bare = state_bytes(model, optimiser)
     whole = state_bytes(model, optimiser, averages=bool(config.training.ema_decay))
     return whole, whole - bare
@@ -204,12 +204,12 @@ def state_bytes(model: nn.Module, optimiser: torch.optim.Optimizer, averages: bo
 
 
 def peak_and_state_bytes(
-    trial: Trial, config: Any, length: int, rows: int, told: Callable[[], None] = lambda: None
+    synthetic_run: SyntheticRun, config: Any, length: int, rows: int, on_progress: Callable[[], None] = lambda: None
 ) -> tuple[int, int]:
     """Return the peak of the bytes that torch allocates during `take_steps`, and the bytes of the state; both with
     averages.
     """
-    (state, averages), most = peak_bytes(lambda: take_steps(trial, config, length, rows, told))
+    (state, averages), most = peak_bytes(lambda: take_steps(synthetic_run, config, length, rows, on_progress))
     return most + averages, state
 
 
@@ -268,30 +268,30 @@ def resident_bytes() -> int:
     return status_bytes(_STATUS, "VmRSS") or peak_memory_bytes(torch.device("cpu"))
 
 
-def tokens_per_second(trial: Trial, length: int, rows: int, device: torch.device) -> float:
+def tokens_per_second(synthetic_run: SyntheticRun, length: int, rows: int, device: torch.device) -> float:
     """Take training steps on random ids, and return their tokens per second (of pairs, those of one side).
 
     The first step is not counted, because it also prepares memory and kernels.
 
     Args:
-        trial: of a run with its precision and vocabulary sizes resolved.
+        synthetic_run: of a run with its precision and vocabulary sizes resolved.
         length: tokens of each row.
         rows: rows of a step.
         device: of the run.
 
     Cost: two to nine steps; it ends after the step at which 1.5 seconds have passed.
     """
-    config = trial.config
+    config = synthetic_run.config
     with computing(config, device):
         torch.manual_seed(config.seed)
         model: Any = build_model(config.model).to(device)
         optimiser = build_optimiser(model, config.optimiser, config.precision)
-        stepper = Stepper(model, optimiser, config, device, begin=partial(trial.begin, model))
-        batch = trial.batch(length, rows)
+        train_step = TrainStep(model, optimiser, config, device, begin=partial(synthetic_run.begin, model))
+        batch = synthetic_run.batch(length, rows)
         seconds: list[float] = []
         while len(seconds) < 2 or (sum(seconds[1:]) < _ENOUGH_SECONDS and len(seconds) <= _MOST_STEPS):
             started = time.monotonic()
-            stepper.take([batch], len(seconds) + 1, 0.0)
+            train_step.run([batch], len(seconds) + 1, 0.0)
             seconds.append(time.monotonic() - started)
     return length * rows / max(median(seconds[1:]), 1e-9)
 
@@ -316,7 +316,7 @@ class Footprint:
 
     program_bytes: Python, torch and this package. state_bytes: weights, gradients, the optimiser's state and averages.
     step_bytes: the additional peak memory of a step. length, rows: of a micro-batch. probes: lengths of the measured
-    steps. overhead: memory of a step divided by the memory of its counted tensors. vocabulary: see `Trial`.
+    steps. overhead: memory of a step divided by the memory of its counted tensors. vocabulary: see `SyntheticRun`.
     """
 
     program_bytes: int
@@ -361,14 +361,14 @@ class Footprint:
 class Fit:
     """The largest value of a setting, and the peak memory of the process that is predicted for it."""
 
-    knob: Knob
+    size_setting: SizeSetting
     value: int
     predicted_bytes: float
 
     def describe(self) -> str:
         """Return one line."""
         return (
-            f"--{self.knob.setting} {self.value} (now {self.knob.now:,}), {self.knob.given}:"
+            f"--{self.size_setting.setting} {self.value} (now {self.size_setting.now:,}), {self.size_setting.given}:"
             f" {self.predicted_bytes / MIB:,.0f} MiB predicted"
         )
 
@@ -384,9 +384,9 @@ class Planner:
     config: RunConfig
 
     @property
-    def trial(self) -> Trial:
+    def synthetic_run(self) -> SyntheticRun:
         """The run without its data."""
-        return trial_of(self.config)
+        return synthetic_run_of(self.config)
 
     def memory(self, length: int, rows: int | None = None, progress: Progress | None = None) -> Footprint:
         """Predict the peak memory of training on a CPU. Neither the run's data nor its folder is opened.
@@ -400,25 +400,25 @@ class Planner:
 
         Cost: building the model and two steps for each probe.
         """
-        rows = self.trial.rows if rows is None else rows
+        rows = self.synthetic_run.rows if rows is None else rows
         if length < 1 or rows < 1:
             raise ConfigError(f"a length of {length} and {rows} rows are asked for; both must be at least 1.")
-        trial, cpu = self.trial.at(length), torch.device("cpu")
-        config = resolve_precision(trial.config, cpu)
+        synthetic_run, cpu = self.synthetic_run.at(length), torch.device("cpu")
+        config = resolve_precision(synthetic_run.config, cpu)
         probes = _probe_lengths(length, config.model.memory_degree)
         with computing(config, cpu):
             told = counting_steps(progress, 2 + len(probes))
             # The first step loads libraries, whose memory counts as the program's.
-            take_steps(trial, config, min(length, _SHORT), 1, told)
+            take_steps(synthetic_run, config, min(length, _SHORT), 1, told)
             program = resident_bytes()
             forget_peak()
             with as_if_longer(length / probes[-1]):
-                take_steps(trial, config, probes[-1], rows, told)
+                take_steps(synthetic_run, config, probes[-1], rows, told)
             real = peak_resident_bytes() - program
             found = []
             for probe in probes:
                 with as_if_longer(length / probe):
-                    found.append(peak_and_state_bytes(trial, config, probe, rows, told))
+                    found.append(peak_and_state_bytes(synthetic_run, config, probe, rows, told))
         peaks, states = zip(*found, strict=True)
         counted = _polynomial(dict(zip(probes, peaks, strict=True)), length)
         # Kernels and gaps between memory blocks are not part of the counted tensors.
@@ -435,7 +435,7 @@ class Planner:
             precision=config.precision,
             probes=probes,
             overhead=overhead,
-            vocabulary=trial.vocabulary,
+            vocabulary=synthetic_run.vocabulary,
         )
 
     def largest(self, limit_bytes: float) -> list[Fit]:
@@ -444,8 +444,8 @@ class Planner:
         Raises: ConfigError: not even the smallest step fits.
         """
         found: dict[str, Fit] = {}
-        for knob in self.trial.knobs():
-            found_at = {size: self.memory(*step) for size, step in sorted(knob.steps.items())}
+        for size_setting in self.synthetic_run.size_settings():
+            found_at = {size: self.memory(*step) for size, step in sorted(size_setting.steps.items())}
             # Only the counted tensors grow with the size. The rest varies from step to step, most in small steps, so a
             # polynomial through the sum of both would be useless.
             program = max(one.program_bytes for one in found_at.values())
@@ -454,9 +454,9 @@ class Planner:
                 size: program + overhead * (one.state_bytes + one.step_bytes) / one.overhead
                 for size, one in found_at.items()
             }
-            fit = _largest(knob, peaks, limit_bytes)
-            if knob.setting not in found or fit.value < found[knob.setting].value:
-                found[knob.setting] = fit
+            fit = _largest(size_setting, peaks, limit_bytes)
+            if size_setting.setting not in found or fit.value < found[size_setting.setting].value:
+                found[size_setting.setting] = fit
         return list(found.values())
 
     def describe_largest(self, memory_mib: int | None = None) -> str:
@@ -469,7 +469,7 @@ class Planner:
             raise ConfigError("this system does not report how much memory is free; give --memory-mib N.")
         limit = free if memory_mib else _SHARE * free
         lines = [f"{free / MIB:,.0f} MiB of memory are free, {limit / MIB:,.0f} of them to be used. Largest values:"]
-        told = self.trial.at(self.trial.longest).vocabulary
+        told = self.synthetic_run.at(self.synthetic_run.longest).vocabulary
         return "\n".join([*lines, *(f"  {fit.describe()}" for fit in self.largest(limit)), *filter(None, [told])])
 
 
@@ -483,19 +483,19 @@ def _probe_lengths(length: int, degree: int) -> tuple[int, ...]:
     return tuple(LONGEST_PROBE // part for part in ((2, 1) if degree == 1 else (8, 4, 2)))
 
 
-def _largest(knob: Knob, peaks: Mapping[int, float], limit: float) -> Fit:
+def _largest(size_setting: SizeSetting, peaks: Mapping[int, float], limit: float) -> Fit:
     """Return the largest value whose peak is within the limit, found by bisection."""
-    least = _polynomial(peaks, knob.least)
+    least = _polynomial(peaks, size_setting.least)
     if least > limit:
         raise ConfigError(
             f"Not even the smallest step fits: {least / MIB:,.0f} MiB are predicted for it, and {limit / MIB:,.0f} MiB"
             " are to be used. Take a smaller model, or more memory."
         )
-    low, high = knob.least, knob.most + 1
+    low, high = size_setting.least, size_setting.most + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if _polynomial(peaks, middle) <= limit else (low, middle)
-    return Fit(knob, low * knob.accumulate, _polynomial(peaks, low))
+    return Fit(size_setting, low * size_setting.accumulate, _polynomial(peaks, low))
 
 
 def _polynomial(points: Mapping[int, float], x: int) -> float:

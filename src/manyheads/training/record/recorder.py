@@ -14,8 +14,8 @@ from manyheads.errors import SaveError
 from manyheads.files.commit import write_text
 from manyheads.training.record.log import MetricsLog
 from manyheads.training.record.report import StepReport, ValidationReport
-from manyheads.training.run.assembly import Assembly, Surroundings
 from manyheads.training.run.clock import FewSteps, RunClock
+from manyheads.training.run.components import RunComponents, Surroundings
 from manyheads.training.run.device import peak_memory_bytes
 from manyheads.training.run.nonfinite import Fault
 from manyheads.training.run.run_folder import RunFolder
@@ -29,7 +29,7 @@ class Recorder:
     """Writes the records of a run. All ranks count; only the main rank writes.
 
     Args:
-        assembly: its counters contain the sums since the last line of metrics.
+        components: its counters contain the sums since the last line of metrics.
         folder: of the run.
         metrics: the file whose bytes must not depend on interruptions.
         surroundings: its reporter and callbacks receive the reports.
@@ -37,19 +37,24 @@ class Recorder:
     """
 
     def __init__(
-        self, assembly: Assembly, folder: RunFolder, metrics: MetricsLog, surroundings: Surroundings, clock: RunClock
+        self,
+        components: RunComponents,
+        folder: RunFolder,
+        metrics: MetricsLog,
+        surroundings: Surroundings,
+        clock: RunClock,
     ) -> None:
-        self._assembly = assembly
+        self._components = components
         self._folder = folder
         self._metrics = metrics
         self._timing = MetricsLog(folder.timing)
         self._reporter, self._callbacks = surroundings.reporter, surroundings.callbacks
         self._clock = clock
         self._painter = load(HOOKS["learning curve"])(folder.metrics, folder.plots, self._warn)
-        self._writes = assembly.group.is_main
+        self._writes = components.group.is_main
         self._began = time.monotonic()
         self._seconds_since, self._tokens_since = 0.0, 0  # of the steps since the last line
-        self._few_steps = FewSteps(assembly.config, str(assembly.device))
+        self._few_steps = FewSteps(components.config, str(components.device))
         self._failing: set[Path] = set()
         self._held: dict[Path, Callable[[], None]] = {}
 
@@ -63,7 +68,7 @@ class Recorder:
 
     def step(self, result: StepResult, rate: float) -> None:
         """Call after an optimiser step that updated the model."""
-        counters = self._assembly.counters
+        counters = self._components.counters
         counters.tokens += result.num_tokens
         counters.window_loss += result.loss_sum
         counters.window_nll += result.nll_sum
@@ -71,13 +76,13 @@ class Recorder:
         counters.window_norm += result.grad_norm
         counters.window_steps += 1
         self._tokens_since += result.num_tokens
-        logged = counters.step % self._assembly.config.training.log_every == 0
+        logged = counters.step % self._components.config.training.log_every == 0
         seconds = time.monotonic() - self._began
         self._seconds_since += seconds
         tokens, steps = (counters.window_tokens, counters.window_steps) if logged else (result.num_tokens, 1)
         report = StepReport(
             step=counters.step,
-            max_steps=self._assembly.config.training.max_steps,
+            max_steps=self._components.config.training.max_steps,
             epoch=counters.epoch,
             loss=(counters.window_loss if logged else result.loss_sum) / tokens,
             nll=(counters.window_nll if logged else result.nll_sum) / tokens,
@@ -87,7 +92,7 @@ class Recorder:
             tokens_per_second=self._tokens_since / max(self._seconds_since, 1e-9),
             elapsed_seconds=counters.elapsed_seconds,
             eta_seconds=self._clock.eta_seconds(counters.step),
-            memory_bytes=peak_memory_bytes(self._assembly.device),
+            memory_bytes=peak_memory_bytes(self._components.device),
             progress=self._clock.progress(counters.step),
             logged=logged,
         )
@@ -102,7 +107,7 @@ class Recorder:
 
     def flush(self, rate: float) -> None:
         """Write a line with the means since the last line, if there was a step since."""
-        counters = self._assembly.counters
+        counters = self._components.counters
         tokens, steps = counters.window_tokens, counters.window_steps
         if not steps:
             return
@@ -151,7 +156,7 @@ class Recorder:
     def draw(self) -> tuple[Path, ...]:
         """Draw the current learning curve and return the paths of the plots."""
         paths: tuple[Path, ...] = ()
-        if self._assembly.config.training.plots and self._writes:
+        if self._components.config.training.plots and self._writes:
             paths = self._painter.draw()
         return paths
 
@@ -178,7 +183,7 @@ class Recorder:
         try:
             write()
         except SaveError as error:
-            if self._assembly.config.training.on_save_error == "stop":
+            if self._components.config.training.on_save_error == "stop":
                 raise
             if path not in self._failing:
                 self._warn(f"{error} Training goes on.")

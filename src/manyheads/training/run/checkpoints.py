@@ -28,7 +28,7 @@ from manyheads.models.pretrained import data_notice, load_weights, portable_stat
 from manyheads.training.optim.optimiser import without_foreign_momenta
 from manyheads.training.record.log import MetricsLog
 from manyheads.training.run.arithmetic import changed_arithmetic
-from manyheads.training.run.assembly import Assembly
+from manyheads.training.run.components import RunComponents
 from manyheads.training.run.nonfinite import first_bad
 from manyheads.training.run.resume import check_same_run, find_checkpoint, judges_alike, risen_rate
 from manyheads.training.run.run_folder import RunFolder
@@ -39,18 +39,20 @@ class CheckpointManager:
     """Saves and restores an assembly.
 
     Args:
-        assembly: the parts of the run; `resume` replaces its counters.
+        components: the parts of the run; `resume` replaces its counters.
         folder: of the run.
         metrics: truncated by `resume`, measured by `save`.
         warn: called with messages about skipped and failed checkpoints.
     """
 
-    def __init__(self, assembly: Assembly, folder: RunFolder, metrics: MetricsLog, warn: Callable[[str], None]) -> None:
-        self._assembly = assembly
+    def __init__(
+        self, components: RunComponents, folder: RunFolder, metrics: MetricsLog, warn: Callable[[str], None]
+    ) -> None:
+        self._components = components
         self._folder = folder
         self._metrics = metrics
         self._warn = warn
-        self._group = assembly.group
+        self._group = components.group
         self._saved = (0, 0)
         self._model_failed = False
         self.last: Path | None = None
@@ -85,10 +87,10 @@ class CheckpointManager:
 
         Args: config: of the checkpoint.
         """
-        counters = self._assembly.counters
+        counters = self._components.counters
         if not own:
             counters.best_score, counters.best_step, counters.num_worse, counters.validated_step = None, None, 0, 0
-        elif counters.best_score is not None and not judges_alike(config, self._assembly.config):
+        elif counters.best_score is not None and not judges_alike(config, self._components.config):
             counters.best_score, counters.num_worse = None, 0
             self._warn("The scores so far were computed in another way, so the next validation counts as the best one.")
 
@@ -111,14 +113,14 @@ class CheckpointManager:
 
     def _load(self, path: Path) -> Checkpoint:
         """Load a checkpoint that the main rank has verified; of sharded tensors, load this rank's shards."""
-        return load_checkpoint(path, verify=False, allocate=allocator_for(self._assembly.spread.holder))
+        return load_checkpoint(path, verify=False, allocate=allocator_for(self._components.parallel_model.trained))
 
     def _cut_metrics(self, num_bytes: int) -> bool:
         return self._metrics.cut(num_bytes) if self._group.is_main else True
 
     def _clear_up(self, newest: Path) -> None:
         """Restore the folder's state directly after the checkpoint from which the run resumes."""
-        counters = self._assembly.counters
+        counters = self._components.counters
         for path in set_aside_newer(self._folder.checkpoints, counters.step):
             self._warn(
                 f"{path.name} is newer than step {counters.step}, from which the run resumes; it is not used any more."
@@ -136,25 +138,25 @@ class CheckpointManager:
         return self._saved == self._done()
 
     def _done(self) -> tuple[int, int]:
-        counters = self._assembly.counters
+        counters = self._components.counters
         return counters.step, counters.validated_step
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        assembly = self._assembly
-        for change in check_same_run(checkpoint.scalars, config=assembly.config, **assembly.digests):
+        components = self._components
+        for change in check_same_run(checkpoint.scalars, config=components.config, **components.digests):
             self._warn(f"changed since the checkpoint: {change}")
         told = changed_arithmetic(
             checkpoint.scalars.get("arithmetic"),
-            assembly.arithmetic,
-            refuse=assembly.config.training.same_arithmetic,
+            components.arithmetic,
+            refuse=components.config.training.same_arithmetic,
         )
         if told is not None:
             self._warn(told)
-        assembly.counters = Counters.from_json(checkpoint.scalars.get("counters"))
-        model, counters = assembly.objective.model_config, assembly.counters
-        if risen := risen_rate(checkpoint.scalars.get("config"), assembly.config, model.d_model, counters):
+        components.counters = Counters.from_json(checkpoint.scalars.get("counters"))
+        model, counters = components.objective.model_config, components.counters
+        if risen := risen_rate(checkpoint.scalars.get("config"), components.config, model.d_model, counters):
             self._warn(risen)
-        row, rows = assembly.counters.row, assembly.stream.rows(assembly.counters.epoch)
+        row, rows = components.counters.row, components.stream.rows(components.counters.epoch)
         if row >= rows:
             raise CheckpointError(
                 f"{checkpoint.path} continues at row {row:,} of an epoch of {rows:,} rows; it is damaged."
@@ -165,22 +167,22 @@ class CheckpointManager:
             raise CheckpointError(
                 f"{checkpoint.path} contains NaN or infinity in {bad}; resume from an older one: --resume PATH."
             )
-        holder, tensors = assembly.spread.holder, dict(checkpoint.tensors)
+        trained, tensors = components.parallel_model.trained, dict(checkpoint.tensors)
         tensors["optimiser"], foreign = without_foreign_momenta(
-            assembly.optimiser, named_parameters(holder), tensors.get("optimiser", {})
+            components.optimiser, named_parameters(trained), tensors.get("optimiser", {})
         )
         if foreign:
             self._warn(
                 f"The checkpoint is of an older version, in which Muon trained {', '.join(foreign)}; AdamW trains them"
                 " from now on, without earlier moments."
             )
-        first = assembly.objective.first_state(assembly.model)
+        first = components.objective.first_state(components.model)
         restore(
             tensors,
-            holder,
-            assembly.optimiser,
-            assembly.average,
-            assembly.memory,
+            trained,
+            components.optimiser,
+            components.average,
+            components.memory,
             first,
             self._group,
         )
@@ -193,8 +195,8 @@ class CheckpointManager:
         """
         if not self._group.is_main:
             return
-        parameters = portable_state(self._assembly.model)
-        copies = 3 + (self._assembly.average is not None)  # weights, two moments, averages
+        parameters = portable_state(self._components.model)
+        copies = 3 + (self._components.average is not None)  # weights, two moments, averages
         try:
             check_free_space(
                 self._folder.checkpoints,
@@ -202,7 +204,7 @@ class CheckpointManager:
                 also=" Two checkpoints must fit; with training.on_save_error continue the run begins anyway.",
             )
         except SaveError as error:
-            if self._assembly.config.training.on_save_error == "stop":
+            if self._components.config.training.on_save_error == "stop":
                 raise
             self._warn(str(error))
 
@@ -216,35 +218,37 @@ class CheckpointManager:
         try:
             self._save()
         except SaveError as error:
-            if must or self._assembly.config.training.on_save_error == "stop":
+            if must or self._components.config.training.on_save_error == "stop":
                 raise
             self._warn(f"{error} Training goes on.")
 
     def _save(self) -> None:
-        assembly = self._assembly
-        counters = assembly.counters
+        components = self._components
+        counters = components.counters
         self._on_main(self._measure_metrics)
-        spread = assembly.spread
-        tensors = gather(spread.holder, assembly.optimiser, assembly.average, assembly.memory, self._group)
+        parallel_model = components.parallel_model
+        tensors = gather(
+            parallel_model.trained, components.optimiser, components.average, components.memory, self._group
+        )
         bad = next((found for found in self._group.exchange(first_bad(_own(tensors))) if found is not None), None)
         if bad is not None:
             raise NonFiniteError(
                 f"After step {counters.step} there is NaN or infinity in {bad}, so no checkpoint is saved; the last one"
                 f" is {self.last or 'none'}. Try a lower learning rate, a longer warm-up or optimiser.clip_norm."
             )
-        scalars: dict[str, Any] = {"counters": asdict(counters), "arithmetic": assembly.arithmetic}
-        scalars |= {"config": to_plain(assembly.config), **assembly.digests}
+        scalars: dict[str, Any] = {"counters": asdict(counters), "arithmetic": components.arithmetic}
+        scalars |= {"config": to_plain(components.config), **components.digests}
         path = self._write_checkpoint(tensors, scalars)
         self._saved, self.last = self._done(), path
         self._on_main(lambda: self._tidy(path))
         self._on_main(lambda: self._mend_model() if self._model_failed else None)
 
     def _measure_metrics(self) -> None:
-        self._assembly.counters.metrics_bytes = self._metrics.num_bytes()
+        self._components.counters.metrics_bytes = self._metrics.num_bytes()
 
     def _write_checkpoint(self, tensors: Mapping[str, Mapping[str, Tensor]], scalars: Mapping[str, Any]) -> Path:
-        step, checkpoints = self._assembly.counters.step, self._folder.checkpoints
-        if not self._assembly.spread.in_parts:
+        step, checkpoints = self._components.counters.step, self._folder.checkpoints
+        if not self._components.parallel_model.is_sharded:
             self._on_main(lambda: save_checkpoint(checkpoints, step, tensors, scalars))
             return checkpoints / checkpoint_name(step)
         parts = {stem: group for stem, group in tensors.items() if stem != MEMORY}
@@ -317,14 +321,14 @@ class CheckpointManager:
 
     def _tidy(self, newest: Path) -> None:
         """Update the pointers, then delete old checkpoints and the temporary files of dead processes."""
-        folder, assembly = self._folder, self._assembly
+        folder, components = self._folder, self._components
         targets = {"latest": newest}
-        if assembly.counters.best_step is not None:
-            targets["best"] = folder.checkpoints / checkpoint_name(assembly.counters.best_step)
+        if components.counters.best_step is not None:
+            targets["best"] = folder.checkpoints / checkpoint_name(components.counters.best_step)
         for pointer, target in targets.items():
             if target.is_dir() and read_pointer(folder.checkpoints, pointer) != target:
                 write_pointer(folder.checkpoints, pointer, target)
-        apply_retention(folder.checkpoints, assembly.config.training.keep)
+        apply_retention(folder.checkpoints, components.config.training.keep)
         for place in (folder.checkpoints, folder.path, folder.samples):
             remove_stale(place)
 
@@ -337,42 +341,42 @@ class CheckpointManager:
         Raises: SaveError: it could not be written; with on_save_error `continue` it is retried after the next
             checkpoint.
         """
-        assembly = self._assembly
-        average = assembly.average
-        if assembly.spread.in_parts:
-            assembly.spread.fill(None if average is None else average.tensors)
+        components = self._components
+        average = components.average
+        if components.parallel_model.is_sharded:
+            components.parallel_model.gather(None if average is None else average.tensors)
             average = None
-        weights = portable_state(assembly.model)
+        weights = portable_state(components.model)
         if average is not None:
             weights = {**weights, **average.tensors}
         try:
             self._on_main(lambda: self._write_model(weights))
         except SaveError as error:
-            if assembly.config.training.on_save_error == "stop":
+            if components.config.training.on_save_error == "stop":
                 raise
             self._warn(f"{error} Training goes on.")
 
     def _write_model(self, weights: Mapping[str, Tensor]) -> None:
-        assembly = self._assembly
+        components = self._components
         self._model_failed = True
-        model: Any = assembly.model
+        model: Any = components.model
         if not getattr(model, "data_notice", ""):  # the model that a resumed run began from may be gone
             model.data_notice = data_notice(self._folder.model)
         save_pretrained(
             model,
             self._folder.model,
-            tokenizer=assembly.data.tokenizer,
-            generation=assembly.objective.generation,
+            tokenizer=components.data.tokenizer,
+            generation=components.objective.generation,
             weights=weights,
-            task=assembly.objective.task,
-            languages=assembly.objective.languages,
-            data=str(getattr(getattr(assembly.config, "data", None), "path", "")),
+            task=components.objective.task,
+            languages=components.objective.languages,
+            data=str(getattr(getattr(components.config, "data", None), "path", "")),
         )
         self._model_failed = False
 
     def _mend_model(self) -> None:
         """Write model/ again from its checkpoint, unless it already contains the same weights."""
-        step = self._assembly.counters.best_step
+        step = self._components.counters.best_step
         path = self.last if step is None else self._folder.checkpoints / checkpoint_name(step)
         if path is None or not path.is_dir():
             return

@@ -40,9 +40,9 @@ from manyheads.training.record.report import (
     TrainResult,
     ValidationReport,
 )
-from manyheads.training.run.assembly import Assembly, Surroundings, assemble, check_same_settings
 from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.clock import RunClock
+from manyheads.training.run.components import RunComponents, Surroundings, assemble, check_same_settings
 from manyheads.training.run.device import computing, settled
 from manyheads.training.run.nonfinite import Fault
 from manyheads.training.run.objective import Batch, Objective, Translate
@@ -60,14 +60,14 @@ class Comparison:
     results.
 
     Args:
-        assembly: the parts of the run.
+        components: the parts of the run.
         folder: of the run.
         reporter: is told what is judged.
         stop: ends a judgement; the run then reports no comparison.
     """
 
-    def __init__(self, assembly: Assembly, folder: RunFolder, reporter: Reporter, stop: StopFlag) -> None:
-        self._assembly = assembly
+    def __init__(self, components: RunComponents, folder: RunFolder, reporter: Reporter, stop: StopFlag) -> None:
+        self._components = components
         self._folder = folder
         self._reporter = reporter
         self._stop = stop
@@ -77,9 +77,9 @@ class Comparison:
 
         Raises: DataError: a held-out set cannot be used.
         """
-        if self._assembly.counters.step:
+        if self._components.counters.step:
             return
-        found = self._scores(self._assembly.model)
+        found = self._scores(self._components.model)
         if found is not None:
             self._write({"before": found})
 
@@ -89,14 +89,14 @@ class Comparison:
         Returns: name, scores before and scores after of each set; empty if one of them is unknown.
         """
         record = self._read()
-        counters = self._assembly.counters
+        counters = self._components.counters
         # Without validations model/ is the model of the last step.
         judged = counters.step if counters.best_step is None else counters.best_step
         if "before" not in record:
             return ()
         if "after" not in record or record.get("step") != judged:
             try:
-                model = load(self._folder.model, device=self._assembly.device)
+                model = load(self._folder.model, device=self._components.device)
                 found = self._scores(model)
             except ManyHeadsError as error:  # the run is complete; only its comparison is not
                 self._reporter.message(f"The data sets are not compared: {error}", "warning")
@@ -110,12 +110,12 @@ class Comparison:
 
     def _scores(self, model: Any) -> dict[str, dict[str, Any]] | None:
         """Return the scores of each set; None if the run was told to stop. Every rank of a group computes them."""
-        assembly = self._assembly
+        components = self._components
         found = {}
-        for name, judge in assembly.objective.judge_sets(model, assembly.device, self._stop).items():
+        for name, judge in components.objective.judge_sets(model, components.device, self._stop).items():
             self._reporter.doing(f"judging {name}")
-            report = judge.run(assembly.counters.step)
-            if any(assembly.group.exchange(report is None)) or report is None:
+            report = judge.run(components.counters.step)
+            if any(components.group.exchange(report is None)) or report is None:
                 return None
             found[name] = _numbers(report)
         return found
@@ -128,10 +128,10 @@ class Comparison:
                 return {}
             return record if isinstance(record, dict) else {}
 
-        return self._assembly.group.from_main(read)
+        return self._components.group.from_main(read)
 
     def _write(self, record: dict[str, Any]) -> None:
-        if self._assembly.group.is_main:
+        if self._components.group.is_main:
             write_text(self._folder.comparison, to_json(record))
 
 
@@ -200,19 +200,19 @@ def _run(
 ) -> TrainResult:
     reporter, group = surroundings.reporter, surroundings.group
     stored = stored_precision(folder.checkpoints, resume) if group.is_main else None
-    config = resolve_precision(config, device, stored=stored, tell=reporter.message, group=group)
+    config = resolve_precision(config, device, stored=stored, log=reporter.message, group=group)
     check_same_settings(config, group)
     reporter.doing("opening the data")
     # Finding a checkpoint verifies it, so it is found twice only where the answer matters.
     needs_data = config.initial.needs_data
     begins = not needs_data or group.from_main(lambda: find_checkpoint(folder.checkpoints, resume)[0] is None)
-    assembly = assemble(config, device, folder.data, group, reporter.doing, begins=begins)
+    components = assemble(config, device, folder.data, group, reporter.doing, begins=begins)
     stop = StopFlag() if group.is_alone else SharedStopFlag(group)
     group.is_told_to_end = lambda: stop.signal_number is not None
     # The guard is inside: a launcher ends all ranks when one is lost, and the message must be written before that.
     grace = 0.0 if group.is_alone else SAME_SIGNAL_SECONDS
     with catch_signals(stop, grace=grace, last_words=folder.last_words), group.guarding():
-        result = Trainer(assembly, folder, stop, surroundings).run(resume)
+        result = Trainer(components, folder, stop, surroundings).run(resume)
         group.meet()  # the main rank plots and reports, and keeps the lock until all have finished
         return result
 
@@ -221,26 +221,28 @@ class Trainer:
     """One run in this process; in a group, each rank has its own, and they compute the same steps.
 
     Args:
-        assembly: data, model, optimiser.
+        components: data, model, optimiser.
         folder: the run's folder.
         stop: ends the run when set.
         surroundings: of the run.
     """
 
-    def __init__(self, assembly: Assembly, folder: RunFolder, stop: StopFlag, surroundings: Surroundings) -> None:
+    def __init__(
+        self, components: RunComponents, folder: RunFolder, stop: StopFlag, surroundings: Surroundings
+    ) -> None:
         reporter = surroundings.reporter
-        self._assembly = assembly
-        self._config = assembly.config
-        self._group = assembly.group
+        self._components = components
+        self._config = components.config
+        self._group = components.group
         self._folder = folder
         self._surroundings, self._reporter, self._callbacks = surroundings, reporter, surroundings.callbacks
         self._stop = stop
         self._metrics = MetricsLog(folder.metrics)
         self._checkpoints = CheckpointManager(
-            assembly, folder, self._metrics, lambda text: reporter.message(text, "warning")
+            components, folder, self._metrics, lambda text: reporter.message(text, "warning")
         )
-        self._stepper = assembly.stepper()
-        self._judge = assembly.objective.judge(assembly.model, assembly.device, stop, surroundings.translate)
+        self._train_step = components.train_step()
+        self._judge = components.objective.judge(components.model, components.device, stop, surroundings.translate)
         self._last_validation: ValidationReport | None = None
         self._asked_to_stop = self._callback_stops = False
 
@@ -254,15 +256,15 @@ class Trainer:
         self._checkpoints.check_space()
         if self._group.is_main:
             self._folder.describe(self._config)
-        counters = self._assembly.counters
+        counters = self._components.counters
         start = self._describe_start()
         self._reporter.start(start)
         self._call("on_start", start)  # before the clock starts: it may wait for a network
         self._clock = RunClock(self._config.training, counters.elapsed_seconds)
-        self._recorder = Recorder(self._assembly, self._folder, self._metrics, self._surroundings, self._clock)
+        self._recorder = Recorder(self._components, self._folder, self._metrics, self._surroundings, self._clock)
         if counters.step and (reason := self._stop_reason()) not in (None, "signal"):
             self._reporter.message(_already_ended(reason, self._config))
-        self._comparison = Comparison(self._assembly, self._folder, self._reporter, self._stop)
+        self._comparison = Comparison(self._components, self._folder, self._reporter, self._stop)
         if self._config.initial.model:
             with self._as_judged():
                 self._comparison.before()
@@ -275,14 +277,14 @@ class Trainer:
                 self._advance()
 
     def _describe_start(self) -> RunStart:
-        assembly, config = self._assembly, self._config
+        components, config = self._components, self._config
         return RunStart(
             run_dir=self._folder.path,
-            device=str(assembly.device),
+            device=str(components.device),
             precision=config.precision,
-            num_parameters=sum(parameter.numel() for parameter in assembly.model.parameters()),
-            data="\n".join([assembly.objective.describe(), *assembly.notes]),
-            step=assembly.counters.step,
+            num_parameters=sum(parameter.numel() for parameter in components.model.parameters()),
+            data="\n".join([components.objective.describe(), *components.notes]),
+            step=components.counters.step,
             max_steps=config.training.max_steps,
             max_minutes=config.training.max_minutes,
             config=to_plain(config),
@@ -311,7 +313,7 @@ class Trainer:
         return bool(self._stop) if self._group.is_alone else self._asked_to_stop
 
     def _stop_reason(self) -> StopReason | None:
-        counters, training = self._assembly.counters, self._config.training
+        counters, training = self._components.counters, self._config.training
         patience = self._config.validation.patience
         if training.max_steps and counters.step >= training.max_steps:
             return "steps"
@@ -328,7 +330,7 @@ class Trainer:
 
         Returns: the reason to stop now, which a signal or a validation may have changed.
         """
-        counters = self._assembly.counters
+        counters = self._components.counters
         ends = reason not in (None, "signal")
         if ends:
             self._recorder.flush(self._rate(counters.step))
@@ -351,13 +353,13 @@ class Trainer:
 
     def _validate_if_due(self, ends: bool) -> bool:
         """Validate if it is due at this step and not done yet. Returns: False if a signal interrupted it."""
-        counters, every = self._assembly.counters, self._config.validation.every_steps
+        counters, every = self._components.counters, self._config.validation.every_steps
         due = ends or (every > 0 and counters.step % every == 0)
         if not (due and self._judge and counters.validated_step < counters.step):
             return True
-        assembly = self._assembly
+        components = self._components
         self._reporter.doing(f"validation at step {counters.step}")
-        with self._as_judged(), _explained_memory(assembly.objective, "validation"):
+        with self._as_judged(), _explained_memory(components.objective, "validation"):
             report = self._judge.run(counters.step)
         score = None if report is None else report.merit(self._config.validation.best_by)
         if not self._group.is_alone:
@@ -380,9 +382,9 @@ class Trainer:
 
     def _as_judged(self) -> AbstractContextManager[None]:
         """Within the block, use the whole model with the weights to validate: the averaged ones if there are any."""
-        average, spread = self._assembly.average, self._assembly.spread
-        if spread.in_parts:
-            spread.fill(None if average is None else average.tensors)
+        average, parallel_model = self._components.average, self._components.parallel_model
+        if parallel_model.is_sharded:
+            parallel_model.gather(None if average is None else average.tensors)
             return nullcontext()
         return nullcontext() if average is None else average.applied()
 
@@ -390,28 +392,28 @@ class Trainer:
         return learning_rate(
             self._config.schedule,
             peak=self._config.optimiser.learning_rate,
-            d_model=self._assembly.objective.model_config.d_model,
+            d_model=self._components.objective.model_config.d_model,
             step=step,
             progress=self._clock.progress(step),
         )
 
     def _advance(self) -> None:
         """One optimiser step."""
-        assembly = self._assembly
-        counters = assembly.counters
+        components = self._components
+        counters = components.counters
         step = counters.step + 1
         rate = self._rate(step)
         self._recorder.begin(step)
         if counters.row == 0:
-            assembly.memory.forget()
+            components.memory.forget()
         self._group.doing(f"at step {step}")
-        batches = assembly.stream.at(counters.epoch, counters.row, self._clock.progress(counters.step))
-        with _explained_memory(assembly.objective, _sizes(step, batches)):
-            result = self._stepper.take(batches, step, rate)
+        batches = components.stream.at(counters.epoch, counters.row, self._clock.progress(counters.step))
+        with _explained_memory(components.objective, _sizes(step, batches)):
+            result = self._train_step.run(batches, step, rate)
         if result.fault is not None:
             self._check_skip(result.fault)
         counters.step = step
-        num_rows = assembly.stream.rows(counters.epoch)
+        num_rows = components.stream.rows(counters.epoch)
         counters.epoch, counters.row = next_position(counters.epoch, counters.row, num_rows)
         counters.elapsed_seconds = self._clock.elapsed()
         if result.fault is not None:
@@ -419,13 +421,13 @@ class Trainer:
             self._recorder.skipped(result.fault)
             return
         counters.skipped = 0
-        if assembly.average is not None:
-            assembly.average.update(step)
+        if components.average is not None:
+            components.average.update(step)
         self._recorder.step(result, rate)
 
     def _check_skip(self, fault: Fault) -> None:
         """Raise an error before the update unless it may be skipped; write the sample ids to a file in either case."""
-        training, skipped = self._config.training, self._assembly.counters.skipped
+        training, skipped = self._config.training, self._components.counters.skipped
         where = self._recorder.dump(fault)
         if training.on_nonfinite == "stop" or skipped >= training.max_skips:
             also = f" The {skipped} updates before it were skipped." if skipped else ""
@@ -435,7 +437,7 @@ class Trainer:
             )
 
     def _end(self, reason: StopReason) -> TrainResult:
-        counters, folder = self._assembly.counters, self._folder
+        counters, folder = self._components.counters, self._folder
         self._reporter.doing("drawing the learning curve")
         plots = self._recorder.draw() if counters.step else ()
         compared = self._comparison.after() if self._config.initial.model and reason != "signal" else ()
@@ -451,7 +453,7 @@ class Trainer:
             model_dir=folder.model if folder.model.is_dir() else None,
             best_step=counters.best_step,
             best_score=counters.best_score,
-            next_command=self._assembly.objective.next_command,
+            next_command=self._components.objective.next_command,
             best_by=self._config.validation.best_by,
             of_the_first=getattr(self._judge, "of_the_first", None),  # of judges that can score a part
             last_validation=self._last_validation,

@@ -66,7 +66,7 @@ class Stream(Protocol):
         """Return the micro-batches of a step. progress: of the run before the step; 1.0: as at the end of the run."""
 
 
-class Judge(Protocol):
+class HeldOutScorer(Protocol):
     """Validates the current model on held-out data."""
 
     def __bool__(self) -> bool:
@@ -128,13 +128,13 @@ class Objective(Protocol):
     def begin(self, model: Any, lanes: int, seed: int) -> Any:
         """Return the initial state of a micro-batch with `lanes` rows: None, or a state that depends on the seed."""
 
-    def judge(self, model: Any, device: torch.device, stop: StopFlag, translate: Translate | None) -> Judge:
+    def judge(self, model: Any, device: torch.device, stop: StopFlag, translate: Translate | None) -> HeldOutScorer:
         """Return the validator. translate: replaces the model's own search.
 
         Raises: DataError: the held-out data cannot be used with these settings.
         """
 
-    def judge_sets(self, model: Any, device: torch.device, stop: StopFlag) -> Mapping[str, Judge]:
+    def judge_sets(self, model: Any, device: torch.device, stop: StopFlag) -> Mapping[str, HeldOutScorer]:
         """Return a judge for each data set of a run that begins from a model: the run's own, those of its mix, and
         those of the model. It uses the test set, or else the validation set; a data set without them is left out.
 

@@ -23,7 +23,7 @@ from manyheads.training.run.objective import Batch
 
 
 @dataclass(frozen=True)
-class Portion:
+class RankBatch:
     """This rank's rows of a micro-batch.
 
     Attributes:
@@ -40,15 +40,15 @@ class Portion:
     counts: bool = True
 
 
-def portion(batch: Batch, group: Group) -> Portion:
+def rank_batch(batch: Batch, group: Group) -> RankBatch:
     """Return a contiguous part of a micro-batch with at least one row."""
     total = len(batch.sample_ids)
     if group.is_alone:
-        return Portion(batch, 0, total)
+        return RankBatch(batch, 0, total)
     rows = share(total, group.rank, group.world)
     if rows.start == rows.stop:
-        return Portion(batch.rows(slice(0, 1)), 0, total, counts=False)
-    return Portion(batch.rows(rows), rows.start, total)
+        return RankBatch(batch.rows(slice(0, 1)), 0, total, counts=False)
+    return RankBatch(batch.rows(rows), rows.start, total)
 
 
 def units(model: nn.Module) -> list[nn.Module]:
@@ -63,28 +63,28 @@ def units(model: nn.Module) -> list[nn.Module]:
 
 
 @dataclass(frozen=True)
-class Spread:
+class ParallelModel:
     """A model on a group.
 
     Attributes:
         model: the whole model, on every rank.
-        holder: has the trained parameters: the model itself, or its sharded copy.
+        trained: has the trained parameters: the model itself, or its sharded copy.
         called: the module to call in training.
         group: the ranks.
     """
 
     model: Any
-    holder: nn.Module
+    trained: nn.Module
     called: nn.Module
     group: Group = field(default_factory=Group)
 
     @classmethod
-    def alone(cls, model: nn.Module) -> Spread:
+    def alone(cls, model: nn.Module) -> ParallelModel:
         """Return a model on one rank."""
         return cls(model, model, model)
 
     @classmethod
-    def over(cls, model: nn.Module, kind: str, group: Group) -> Spread:
+    def over(cls, model: nn.Module, kind: str, group: Group) -> ParallelModel:
         """Return a model on a group whose ranks all built the same model. kind: `ddp` or `fsdp`."""
         if group.is_alone:
             return cls.alone(model)
@@ -97,23 +97,23 @@ class Spread:
         return cls(model, parts, called, group)
 
     @property
-    def in_parts(self) -> bool:
+    def is_sharded(self) -> bool:
         """True if the trained weights are sharded."""
-        return self.holder is not self.model
+        return self.trained is not self.model
 
     @torch.no_grad()
-    def fill(self, values: Mapping[str, Tensor] | None = None, *, gradients: bool = False) -> Any:
+    def gather(self, values: Mapping[str, Tensor] | None = None, *, gradients: bool = False) -> Any:
         """Return the whole model with the current weights. A collective operation if sharded.
 
         Args:
             values: other tensors with the same names, such as averages; None: the trained weights.
             gradients: include the gradients.
         """
-        if not self.in_parts:
+        if not self.is_sharded:
             return self.model
-        now = portable_state(self.holder)
+        now = portable_state(self.trained)
         load_portable_state(self.model, {name: whole((values or now).get(name, now[name])) for name in now})
         if gradients:
-            for mine, part in zip(self.model.parameters(), self.holder.parameters(), strict=True):
+            for mine, part in zip(self.model.parameters(), self.trained.parameters(), strict=True):
                 mine.grad = None if part.grad is None else whole(part.grad)
         return self.model

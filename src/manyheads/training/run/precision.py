@@ -34,7 +34,7 @@ def resolve_precision(
     device: torch.device,
     *,
     stored: FixedPrecision | None = None,
-    tell: Callable[[str, Level], None] = lambda text, level: None,
+    log: Callable[[str, Level], None] = lambda text, level: None,
     group: Group | None = None,
 ) -> C:
     """Return the config with `fp32` or `bf16` instead of `auto`; the main rank decides for all.
@@ -43,13 +43,13 @@ def resolve_precision(
         config: of the run.
         device: device for training.
         stored: the precision of the checkpoint from which the run resumes; None: a new run.
-        tell: receives a message about a measured choice, and a warning if the precision is slow on this device.
+        log: receives a message about a measured choice, and a warning if the precision is slow on this device.
         group: the ranks of the run; None: a single process.
 
     Raises: ConfigError: bf16 is requested or stored, and the device has no bf16 products.
     """
     group = group or Group()
-    precision: FixedPrecision = group.from_main(lambda: _decide(config.precision, device, stored, tell))
+    precision: FixedPrecision = group.from_main(lambda: _decide(config.precision, device, stored, log))
     return replace(config, precision=precision)
 
 
@@ -64,11 +64,11 @@ def starting_precision(config: RunConfig, resume: str, group: Group | None = Non
 
 
 def _decide(
-    asked: str, device: torch.device, stored: FixedPrecision | None, tell: Callable[[str, Level], None]
+    asked: str, device: torch.device, stored: FixedPrecision | None, log: Callable[[str, Level], None]
 ) -> FixedPrecision:
     if asked == "auto" and stored is None:
         measured = measure_precision(device)
-        tell(f"precision auto: {measured.choice}{_reason(measured)}", "info")
+        log(f"precision auto: {measured.choice}{_reason(measured)}", "info")
         return measured.choice
     precision: FixedPrecision = "bf16" if (stored if asked == "auto" else asked) == "bf16" else "fp32"
     if precision == "fp32":
@@ -82,7 +82,7 @@ def _decide(
     factor = measured.bf16_factor
     if factor is not None and factor < 1:
         origin = "The run resumes in bf16, as its checkpoint was trained" if resumed and stored else "Training in bf16"
-        tell(
+        log(
             f"{origin}, but on this machine ({device}) bf16 matrix products run at {factor:.2g} times the rate of fp32"
             f" ones. To train faster, {remedy} (auto takes bf16 from {LEAST_SPEED_UP:g} times on).",
             "warning",

@@ -27,7 +27,7 @@ from manyheads.nn.kernels.linear import Packs, autocast_dtype, is_readable, narr
 from manyheads.seeding import derive_seed
 from manyheads.training.run.nonfinite import Fault, locate, locate_in_state, moments_of, total_of
 from manyheads.training.run.objective import Batch
-from manyheads.training.run.parallel import Portion, Spread, portion
+from manyheads.training.run.parallel import ParallelModel, RankBatch, rank_batch
 from manyheads.training.run.state import Memory
 from manyheads.training.settings import RunConfig
 
@@ -164,7 +164,7 @@ def _beside(module: Packs) -> Iterator[nn.Parameter]:
             yield from (one._parameters[name] for one in maps if one._parameters[name] is not None)  # type: ignore[misc]
 
 
-class Stepper:
+class TrainStep:
     """Computes optimiser steps with `model`.
 
     Args:
@@ -174,7 +174,7 @@ class Stepper:
         device: the model's device.
         memory: the model's states between steps; a skipped step deletes them.
         begin: (rows, seed) -> the initial state of a micro-batch without memory; None: no state.
-        spread: the distribution of the model over ranks; None: a single rank.
+        parallel_model: the distribution of the model over ranks; None: a single rank.
     """
 
     def __init__(
@@ -185,25 +185,27 @@ class Stepper:
         device: torch.device,
         memory: Memory | None = None,
         begin: Callable[[int, int], Any] | None = None,
-        spread: Spread | None = None,
+        parallel_model: ParallelModel | None = None,
     ) -> None:
         assert config.precision != "auto", "resolve_precision comes first"
-        self._spread = Spread.alone(model) if spread is None else spread
-        self._model = self._spread.called
-        self._group = self._spread.group
+        self._parallel_model = ParallelModel.alone(model) if parallel_model is None else parallel_model
+        self._model = self._parallel_model.called
+        self._group = self._parallel_model.group
         self._optimiser = optimiser
         self._config = config
         self._device = device
         self._memory = Memory() if memory is None else memory
         self._begin = begin
         self._narrow: NarrowWeights | None = None
-        self._parameters = [parameter for parameter in self._spread.holder.parameters() if parameter.requires_grad]
+        self._parameters = [
+            parameter for parameter in self._parallel_model.trained.parameters() if parameter.requires_grad
+        ]
 
     def _narrow_weights(self) -> NarrowWeights | None:
         """Return the weights of this step in bfloat16, where they replace autocast's; see `NarrowWeights`."""
         replaces = self._config.precision == "bf16" and self._group.is_alone and policy.saves_launches(self._device)
         if replaces and self._narrow is None:
-            self._narrow = NarrowWeights(self._spread.holder)
+            self._narrow = NarrowWeights(self._parallel_model.trained)
         if not replaces or self._narrow is None:
             return None
         self._narrow.cast()
@@ -215,23 +217,25 @@ class Stepper:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=torch.bfloat16)
 
-    def take(self, batches: Sequence[Batch], step: int, learning_rate: float) -> StepResult:
+    def run(self, batches: Sequence[Batch], step: int, learning_rate: float) -> StepResult:
         """Update the model on all micro-batches of a step, unless loss, gradients, weights or moments are not finite.
 
         The loss of every micro-batch is divided by the target tokens of all of them, so the split has no effect on the
         result.
         """
-        if not self._spread.holder.training:  # a validation does not change the mode of what wraps the model
+        if not self._parallel_model.trained.training:  # a validation does not change the mode of what wraps the model
             self._model.train()
         self._optimiser.zero_grad(set_to_none=True)
         num_tokens = max(sum(batch.num_target_tokens() for batch in batches), 1)
         losses, nlls = [], []
         states = {}
-        portions = {micro: portion(batch, self._group) for micro, batch in enumerate(batches) if len(batch.sample_ids)}
+        rank_batches = {
+            micro: rank_batch(batch, self._group) for micro, batch in enumerate(batches) if len(batch.sample_ids)
+        }
         narrow = self._narrow_weights()
-        for micro, part in portions.items():
+        for micro, part in rank_batches.items():
             with (
-                self._within(part, is_last=micro == max(portions)),
+                self._within(part, is_last=micro == max(rank_batches)),
                 nullcontext() if narrow is None else narrow.applied(),
             ):
                 output = self.forward(part, step, micro)
@@ -247,15 +251,15 @@ class Stepper:
         totals = self._group.sum(torch.cat([losses_and_state, state[None].to(losses_and_state)]))
         sums = torch.cat([totals, norm[None].to(totals)]).tolist()  # a single wait for the device
         loss_sum, nll_sum, _, grad_norm = sums
-        fault = None if all(map(math.isfinite, sums)) else self._find_fault(portions, step, loss_sum, grad_norm)
+        fault = None if all(map(math.isfinite, sums)) else self._find_fault(rank_batches, step, loss_sum, grad_norm)
         if fault is None:
             self.update(norm, learning_rate)
-            self._memory.keep(states, {micro: part.total for micro, part in portions.items()})
+            self._memory.keep(states, {micro: part.total for micro, part in rank_batches.items()})
         else:
             self._memory.forget()
         return StepResult(loss_sum, nll_sum, num_tokens, grad_norm, fault)
 
-    def _within(self, part: Portion, *, is_last: bool) -> AbstractContextManager[Any]:
+    def _within(self, part: RankBatch, *, is_last: bool) -> AbstractContextManager[Any]:
         """Set the row numbers of a micro-batch for dropout, and whether its gradients are reduced."""
         if self._group.is_alone:
             return nullcontext()
@@ -267,7 +271,7 @@ class Stepper:
             stack.enter_context(accumulating(self._model))
         return stack
 
-    def _shared_loss(self, output: Output, part: Portion, num_tokens: int) -> Tensor:
+    def _shared_loss(self, output: Output, part: RankBatch, num_tokens: int) -> Tensor:
         """Return this part's contribution to the mean loss per token, times the number of ranks, because gradients are
         averaged.
         """
@@ -282,7 +286,7 @@ class Stepper:
             return torch.zeros(2, device=self._device, dtype=dtype)
         return torch.stack([*losses, *nlls]).view(2, -1).sum(1)
 
-    def forward(self, part: Portion, step: int, micro: int, model: nn.Module | None = None) -> Output:
+    def forward(self, part: RankBatch, step: int, micro: int, model: nn.Module | None = None) -> Output:
         """Return the loss of one micro-batch. model: in place of the wrapped one."""
         batch = part.batch
         state = self._memory.of(micro, part.total) if part.counts else None
@@ -320,11 +324,11 @@ class Stepper:
         self._optimiser.step()
 
     def _find_fault(
-        self, portions: Mapping[int, Portion], step: int, loss_sum: float, grad_norm: float
+        self, rank_batches: Mapping[int, RankBatch], step: int, loss_sum: float, grad_norm: float
     ) -> Fault | None:
         """Return the fault as reported by the first rank that can locate it; the same on all ranks."""
-        model = self._spread.fill(gradients=True)
-        mine = self._locate(model, portions, step, loss_sum, grad_norm)
+        model = self._parallel_model.gather(gradients=True)
+        mine = self._locate(model, rank_batches, step, loss_sum, grad_norm)
         if self._group.is_alone:
             return mine
         found = self._group.exchange(None if mine is None else asdict(mine))
@@ -332,22 +336,22 @@ class Stepper:
         return next((fault for fault in faults if fault.module is not None), faults[0] if faults else None)
 
     def _locate(
-        self, model: nn.Module, portions: Mapping[int, Portion], step: int, loss_sum: float, grad_norm: float
+        self, model: nn.Module, rank_batches: Mapping[int, RankBatch], step: int, loss_sum: float, grad_norm: float
     ) -> Fault | None:
-        sample_ids = [part.batch.sample_ids.tolist() if part.counts else [] for part in portions.values()]
-        numbers = list(portions)
+        sample_ids = [part.batch.sample_ids.tolist() if part.counts else [] for part in rank_batches.values()]
+        numbers = list(rank_batches)
         if math.isfinite(loss_sum) and math.isfinite(grad_norm):
-            moments = moments_of(self._spread.holder, self._optimiser)
+            moments = moments_of(self._parallel_model.trained, self._optimiser)
             return locate_in_state(model, moments, step, sample_ids)
         if math.isfinite(loss_sum):
             what = f"the gradient's norm is {grad_norm}"
         else:
             what = f"the loss is {loss_sum}"
 
-        def run(index: int) -> Tensor:
+        def loss_of(index: int) -> Tensor:
             micro = numbers[index]
-            part = portions[micro]
+            part = rank_batches[micro]
             with numbered_rows(part.first, len(part.batch.sample_ids), part.total):
                 return self.forward(part, step, micro, model).loss_sum
 
-        return locate(model, step, what, sample_ids, run)
+        return locate(model, step, what, sample_ids, loss_of)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from manyheads.cli.command_line.pages import help_page
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.config.checks import did_you_mean
 
 __all__ = ["KINDS", "run"]
@@ -45,8 +45,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     name = arguments[0]
     if name not in KINDS:
-        say(f"manyheads: there is nothing to inspect called {name!r}.{did_you_mean(name, KINDS)}", file=sys.stderr)
-        say(f"There are: {', '.join(KINDS)}.", file=sys.stderr)
+        echo(f"manyheads: there is nothing to inspect called {name!r}.{did_you_mean(name, KINDS)}", file=sys.stderr)
+        echo(f"There are: {', '.join(KINDS)}.", file=sys.stderr)
         return 2
     code: int = importlib.import_module(f"manyheads.extras.inspect.commands.{name}").run(arguments[1:])
     return code

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from manyheads.cli.command_line.parsing import command
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.config.checks import between, check
 from manyheads.config.options import refuse_given
 from manyheads.errors import RequestError
@@ -47,7 +47,7 @@ def run(options: AttentionOptions) -> int:
         views = translation_views(model, options.text, options.target)
     for name in options.output:
         if name.lower().endswith(".html"):
-            say(write_page(views, Path(name), text=options.text, model=options.model, most=options.max_cells))
+            echo(write_page(views, Path(name), text=options.text, model=options.model, most=options.max_cells))
         else:
-            say(save_by_name(view_figure(views, options.view, options.layer, options.max_cells), name))
+            echo(save_by_name(view_figure(views, options.view, options.layer, options.max_cells), name))
     return 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from manyheads.cli.command_line.parsing import command
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, Shared, option
 from manyheads.errors import ConfigError
@@ -91,7 +91,7 @@ def run(options: EmbeddingsOptions) -> int:
         }
         print(json_text(record, indent=2))
     elif words:
-        say("\n".join(_lines(embeddings, words, found)))
+        echo("\n".join(_lines(embeddings, words, found)))
     write_figure(figure, options.output, as_json=options.json)
     return 0
 

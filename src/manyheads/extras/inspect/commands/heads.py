@@ -51,12 +51,12 @@ def run(options: HeadsOptions) -> int:
     set_up_machine()
     check_kinds(options.output)
     from manyheads.extras.inspect.drawings.heads import heads_figure
-    from manyheads.extras.inspect.heads.judging import head_report, open_subject
+    from manyheads.extras.inspect.heads.judging import head_report, open_named_model
 
-    with showing_if_long() as show:
-        subject = open_subject(options.model, options.run_on.load)
-        subject.check_options(options.text)
-        report = head_report(subject, subject.text(options.text), show)
+    with showing_if_long() as progress:
+        named_model = open_named_model(options.model, options.run_on.load)
+        named_model.check_options(options.text)
+        report = head_report(named_model, named_model.text(options.text), progress)
     rows = report.rows()
     figure = heads_figure(rows, title=f"Heads of {options.model}, on {report.text}")
     record = {"text": report.text, "nats_per_token": report.nats, "heads": rows}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.config.checks import between, check, not_among
 from manyheads.config.options import given_options
 from manyheads.errors import ConfigError
@@ -59,7 +59,7 @@ def run(options: MasksOptions) -> int:
     if options.json:
         print(json_text([mask_record(one) for one in examples]))
     else:
-        say("\n\n".join(mask_text(one) for one in examples))
+        echo("\n\n".join(mask_text(one) for one in examples))
     write_figure(figure, options.output, as_json=options.json)
     return 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from manyheads.cli.command_line.parsing import command
 from manyheads.cli.lines.output import check_model_output
 from manyheads.cli.machine import set_up_machine
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage
 from manyheads.extras.inspect.heads.options import PruneOptions
@@ -35,7 +35,7 @@ def run(options: PruneOptions) -> int:
 
     removed = options.heads
     if options.share is not None:
-        with showing_if_long() as show:
-            removed = tuple(least_important(options.model, options.share, options.by, options.text, show))
-    say(prune_folder(options.model, removed, output, replace=options.replace).describe())
+        with showing_if_long() as progress:
+            removed = tuple(least_important(options.model, options.share, options.by, options.text, progress))
+    echo(prune_folder(options.model, removed, output, replace=options.replace).describe())
     return 0

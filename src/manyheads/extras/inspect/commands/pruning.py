@@ -44,12 +44,12 @@ def run(options: PruningOptions) -> int:
     set_up_machine()
     check_kinds(options.output)
     from manyheads.extras.inspect.drawings.heads import pruning_figure
-    from manyheads.extras.inspect.heads.judging import open_subject
+    from manyheads.extras.inspect.heads.judging import open_named_model
     from manyheads.extras.inspect.heads.pruning import pruning_curve
 
     record = Path(options.record or Path(options.output[0]).with_suffix(".jsonl"))
-    with showing_if_long() as show:
-        curve = pruning_curve(open_subject(options.model, options.run_on.load), options, record, show)
+    with showing_if_long() as progress:
+        curve = pruning_curve(open_named_model(options.model, options.run_on.load), options, record, progress)
     figure = pruning_figure(curve.points, note=f"{options.model}, on {curve.text}")
     say_or_json(curve.points, curve.table(), as_json=options.json)
     write_figure(figure, options.output, as_json=options.json)

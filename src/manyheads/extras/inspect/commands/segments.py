@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.streams import say
+from manyheads.cli.streams import echo
 from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, Shared, option
 from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure
@@ -71,6 +71,6 @@ def run(options: SegmentsOptions) -> int:
     if options.json:
         print(json_text([segment_record(example, options.layers) for example in examples]))
     else:
-        say("\n\n".join(segment_text(example, options.layers) for example in examples))
+        echo("\n\n".join(segment_text(example, options.layers) for example in examples))
     write_figure(figure, options.output, as_json=options.json)
     return 0

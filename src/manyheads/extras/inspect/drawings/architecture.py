@@ -44,7 +44,7 @@ def _wrapped(lines: Sequence[str], width: float) -> list[str]:
     return [part for line in lines for part in textwrap.wrap(line, letters)]
 
 
-class Sheet:
+class Diagram:
     """A diagram that is cut to what was drawn. Raises: MissingExtraError: no matplotlib."""
 
     def __init__(self) -> None:
@@ -142,16 +142,16 @@ class _StackDrawing:
     left. crosses: the heights at which the encoder's output is read. reads: those of self-attention.
     """
 
-    def __init__(self, sheet: Sheet, stack: Stack, x: float, *, is_last: bool) -> None:
-        self.sheet, self.stack, self.x, self.is_last = sheet, stack, x, is_last
+    def __init__(self, diagram: Diagram, stack: Stack, x: float, *, is_last: bool) -> None:
+        self.diagram, self.stack, self.x, self.is_last = diagram, stack, x, is_last
         self.centre, self.y = x + _WIDTH / 2, 0.12
         self.crosses: list[float] = []
         self.reads: list[float] = []
         streams = any(kind.blocks[0].wiring == "reversible" for kind in stack.kinds)
         self.wide = _STREAM if streams else _MARGIN
         self.streams = (x - _STREAM / 2.5, x + _WIDTH + _STREAM / 2.5) if streams else ()
-        sheet.text(self.centre, -0.27, stack.name, 11, weight="bold")
-        sheet.text(self.centre, 0.0, stack.reads, 9)
+        diagram.text(self.centre, -0.27, stack.name, 11, weight="bold")
+        diagram.text(self.centre, 0.0, stack.reads, 9)
         for block in stack.before:
             self.plain(block)
         self._join(self.y, self.y + 1.6 * _GAP)
@@ -167,15 +167,15 @@ class _StackDrawing:
         """Draw a block on the way up, with the shape of what it returns."""
         self._up(_GAP)
         self._box(block.name, block.lines)
-        self.sheet.text(self.centre + 0.08, self.y + _GAP / 2 - 0.02, block.shape, **_NOTE)
+        self.diagram.text(self.centre + 0.08, self.y + _GAP / 2 - 0.02, block.shape, **_NOTE)
 
     def _up(self, length: float) -> None:
-        self.sheet.arrow((self.centre, self.y), (self.centre, self.y + length))
+        self.diagram.arrow((self.centre, self.y), (self.centre, self.y + length))
         self.y += length
 
     def _box(self, name: str, lines: Sequence[str] = ()) -> float:
         """Returns: the height of its middle."""
-        height = self.sheet.box(self.x, self.y, _WIDTH, name, lines)
+        height = self.diagram.box(self.x, self.y, _WIDTH, name, lines)
         self.y += height
         return self.y - height / 2
 
@@ -183,27 +183,27 @@ class _StackDrawing:
         """Draw how the input becomes two streams, or these become one again."""
         middle = (start + end) / 2
         for stream, name in zip(self.streams, ("x₁", "x₂"), strict=False):
-            self.sheet.line((self.centre, start), (self.centre, middle), (stream, middle), (stream, end))
-            self.sheet.text(stream, middle + 0.1, name if end < start else "", 9)
+            self.diagram.line((self.centre, start), (self.centre, middle), (stream, middle), (stream, end))
+            self.diagram.text(stream, middle + 0.1, name if end < start else "", 9)
 
     def _layers(self, kind: LayerKind) -> None:
         """Draw the layers of one structure in a frame, with their number or numbers."""
         bottom = self.y
         if not self.streams:
-            self.sheet.line((self.centre, bottom - 0.8 * _GAP), (self.centre, bottom))
+            self.diagram.line((self.centre, bottom - 0.8 * _GAP), (self.centre, bottom))
         for number, block in enumerate(kind.blocks):
             self._sublayer(block, number % 2)
         top = self.y = self.y + 0.1
-        self.sheet.rectangle(self.x - self.wide, bottom, _WIDTH + 2 * self.wide, top - bottom, "#f3f5f7", MUTED, 0)
+        self.diagram.rectangle(self.x - self.wide, bottom, _WIDTH + 2 * self.wide, top - bottom, "#f3f5f7", MUTED, 0)
         for stream in self.streams:
-            self.sheet.line((stream, bottom - 0.4 * _GAP), (stream, top))
+            self.diagram.line((stream, bottom - 0.4 * _GAP), (stream, top))
         place = self.x + _WIDTH + self.wide + 0.12 if self.is_last else self.x - self.wide - 0.12
         label, size = f"{len(kind.layers)} x", 15
         if len(self.stack.kinds) > 1:
             lines = textwrap.wrap(runs(kind.layers), 14)
             lines = [label, "layers", *(lines if len(lines) <= 8 else [*lines[:7], "…"])]
             label, size = "\n".join(lines) if len(kind.layers) > 1 else f"layer {kind.layers[0]}", 9
-        self.sheet.text(place, (bottom + top) / 2, label, size, ha="left" if self.is_last else "right")
+        self.diagram.text(place, (bottom + top) / 2, label, size, ha="left" if self.is_last else "right")
 
     def _sublayer(self, block: Block, side: int) -> None:
         """Draw f with its norm and what it is added to. side: of two streams, which one is changed."""
@@ -211,7 +211,7 @@ class _StackDrawing:
         if self.streams:
             self.y += 1.3 * _GAP
             middle = self._box("Norm")
-            self.sheet.arrow((self.streams[1 - side], middle), (ends[1 - side], middle))
+            self.diagram.arrow((self.streams[1 - side], middle), (ends[1 - side], middle))
         elif block.wiring == "pre":
             self._up(1.3 * _GAP)
             self._box("Norm")
@@ -219,10 +219,10 @@ class _StackDrawing:
         self._up(2 * _GAP)
         if block.is_cross:  # keys and values from the encoder
             for place in (self.centre - apart, self.centre - apart / 2):
-                self.sheet.arrow((self.x - self.wide, read), (place, read), (place, self.y))
+                self.diagram.arrow((self.x - self.wide, read), (place, read), (place, self.y))
         elif "attention" in block.name.lower():  # keys and values beside the queries
             for place in (self.centre - apart, self.centre + apart):
-                self.sheet.arrow((self.centre, read), (place, read), (place, self.y))
+                self.diagram.arrow((self.centre, read), (place, read), (place, self.y))
         middle = self._box(block.name, block.lines)
         if block.is_cross:
             self.crosses.append(read)
@@ -230,19 +230,19 @@ class _StackDrawing:
             self.reads.append(middle)
         outer = 1 if self.is_last else -1
         if self.streams:
-            self.sheet.arrow((ends[side], middle), (self.streams[side] + (0.09, -0.09)[side], middle))
-            self.sheet.add(self.streams[side], middle)
+            self.diagram.arrow((ends[side], middle), (self.streams[side] + (0.09, -0.09)[side], middle))
+            self.diagram.add(self.streams[side], middle)
             return
         if block.wiring == "pre":
-            self.sheet.line((self.centre, self.y), (self.centre, self.y + _GAP))
+            self.diagram.line((self.centre, self.y), (self.centre, self.y + _GAP))
             end, to = self.y + _GAP, self.centre + outer * 0.09
-            self.sheet.add(self.centre, end)
+            self.diagram.add(self.centre, end)
             self.y = end + 0.09
         else:
             self._up(0.7 * _GAP)
             end, to = self._box("Add, norm"), ends[self.is_last]
         outside = ends[self.is_last] + outer * _MARGIN / 2
-        self.sheet.arrow((self.centre, branch), (outside, branch), (outside, end), (to, end))
+        self.diagram.arrow((self.centre, branch), (outside, branch), (outside, end), (to, end))
 
 
 def architecture_figure(model: ModelBlocks, name: str) -> Figure:
@@ -250,32 +250,32 @@ def architecture_figure(model: ModelBlocks, name: str) -> Figure:
 
     Args: name: of the model, for the title. Raises: MissingExtraError: no matplotlib.
     """
-    sheet, x = Sheet(), 0.0
+    diagram, x = Diagram(), 0.0
     drawings: list[_StackDrawing] = []
     for stack in model.stacks:
-        drawings.append(_StackDrawing(sheet, stack, x, is_last=stack is model.stacks[-1]))
+        drawings.append(_StackDrawing(diagram, stack, x, is_last=stack is model.stacks[-1]))
         x += _WIDTH + 2 * drawings[-1].wide + _BETWEEN
     *before, last = drawings
     for encoder in before:
         middle, top = last.x - last.wide - _BETWEEN / 2, encoder.y + _GAP
-        sheet.line((encoder.centre, encoder.y), (encoder.centre, top), (middle, top))
+        diagram.line((encoder.centre, encoder.y), (encoder.centre, top), (middle, top))
         for height in last.crosses:
-            sheet.line((middle, top), (middle, height), (last.x - last.wide, height))
+            diagram.line((middle, top), (middle, height), (last.x - last.wide, height))
     side, y = last.x - last.wide - _SIDE - 0.4, last.reads[0] if last.reads else 0.0
     for block in last.stack.sides if last.reads else ():
-        sheet.arrow((side + _SIDE, y + 0.1), (last.x, last.reads[0] + (y - last.reads[0]) / 9), color=MUTED)
-        y += sheet.box(side, y, _SIDE, block.name, block.lines) + 0.15
+        diagram.arrow((side + _SIDE, y + 0.1), (last.x, last.reads[0] + (y - last.reads[0]) / 9), color=MUTED)
+        y += diagram.box(side, y, _SIDE, block.name, block.lines) + 0.15
     for block in model.output:
         last.plain(block)
-    sheet.arrow((last.centre, last.y), (last.centre, last.y + _GAP))
-    sheet.text(last.centre, last.y + _GAP + 0.12, model.result, 9)
+    diagram.arrow((last.centre, last.y), (last.centre, last.y + _GAP))
+    diagram.text(last.centre, last.y + _GAP + 0.12, model.result, 9)
     notes = []
     if any(len(kind.layers) > 1 for stack in model.stacks if len(stack.kinds) > 1 for kind in stack.kinds):
         notes.append("Layers of one structure are drawn once; they run in the order of their numbers.")
     kinds = [kind.blocks for stack in model.stacks for kind in stack.kinds]
     if any(blocks[0].wiring == "reversible" and len(blocks) % 2 for blocks in kinds):
         notes.append("With three sublayers, the streams change places in every second layer.")
-    return sheet.finish(f"{model.architecture}: {name}", model.title, notes)
+    return diagram.finish(f"{model.architecture}: {name}", model.title, notes)
 
 
 def operations_figure(operations: Sequence[AttentionOperations], name: str) -> Figure:
@@ -287,16 +287,16 @@ def operations_figure(operations: Sequence[AttentionOperations], name: str) -> F
     """
     if not operations:
         raise ShapeError("the model has no attention to draw: all of its heads are pruned.")
-    sheet, x, notes = Sheet(), 0.0, ["Shapes are heads x length x width, without the batch; n: queries; m: keys."]
+    diagram, x, notes = Diagram(), 0.0, ["Shapes are heads x length x width, without the batch; n: queries; m: keys."]
     for one in operations:
         more = f", and {len(one.places) - 1} more of this kind" if len(one.places) > 1 else ""
         sizes = "; some have other sizes" if one.has_other_sizes else ""
         notes.append(f"{one.kind}: sizes of {one.places[0]}{more}{sizes}.")
-        x += _operations(sheet, one, x)
-    return sheet.finish(f"Attention of {name}", notes=notes)
+        x += _operations(diagram, one, x)
+    return diagram.finish(f"Attention of {name}", notes=notes)
 
 
-def _operations(sheet: Sheet, one: AttentionOperations, x: float) -> float:
+def _operations(diagram: Diagram, one: AttentionOperations, x: float) -> float:
     """Draw a kind of attention, from the input of its projections to its output. Returns: the width that it takes."""
     *_, (_, _, values) = one.inputs
     apart = max(1.35, 2.7 / (len(one.inputs) - 1))
@@ -306,26 +306,26 @@ def _operations(sheet: Sheet, one: AttentionOperations, x: float) -> float:
     start = y = 4.9 * _GAP
     for column, (letter, source, shape) in zip(inputs, one.inputs, strict=True):
         for number, line in enumerate(textwrap.wrap(source, 14)):
-            sheet.text(column, -0.1 - _LINE * number, line)
-        sheet.arrow((column, 0.0), (column, _GAP))
-        top = _GAP + sheet.box(column - 0.575, _GAP, 1.15, "Linear", copies=one.num_heads)
-        sheet.arrow((column, top), (column, start))
-        sheet.text(column + 0.07, start - 0.2, letter, 9, weight="bold", ha="left")
-        sheet.text(column + 0.07, start - 0.38, shape, 7.5, **_NOTE)
+            diagram.text(column, -0.1 - _LINE * number, line)
+        diagram.arrow((column, 0.0), (column, _GAP))
+        top = _GAP + diagram.box(column - 0.575, _GAP, 1.15, "Linear", copies=one.num_heads)
+        diagram.arrow((column, top), (column, start))
+        diagram.text(column + 0.07, start - 0.2, letter, 9, weight="bold", ha="left")
+        diagram.text(column + 0.07, start - 0.38, shape, 7.5, **_NOTE)
     for number, (step, formula) in enumerate(one.steps):
-        height = sheet.box(x, y, reach, step, (formula,))
+        height = diagram.box(x, y, reach, step, (formula,))
         if number == reads:
-            sheet.arrow((inputs[-1], start), (inputs[-1], y + height / 2), (x + reach, y + height / 2))
+            diagram.arrow((inputs[-1], start), (inputs[-1], y + height / 2), (x + reach, y + height / 2))
         y += height + _GAP
-        sheet.arrow((x + reach / 2, y - _GAP), (x + reach / 2, y))
-    sheet.rectangle(x - 0.1, start - 0.1, width + 0.2, y - start - _GAP + 0.2, "#f3f5f7", MUTED, 0)
-    sheet.text(x + width, y - _GAP - 0.05, f"{one.num_heads} heads", 9, ha="right")
+        diagram.arrow((x + reach / 2, y - _GAP), (x + reach / 2, y))
+    diagram.rectangle(x - 0.1, start - 0.1, width + 0.2, y - start - _GAP + 0.2, "#f3f5f7", MUTED, 0)
+    diagram.text(x + width, y - _GAP - 0.05, f"{one.num_heads} heads", 9, ha="right")
     merged = f"n x {one.num_heads * int(values.rpartition(' ')[2])}"
     for step, shape in (("Concat", merged), ("Linear", f"n x {one.d_model}")):
-        y += _GAP + sheet.box(x, y, reach, step, (shape,))
-        sheet.arrow((x + reach / 2, y - _GAP), (x + reach / 2, y))
+        y += _GAP + diagram.box(x, y, reach, step, (shape,))
+        diagram.arrow((x + reach / 2, y - _GAP), (x + reach / 2, y))
     is_plain = one.kind == "Multi-head attention" and [step for step, _ in one.steps[:2]] == ["MatMul", "Scale"]
     for line in reversed(textwrap.wrap("Scaled dot-product attention" if is_plain else one.kind, int(width * 9))):
         y += 0.2
-        sheet.text(x, y, line, 11, weight="bold", ha="left")
+        diagram.text(x, y, line, 11, weight="bold", ha="left")
     return width + 0.6

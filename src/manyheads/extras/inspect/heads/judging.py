@@ -13,7 +13,7 @@ from manyheads.config.build import build
 from manyheads.config.options import given_options
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.data.language.segments import eval_segments
-from manyheads.data.lines import Progress, telling
+from manyheads.data.lines import Progress, phase_progress
 from manyheads.data.translation.readers import PairFiles, ReadReport
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
@@ -60,7 +60,7 @@ class HeldSegments:
 
 
 @dataclass(frozen=True)
-class Subject:
+class NamedModel:
     """A model whose heads are judged. name: as the user wrote it."""
 
     name: str
@@ -143,7 +143,7 @@ def _either(read: Callable[[Split | None], Any], asked: Split | None, preferred:
         return read(None)
 
 
-def open_subject(name: str, load: Callable[..., Any]) -> Subject:
+def open_named_model(name: str, load: Callable[..., Any]) -> NamedModel:
     """Load a model whose heads can be judged.
 
     Args: load: as of `DeviceOptions.load`.
@@ -161,7 +161,7 @@ def open_subject(name: str, load: Callable[..., Any]) -> Subject:
         )
     translates = ARCHITECTURES[config.architecture].task == "translation"
     reader = load((Translator if translates else Generator).from_pretrained, name)
-    return Subject(name, reader)
+    return NamedModel(name, reader)
 
 
 @dataclass(frozen=True)
@@ -212,20 +212,20 @@ class HeadReport:
         return "\n".join(lines)
 
 
-def head_report(subject: Subject, held: HeldPairs | HeldSegments, show: Progress) -> HeadReport:
+def head_report(named_model: NamedModel, held: HeldPairs | HeldSegments, progress: Progress) -> HeadReport:
     """Judge every head on a text."""
-    model, batches, device = subject.model, held.batches, subject.device
-    show("importance", 0, 0)
+    model, batches, device = named_model.model, held.batches, named_model.device
+    progress("importance", 0, 0)
     importance = head_importance(model, batches, device=device)
-    show("weights", 0, 0)
+    progress("weights", 0, 0)
     looks = head_looks(model, batches, device=device)
-    told = telling(show, "ablation", len(looks))
-    nats, ablations = head_ablations(model, batches, device=device, told=told)
+    on_progress = phase_progress(progress, "ablation", len(looks))
+    nats, ablations = head_ablations(model, batches, device=device, on_progress=on_progress)
     return HeadReport(held.name, nats, importance, normalised_importance(importance), ablations, looks)
 
 
 def pruning_order(
-    subject: Subject, held: HeldPairs | HeldSegments | None, by: Order, show: Progress, *, seed: int = 1
+    named_model: NamedModel, held: HeldPairs | HeldSegments | None, by: Order, progress: Progress, *, seed: int = 1
 ) -> list[Head]:
     """Return the heads in the order in which they are pruned; of equal heads the earlier one comes first.
 
@@ -235,18 +235,20 @@ def pruning_order(
         held: the text on which heads are judged; the random order reads none, so it may be None.
         seed: of the random order.
     """
-    model, device = subject.model, subject.device
+    model, device = named_model.model, named_model.device
     heads = all_heads(model.config)
     if by == "random":
         order = [heads[place] for place in np.random.default_rng(seed).permutation(len(heads))]
     else:
         assert held is not None
         batches = held.batches
-        show(by, 0, 0)
+        progress(by, 0, 0)
         if by == "importance":
             worth = normalised_importance(head_importance(model, batches, device=device))
         elif by == "ablation":
-            worth = head_ablations(model, batches, device=device, told=telling(show, by, len(heads)))[1]
+            worth = head_ablations(model, batches, device=device, on_progress=phase_progress(progress, by, len(heads)))[
+                1
+            ]
         else:
             worth = {head: look.confidence for head, look in head_looks(model, batches, device=device).items()}
         order = sorted(heads, key=lambda head: worth[head])

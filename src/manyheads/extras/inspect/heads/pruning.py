@@ -33,9 +33,9 @@ from manyheads.evaluation.tokenizers import choose_tokenizer
 from manyheads.extras.inspect.heads.judging import (
     HeldPairs,
     HeldSegments,
-    Subject,
+    NamedModel,
     num_removed,
-    open_subject,
+    open_named_model,
     pruning_order,
 )
 from manyheads.extras.inspect.heads.options import CurveOptions, HeadTextOptions, Order
@@ -144,15 +144,15 @@ class PrunedFolder:
         return "\n".join([first, *(f"  {name:<16}  {count}" for name, count in counts.items())])
 
 
-def least_important(name: str, share: float, by: Order, text: HeadTextOptions, show: Progress) -> list[str]:
+def least_important(name: str, share: float, by: Order, text: HeadTextOptions, progress: Progress) -> list[str]:
     """Return the names of this share of a model's heads, those that matter least on the text; a layer keeps one.
 
-    Raises: ConfigError: the share is less than one head, or each layer has one head only. As `open_subject` and
-        `Subject.text`.
+    Raises: ConfigError: the share is less than one head, or each layer has one head only. As `open_named_model` and
+        `NamedModel.text`.
     """
-    subject = open_subject(name, lambda load, model: load(model, "cpu"))
-    subject.check_options(text)
-    heads = all_heads(prunable(subject.model.config))
+    named_model = open_named_model(name, lambda load, model: load(model, "cpu"))
+    named_model.check_options(text)
+    heads = all_heads(prunable(named_model.model.config))
     count = num_removed(share, heads)
     if len(heads) == len({head.layer_name for head in heads}):
         raise ConfigError(f"each layer of {name} has one head, and a layer keeps one, so there is nothing to remove.")
@@ -160,8 +160,8 @@ def least_important(name: str, share: float, by: Order, text: HeadTextOptions, s
         raise ConfigError(
             f"--share {share:g} of {len(heads)} heads rounds to no head; give at least {1 / len(heads):.2g}."
         )
-    held = None if by == "random" else subject.text(text)
-    order = pruning_order(subject, held, by, show, seed=text.seed)
+    held = None if by == "random" else named_model.text(text)
+    order = pruning_order(named_model, held, by, progress, seed=text.seed)
     return [str(head) for head in order[:count]]
 
 
@@ -223,33 +223,33 @@ class PruningCurve:
         return "\n".join(lines)
 
 
-def pruning_curve(subject: Subject, options: CurveOptions, record: Path, show: Progress) -> PruningCurve:
+def pruning_curve(named_model: NamedModel, options: CurveOptions, record: Path, progress: Progress) -> PruningCurve:
     """Measure the score at each share of pruned heads; each point is stored as soon as it is known.
 
     Paper: Michel et al. 2019, sec. 4.2, figure 3: importance is measured once, on the whole model.
     Args: record: a JSON Lines file; points of the same model, texts and options in it are not computed again.
 
-    Raises: DataError: the record cannot be read. As `Subject.text`.
+    Raises: DataError: the record cannot be read. As `NamedModel.text`.
     """
-    subject.check_options(options, options.text)
+    named_model.check_options(options, options.text)
     longer = replace(options.text, pairs=options.judge_pairs, max_tokens=options.judge_tokens)
-    held, judged = subject.text(options.text), subject.text(longer, "test")
-    heads = all_heads(subject.model.config)
-    options = replace(options, tokenize=_tokenizer(subject, judged, options.tokenize))
+    held, judged = named_model.text(options.text), named_model.text(longer, "test")
+    heads = all_heads(named_model.model.config)
+    options = replace(options, tokenize=_tokenizer(named_model, judged, options.tokenize))
     counts = sorted({num_removed(share, heads) for share in options.share})
     lines = _lines(record)
     orders = tuple(dict.fromkeys(options.by))
-    identities = {by: _identity(subject, held, judged, options, by) for by in orders}
+    identities = {by: _identity(named_model, held, judged, options, by) for by in orders}
     known = {(line["by"], line["pruned"]): line for line in lines if line["identity"] == identities.get(line["by"])}
     found = []
     for by in orders:
         order: list[Head] = []
         for count in counts:
-            show(f"without {count} of {len(heads)} heads", counts.index(count), len(counts))
+            progress(f"without {count} of {len(heads)} heads", counts.index(count), len(counts))
             if (by, count) not in known:
-                order = order or pruning_order(subject, held, by, show, seed=options.text.seed)
+                order = order or pruning_order(named_model, held, by, progress, seed=options.text.seed)
                 point = {"identity": identities[by], "by": by, "pruned": count, "share": count / len(heads)}
-                point |= _score(subject, order[:count], judged, options)
+                point |= _score(named_model, order[:count], judged, options)
                 known[by, count] = point
                 lines.append(point)
                 write_text(record, "".join(json_text(line) + "\n" for line in lines))
@@ -257,11 +257,11 @@ def pruning_curve(subject: Subject, options: CurveOptions, record: Path, show: P
     return PruningCurve(judged.name, found)
 
 
-def _tokenizer(subject: Subject, judged: HeldPairs | HeldSegments, asked: BleuTokenizer) -> BleuTokenizer:
+def _tokenizer(named_model: NamedModel, judged: HeldPairs | HeldSegments, asked: BleuTokenizer) -> BleuTokenizer:
     """Return the name of BLEU's tokenizer. Raises: MissingExtraError: something that it needs is missing."""
-    if isinstance(judged, HeldSegments) or subject.reader.task != "translation":
+    if isinstance(judged, HeldSegments) or named_model.reader.task != "translation":
         return asked
-    languages = {target for _, target in subject.reader.languages}
+    languages = {target for _, target in named_model.reader.languages}
     choice = choose_tokenizer(asked, languages, [reference for _, reference in judged.pairs])
     if choice.warning:
         warnings.warn(choice.warning, stacklevel=2)
@@ -269,14 +269,14 @@ def _tokenizer(subject: Subject, judged: HeldPairs | HeldSegments, asked: BleuTo
 
 
 def _score(
-    subject: Subject, removed: Sequence[Head], judged: HeldPairs | HeldSegments, options: CurveOptions
+    named_model: NamedModel, removed: Sequence[Head], judged: HeldPairs | HeldSegments, options: CurveOptions
 ) -> dict[str, Any]:
-    model = prune(subject.model, removed).eval() if removed else subject.model
+    model = prune(named_model.model, removed).eval() if removed else named_model.model
     parameters = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
     if isinstance(judged, HeldSegments):
-        nats = nats_per_token(model, judged.batches, device=subject.device)
+        nats = nats_per_token(model, judged.batches, device=named_model.device)
         return {**parameters, "nats_per_token": nats, "perplexity": perplexity_of(nats)}
-    whole = cast(Translator, subject.reader)
+    whole = cast(Translator, named_model.reader)
     smaller = Translator(model, whole.tokenizer, whole.settings, whole.device)  # type: ignore[arg-type]
     beams = options.num_beams or whole.settings.num_beams
     texts = smaller.translate([source for source, _ in judged.pairs], too_long="truncate", num_beams=beams)
@@ -285,17 +285,17 @@ def _score(
 
 
 def _identity(
-    subject: Subject,
+    named_model: NamedModel,
     held: HeldPairs | HeldSegments,
     judged: HeldPairs | HeldSegments,
     options: CurveOptions,
     by: Order,
 ) -> str:
     """A digest of all that a point depends on."""
-    weights = resolve_model_path(subject.name) / "model.safetensors"
+    weights = resolve_model_path(named_model.name) / "model.safetensors"
     with open_regular(weights) as file:
         content = hashlib.file_digest(file, "sha256").hexdigest()
-    asked = [content, by, repr(subject.reader.settings)]
+    asked = [content, by, repr(named_model.reader.settings)]
     asked += [options.tokenize, str(options.num_beams), str(options.text.seed if by == "random" else "")]
     digest = hashlib.sha256(json.dumps(asked).encode())
     for text in (held, judged):

@@ -197,18 +197,18 @@ def head_ablations(
     batches: Batches,
     *,
     device: torch.device | str = "cpu",
-    told: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> tuple[float, dict[Head, float]]:
     """Return nats per token of the whole model, and how many more there are without each head alone.
 
     Paper: Michel et al. 2019, sec. 3.2, with the likelihood in place of BLEU.
-    Args: told: told after each head how many are done.
+    Args: on_progress: told after each head how many are done.
     """
     whole, found = nats_per_token(model, batches, device=device), dict[Head, float]()
     for head in all_heads(model.config):
         found[head] = nats_per_token(model, batches, [head], device=device) - whole
-        if told is not None:
-            told(len(found))
+        if on_progress is not None:
+            on_progress(len(found))
     return whole, found
 
 

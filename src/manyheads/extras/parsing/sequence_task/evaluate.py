@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from manyheads.data.lines import Progress, ReadReport, describe, read_lines, telling
+from manyheads.data.lines import Progress, ReadReport, describe, phase_progress, read_lines
 from manyheads.data.translation.prepared import PreparedData
 from manyheads.decoding.truncation import counted_truncations
 from manyheads.distributed.process import refuse_ranks
@@ -190,7 +190,7 @@ class ParsingReport(NoPictures):
         ]
 
 
-def evaluate(options: EvaluateOptions, show: Progress) -> ParsingReport:
+def evaluate(options: EvaluateOptions, progress: Progress) -> ParsingReport:
     """Judge a model, trees made elsewhere, or trees that need no model.
 
     Raises: DataError: trees cannot be read, or differ in number. ConfigError: nothing says where trees are.
@@ -206,7 +206,7 @@ def evaluate(options: EvaluateOptions, show: Progress) -> ParsingReport:
     elif options.baseline is not None:
         parses, more = _judge_baseline(gold, options, data)
     else:
-        parses, likelihood, more = _judge_model(gold, options, show)
+        parses, likelihood, more = _judge_model(gold, options, progress)
     return ParsingReport(parses, likelihood, {**protocol, **more}, read)
 
 
@@ -280,22 +280,24 @@ def _training_trees(data: PreparedData) -> list[Node]:
 
 
 def _judge_model(
-    gold: list[tuple[str, str]], options: EvaluateOptions, show: Progress
+    gold: list[tuple[str, str]], options: EvaluateOptions, progress: Progress
 ) -> tuple[ParseReport, Likelihood, dict[str, Any]]:
     """The trees of a model, and how likely it finds the right ones."""
     sentences, trees = [sentence for sentence, _ in gold], [tree for _, tree in gold]
-    parser = options.run_on.load(Parser.from_pretrained, options.models.all(options.model), show)
+    parser = options.run_on.load(Parser.from_pretrained, options.models.all(options.model), progress)
     translator = parser.translator
     overrides = {**options.decoding.overrides(translator.tokenizer), "num_return_sequences": 1}
     settings = translator.options(**overrides)
     cutting = dataclasses.replace(settings, too_long="truncate")
     # A tree that is too long for training is still used for evaluation: it is truncated and counted, never refused.
     with counted_truncations() as long_trees:
-        told = telling(show, "likelihood", len(gold))
-        likelihood = likelihood_of(translator, gold, cutting, "tree", told=told)
+        on_progress = phase_progress(progress, "likelihood", len(gold))
+        likelihood = likelihood_of(translator, gold, cutting, "tree", on_progress=on_progress)
     with counted_truncations() as long_sources:
-        written = translator.translate(sentences, told=telling(show, "parsing", len(gold)), **overrides)
-    show("judging the trees", 0, 0)
+        written = translator.translate(
+            sentences, on_progress=phase_progress(progress, "parsing", len(gold)), **overrides
+        )
+    progress("judging the trees", 0, 0)
     report = judge_written(parser.task, sentences, written, trees)
     truncated = {"truncated_sources": long_sources.count, "truncated_trees": long_trees.count}
     protocol = search_record(translator, settings, options, task=parser.task.to_json(), **truncated)

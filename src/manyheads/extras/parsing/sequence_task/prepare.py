@@ -16,9 +16,9 @@ from manyheads.extras.parsing.sequence_task.options import PrepareOptions
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.tasks.preparation import check_holdout, chosen_vocabulary
 from manyheads.tasks.translation.prepare import summary, with_holdout
-from manyheads.text.growing import Growth
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.vocabulary_extension import Growth
 
 __all__ = ["preparation", "prepare_trees", "summary"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyheads.data.lines import Progress, ReadReport, describe, telling
+from manyheads.data.lines import Progress, ReadReport, describe, phase_progress
 from manyheads.decoding.truncation import naming_lines
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import DataError
@@ -30,7 +30,7 @@ class SpanReport(ParsingReport):
         return [model_line(protocol), search, *machine_lines(protocol)]
 
 
-def evaluate(options: EvaluateOptions, show: Progress) -> SpanReport:
+def evaluate(options: EvaluateOptions, progress: Progress) -> SpanReport:
     """Judge a model on held-out trees.
 
     Raises: DataError: the trees cannot be read, or the file has none. RequestError: a sentence is too long.
@@ -41,12 +41,12 @@ def evaluate(options: EvaluateOptions, show: Progress) -> SpanReport:
     gold, name = _gold(options, read)
     if not gold:
         raise DataError(f"{name} has no trees; there is nothing to evaluate.")
-    parser = options.run_on.load(Parser.from_pretrained, options.models.all(options.model), show).chart
+    parser = options.run_on.load(Parser.from_pretrained, options.models.all(options.model), progress).chart
     sentences, trees = [sentence for sentence, _ in gold], [tree for _, tree in gold]
-    told = telling(show, "parsing", len(gold))
+    on_progress = phase_progress(progress, "parsing", len(gold))
     with naming_lines("tree", sentence=name):
-        found = parser.parse(sentences, max_tokens=options.max_tokens, told=told)
-    show("judging the trees", 0, 0)
+        found = parser.parse(sentences, max_tokens=options.max_tokens, on_progress=on_progress)
+    progress("judging the trees", 0, 0)
     config = parser.model.config
     protocol = {
         "data": name,

@@ -10,18 +10,18 @@ import torch
 from manyheads.extras.parsing.span_data import MOST_HASHES, MOST_PIECES, SpanBatch
 from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.tasks.data_sets import vocabulary_size
-from manyheads.training.plan.planner import TokenTrial
+from manyheads.training.plan.planner import SyntheticTokenRun
 
 
 @dataclass(frozen=True)
-class Trial(TokenTrial):
-    """Sentences of random features; see `training.plan.planner.TokenTrial`."""
+class SyntheticRun(SyntheticTokenRun):
+    """Sentences of random features; see `training.plan.planner.SyntheticTokenRun`."""
 
     config: SpanConfig
     unit = "sentences"
 
-    def at(self, length: int) -> Trial:
-        """See `Trial.at`. If the data determines labels and tags, fifty of each are assumed."""
+    def at(self, length: int) -> SyntheticRun:
+        """See `SyntheticRun.at`. If the data determines labels and tags, fifty of each are assumed."""
         model, names = self.config.model, tuple(map(str, range(50)))
         size, told = vocabulary_size(model.vocab_size, self.config.data.path, self.config.tokenizer.vocab_size)
         known: dict[str, Any] = {
@@ -30,7 +30,7 @@ class Trial(TokenTrial):
             "tags": model.tags or names,
             "root": model.root or "ROOT",
         }
-        return Trial(replace(self.config, model=replace(model, **known)), told)
+        return SyntheticRun(replace(self.config, model=replace(model, **known)), told)
 
     def batch(self, length: int, rows: int) -> SpanBatch:
         model = self.config.model

@@ -30,10 +30,10 @@ from manyheads.extras.parsing.span_data import (
 from manyheads.extras.parsing.span_task.options import PrepareOptions
 from manyheads.extras.parsing.trees import parse_tree
 from manyheads.tasks.preparation import chosen_vocabulary, count_lines, summary_of, vocabulary_lines
-from manyheads.text.growing import Growth
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.vocabulary_extension import Growth
 
 
 def prepare_spans(

@@ -22,20 +22,20 @@ from manyheads.tasks.report import Report
 _ROWS = 16
 
 
-def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
+def evaluate(options: EvaluateOptions, progress: Progress) -> Report | None:
     """Judge each model at each number of hash rounds; on another text if one is named.
 
     Raises: ConfigError: the run's seed and length are unknown, its training sequences are asked for, or an ensemble.
     """
     if options.others or options.data not in (None, DUPLICATION) or options.text is not None:
-        return evaluate_text(options, show)
+        return evaluate_text(options, progress)
     reading = ("memory_len", "segment_len", "ext_len", "clamp_len", "same_length", "documents", "max_tokens")
     unused = {name: getattr(options, name) for name in ("recl", "dynamic", "dry_run", *reading)}
     given = {f"--{name.replace('_', '-')}": value for name, value in unused.items()}
     given["--ensemble"] = options.models.ensemble
     refuse_given(given, "{} cannot be used on the duplication task; leave it out.")
     seed, length = _sequences(options.model)
-    return judge_models(options, show, partial(_judge, options, seed, length), "accuracy")
+    return judge_models(options, progress, partial(_judge, options, seed, length), "accuracy")
 
 
 def _sequences(model: str) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.data.lines import Progress, telling
+from manyheads.data.lines import Progress, phase_progress
 from manyheads.data.settings import DUPLICATION
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
@@ -76,7 +76,7 @@ def compare(options: EvaluateOptions, show: Progress) -> Comparison:
                 " their tokens are not the same; evaluate each by itself on --text and compare bits a byte."
             )
         judged.append(_judge(replace(options, model=name, others=(), page=None, differences=10), generator, held,
-                             telling(show, f"scoring tokens, model {number}", len(held.store), 0)))  # fmt: skip
+                             phase_progress(show, f"scoring tokens, model {number}", len(held.store), 0)))  # fmt: skip
     assert held is not None
     assert vocabulary is not None
     return _report(options, names, judged, held, vocabulary)
@@ -93,11 +93,11 @@ def _check_own_texts(names: list[str]) -> None:
             )
 
 
-def _judge(options: EvaluateOptions, generator: Generator, held: HeldText, told: Any) -> _Judged:
+def _judge(options: EvaluateOptions, generator: Generator, held: HeldText, on_progress: Any) -> _Judged:
     [reading] = readings_of(options)
     with generator.runner.inference():
         losses = token_losses(
-            generator.model, held.store, reading, generator.vocabulary, device=generator.device, told=told
+            generator.model, held.store, reading, generator.vocabulary, device=generator.device, on_progress=on_progress
         )
     if infinite := int(np.isinf(losses).sum()):
         raise DataError(

@@ -22,7 +22,7 @@ from manyheads.tasks.translation.evaluate import HeldOutSet, find_test_set, refe
 from manyheads.tasks.translation.evaluate import evaluate as evaluate_one
 
 
-def compare(options: EvaluateOptions, show: Progress) -> Comparison:
+def compare(options: EvaluateOptions, progress: Progress) -> Comparison:
     """Judge several translators on the same test set.
 
     Raises: ConfigError: a model is no translator, has another test set of its own, or another direction. DataError: as
@@ -37,7 +37,7 @@ def compare(options: EvaluateOptions, show: Progress) -> Comparison:
     if options.tokenize != AUTO:
         check_tokenizer(options.tokenize)
     read = ReadReport()
-    show("reading", 0, 0)
+    progress("reading", 0, 0)
     test_set = find_test_set(each[names[0]], read)
     pairs, data = test_set.pairs, test_set.name
     if not pairs:
@@ -48,7 +48,7 @@ def compare(options: EvaluateOptions, show: Progress) -> Comparison:
     protocols: list[dict[str, Any]] = []
     nats: list[float] = []
     for name in names:
-        found = run_model(test_set, each[name], show, is_compared=True)
+        found = run_model(test_set, each[name], progress, is_compared=True)
         assert found is not None  # there is one rank
         texts, likelihood, protocol = found
         _check_direction(protocol, protocols[0] if protocols else protocol)
@@ -61,7 +61,7 @@ def compare(options: EvaluateOptions, show: Progress) -> Comparison:
     hints = list(dict.fromkeys(filter(None, [choice.warning, *chain.from_iterable(hinted)])))
     for hint in hints:
         sys.stderr.write(f"manyheads: warning: {hint}\n")
-    show("comparing", 0, 0)
+    progress("comparing", 0, 0)
     scores = paired_scores(translations, *references, tokenize=choice.name, lowercase=options.lowercase)
     by_sentence = [sentence_chrf(one, *references, lowercase=options.lowercase) for one in translations]
     examples = [
@@ -133,6 +133,6 @@ def _protocol_lines(names: list[str], protocols: list[dict[str, Any]], data: str
     return [*lines, *machine_lines(protocols[0])]
 
 
-def evaluate(options: EvaluateOptions, show: Progress) -> Report | None:
+def evaluate(options: EvaluateOptions, progress: Progress) -> Report | None:
     """See `tasks.translation.evaluate.evaluate`."""
-    return compare(options, show) if options.others else evaluate_one(options, show)
+    return compare(options, progress) if options.others else evaluate_one(options, progress)

@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import models, trainers
 
 from manyheads.errors import ConfigError, DataError
-from manyheads.text.learning import MIN_FREQUENCY, Told, WordCounts, rare_characters, train_on_words
+from manyheads.text.learning import MIN_FREQUENCY, Progress, WordCounts, rare_characters, train_on_words
 from manyheads.text.pipeline import SPECIAL_PIECES, WHITE_OF_TARGETS, assemble, heads_of, normalizer, take_apart
 from manyheads.text.settings import GrowthSettings
 from manyheads.text.tokenizer import Tokenizer
@@ -76,20 +76,20 @@ class Growth:
         known = self.tokenizer
         return GrowthSettings(tokenizer=known.digest, old_size=known.vocab_size, new_pieces=self.new_pieces)
 
-    def learn(self, texts: Iterable[str], told: Told = lambda phase, done, total: None) -> Any:
+    def learn(self, texts: Iterable[str], on_progress: Progress = lambda phase, done, total: None) -> Any:
         """Return the larger tokenizer or vocabulary. For the arguments see `grow`."""
         known = self.tokenizer
         if isinstance(known, PieceVocabulary):
-            return PieceVocabulary(grow(known.tokenizer, texts, self.new_pieces, told), known.documents)
+            return PieceVocabulary(grow(known.tokenizer, texts, self.new_pieces, on_progress), known.documents)
         assert isinstance(known, Tokenizer)  # since __post_init__
-        return grow(known, texts, self.new_pieces, told)
+        return grow(known, texts, self.new_pieces, on_progress)
 
 
 def grow(
     tokenizer: Tokenizer,
     texts: Iterable[str],
     new_pieces: int,
-    told: Told = lambda phase, done, total: None,
+    on_progress: Progress = lambda phase, done, total: None,
 ) -> Tokenizer:
     """Return a tokenizer with the pieces of another one, and after them pieces that are learned from a text.
 
@@ -101,12 +101,12 @@ def grow(
         tokenizer: of kind `bpe` or `word`, without symbols and tags.
         texts: the training texts; of each only the first 10,000 characters are used.
         new_pieces: at most this number is added; a text that needs fewer gives fewer.
-        told: progress, see `learn_pieces`.
+        on_progress: progress, see `learn_pieces`.
 
     Raises: DataError: there is no text, or it contains an unpaired surrogate.
     """
     kind, lowercase, pieces, merges, *_, spaces = take_apart(json.loads(tokenizer.to_json()), "The tokenizer")
-    counts = WordCounts(texts, kind, lowercase, told, normalize_spaces=spaces).words
+    counts = WordCounts(texts, kind, lowercase, on_progress, normalize_spaces=spaces).words
     words = {word: count for word, count in counts.items() if word.strip()}
     if not words:
         raise DataError("There is no text to learn new pieces from: every line is empty.")
@@ -116,7 +116,7 @@ def grow(
     pieces = pieces + _new_characters(words, set(pieces), new_pieces)
     with_characters = Tokenizer(kind, lowercase, pieces, merges, normalize_spaces=spaces)
     room = new_pieces - (len(pieces) - tokenizer.vocab_size)
-    more, more_merges = _learn_merges(with_characters, words, room, told) if room else ([], [])
+    more, more_merges = _learn_merges(with_characters, words, room, on_progress) if room else ([], [])
     return Tokenizer(kind, lowercase, pieces + more, merges + more_merges, normalize_spaces=spaces)
 
 
@@ -139,7 +139,7 @@ def _new_characters(words: Mapping[str, int], known: set[str], most: int) -> lis
 
 
 def _learn_merges(
-    tokenizer: Tokenizer, words: Mapping[str, int], most: int, told: Told
+    tokenizer: Tokenizer, words: Mapping[str, int], most: int, on_progress: Progress
 ) -> tuple[list[str], list[list[str]]]:
     """Learn merges of a tokenizer's pieces: each piece is a letter for the trainer of the library.
 
@@ -163,7 +163,7 @@ def _learn_merges(
     trainer = trainers.BpeTrainer(vocab_size=size, min_frequency=MIN_FREQUENCY, show_progress=False)
     of_sign = {sign: pieces[index] for index, sign in signs.items()}
     known, new, merges = set(pieces), list[str](), list[list[str]]()
-    for pair in train_on_words(models.BPE(), trainer, divided, told)["merges"]:
+    for pair in train_on_words(models.BPE(), trainer, divided, on_progress)["merges"]:
         left, right = ("".join(of_sign[sign] for sign in half) for half in pair)
         if left + right not in known:
             if len(new) == most:

@@ -25,10 +25,10 @@ from manyheads.training.run.arithmetic import arithmetic_of_run
 from manyheads.training.run.device import check_capacity
 from manyheads.training.run.initial import begin_from, freeze
 from manyheads.training.run.objective import Data, Objective, Stream, Translate, open_objective
-from manyheads.training.run.parallel import Spread
+from manyheads.training.run.parallel import ParallelModel
 from manyheads.training.run.resume import differences
 from manyheads.training.run.state import Counters, Memory, named_parameters
-from manyheads.training.run.step import Stepper
+from manyheads.training.run.step import TrainStep
 from manyheads.training.settings import RunConfig
 
 _MAY_DIFFER = (
@@ -54,14 +54,14 @@ class Surroundings:
 
 
 @dataclass
-class Assembly:
+class RunComponents:
     """The parts of a run.
 
     Attributes:
         model: the whole model, for everything except training steps.
         average: None without EMA.
         memory: the recurrent model's states after the last step.
-        spread: the distribution of the model over ranks.
+        parallel_model: the distribution of the model over ranks.
         notes: sentences about the beginning of the run: the model that it continues, and what is frozen.
     """
 
@@ -72,16 +72,16 @@ class Assembly:
     average: MovingAverage | None
     counters: Counters
     memory: Memory = field(default_factory=Memory)
-    spread: Spread = field(init=False)
+    parallel_model: ParallelModel = field(init=False)
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.spread = Spread.alone(self.model)
+        self.parallel_model = ParallelModel.alone(self.model)
 
     @property
     def group(self) -> Group:
         """The ranks of the run."""
-        return self.spread.group
+        return self.parallel_model.group
 
     @property
     def config(self) -> RunConfig:
@@ -106,10 +106,10 @@ class Assembly:
         """The facts on which the bytes of the run depend besides its identity."""
         return arithmetic_of_run(self.device, self.config.precision, self.group)
 
-    def stepper(self) -> Stepper:
+    def train_step(self) -> TrainStep:
         """The object that computes this run's steps."""
         begin = partial(self.objective.begin, self.model)
-        return Stepper(self.model, self.optimiser, self.config, self.device, self.memory, begin, self.spread)
+        return TrainStep(self.model, self.optimiser, self.config, self.device, self.memory, begin, self.parallel_model)
 
 
 def assemble(
@@ -120,7 +120,7 @@ def assemble(
     progress: Progress | None = None,
     *,
     begins: bool = True,
-) -> Assembly:
+) -> RunComponents:
     """Open the data, and build the model, with the seed's weights or those of `config.initial`, and its optimiser.
 
     Args:
@@ -151,15 +151,15 @@ def assemble(
         notes += objective.prepare_weights(model, group)
     notes += freeze(model, config.training.freeze)
     model = model.to(device)
-    spread = Spread.over(model, config.training.parallel, group)
+    parallel_model = ParallelModel.over(model, config.training.parallel, group)
     decay = config.training.ema_decay
-    average = MovingAverage(named_parameters(spread.holder), decay) if decay else None
+    average = MovingAverage(named_parameters(parallel_model.trained), decay) if decay else None
     width = objective.model_config.d_model
     peak = highest_rate(config.schedule, peak=config.optimiser.learning_rate, d_model=width)
-    optimiser = build_optimiser(spread.holder, config.optimiser, config.precision, peak)
-    assembly = Assembly(objective, device, model, optimiser, average, Counters(), notes=tuple(notes))
-    assembly.spread = spread
-    return assembly
+    optimiser = build_optimiser(parallel_model.trained, config.optimiser, config.precision, peak)
+    components = RunComponents(objective, device, model, optimiser, average, Counters(), notes=tuple(notes))
+    components.parallel_model = parallel_model
+    return components
 
 
 def check_same_settings(config: RunConfig, group: Group) -> None:
