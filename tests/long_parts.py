@@ -39,7 +39,8 @@ def _files(*names: str, only: str = "") -> tuple[str, ...]:
 
 PARTS = {
     "R1-kills": Part("500 SIGKILLs over three models", _files("integration/test_kill_resume"), 12),
-    "R1-torchrun": Part("50 SIGKILLs under torchrun", _files("integration/test_torchrun", only="five_kills"), 20),
+    "R1-torchrun": Part("50 SIGKILLs under torchrun",
+                        _files("integration/test_torchrun", only="five_kills or killed_rank"), 20),
     "R2": Part("1,000 saves under a reader, every prefix of a run's operations",
                _files("integration/test_durable_saves", "integration/test_power_cuts"), 8),
     "R3": Part("an error at every operation of saves, runs and preparations", _files("integration/test_io_errors"), 15),

@@ -31,7 +31,6 @@ TEXT = "She does not want to speak to him."
 CATS = "the cat sat on the mat and the dog sat on the cat and the cat sat on the dog and the mat lay under the cat"
 RUNS = {
     "models/en-de": "sample-model models/en-de",
-    "runs/small": "train --preset demo --minutes 6 --run-dir runs/small",
     "runs/novel": "train --preset xl-demo --minutes 2 --run-dir runs/novel",
     "runs/long": "train --preset reformer-demo --minutes 2 --run-dir runs/long",
 }
@@ -77,12 +76,12 @@ PICTURES = (
     Picture(f"inspect architecture {UNTRAINED} --operations operations.png", ("architecture.png", "operations.png")),
     Picture("inspect embeddings models/en-de --words man woman red walking dog", ("embeddings.png",)),
     Picture(
-        f"inspect attention runs/small --text '{TEXT}' --view encoder --layer 1",
+        f"inspect attention models/en-de --text '{TEXT}' --view encoder --layer 1",
         ("heads.png",),
         view="encoder",
         layer=1,
     ),
-    Picture(f"inspect attention runs/small --text '{TEXT}' --view cross --layer 2", ("cross.png",), "cross", 2),
+    Picture(f"inspect attention models/en-de --text '{TEXT}' --view cross --layer 2", ("cross.png",), "cross", 2),
     Picture(
         "inspect attention runs/novel --text 'He opened the door and he went in. He sat down.' --memory 24 --layer 1",
         ("memory.png",),

@@ -347,8 +347,7 @@ def test_the_heading_has_no_path(tmp_path: Path) -> None:
         assert str(tmp_path) not in content
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [(390, 844), (1440, 900)], ids=["phone", "desk"])
+@pytest.mark.parametrize(("scheme", "size"), [("light", (390, 844)), ("dark", (1440, 900))], ids=["phone", "desk"])
 def test_it_is_accessible(
     opened: Callable[..., Any], accessible: Callable[[Any], None], scheme: str, size: tuple[int, int]
 ) -> None:

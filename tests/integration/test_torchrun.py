@@ -111,6 +111,7 @@ def check(wanted: Path, found: Path) -> None:
     assert not list(found.rglob("*.tmp-*"))
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named_and_begun_again(warm_program: list[str], tmp_path: Path) -> None:
     """`--max-restarts` goes on by itself from the newest checkpoint, and ends with the same bytes."""
     again = ("--max-restarts", "1")

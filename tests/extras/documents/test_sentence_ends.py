@@ -203,5 +203,5 @@ def test_the_time_grows_with_the_length_alone(fragment: str) -> None:
         split_sentences(text)
         return time.process_time() - began
 
-    short = min(seconds(20_000) for _ in range(3))
-    assert min(seconds(160_000) for _ in range(2)) < 30 * short + 0.05
+    short = min(seconds(10_000) for _ in range(3))
+    assert min(seconds(80_000) for _ in range(2)) < 30 * short + 0.05

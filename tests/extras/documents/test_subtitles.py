@@ -316,5 +316,5 @@ def test_the_time_grows_with_the_length_alone(fragment: str, format_name: str) -
         document.with_translations([[*one.parts, Text("x")] for one in document.segments])
         return time.process_time() - began
 
-    short = min(seconds(4_000) for _ in range(3))
-    assert min(seconds(32_000) for _ in range(2)) < 30 * short + 0.05
+    short = min(seconds(2_000) for _ in range(3))
+    assert min(seconds(16_000) for _ in range(2)) < 30 * short + 0.05

@@ -157,7 +157,14 @@ def printed(outputs: list[dict[str, Any]], name: str) -> str:
     return "".join(output["text"] for output in outputs if output.get("name") == name)
 
 
-@pytest.mark.parametrize("backend", ["", "no-such-backend", "module://of_another.environment"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("", marks=pytest.mark.slow),
+        pytest.param("no-such-backend", marks=pytest.mark.slow),
+        "module://of_another.environment",
+    ],
+)
 def test_a_run_in_a_kernel_has_few_lines_and_a_learning_curve(kernel: Kernel, backend: str) -> None:
     """The second backend is to matplotlib what a notebook's is to one of another environment."""
     train = f"{sys.executable} -m manyheads train --preset debug --run-dir run"

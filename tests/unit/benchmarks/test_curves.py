@@ -175,6 +175,7 @@ def run_of(curves: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str)
     return code
 
 
+@pytest.mark.slow
 def test_two_sides_of_translation_from_data_to_table(curves, pairs, tmp_path, monkeypatch, capsys):
     """Ours and torch's train two updates; JoeyNMT's environment cannot be made; the second command runs nothing."""
 

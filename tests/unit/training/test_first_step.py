@@ -78,9 +78,10 @@ def test_a_large_step_is_computed_as_far_as_it_is_quick(slow_machine, monkeypatc
 
 
 def test_short_steps_do_not_change_the_loss(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    found = [dry(name, tmp_path).loss for name in ("xl-debug", "debug", "classifier-debug", "reformer-debug")]
+    names = ("xl-debug", "debug")  # one with a memory, one without
+    found = [dry(name, tmp_path).loss for name in names]
     monkeypatch.setattr(first_step, "_LARGE_STEP", 1.0)
-    assert [dry(name, tmp_path).loss for name in ("xl-debug", "debug", "classifier-debug", "reformer-debug")] == found
+    assert [dry(name, tmp_path).loss for name in names] == found
 
 
 def test_a_memory_of_short_steps_is_not_continued(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
