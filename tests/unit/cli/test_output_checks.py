@@ -58,8 +58,8 @@ def test_many_are_the_models_fault_and_few_are_not(capsys: pytest.CaptureFixture
     for number in range(1, 9):
         known.see(number, "Hello.", "" if number > 2 else "Tom Tom Tom Tom Tom Tom")
     known.see(9, "Hello.", "Hallo.")
-    known.tell()
-    known.tell()
+    known.report()
+    known.report()
     assert capsys.readouterr().err == (
         "manyheads: warning: 8 of 9 translations are empty (6) or repeat the same words again and again (2)"
         " (lines 1, 2, 3, 4, 5, ...). The model has hardly learned: train it longer.\n"
@@ -67,7 +67,7 @@ def test_many_are_the_models_fault_and_few_are_not(capsys: pytest.CaptureFixture
     few = check()
     for number in range(1, 10):
         few.see(number, "Hello.", "" if number == 4 else "Hallo.")
-    few.tell()
+    few.report()
     assert capsys.readouterr().err == (
         "manyheads: warning: 1 of 9 translations is empty (line 4). --min-new-tokens 1 forbids them.\n"
     )
@@ -76,7 +76,7 @@ def test_many_are_the_models_fault_and_few_are_not(capsys: pytest.CaptureFixture
 def test_what_the_source_repeats_may_be_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     known = check()
     known.see(1, "no, no, no, no, no, no", "nein, nein, nein, nein, nein, nein")
-    known.tell()
+    known.report()
     assert capsys.readouterr().err == ""
 
 

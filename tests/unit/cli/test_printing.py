@@ -13,7 +13,7 @@ import torch
 
 import manyheads
 from manyheads.catalogue import build_model
-from manyheads.cli.streams import printable, say
+from manyheads.cli.streams import echo, printable
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.vocabulary import ByteVocabulary
@@ -34,7 +34,7 @@ CLI = Path(manyheads.__file__).parent / "cli"
 )
 def test_control_characters_become_visible(text: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert printable(text) == shown
-    say(text, 1)
+    echo(text, 1)
     assert capsys.readouterr().out == f"{shown} 1\n"
 
 

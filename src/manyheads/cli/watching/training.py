@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from typing import Literal
 
 from rich.console import Console, Group
@@ -218,7 +217,9 @@ class CellReporter(LineReporter):
 
     def __init__(self, stream: Stream, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream, clock)
-        self._ipython = import_module("IPython.display")
+        from IPython import display
+
+        self._ipython = display
         self._validated = ""
         self._drawn = clock()
         self._cell = self._ipython.display({"text/plain": _STARTING}, raw=True, display_id=True)
