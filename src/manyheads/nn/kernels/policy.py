@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -65,6 +64,7 @@ class _Mode(threading.local):
 
     is_fast = False
     saves_launches = False
+    times_longer = 1.0
 
 
 _mode = _Mode()
@@ -449,22 +449,19 @@ def lsh_chunks_at_once(scores_each: int, device: torch.device) -> int:
     return max(1, most // scores_each)
 
 
-_times_longer = ContextVar("_times_longer", default=1.0)
-
-
 @contextmanager
 def as_if_longer(times: float) -> Iterator[None]:
     """Within the block, as few rows are processed at once as of sequences `times` as long, to predict their memory."""
-    before = _times_longer.set(times)
+    before, _mode.times_longer = _mode.times_longer, times
     try:
         yield
     finally:
-        _times_longer.reset(before)
+        _mode.times_longer = before
 
 
 def lsh_rows_at_once(rows: int, slots_each: int, device: torch.device) -> int:
     """Return how many of `rows` rows, each with rounds x length slots, to process at once."""
-    slots = max(1, round(slots_each * _times_longer.get()))
+    slots = max(1, round(slots_each * _mode.times_longer))
     return max(1, _LSH_SLOTS // slots if device.type == "cpu" else rows)
 
 
