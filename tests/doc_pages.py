@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["REPOSITORY", "Block", "blocks_of", "differing", "headings_of", "links_of", "notebook_path"]
+__all__ = ["REPOSITORY", "Block", "blocks_of", "differing", "headings_of", "links_of", "notebook_path", "site_script"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def site_script(name: str) -> Any:
+    """A script of docs/_site as a module."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "docs" / "_site" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
 
 _FENCE = re.compile(
     r"^(?P<note><!--[^\n]*-->\n+)?^```(?P<language>[\w-]*)[^\n]*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL

@@ -7,28 +7,17 @@ Blocks of these pages are not run: they are those of the English pages. What cha
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import posixpath
 import re
 from collections import Counter
 from typing import Any
 
 import pytest
-from doc_pages import REPOSITORY
+from doc_pages import REPOSITORY, site_script
 
 from manyheads.cli.main import main
 
-
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("chinese", REPOSITORY / "docs" / "_site" / "chinese.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-CHINESE = script()
+CHINESE = site_script("chinese")
 PAIRS = {pair.chinese: pair for pair in CHINESE.pairs()}
 README = "README.zh-CN.md"
 COMMANDS = ("docs/commands.md", "docs/zh/commands.md")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import io
 import json
 import re
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from doc_pages import REPOSITORY, blocks_of
+from doc_pages import REPOSITORY, blocks_of, site_script
 
 FOLDER = REPOSITORY / "docs" / "notebooks"
 STORED = sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.ipynb"))
@@ -23,12 +22,7 @@ pytestmark = pytest.mark.page
 @pytest.fixture(scope="module")
 def script() -> Any:
     pytest.importorskip("jupytext", reason="no jupytext; pip install -r docs/_site/requirements.txt")
-    spec = importlib.util.spec_from_file_location("notebooks", REPOSITORY / "docs" / "_site" / "notebooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return site_script("notebooks")
 
 
 def cells(page: str) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from doc_pages import site_script
 
 import manyheads
 from manyheads import installation
@@ -161,11 +161,7 @@ def test_a_copy_without_metadata_and_one_beside_an_installed_one(site: Path, mon
 
 def test_the_site_names_the_index_once_the_name_is_ours() -> None:
     pytest.importorskip("latex2mathml", reason="no latex2mathml; pip install '.[docs]'")
-    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "_site" / "pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    pages = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(pages)
+    pages = site_script("pages")
     page = "`pip install '.[plot]'`\n\n```\npip install .\npip install ./other\n```\n"
     named = "`pip install 'manyheads[plot]'`\n\n```\npip install manyheads\npip install ./other\n```\n"
     assert pages.with_index_name(page, "manyheads") == named

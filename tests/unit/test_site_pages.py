@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 from pathlib import Path
@@ -10,24 +9,16 @@ from typing import Any
 
 import pytest
 import yaml
+from doc_pages import site_script
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^ *(````*).*?^ *\1$", re.MULTILINE | re.DOTALL)
 
 
-def script(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "_site" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def pages() -> Any:
     pytest.importorskip("latex2mathml", reason="no latex2mathml; pip install '.[docs]'")
-    return script("pages")
+    return site_script("pages")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +77,7 @@ def test_logs_are_out_of_the_search_and_links_follow_a_page(written: Path) -> No
 @pytest.fixture
 def chinese(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script, in a repository of its own: a page in both languages, a first part, and a page in English alone."""
-    module = script("chinese")
+    module = site_script("chinese")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     for place, text in {
         "docs/a.md": "# A\n\n## One\n\nold words\n\n## Two\n",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from doc_pages import site_script
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "docs" / "pictures"
@@ -21,13 +20,7 @@ WITHOUT_RECORD = {"memory.png", "buckets.png", "tutorial-buckets.png"}
 
 @pytest.fixture(scope="module")
 def pictures() -> Any:
-    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "_site" / "pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["pictures"] = module
-    spec.loader.exec_module(module)
-    return module
+    return site_script("pictures")
 
 
 def recorded(name: str) -> dict[str, Any]:
