@@ -44,6 +44,9 @@ def test_a_continuation_and_a_translation_match(client: TestClient) -> None:
     body = {"model": "novel", "prompt": ["Call ", "x"], "regex": r"[0-9]{3}-[0-9]{4}", "max_new_tokens": 20}
     answer = client.post("/v1/generate", json=body).json()
     assert all(re.fullmatch(r"[0-9]{3}-[0-9]{4}", one["text"]) for [one] in answer["continuations"])
+    answer = client.post("/v1/translate", json={"text": "I am new.", "regex": "(ab|b)c", "min_new_tokens": 0}).json()
+    assert all(re.fullmatch("(ab|b)c", one["text"]) for one in answer["translations"])
+    assert answer["translations"]
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,17 @@ from manyheads.extras.serving.service import Service
 class GenerateJob:
     """Continuations in progress."""
 
-    def __init__(self, service: Service, request: Request, body: GenerateBody, model: ServedGenerator) -> None:
+    def __init__(
+        self,
+        service: Service,
+        request: Request,
+        body: GenerateBody,
+        model: ServedGenerator,
+        settings: GenerationSettings,
+    ) -> None:
         self._service, self._request, self._body, self._model = service, request, body, model
         self._prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        self._settings = model.settings({})
+        self._settings = settings
         self._rows: list[Row] = []
         self._num_prompt_tokens = 0  # without the token that begins a document
 
@@ -54,9 +61,8 @@ class GenerateJob:
     async def prepare(cls, service: Service, request: Request, body: GenerateBody) -> GenerateJob:
         """Tokenise and check. Raises: Refusal, RequestError, ConfigError: the request cannot be served."""
         model = find_model(service.models, body.model, ServedGenerator)
-        found = cls(service, request, body, model)
-        overrides = given(body, GenerationSettings, "native")
-        found._settings = await service.settings_of(request, model, overrides)
+        settings = await service.settings_of(request, model, given(body, GenerationSettings, "native"))
+        found = cls(service, request, body, model, settings)
         service.check_count("prompt", len(found._prompts))
         if body.prompt_ids is not None:
             if body.prompt:
