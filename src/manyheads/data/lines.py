@@ -41,19 +41,19 @@ Progress = Callable[[str, int, int], None]
 """(phase, done, total); total is 0 while it is unknown."""
 
 
-def phase_progress(show: Progress, phase: str, total: int, first: int = 0) -> Callable[[int], None]:
+def phase_progress(progress: Progress, phase: str, total: int, first: int = 0) -> Callable[[int], None]:
     """Begin a phase.
 
     Args:
-        show: displays the progress.
+        progress: displays it.
         phase: name of the phase.
         total: 0 if it is unknown.
         first: amount that was done before.
 
     Returns: a function to call with the amount done since then.
     """
-    show(phase, first, total)
-    return lambda done: show(phase, first + done, total)
+    progress(phase, first, total)
+    return lambda done: progress(phase, first + done, total)
 
 
 MAX_INPUT_BYTES = 8 * 2**30

@@ -39,7 +39,7 @@ MAX_SAMPLE_BYTES = 2**30  # the same for their bytes
 MAX_LEARNED_CHARS = 10_000  # per text: the time for a word grows with the square of its length
 SYMBOL_SCORE = -1e6  # low enough that encoding always prefers other pieces to a symbol
 MAX_PARTS = 2**19  # kept in memory
-TOLD_TEXTS = 10_000  # per call of `told`
+TOLD_TEXTS = 10_000  # per call of `on_progress`
 TOLD_WORDS = 100_000
 REPEATED = 1000  # occurrences of a word in one text for the trainer
 SINGLE_SPACE = re.compile(r"(?<=\S) (?=\S)")

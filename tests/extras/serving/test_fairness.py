@@ -124,7 +124,7 @@ def test_a_client_that_always_keeps_requests_waiting_does_not_lock_out_others(ma
 
     def start(number: int) -> None:
         one = Asked(machine, f"hog {number}", 40, client="hog", cost=LONG)
-        one.job.told = again(number)
+        one.job.on_events = again(number)
         one.submit()
 
     for number in range(10):

@@ -74,7 +74,7 @@ def learn_lexicon(
         pairs: (source ids, target ids), without special ids.
         source_vocab_size: every source id is below it.
         target_vocab_size: every target id is below it.
-        show: called with what is done, how much of it, and the total.
+        progress: called with what is done, how much of it, and the total.
 
     Cost: memory 16 bytes a token and 0.5 GB; time (iterations + 1) x the sum of source_len x target_len.
     """

@@ -141,13 +141,13 @@ class SidesSource(Source):
 class EncodedTexts:
     """Encodes texts, perhaps in a process of its own; see `preparing.in_order`.
 
-    Args: folder: where whole blocks are kept as parts; None: nowhere. told: called with the number of texts that are
-        done; not in another process.
+    Args: folder: where whole blocks are kept as parts; None: nowhere. on_progress: called with the number of
+        texts that are done; not in another process.
     """
 
     tokenizer: Tokenizer
     folder: Path | None
-    told: Callable[[int], None] = lambda count: None
+    on_progress: Callable[[int], None] = lambda count: None
 
     def __reduce__(self) -> Any:
         return _encoded_texts, (self.tokenizer.to_json(), self.folder)
@@ -163,7 +163,7 @@ class EncodedTexts:
                 for one in tokenizer.encode_batch(texts[start : start + ENCODE_ROWS]):
                     ids.extend(one)
                     lengths.append(len(one))
-                self.told(len(lengths))
+                self.on_progress(len(lengths))
             return np.array(lengths, "<i4").tobytes() + np.frombuffer(ids, np.int64).astype(_item(tokenizer)).tobytes()
 
         if self.folder is None or len(texts) < PART_ROWS:

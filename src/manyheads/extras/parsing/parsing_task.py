@@ -56,7 +56,7 @@ class ParsingTask:
     ) -> Tokenizer:
         """Train a tokenizer: its pieces come from the sentences, its symbols from the targets of the trees.
 
-        Args: pairs: sentences and trees. told: progress, see `learn_pieces`.
+        Args: pairs: sentences and trees. on_progress: see `learn_pieces`.
         """
         counts: Counter[str] = Counter()
         sentences = []

@@ -316,7 +316,7 @@ def _tell(news: Mapping[Job, list[Event | Done | Failed]]) -> None:
     """Pass the results to the jobs, and then wake their handlers."""
     sleeping: dict[Callable[[], None], list[Job]] = {}
     for job, found in news.items():
-        _call(partial(job.told, found), [job])
+        _call(partial(job.on_events, found), [job])
         if job.wake is not None:
             sleeping.setdefault(job.wake, []).append(job)
     for wake, jobs in sleeping.items():

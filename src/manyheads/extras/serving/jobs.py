@@ -91,9 +91,9 @@ class Job:
         key: rows of equal keys may share a batch.
         begin: makes a batch of the contents of rows, which may come from several jobs of this key.
         rows: in the order of their results' numbers.
-        told: called on the engine's thread with the events and results of each step; must not block.
-        wants_events: whether `told` gets events as well as results.
-        wake: called after `told`, once per step for all jobs with the same `wake`; must not block.
+        on_events: called on the engine's thread with the events and results of each step; must not block.
+        wants_events: whether `on_events` gets events as well as results.
+        wake: called after `on_events`, once per step for all jobs with the same `wake`; must not block.
         client: who sent it; clients are served in turn.
 
     Attributes:
@@ -105,7 +105,7 @@ class Job:
     key: Hashable
     begin: Callable[[Sequence[Any]], Batch]
     rows: Sequence[Row]
-    told: Callable[[list[Event | Done | Failed]], None]
+    on_events: Callable[[list[Event | Done | Failed]], None]
     arrived: float = field(default_factory=time.monotonic)
     wants_events: bool = True
     wake: Callable[[], None] | None = None

@@ -350,9 +350,9 @@ class Service:
         loop = asyncio.get_running_loop()
         if self._mailbox is None or self._mailbox.loop is not loop:
             self._mailbox = Mailbox(loop)
-        told = partial(self._mailbox.put, take)
+        on_events = partial(self._mailbox.put, take)
         client = request.scope.get("manyheads.client")
-        job = Job(begun[0], begun[1], rows, told, arrived, with_events, self._mailbox.wake, client)
+        job = Job(begun[0], begun[1], rows, on_events, arrived, with_events, self._mailbox.wake, client)
         try:
             self.engine.submit(job)
         except QueueFull as full:

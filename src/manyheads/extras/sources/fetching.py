@@ -209,7 +209,7 @@ class Fetcher:
 def fetch(url: str, progress: Progress, most_bytes: int) -> tuple[Path, Record]:
     """Return a file in the cache, fetched if it is not there, and what it is.
 
-    Args: show: told the bytes. most_bytes: a larger file is refused.
+    Args: progress: called with the number of bytes. most_bytes: a larger file is refused.
 
     Raises: DataError: the address is refused or cannot be reached, or the file is too large. SaveError: there is too
         little space, or the cache cannot be written.

@@ -62,7 +62,7 @@ def learn_shortlist(
         data: prepared data, an embedded corpus or the copy task; None: the data of the run, or the two files.
         source: a file of sentences; target: a file of their translations.
         max_pairs: pairs that are read at most.
-        show: displays the progress.
+        progress: called with what is done, how much of it, and the total.
 
     Raises: ModelFileError: the folder holds no translator, or it is damaged. ConfigError: no data is known. DataError:
         the data has other ids than the model, or no pairs. SaveError: the folder could not be written.

@@ -81,7 +81,7 @@ class SyntheticRun(Protocol):
     def vocabulary(self) -> str: ...
 
     def at(self, length: int) -> Self:
-        """Return the trial for rows of `length` tokens, with vocabulary sizes in its config.
+        """Return the steps for rows of `length` tokens, with vocabulary sizes in its config.
 
         Raises: ConfigError: the model cannot read rows of that length, or the size of a vocabulary is unknown.
         """
@@ -97,14 +97,14 @@ class SyntheticRun(Protocol):
 
 
 def synthetic_run_of(config: RunConfig) -> SyntheticRun:
-    """Return the trial of a run's task."""
+    """Return steps of a run's task at any size."""
     synthetic_run: SyntheticRun = TASKS[config.task].module("plan").SyntheticRun(config)
     return synthetic_run
 
 
 @dataclass(frozen=True)
 class SyntheticTokenRun:
-    """What tasks with batches limited in tokens share; see `SyntheticRun`. unit: what a row is, for people."""
+    """The steps of a task that limits its batches in tokens; see `SyntheticRun`. unit: the word for a row."""
 
     config: Any
     vocabulary: str = ""
