@@ -205,6 +205,11 @@ class Matcher:
         bits = np.unpackbits(mask, count=self._pieces.end + 1, bitorder="little")
         return np.append(bits.astype(bool), False)
 
+    def ends_after(self, way: list[int]) -> bool:
+        """Return whether the text matches after these pieces. Cost: no mask, unlike `way_to_end`."""
+        num_permitted: int = self._matcher.validate_tokens([*way, self._pieces.end])
+        return num_permitted == len(way) + 1
+
     def way_to_end(self, most: int, seconds: float, *, is_first: bool = False) -> tuple[list[int] | None, str]:
         """Look for pieces with which the text can end, not necessarily the fewest.
 
