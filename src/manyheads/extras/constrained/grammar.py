@@ -60,10 +60,11 @@ def _check_limit(settings: Any, start: Matcher) -> None:
             raise ConfigError(str(error), fields=["json_schema" if settings.json_schema else "regex"]) from error
         if way is None or len(way) >= most:
             name = "json_schema" if settings.json_schema else "regex"
-            why = why or f"the shortest text found that matches has {len(way or ()):,} tokens and an end"
-            raise ConfigError(
-                f"{name}: {why}, and max_new_tokens is {most:,}; raise it, or write another pattern.", fields=[name]
+            why = why or (
+                f"the shortest text found that matches has {len(way or ()):,} tokens and an end, and max_new_tokens is"
+                f" {most:,}; raise it, or write another pattern"
             )
+            raise ConfigError(f"{name}: {why}.", fields=[name])
 
 
 def _check_installed() -> None:
