@@ -225,7 +225,8 @@ class Matcher:
         stop = time.monotonic() + seconds
         taken: dict[bytes, NDArray[np.int64]] = {}
         too_long = (
-            f"no text of at most {most:,} tokens was found that matches; raise max_new_tokens, or write another pattern"
+            f"no text of at most {most:,} tokens was found that matches, and max_new_tokens is {most:,}; raise it, or"
+            " write another pattern"
         )
         for _ in range(20):
             way: list[int] = []
