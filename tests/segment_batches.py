@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import pytest
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from manyheads.data.language.segments import SegmentBatch
+from manyheads.errors import ShapeError
 
 VOCAB = 23
 
@@ -27,6 +30,20 @@ def batch_of(tokens: Tensor, lengths: list[int] | None = None, **changes: Any) -
         "sample_ids": torch.arange(lanes),
     }
     return SegmentBatch(**{**given, **changes})
+
+
+def ids_are_a_batch(model: Any) -> None:
+    """`model(ids, state)` is the Output of the batch of these ids."""
+    tokens = ids(3, 9)
+    states: list[Any] = [None, None]
+    for part in tokens.split([5, 4], dim=1):
+        outputs = [model(batch_of(part), states[0]), model(part, states[1])]
+        for wanted, found in zip(*outputs, strict=True):
+            torch.testing.assert_close(*(pytree.tree_leaves(one) for one in (found, wanted)), rtol=0, atol=0)
+        states = [output.state for output in outputs]
+    for wrong in (tokens[:, :1], tokens.float(), tokens[0]):
+        with pytest.raises(ShapeError, match=r"ids are whole numbers, \(rows, at least 2\)"):
+            model(wrong)
 
 
 class PaddedRows:

@@ -48,20 +48,25 @@ class Table(Mapping[str, T], Generic[T]):
     Args:
         kind: of the entries, as in the names of entry points.
         entries: those of this package.
+
+    Attributes: refused: a name that is not in the list -> why: its plug-in cannot be imported, or several have it.
     """
 
     def __init__(self, kind: str, entries: Mapping[str, T | str]) -> None:
         self.kind = kind
         self._entries: dict[str, Any] = dict(entries)
+        self._own = frozenset(entries)
         self._origins: dict[str, str] = {}  # entry of a plug-in -> the plug-in
-        self._broken: dict[str, ConfigError] = {}  # entry of a plug-in -> why it cannot be loaded
+        self.refused: dict[str, ConfigError] = {}
         self._has_plugins = False
 
     def __getitem__(self, name: str) -> T:
+        """Raises: ConfigError: the entry is of a plug-in that cannot be imported, or several have this name."""
+        self._check_name(name)
         if name not in self._entries:
             self._add_plugins()
-            if name in self._broken:
-                raise self._broken[name]
+            if name in self.refused:
+                raise self.refused[name]
         entry: T = load(self._entries[name])
         self._entries[name] = entry
         return entry
@@ -69,16 +74,15 @@ class Table(Mapping[str, T], Generic[T]):
     def __contains__(self, name: object) -> bool:
         if name not in self._entries:
             self._add_plugins()
-        return name in self._entries or name in self._broken
+        return name in self._entries or name in self.refused
 
     def __iter__(self) -> Iterator[str]:
-        """Yield all names but those of plug-ins that cannot be imported."""
+        """Yield all names but those that `self[name]` refuses."""
         self._add_plugins()
-        return iter(list(self._entries))
+        return iter([name for name in self._entries if name not in self.refused])
 
     def __len__(self) -> int:
-        self._add_plugins()
-        return len(self._entries)
+        return len(list(iter(self)))
 
     def __repr__(self) -> str:
         return f"{self.kind} table: {', '.join(self)}"
@@ -87,22 +91,30 @@ class Table(Mapping[str, T], Generic[T]):
         """The plug-in that has added an entry; None: it is of this package."""
         return self._origins.get(name)
 
+    def _check_name(self, name: str) -> None:
+        """Raises: ConfigError: a plug-in has an entry of a name that there is. Imports no plug-in."""
+        origins = [origin for given, _, origin in _plugins().get(self.kind, ()) if given == name]
+        if len(origins) > (name not in self._own):
+            raise ConfigError(
+                f"the plug-in {origins[-1]} has the {self.kind} {name}, and there is another of this name; uninstall"
+                " it, or give its entry another name."
+            )
+
     def _add_plugins(self) -> None:
-        """Raises: ConfigError: a plug-in has an entry of a name that there is."""
         if self._has_plugins:
             return
         self._has_plugins = True
         for name, entry, origin in _plugins().get(self.kind, ()):
-            if name in self._entries:
-                raise ConfigError(
-                    f"the plug-in {origin} has the {self.kind} {name}, and there is another of this name; uninstall it,"
-                    " or give its entry another name."
-                )
+            try:
+                self._check_name(name)
+            except ConfigError as error:
+                self.refused[name] = error
+                continue
             self._origins[name] = origin
             try:
                 self._entries[name] = load(entry)
             except Exception as error:
-                self._broken[name] = ConfigError(
+                self.refused[name] = ConfigError(
                     f"the {self.kind} {name} of the plug-in {origin} cannot be imported from {entry}:"
                     f" {type(error).__name__}: {error}"
                 )
@@ -367,6 +379,11 @@ ARCHITECTURES: Table[Architecture] = Table(
         ),
     },
 )
+
+
+def refusal(name: str) -> ConfigError | None:
+    """Return why an architecture or a score of this name is refused; None: it is not, or there is none."""
+    return ARCHITECTURES.refused.get(name) or ATTENTIONS.refused.get(name)
 
 
 def configs_of(task: ModelTask) -> tuple[type, ...]:

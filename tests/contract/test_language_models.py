@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from segment_batches import VOCAB, batch_of, ids
+from segment_batches import VOCAB, batch_of, ids, ids_are_a_batch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -49,6 +49,10 @@ def test_shapes(language_model: Any, precision: Any) -> None:
     assert output.loss_sum.requires_grad
     assert not output.nll_sum.requires_grad
     assert losses.shape == (3, 7)
+
+
+def test_tensors_in_place_of_a_batch(language_model: Any) -> None:
+    ids_are_a_batch(language_model.build())
 
 
 def test_no_leak_from_the_future(language_model: Any, precision: Any) -> None:

@@ -144,19 +144,41 @@ def test_a_plugin_that_cannot_be_imported_hides_no_other_entry(tmp_path: Path) -
     assert "Traceback" not in asked.stderr
 
 
-@pytest.mark.parametrize(
-    ("entry", "reference", "command"),
-    [
-        ("architecture reformer", "newcomers:BAG", ("train", "--preset", "debug", "--run-dir", "run")),
-        ("task text", "newcomers:COUNTING", ("prepare", "--tsv", "a.tsv", "-o", "run")),
-    ],
-)
-def test_a_name_that_there_is(entry: str, reference: str, command: tuple[str, ...], tmp_path: Path) -> None:
-    installed(tmp_path, {entry.replace(" ", "."): reference})
-    found = run(tmp_path, "-m", "manyheads", *command, path=[tmp_path, PLUGIN])
-    assert found.returncode == 2
-    assert f"has the {entry}, and there is another of this name" in found.stderr
-    assert not (tmp_path / "run").exists()
+CLASHES = {
+    "architecture.transformer-xl": ["train", "--preset", "xl-debug"],
+    "preset.reformer-debug": ["train", "--preset", "reformer-debug"],
+    "score.additive": ["train", "--preset", "debug", "--model.attention.kind", "additive"],
+    "task.parsing": ["prepare", "--task", "parsing", "--trees", "a.trees"],
+    "logger.csv": ["train", "--preset", "debug", "--loggers", "csv"],
+    "format.onnx": ["export", "run", "--to", "onnx"],
+    "peer.torch/Transformer": ["export", "run", "--to", "torch/Transformer"],
+}
+"""Entry of which there is one in the package -> a command that asks for it."""
+
+ASK = f"""
+from manyheads.catalogue import KINDS
+from manyheads.cli.main import main
+
+clashes = {CLASHES!r}
+assert {{name.partition(".")[0] for name in clashes}} == {{*KINDS}}
+small = ["--training.max_steps", "2", "--training.plots", "false", "--validation.every_steps", "0", "-q"]
+assert main(["train", "--preset", "debug", "--run-dir", "run", *small]) == 0
+for number, command in enumerate(clashes.values()):
+    rest = ["--run-dir", str(number), *small] if command[0] == "train" else ["-o", str(number)]
+    assert main([*command, *rest]) == 2, command
+"""
+
+
+def test_names_that_there_are(tmp_path: Path) -> None:
+    """Each is refused where it is asked for, also those of this package; all others are there."""
+    installed(tmp_path, dict.fromkeys(CLASHES, "not_there:ENTRY"))
+    found = run(tmp_path, "-c", ASK, path=[tmp_path])
+    assert found.returncode == 0, found.stderr
+    for entry in CLASHES:
+        kind, _, name = entry.partition(".")
+        said = f"the plug-in newcomers has the {kind} {name}, and there is another of this name; uninstall it"
+        assert found.stderr.count(said) == 1, (entry, found.stderr)
+    assert "Traceback" not in found.stderr
 
 
 @pytest.mark.parametrize("entry", ["optimiser.lion", "architecture"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from segment_batches import VOCAB, PaddedRows, batch_of, ids
+from segment_batches import VOCAB, PaddedRows, batch_of, ids, ids_are_a_batch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -29,6 +29,10 @@ def test_shapes(memoryless: Any, precision: Any) -> None:
     counts = torch.arange(7) < batch.lengths[:, None]
     wanted = F.nll_loss(log_probs[counts], batch.targets[counts], reduction="none")
     torch.testing.assert_close(losses[counts], wanted, atol=2e-2 if precision.name == "bf16" else 1e-5, rtol=1e-5)
+
+
+def test_tensors_in_place_of_a_batch(memoryless: Any) -> None:
+    ids_are_a_batch(memoryless.build())
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])

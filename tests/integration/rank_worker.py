@@ -143,6 +143,35 @@ def full_disk(job: dict[str, Any], group: Group) -> Any:
     return run(job, group)
 
 
+class Stopping:
+    """Keeps what it is called with; ends the run after step 4, or raises there."""
+
+    def __init__(self, raises: bool) -> None:
+        self.raises, self.got = raises, list[str]()
+
+    def on_start(self, report: Any) -> None:
+        self.got.append(f"start {report.step}")
+
+    def on_step(self, report: Any) -> str | None:
+        self.got.append(f"step {report.step}")
+        if self.raises and report.step == 4:
+            raise ValueError("no such luck")
+        return "stop" if report.step == 4 else None
+
+    def on_checkpoint(self, report: Any) -> None:
+        self.got.append(f"checkpoint {report.step}")
+
+    def on_end(self, report: Any) -> None:
+        self.got.append(f"end {report.step}")
+
+
+def called(job: dict[str, Any], group: Group) -> Any:
+    """A whole run with a callback on each rank: what it gave, and what this rank's callback was called with."""
+    stopping = Stopping(job["raises"])
+    result = train(config_of(job), group=group, callbacks=[stopping])
+    return {"step": result.step, "stopped_by": result.stopped_by, "got": stopping.got}
+
+
 def same(job: dict[str, Any], group: Group) -> Any:
     """The exchanges of a group."""
     part = torch.full((group.rank, 2), float(group.rank)) if group.rank else None
@@ -163,6 +192,7 @@ JOBS: dict[str, Callable[[dict[str, Any], Group], Any]] = {
     "same": same,
     "judged apart": judged_apart,
     "full disk": full_disk,
+    "called": called,
 }
 
 

@@ -97,6 +97,20 @@ def test_metrics_that_cannot_be_written_do_not_part_the_ranks(ranks: Ranks, tmp_
     assert answers == [{"step": 9, "stopped_by": "steps"}] * 2
 
 
+@pytest.mark.parametrize("raises", [False, True], ids=["stops", "raises"])
+def test_callbacks_of_the_main_rank_alone(ranks: Ranks, tmp_path: Path, raises: bool) -> None:
+    """Where one stops the run all ranks end after the same step; where it raises they all go on."""
+    sections = {"training": {"max_steps": 6, "save_every": 3}, "validation": {"every_steps": 0}}
+    options = {"run_dir": tmp_path / "run", "sections": sections, "raises": raises, "timeout": 20}
+    main, other = ranks.run(2, "called", kind="transformer", **options)
+    ended = {"step": 6, "stopped_by": "steps"} if raises else {"step": 4, "stopped_by": "callback"}
+    begun = ["start 0", "step 1", "step 2", "step 3", "checkpoint 3", "step 4"]
+    assert main == {**ended, "got": begun if raises else [*begun, "checkpoint 4", "end 4"]}
+    assert other == {**ended, "got": []}
+    log = (tmp_path / "run" / "train.log").read_text("utf-8")
+    assert log.count("ValueError: no such luck") == 2 * raises  # the sentence and the traceback
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
+from manyheads.catalogue import refusal
 from manyheads.config.checks import did_you_mean, one_or_more
 from manyheads.config.files import Source, field_types, merge, tag_of, variants
 from manyheads.errors import ConfigError
@@ -171,8 +172,7 @@ def _choice(classes: tuple[type, ...], value: Any, path: str, mistakes: list[tup
         return None
     kind = value.get(tag, next(iter(kinds)))
     if not isinstance(kind, str) or kind not in kinds:
-        near = did_you_mean(str(kind), kinds)
-        mistakes.append((f"{path}.{tag}", f"{path}.{tag} is {kind!r}; choose one of: {listed}.{near}"))
+        mistakes.append((f"{path}.{tag}", f"{path}.{tag} is {kind!r}; {_not_among(kind, kinds)}"))
         return None
     return _section(kinds[kind], value, path, mistakes)
 
@@ -217,11 +217,17 @@ def _reason(annotation: Any, value: Any, error: Any) -> str:
     parts = (annotation, *get_args(annotation))
     choices = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
     if choices and get_origin(annotation) is not tuple:
-        return f"choose one of: {', '.join(map(str, choices))}.{did_you_mean(str(value), map(str, choices))}"
+        return _not_among(value, choices)
     first = error.errors(include_url=False, include_input=False)[0]
     inner = f" (item {first['loc'][0] + 1})" if first["loc"] and isinstance(first["loc"][0], int) else ""
     message = first["msg"]
     return f"{message[:1].lower()}{message[1:]}{inner}."
+
+
+def _not_among(value: Any, choices: Iterable[Any]) -> str:
+    names = [*map(str, choices)]
+    refused = refusal(str(value))  # such a name is not among the choices
+    return str(refused) if refused else f"choose one of: {', '.join(names)}.{did_you_mean(str(value), names)}"
 
 
 def _shown(value: Any) -> str:

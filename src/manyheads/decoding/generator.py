@@ -12,13 +12,12 @@ from typing import Literal, Self, Unpack, cast, overload
 import torch
 
 from manyheads.catalogue import shown_as
-from manyheads.config.build import build
 from manyheads.decoding.constraints import pattern_grammar
 from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.generation import Continuation, Generation, PrefixCache, TextSteps, token_limit
 from manyheads.decoding.hypothesis import Stop
 from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
-from manyheads.decoding.settings import GenerationOverrides, GenerationSettings, check_drawing, read_settings
+from manyheads.decoding.settings import GenerationOverrides, GenerationSettings, overridden, read_settings
 from manyheads.decoding.text_ids import check_texts, cut_batches, map_batches
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.models.ensemble import LanguageEnsemble, averaged_models
@@ -186,8 +185,7 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
         """
         settings = self.settings
         if overrides:
-            settings = build(GenerationSettings, {**vars(settings), **overrides}, "the options")
-            check_drawing(overrides, settings)
+            settings = overridden(settings, overrides, "the options")
         for token in settings.banned_ids:
             if not 0 <= token < self.vocabulary.vocab_size:
                 raise RequestError(

@@ -9,6 +9,7 @@ editors and type checkers read them; a test compares them with the fields. Names
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -351,7 +352,7 @@ class CommonOverrides(TypedDict, total=False):
     num_return_sequences: int
     banned_ids: tuple[int, ...]
     regex: str
-    json_schema: str
+    json_schema: str | Mapping[str, Any]
     seed: int
 
 
@@ -382,13 +383,26 @@ class GenerationOverrides(CommonOverrides, total=False):
     max_rows: int
 
 
-def check_drawing(given: Mapping[str, Any], settings: Any) -> None:
-    """Check that options of sampling can have an effect.
+def overridden(settings: T, given: Mapping[str, Any], name: str = "the decoding options") -> T:
+    """Return the settings with the options of a call, of which a JSON schema may also be a dictionary.
 
-    Args: given: the options of a call, which were merged into the settings.
+    Args: name: of the options, in messages.
 
-    Raises: ConfigError: one is given, but the settings do not sample.
+    Raises: ConfigError: one is unknown, of the wrong type, out of range; or it is one of sampling, and the settings do
+        not sample.
     """
+    if isinstance(schema := given.get("json_schema"), Mapping):
+        try:
+            given = {**given, "json_schema": json.dumps(dict(schema))}
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"json_schema is not a JSON schema: {error}.", fields=["json_schema"]) from None
+    merged = build(type(settings), {**vars(settings), **given}, name)
+    _check_drawing(given, merged)
+    return merged
+
+
+def _check_drawing(given: Mapping[str, Any], settings: Any) -> None:
+    """Raises: ConfigError: an option of sampling is given, but the settings do not sample."""
     drawing = drawing_options(type(settings))
     idle = [name for name, neutral in drawing.items() if given.get(name, neutral) != neutral]
     if idle and not settings.do_sample:

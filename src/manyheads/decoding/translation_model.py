@@ -11,13 +11,12 @@ from typing import Any, Literal, Self, Unpack, cast
 
 import torch
 
-from manyheads.config.build import build
 from manyheads.decoding.constraints import check_ids, pattern_grammar
 from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.engines import EngineName, engine_named, open_engine
 from manyheads.decoding.model_runner import ModelRunner, RunsModel, check_same_vocabulary, model_folder
 from manyheads.decoding.reranking import Reranker, check_reranking, check_reverse
-from manyheads.decoding.settings import DecodingOverrides, DecodingSettings, check_drawing, load_settings
+from manyheads.decoding.settings import DecodingOverrides, DecodingSettings, load_settings, overridden
 from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.text_search import TextSearch
 from manyheads.decoding.truncation import check_target_limit
@@ -268,8 +267,7 @@ class TranslationModel(RunsModel[Searchable]):
             overrides["num_beams"] = 1
         settings = self.settings
         if overrides:
-            settings = build(DecodingSettings, {**vars(settings), **overrides}, "the decoding options")
-            check_drawing(overrides, settings)
+            settings = overridden(settings, overrides)
         token = self.tokenizer.target
         check_ids(settings, vocab_size=token.vocab_size, pad_id=token.pad_id, eos_id=token.eos_id)
         check_target_limit(settings, self.model.max_len)

@@ -13,6 +13,7 @@ import torch
 from manyheads import Generator
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.errors import ConfigError
+from manyheads.extras.constrained.patterns import Matcher
 from manyheads.text.settings import VocabularySettings
 from manyheads.text.vocabularies import learn_vocabulary
 from manyheads.text.vocabulary import ByteVocabulary
@@ -53,7 +54,7 @@ def generator(request: pytest.FixtureRequest) -> Generator:
 @pytest.mark.parametrize("schema", [PERSON, {"type": "object"}, {"enum": ["x", 1]}], ids=["person", "any", "enum"])
 def test_json_is_complete_and_valid(generator: Generator, schema: dict[str, Any], options: dict[str, Any]) -> None:
     prompts = ["", "It was ", "x\n"]
-    found = generator.continuations(prompts, max_new_tokens=70, json_schema=json.dumps(schema), **options)
+    found = generator.continuations(prompts, max_new_tokens=70, json_schema=schema, **options)
     for one in (one for each in found for one in each):
         jsonschema.validate(json.loads(one.text), schema)
 
@@ -64,14 +65,31 @@ def test_text_matches_a_regex(generator: Generator, regex: str) -> None:
         assert re.fullmatch(regex, text)
 
 
+def test_a_way_to_the_end_is_looked_for_again_only_where_the_text_leaves_it(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look computes a mask for every token of the way, and a text is mostly the inside of a string."""
+    looks, search = [], Matcher.way_to_end
+    monkeypatch.setattr(Matcher, "way_to_end", lambda *given, **how: looks.append(1) or search(*given, **how))
+    [text] = generator.generate(["Call "], regex='"[a-z ]{20,}!"', max_new_tokens=40, seed=3)
+    assert re.fullmatch('"[a-z ]{20,}!"', text)
+    assert len(looks) <= 5
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"regex": "(a"}, "regex cannot be used: unclosed group"),
         ({"regex": "(" * 5000 + ")" * 5000}, "regex cannot be used"),
         ({"regex": "a" * 10_001}, "at most 10,000 are allowed"),
-        ({"regex": "a{300}"}, "max_new_tokens is 50"),
+        ({"regex": "a{300}"}, "max_new_tokens is 50; raise it"),
+        ({"regex": "((a{1000}){1000}){1000}"}, "no text of at most 50 tokens was found"),
+        ({"regex": r"[^\x00-\U0010FFFF]"}, "no sequence of this model's tokens matches it; write another"),
+        ({"json_schema": {"type": "string", "pattern": "^(a{1000}){1000}$"}}, "no text of at most 50 tokens was found"),
+        ({"json_schema": '{"$ref": "#"}'}, "no sequence of this model's tokens matches it; write another"),
+        ({"json_schema": '{"type": "strin"}'}, "json_schema cannot be used: Invalid type: strin."),
         ({"json_schema": "{"}, "not a JSON schema"),
+        ({"json_schema": {"enum": {1}}}, "json_schema is not a JSON schema: Object of type set"),
         ({"json_schema": "false"}, "permits no value"),
         ({"json_schema": '{"enum": []}'}, "json_schema cannot be used: Unsatisfiable"),
         ({"json_schema": '{"x-guidance": {"lenient": true}}'}, "x-guidance"),

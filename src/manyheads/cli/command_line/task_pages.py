@@ -39,6 +39,9 @@ def parse_for_named_task(command: str, arguments: Sequence[str]) -> tuple[Task, 
     """The same for a command with the option `--task`, whose values are `Task.prepared_as`."""
     words = {name: task.prepared_as for name, task in TASKS.items() if task.prepared_as}
     given = read(_page(_USUAL, command).options, arguments).options.get("task", words[_USUAL])
+    if given not in words.values():
+        for error in TASKS.refused.values():
+            raise error
     name = next((name for name, word in words.items() if word == given), _USUAL)
     elsewhere = _messages(command, words, "{option} needs --task {tasks}.")
     shown = command if name == _USUAL else f"{command} --task {words[name]}"

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.catalogue import HOOKS, load
-from manyheads.config.build import build
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import CommandPage, Shared, argument, group, option, refuse_given
 from manyheads.data.lines import OnBadUtf8
 from manyheads.decoding.engines import EngineName, engine_named
 from manyheads.decoding.options import DecodingOptions, RerankingOptions, TranslationDeviceOptions
-from manyheads.decoding.settings import DecodingSettings, check_drawing, load_settings
+from manyheads.decoding.settings import load_settings, overridden
 from manyheads.errors import ConfigError
 from manyheads.tasks.table import task_of_folder
 
@@ -130,8 +129,7 @@ class TranslateOptions:
             if given.get("do_sample") and "num_beams" not in given:
                 given["num_beams"] = 1
             given["num_return_sequences"] = self.num_return_sequences or 1
-            settings = build(DecodingSettings, {**vars(load_settings(folder)), **given}, "the decoding options")
-            check_drawing(given, settings)
+            settings = overridden(load_settings(folder), given)
             if "seed" in given and not settings.do_sample:
                 raise ConfigError("--seed is for sampling; give --do-sample with it, or leave it out.")
 

@@ -60,10 +60,11 @@ def _check_limit(settings: Any, start: Matcher) -> None:
             raise ConfigError(str(error), fields=["json_schema" if settings.json_schema else "regex"]) from error
         if way is None or len(way) >= most:
             name = "json_schema" if settings.json_schema else "regex"
-            why = why or f"the shortest text found that matches has {len(way or ()):,} tokens and an end"
-            raise ConfigError(
-                f"{name}: {why}, and max_new_tokens is {most:,}; raise it, or write another pattern.", fields=[name]
+            why = why or (
+                f"the shortest text found that matches has {len(way or ()):,} tokens and an end, and max_new_tokens is"
+                f" {most:,}; raise it, or write another pattern"
             )
+            raise ConfigError(f"{name}: {why}.", fields=[name])
 
 
 def _check_installed() -> None:
@@ -128,10 +129,15 @@ class PatternGrammar:
 
 @dataclass
 class _Text:
-    """A text so far. matcher: None: it has ended, or does not match. way: to its end, in pieces; None: not known."""
+    """A text so far.
+
+    matcher: None: it has ended, or does not match. way: to its end, in pieces; None: not known. guesses: ways that may
+    lead to its end: those from the text without its last token.
+    """
 
     matcher: Matcher | None
     way: list[int] | None = None
+    guesses: tuple[list[int], ...] = ()
     mask: NDArray[np.bool_] | None = None
 
 
@@ -181,7 +187,11 @@ class PatternTexts:
         piece = int(self._index(number, ids[:-1])[ids[-1]])
         if known.mask is None or not known.mask[ids[-1]] or not matcher.add(piece):
             return _Text(None)  # a beam that nothing can follow
-        return _Text(matcher, known.way[1:] if known.way and known.way[0] == piece else None)
+        if known.way is None:
+            return _Text(matcher)
+        if known.way[:1] == [piece]:
+            return _Text(matcher, known.way[1:])
+        return _Text(matcher, guesses=(known.way, known.way[1:]))
 
     def _index(self, number: int, before: tuple[int, ...]) -> NDArray[np.int64]:
         """Return the piece of each id after these ids."""
@@ -206,9 +216,17 @@ class PatternTexts:
         if room > _LOOK_AHEAD:
             return mask
         if text.way is None:
-            is_first = index is grammar.pieces.of_first
-            text.way, _ = text.matcher.way_to_end(room, _SECONDS_A_TOKEN, is_first=is_first)
+            text.way = self._way(text, text.matcher, room, is_first=index is grammar.pieces.of_first)
         return mask if text.way is None else self._ending(mask, text.way, index, end, room)
+
+    @staticmethod
+    def _way(text: _Text, matcher: Matcher, room: int, *, is_first: bool) -> list[int] | None:
+        """Return a way to the end. Inside a word or a string the one from the text before usually still leads there."""
+        if not is_first:
+            for way in text.guesses:
+                if len(way) < room and matcher.ends_after(way):
+                    return way
+        return matcher.way_to_end(room, _SECONDS_A_TOKEN, is_first=is_first)[0]
 
     def _ending(
         self, mask: NDArray[np.bool_], way: list[int], index: NDArray[np.int64], end: NDArray[np.bool_], room: int

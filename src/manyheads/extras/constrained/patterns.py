@@ -2,6 +2,7 @@
 
 llguidance builds the states of a pattern when they are needed, so `[a-z]{0,4000}` costs nothing before the first token.
 What a pattern may need is limited: its length, its states in memory, the work to read it and that of each token.
+A text that is forced is not computed ahead: `(a{1000}){1000}` forces a million bytes, which no limit counts.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _FORM = {
     "key_separator": ": ",
     "json_allowed_escapes": '"\\bfnrt',
 }
-_LONGEST_PIECE = 64
+_NOT_AHEAD = '%llguidance {"no_forcing": true}\n'
+_NOTHING_FOLLOWS = "NoExtensionBias"
+_LONGER = 64
 _CLOSING, _OPENING = frozenset(b'"}]'), frozenset(b",:{[\\")
 
 
@@ -67,7 +70,7 @@ class Pieces:
         for text in (*texts, *first):
             if text:
                 known.setdefault(text, len(known))
-        self._known, self.end = known, len(known)
+        self.end = len(known)
         self.of = np.array([known.get(text, self.end + 1) for text in texts])
         self.of_first = np.array([known.get(text, self.end + 1) for text in first])
         self.usable, self.usable_first = (np.isin(np.arange(self.end + 2), one) for one in (self.of, self.of_first))
@@ -82,30 +85,18 @@ class Pieces:
         self.tokenizer = LLTokenizer(self, slices=[])  # type: ignore[arg-type]
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Return the fewest pieces of a text that is forced, if possible pieces that ids have."""
-        content = text.encode() if isinstance(text, str) else text
-        ways: list[tuple[int, int, int]] = [(0, 0, 0)]  # to each place: cost, where the last piece begins, the piece
-        for end in range(1, len(content) + 1):
-            ways.append(
-                min(
-                    (ways[begin][0] + (1 if self.usable[number] else 1_000), begin, number)
-                    for begin in range(max(0, end - _LONGEST_PIECE), end)
-                    if (number := self._known.get(content[begin:end])) is not None
-                )
-            )
-        found, end = [], len(content)
-        while end:
-            found.append(ways[end][2])
-            end = ways[end][1]
-        return found[::-1]
+        """Return the pieces of a text that is forced: single bytes, as it is not used; see `_NOT_AHEAD`."""
+        return [*(text.encode() if isinstance(text, str) else text)]
 
 
 def _rank(text: bytes) -> int:
     if all(byte in _CLOSING for byte in text):
         return -len(text) - (text[0] != ord('"'))  # an object or a list is rather closed than filled
     if any(byte in _OPENING for byte in text):
-        return 9
-    return 2 + text.isalnum() + (text != text.strip())
+        rank = 9
+    else:
+        rank = 2 + text.isalnum() + (text != text.strip())
+    return _LONGER * rank - min(len(text), _LONGER - 1)  # of pieces alike, the longest is taken: the way is short then
 
 
 @dataclass(frozen=True)
@@ -135,7 +126,7 @@ class Pattern:
         except UnicodeEncodeError as error:
             raise ConfigError(f"{name} is not valid Unicode.", fields=[name]) from error
         if regex:
-            return cls(LLMatcher.grammar_from_regex(regex), False, name)
+            return cls(_not_ahead(LLMatcher.grammar_from_regex(regex)), False, name)
         try:
             value = json.loads(schema)
             if value is True:
@@ -144,7 +135,8 @@ class Pattern:
                 raise ValueError("it is no object" if value is not False else "false permits no value")
             if '"x-guidance"' in json.dumps(value):
                 raise ValueError("it holds x-guidance, which would change how it is read")
-            return cls(LLMatcher.grammar_from_json_schema(json.dumps(value), overrides=_FORM), True, name)  # type: ignore[arg-type]
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(value), overrides=_FORM)  # type: ignore[arg-type]
+            return cls(_not_ahead(grammar), True, name)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"json_schema is not a JSON schema: {_first_line(error)}.", fields=[name]) from error
 
@@ -153,11 +145,20 @@ class Pattern:
         return ConfigError(f"{self.shown} cannot be used: {why}.", fields=[self.shown])
 
 
+def _not_ahead(grammar: str) -> str:
+    """Return a grammar of llguidance with the option for which its own form of JSON schemas has no place."""
+    read = json.loads(grammar)
+    for one in read["grammars"]:
+        schema, lark = one.pop("json_schema"), one["lark_grammar"]
+        one["lark_grammar"] = _NOT_AHEAD + (f"start: %json {json.dumps(schema)}" if lark is None else lark)
+    return json.dumps(read)
+
+
 def _first_line(error: object) -> str:
     """Return what llguidance says, in one line, without a full stop and without what it says about its own state."""
     lines = [line.strip() for line in str(error).split("<")[0].splitlines() if line.strip()]
     reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]  # of a regex parser
-    text = (reasons or lines or ["it is not clear why"])[0]
+    text = (reasons or lines or ["it is not clear why"])[0].rpartition("failed to compile JSON schema: ")[2]
     return (text if len(text) <= 300 else text[:300] + "...").rstrip(".")
 
 
@@ -197,6 +198,8 @@ class Matcher:
     def allowed(self) -> NDArray[np.bool_]:
         """Return which pieces can follow, and the end. (pieces + 1,)"""
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if _NOTHING_FOLLOWS in self._matcher.get_error():
+            return np.zeros(self._pieces.end + 2, dtype=bool)
         if self._matcher.is_error():
             raise RequestError(
                 f"{self._pattern.shown} needs too much work for one token ({_first_line(self._matcher.get_error())});"
@@ -204,6 +207,11 @@ class Matcher:
             )
         bits = np.unpackbits(mask, count=self._pieces.end + 1, bitorder="little")
         return np.append(bits.astype(bool), False)
+
+    def ends_after(self, way: list[int]) -> bool:
+        """Return whether the text matches after these pieces. Cost: no mask, unlike `way_to_end`."""
+        num_permitted: int = self._matcher.validate_tokens([*way, self._pieces.end])
+        return num_permitted == len(way) + 1
 
     def way_to_end(self, most: int, seconds: float, *, is_first: bool = False) -> tuple[list[int] | None, str]:
         """Look for pieces with which the text can end, not necessarily the fewest.
@@ -216,15 +224,18 @@ class Matcher:
         """
         stop = time.monotonic() + seconds
         taken: dict[bytes, NDArray[np.int64]] = {}
-        why = f"no text of at most {most:,} tokens was found that matches"
+        too_long = (
+            f"no text of at most {most:,} tokens was found that matches, and max_new_tokens is {most:,}; raise it, or"
+            " write another pattern"
+        )
         for _ in range(20):
             way: list[int] = []
             matcher, here = self.copy(), (b"", -1)
             while not matcher.can_end:
                 if time.monotonic() > stop:
-                    return None, f"no text that matches was found in {seconds:g} seconds"
+                    return None, f"no text that matches was found in {seconds:g} seconds; write another pattern"
                 if len(way) >= most:
-                    return None, why
+                    return None, too_long
                 allowed = matcher.allowed()
                 usable = self._pieces.usable_first if is_first and not way else self._pieces.usable
                 pieces = np.flatnonzero(allowed & usable)
@@ -247,7 +258,7 @@ class Matcher:
             if not way:
                 break
             taken[here[0]][here[1]] += 1_000_000  # the piece that led nowhere
-        return None, "no sequence of this model's tokens matches it"
+        return None, "no sequence of this model's tokens matches it; write another pattern"
 
 
 @lru_cache(maxsize=64)
