@@ -167,6 +167,16 @@ def is_compiled() -> bool:
     return torch.compiler.is_compiling()
 
 
+def steps_between_reads(device: torch.device) -> int:
+    """Return every how many steps a search reads which sentences are finished: reading waits for a GPU."""
+    return 8 if saves_launches(device) else 1
+
+
+def has_values(x: Tensor) -> bool:
+    """Return whether x can be read at all, if need be after a wait: a compiler and `meta` have shapes only."""
+    return x.device.type != "meta" and not torch.compiler.is_compiling()
+
+
 def is_transformed() -> bool:
     """Return whether a transform of `torch.func`, or forward-mode differentiation, runs this code.
 
@@ -243,6 +253,8 @@ def uses_onednn(x: Tensor, weight: Tensor) -> bool:
 def packs(*weights: Tensor) -> bool:
     """Return whether products with these weights, one below the other, are faster from a packed copy of them."""
     first = weights[0]
+    if len(weights) > 1 and saves_launches(first.device):
+        return True  # side by side, one product instead of three
     if first.device.type != "cpu" or any(weight.is_inference() for weight in weights):
         return False
     if first.dtype is not torch.float32:
@@ -278,6 +290,8 @@ def uses_packed(x: Tensor, dtype: torch.dtype, out_features: int) -> bool:
     """Return whether to multiply x by a packed weight of this dtype with `out_features` rows."""
     if not is_fast():
         return False
+    if saves_launches(x.device):
+        return x.dtype is dtype and not torch.is_grad_enabled()
     compute = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
     least = 0 if dtype is torch.bfloat16 else _LEAST_PACKED_WORK
     is_large = x.numel() * out_features >= least
