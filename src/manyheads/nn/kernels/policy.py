@@ -17,7 +17,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
@@ -123,6 +123,21 @@ def saves_launches(device: torch.device) -> bool:
     if device.type != "cuda" or not is_fast():
         return device.type == "meta" and is_fast()
     return _mode.saves_launches or (torch.cuda.get_device_capability(device), torch.__version__) in _PROVEN
+
+
+def has_autocast(device: torch.device) -> bool:
+    """Return whether torch's autocast knows the device; `meta` stands for a GPU whose weights are cast by the step."""
+    return device.type != "meta"
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a block in which torch's autocast is off."""
+    return torch.autocast(device.type, enabled=False) if has_autocast(device) else nullcontext()
+
+
+def has_generator(device: torch.device) -> bool:
+    """Return whether the device has random numbers of its own."""
+    return device.type not in ("cpu", "meta")
 
 
 @contextmanager
@@ -420,7 +435,7 @@ def relative_path(query: Tensor, causal: bool) -> RelativePath:
         return _relative_path
     if not is_fast():
         return "products"
-    if query.device.type == "cuda":
+    if query.device.type in ("cuda", "meta"):
         return _RELATIVE_ON_CUDA
     if compiles_a_step() and query.shape[2] == 1 and query.device.type == "cpu":
         return "sums"
