@@ -16,8 +16,8 @@ from manyheads.decoding.search import search_steps
 from manyheads.decoding.search_problem import run_to_end
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.models.transformer.config import PRESETS, TransformerConfig
-from manyheads.nn import MultiHeadAttention
-from manyheads.nn.attention.cache import KeyValueCache
+from manyheads.nn import Lengths, MultiHeadAttention
+from manyheads.nn.attention.cache import DecoderState, KeyValueCache, source_mask
 from manyheads.nn.kernels import policy
 
 IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
@@ -56,8 +56,8 @@ def test_launches_of_a_step_of_decoding(beams: int, bar: int, monkeypatch: pytes
 
 @pytest.mark.usefixtures("saving")
 @pytest.mark.parametrize("relative", [0, 4])
-@pytest.mark.parametrize("beams", [1, 3])
-def test_search_with_few_launches_finds_the_same(beams: int, relative: int) -> None:
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}])
+def test_search_with_few_launches_finds_the_same(options: dict[str, Any], relative: int) -> None:
     torch.manual_seed(3)
     config = TransformerConfig(
         source_vocab_size=30, target_vocab_size=30, d_model=16, num_heads=2, d_ff=32, num_encoder_layers=1,
@@ -65,7 +65,7 @@ def test_search_with_few_launches_finds_the_same(beams: int, relative: int) -> N
     )  # fmt: skip
     model = build_model(config).double().eval()
     source, lengths = torch.randint(3, 30, (9, 7)), torch.tensor([7, 3, 0, 1, 6, 7, 2, 4, 5])
-    settings = DecodingSettings(num_beams=beams, max_len_ratio=3.0, max_len_offset=6)
+    settings = DecodingSettings(**{"num_beams": 1, **options}, max_len_ratio=3.0, max_len_offset=6)
 
     def found() -> list[Any]:
         hypotheses = run_to_end(search_steps(model, source, lengths, settings, **IDS))
@@ -76,6 +76,20 @@ def test_search_with_few_launches_finds_the_same(beams: int, relative: int) -> N
     pack(model)
     with torch.inference_mode(), policy.fast(), Launches():
         assert found() == wanted
+
+
+@pytest.mark.usefixtures("saving")
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_source_without_tokens_gives_zeros(fast: bool) -> None:
+    attention, lengths = MultiHeadAttention(8, 2).eval(), torch.tensor([0, 2])
+    x, memory = torch.randn(2, 1, 8), torch.randn(2, 3, 8)
+    wanted = attention(x, key=memory, mask=Lengths(lengths))[0]
+    source = attention.project_memory(memory)
+    state = DecoderState.begin([], [source], source_mask(lengths, 3))
+    with torch.inference_mode(), policy.fast(fast):
+        out = attention.step_across(x, state.source.keys[0], state.source.values[0], state.memory_mask)
+    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(out[0, 0], attention.out_proj.bias)
 
 
 @pytest.mark.usefixtures("saving")
