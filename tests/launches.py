@@ -83,6 +83,8 @@ def _attention(
     bias = attn_mask
     if bias.dtype is torch.bool:  # torch converts a mask to a bias, once a call
         bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(bias.logical_not(), -torch.inf)
+    if any(stride % 8 for stride in bias.stride()[:-1]):  # torch aligns the rows of a bias, once a call
+        bias = torch.constant_pad_nd(bias, [0, -bias.shape[-1] % 8])[..., : bias.shape[-1]]
     bias = bias.expand(*query.shape[:3], key.shape[2])
     needs = torch.is_grad_enabled()
     return torch.ops.aten._scaled_dot_product_efficient_attention(
@@ -92,6 +94,17 @@ def _attention(
 
 def _dropped(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     return torch.native_dropout(input, p, training)[0]
+
+
+@contextmanager
+def reads(number: float, size: int = 0) -> Iterator[None]:
+    """Within the block, whoever reads a tensor on `meta` finds this number everywhere, or this size if it is one."""
+    values, single = Tensor.tolist, Tensor.__int__
+    with (
+        patch.object(Tensor, "tolist", lambda x: [number] * x.numel() if x.is_meta else values(x)),
+        patch.object(Tensor, "__int__", lambda x: size if x.is_meta else single(x)),
+    ):
+        yield
 
 
 @contextmanager

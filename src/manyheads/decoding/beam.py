@@ -5,13 +5,13 @@ The tokens of a search are stored as a tree of backpointers that is read when se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
-from manyheads.decoding.search_problem import SearchProblem, SearchSteps
+from manyheads.decoding.search_problem import SearchProblem, SearchSteps, range_of
 from manyheads.nn.kernels.topk import top_k
 
 ROOT = -1
@@ -100,6 +100,20 @@ class _Harvest:
     earlier_nodes: Tensor
     finished: Tensor
 
+    def select(self, lines: Tensor) -> _Harvest:
+        """Return these sentences only."""
+        sums, nodes, finished = (x[lines] for x in (self.earlier_sums, self.earlier_nodes, self.finished))
+        return _Harvest(self.beams.select(lines), self.length, sums, nodes, finished)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step whose results have not been read: the sentences that it finished, whether one is NaN, all beams then."""
+
+    now: Tensor
+    is_nan: Tensor
+    harvest: _Harvest
+
 
 @torch.no_grad()
 def beam_search_steps(problem: SearchProblem) -> SearchSteps:
@@ -120,7 +134,8 @@ def beam_search_steps(problem: SearchProblem) -> SearchSteps:
     state = problem.model.start(problem.source, problem.source_lengths)
     tokens, length = problem.prompt(), len(problem.prefix)
     history = tokens[:, 1:] if constraints.needs_history or problem.grammar is not None else None
-    shortest = int(problem.limits.min())
+    shortest, longest = range_of(problem.limits)
+    unread: list[_Step] = []
     while True:
         check_stop(problem.stop)
         log_probs, state = problem.model.step(tokens, state)
@@ -140,13 +155,18 @@ def beam_search_steps(problem: SearchProblem) -> SearchSteps:
         now = live & (finished | (beams.limits <= length) | best.isneginf())
         beams.done = beams.done | now
         is_nan = (live & found.sums[:, 0].isnan()).any()
-        num_now, num_done, num_nan = torch.stack([now.sum(), beams.done.sum(), is_nan]).tolist()
-        check_finite(bool(num_nan), length)
+        unread.append(_Step(now, is_nan, _Harvest(replace(beams), length, earlier_sums, earlier_nodes, finished)))
+        num_done = 0
         ended: list[tuple[int, list[Hypothesis]]] = []
-        if num_now:
-            out = now.nonzero()[:, 0]
-            harvest = _Harvest(beams.select(out), length, earlier_sums[out], earlier_nodes[out], finished[out])
-            ended = _hypotheses(problem, backpointers, harvest)
+        if problem.reads_now(length, longest):
+            *numbers, num_done = torch.stack(
+                [x for step in unread for x in (step.now.sum(), step.is_nan)] + [beams.done.sum()]
+            ).tolist()
+            for step, num_now, num_nan in zip(unread, numbers[::2], numbers[1::2], strict=True):
+                check_finite(bool(num_nan), step.harvest.length)
+                if num_now:
+                    ended += _hypotheses(problem, backpointers, step.harvest.select(step.now.nonzero()[:, 0]))
+            unread.clear()
         dropped = yield ended
         if dropped:
             beams.done = beams.done | problem.marks(beams.sentence, dropped)
@@ -155,7 +175,7 @@ def beam_search_steps(problem: SearchProblem) -> SearchSteps:
             if not on.numel():
                 return
             beams, rows, tokens = beams.select(on), rows[on], tokens[on]
-            shortest = int(beams.limits.min())
+            shortest, longest = range_of(beams.limits)
         tokens = tokens.view(-1, 1)
         if history is not None:
             history = torch.cat([history[rows.flatten()], tokens], 1)

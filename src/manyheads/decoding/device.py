@@ -95,10 +95,11 @@ def pack(model: nn.Module) -> None:
     Use this only for inference, after `narrow`. If weights change later, the new values are used; but a change through
     `weight.data` is not detected: call this function again.
     """
-    for module in model.modules():
-        if isinstance(module, Packs):
-            maps = module.packed_maps()
-            module.packed = Packed(*maps) if Packed.is_worthwhile(*maps) else None
+    with policy.fast():
+        for module in model.modules():
+            if isinstance(module, Packs):
+                maps = module.packed_maps()
+                module.packed = Packed(*maps) if Packed.is_worthwhile(*maps) else None
 
 
 def on_cpu_by_default() -> AbstractContextManager[Any]:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
-from manyheads.decoding.search_problem import SearchProblem, SearchSteps
+from manyheads.decoding.search_problem import SearchProblem, SearchSteps, range_of
 from manyheads.decoding.settings import DecodingSettings, drawing_options
 from manyheads.models.protocols import Searchable
-from manyheads.nn.kernels.topk import likeliest
+from manyheads.nn.kernels.topk import highest
 from manyheads.nn.kernels.topk import top_k as largest_first
 from manyheads.seeding import derive_seed
 
@@ -49,6 +49,11 @@ class Sampler:
                 generator = np.random.default_rng(derive_seed(settings.seed, "sample", index, path))
                 numbers[line, path] = generator.random(longest)
         self._numbers = torch.from_numpy(numbers).to(limits.device)
+
+    def choose(self, log_probs: Tensor, sentence: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """See `_Choose`."""
+        tokens = self(log_probs, sentence, step)[:, None]
+        return log_probs.gather(1, tokens), tokens
 
     def __call__(self, log_probs: Tensor, sentence: Tensor, step: int) -> Tensor:
         """Sample for (rows, vocab_size) log-probabilities; sentence (sentences,) indexes `indices`. Returns (rows,)."""
@@ -153,33 +158,34 @@ def _entropy(log_probs: Tensor) -> Tensor:
     return -(log_probs * log_probs.exp()).nansum(-1, keepdim=True)
 
 
-_Choose = Callable[[Tensor, Tensor, int], Tensor]
-"""(rows, vocab_size) log-probabilities, the sentences in the batch, the number of the step -> the rows' tokens."""
+_Choose = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""(rows, vocab_size) log-probabilities, the sentences in the batch, the number of the step -> each row's number and
+token, (rows, 1)."""
 
 
 @dataclass
 class _Rows:
     """The state of all paths. A path never branches, so its tokens are a list of columns, one per step.
 
-    Shape: sentence, limits, told (reported, or of no interest any more) (sentences,); sums, lengths, over (sentences,
-        paths); tokens, log_probs: (rows, 1) each.
+    Shape: sentence, limits, told (reported, or of no interest any more) (sentences,); sums, missing (tokens by which
+        a path is shorter than the longest), over (sentences, paths); tokens, log_probs: (rows, 1) each.
     """
 
     sentence: Tensor
     limits: Tensor
     told: Tensor
     sums: Tensor
-    lengths: Tensor
+    missing: Tensor
     over: Tensor
     tokens: list[Tensor]
     log_probs: list[Tensor]
 
     def select(self, lines: Tensor, rows: Tensor) -> _Rows:
         """Return these sentences only. rows: the rows of their paths."""
-        columns = (self.sentence, self.limits, self.told, self.sums, self.lengths, self.over)
-        sentence, limits, told, sums, lengths, over = (column.index_select(0, lines) for column in columns)
+        columns = (self.sentence, self.limits, self.told, self.sums, self.missing, self.over)
+        sentence, limits, told, sums, missing, over = (column.index_select(0, lines) for column in columns)
         tokens, log_probs = ([torch.cat(steps, 1).index_select(0, rows)] for steps in (self.tokens, self.log_probs))
-        return _Rows(sentence, limits, told, sums, lengths, over, tokens, log_probs)
+        return _Rows(sentence, limits, told, sums, missing, over, tokens, log_probs)
 
 
 @torch.no_grad()
@@ -195,14 +201,14 @@ def greedy_and_sampling_steps(problem: SearchProblem) -> SearchSteps:
     """
     constraints, settings = problem.constraints(), problem.settings
     paths = settings.num_return_sequences
-    choose: _Choose = lambda log_probs, sentence, step: likeliest(log_probs)  # noqa: E731
+    choose: _Choose = lambda log_probs, sentence, step: highest(log_probs)  # noqa: E731
     if settings.do_sample:
-        choose = Sampler(settings, problem.limits, problem.indices)
+        choose = Sampler(settings, problem.limits, problem.indices).choose
     rows = _first_rows(problem, paths)
     state = problem.model.start(problem.source, problem.source_lengths)
     tokens, length = problem.prompt(), len(problem.prefix)
     history: Tensor | None = None
-    shortest = int(problem.limits.min())
+    shortest, longest = range_of(problem.limits)
     if paths > 1:
         state = state.reorder(rows.sentence[:, None].expand(-1, paths))
         tokens = tokens.repeat_interleave(paths, 0)
@@ -216,14 +222,15 @@ def greedy_and_sampling_steps(problem: SearchProblem) -> SearchSteps:
         length += 1
         if length >= shortest:
             problem.last_step(log_probs, adjusted, rows.limits <= length)
-        tokens = choose(adjusted, rows.sentence, length - 1 - len(problem.prefix))[:, None]
-        gained = adjusted.gather(1, tokens)
+        gained, tokens = choose(adjusted, rows.sentence, length - 1 - len(problem.prefix))
         _advance(problem, rows, tokens, gained, gained if adjusted is log_probs else log_probs.gather(1, tokens))
         if length >= shortest:
             rows.over |= (rows.limits <= length)[:, None]
-        done = rows.over.all(1)
-        num_done, is_nan = torch.stack([done.sum(), rows.sums.isnan().any()]).tolist()
-        check_finite(bool(is_nan), length)
+        num_done, done = 0, rows.over
+        if problem.reads_now(length, longest):
+            done = rows.over.all(1)
+            num_done, is_nan = torch.stack([done.sum(), rows.sums.isnan().any()]).tolist()
+            check_finite(bool(is_nan), length)
         if history is not None:
             history = torch.cat([history, tokens], 1)
         leaving = problem.leave_now(num_done, len(done))
@@ -232,7 +239,7 @@ def greedy_and_sampling_steps(problem: SearchProblem) -> SearchSteps:
             out = (done & ~rows.told).nonzero()[:, 0]
             rows.told = rows.told | done
             if out.numel():
-                ended = _hypotheses(problem, rows.select(out, _rows_of(out, paths)))
+                ended = _hypotheses(problem, rows.select(out, _rows_of(out, paths)), length)
         dropped = yield ended
         if dropped:
             rows.told = rows.told | problem.marks(rows.sentence, dropped)
@@ -243,7 +250,7 @@ def greedy_and_sampling_steps(problem: SearchProblem) -> SearchSteps:
                 return
             on_rows = _rows_of(on, paths).view(-1, paths)
             rows = rows.select(on, on_rows.flatten())
-            shortest = int(rows.limits.min())
+            shortest, longest = range_of(rows.limits)
             state, tokens = state.reorder(on_rows), tokens[on_rows.flatten()]
             history = None if history is None else history[on_rows.flatten()]
 
@@ -266,7 +273,7 @@ def _first_rows(problem: SearchProblem, paths: int) -> _Rows:
         limits=problem.limits,
         told=torch.zeros(sentences, dtype=torch.bool, device=device),
         sums=sums,
-        lengths=torch.full_like(sums, len(problem.prefix), dtype=torch.int64),
+        missing=torch.zeros_like(sums, dtype=torch.int64),
         over=sums.bool(),
         tokens=[],
         log_probs=[],
@@ -283,7 +290,7 @@ def _advance(problem: SearchProblem, rows: _Rows, tokens: Tensor, gained: Tensor
     tokens, gained = tokens.view(rows.sums.shape), gained.view(rows.sums.shape)
     none = rows.over | gained.isneginf()  # a path without an allowed token ends
     rows.sums = torch.where(none, rows.sums, rows.sums + gained)
-    rows.lengths = rows.lengths + ~none
+    rows.missing = rows.missing + none
     rows.over = none | (tokens == problem.eos_id)
 
 
@@ -292,14 +299,15 @@ def _rows_of(lines: Tensor, paths: int) -> Tensor:
     return (lines[:, None] * paths + torch.arange(paths, device=lines.device)).flatten()
 
 
-def _hypotheses(problem: SearchProblem, rows: _Rows) -> list[tuple[int, list[Hypothesis]]]:
+def _hypotheses(problem: SearchProblem, rows: _Rows, longest: int) -> list[tuple[int, list[Hypothesis]]]:
     """Read the columns and build the lists of hypotheses. Returns: (sentence, hypotheses) of each."""
     results = []
     prefix = list(problem.prefix)
     said = zip(*(torch.cat(steps, 1).tolist() for steps in (rows.tokens, rows.log_probs)), strict=True)
-    for sentence, *lines in zip(rows.sentence.tolist(), rows.sums.tolist(), rows.lengths.tolist(), strict=True):
+    for sentence, *lines in zip(rows.sentence.tolist(), rows.sums.tolist(), rows.missing.tolist(), strict=True):
         found = []
-        for total, length in zip(*lines, strict=True):
+        for total, missing in zip(*lines, strict=True):
+            length = longest - missing
             ids, log_probs = (column[: length - len(prefix)] for column in next(said))
             score = float(problem.rules.score(torch.tensor(total), max(length, 1)))
             ended = ids[-1:] == [problem.eos_id]

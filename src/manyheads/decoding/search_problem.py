@@ -18,6 +18,7 @@ from manyheads.decoding.constraints import Constraints
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.models.protocols import Searchable
+from manyheads.nn.kernels import policy
 
 
 class Rules(Protocol):
@@ -241,6 +242,15 @@ class SearchProblem:
         for values in (log_probs,) if adjusted is log_probs else (log_probs, adjusted):
             self.rules.last_step(values.view(at_limit.numel(), -1, values.size(-1)), at_limit, self.eos_id)
 
+    def reads_now(self, length: int, longest: int) -> bool:
+        """Return whether to read after this step which sentences are finished. longest: the largest limit in the batch.
+
+        Steps beyond a sentence's end have no effect on it. A grammar is defined only within a sentence's limit.
+        """
+        if self.report_early or self.grammar is not None or length >= longest:
+            return True
+        return length % policy.steps_between_reads(self.source.device) == 0
+
     def leave_now(self, num_done: int, count: int) -> bool:
         """Return whether finished sentences leave a batch of `count` now: all together, when they are an eighth of it.
 
@@ -253,6 +263,12 @@ class SearchProblem:
     def marks(self, sentence: Tensor, chosen: Collection[int]) -> Tensor:
         """Return which of these sentences are among the chosen ones. sentence: (sentences,); returns bool."""
         return torch.isin(sentence, torch.tensor(sorted(chosen), device=sentence.device, dtype=sentence.dtype))
+
+
+def range_of(limits: Tensor) -> tuple[int, int]:
+    """Return the smallest and the largest."""
+    least, most = torch.stack(limits.aminmax()).tolist()
+    return least, most
 
 
 def run_to_end(steps: SearchSteps) -> list[list[Hypothesis]]:

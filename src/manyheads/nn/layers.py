@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError
 from manyheads.nn.chunking import in_chunks
 from manyheads.nn.kernels.dropout import dropout
-from manyheads.nn.kernels.linear import READABLE, Packed, linear_by
+from manyheads.nn.kernels.linear import READABLE, Packed, linear_by, linear_relu
 from manyheads.nn.kernels.reversible import through_sublayers
 from manyheads.nn.shapes import Float
 
@@ -244,6 +244,8 @@ class FeedForward(nn.Module):
     def _inner(self, x: Tensor) -> Tensor:
         """Return the d_ff numbers of each position, before dropout."""
         activate = ACTIVATIONS[self.activation]
+        if self.gate_proj is None and self.activation == "relu":
+            return linear_relu(self.in_proj, x)
         return activate(self.in_proj(x)) if self.gate_proj is None else activate(self.gate_proj(x)) * self.in_proj(x)
 
 

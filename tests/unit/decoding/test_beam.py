@@ -20,6 +20,7 @@ from manyheads.decoding.naive import naive_beam_search
 from manyheads.decoding.search import run_to_end, search_all, search_steps
 from manyheads.decoding.search_problem import BeamRules, SearchProblem, length_limits
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.nn.kernels import policy
 
 IDS: dict[str, int] = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
 modest = settings(deadline=None, max_examples=75, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -84,13 +85,15 @@ some_sources = st.lists(st.lists(st.integers(3, 6), min_size=1, max_size=6), min
     st.integers(4, 9),
     st.sampled_from([-2.0, 0.0, 2.0, 5.0]),
     st.sampled_from([1, 2, 8]),
+    st.sampled_from([1, 3, 8]),
 )
-def test_beam_equals_oracle(hash_model, options, sources, seed, vocab, bonus, leave_at):
-    """Also where sentences that are done wait until half of the batch is, or all of it."""
+def test_beam_equals_oracle(hash_model, options, sources, seed, vocab, bonus, leave_at, read_every):
+    """Also where sentences that are done wait until half of the batch is, or all of it, and some steps are not read."""
     vocab = max([vocab, *(i + 1 for i in (*options.banned_ids, *options.forced_prefix_ids))])
     model = hash_model(vocab_size=vocab, seed=seed, eos_bonus=bonus)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search_problem, "_LEAVE_AT", leave_at)
+        patch.setattr(policy, "steps_between_reads", lambda device: read_every)
         found = beam_only(model, sources, options)
     limits = length_limits(torch.tensor([len(ids) for ids in sources]), options).tolist()
     for ids, limit, hypotheses in zip(sources, limits, found, strict=True):

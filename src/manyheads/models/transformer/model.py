@@ -16,7 +16,7 @@ from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.size_checks import check_vocabularies
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.attention.cache import DecoderLayerStep, DecoderState, KeyValueCache, source_mask
-from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask
+from manyheads.nn.attention.masks import Causal, Lengths, Mask, NeverEmpty
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.heads.linear import LinearHead
@@ -153,7 +153,7 @@ class PreparedStep:
 
     @property
     def memory_mask(self) -> Mask | None:
-        return None if self.source_seen is None else Dense(self.source_seen)
+        return None if self.source_seen is None else NeverEmpty(self.source_seen)
 
     @property
     def kind(self) -> tuple[object, ...]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from manyheads.nn.attention.masks import Dense, KeyPadding, Lengths, Mask, dense_mask
+from manyheads.nn.attention.masks import KeyPadding, Lengths, Mask, NeverEmpty, dense_mask
 from manyheads.nn.kernels import policy
 from manyheads.nn.pytrees import State, register_state
 from manyheads.nn.shapes import Bool, Float, Int
@@ -70,6 +70,10 @@ class CacheStep:
 
     def write(self, key: Tensor, value: Tensor) -> CacheStep:
         """Write the new positions. key, value: (rows, heads, new_len, head_dim)."""
+        buffers, new = _side_by_side(self.key, self.value), _side_by_side(key, value)
+        if buffers is not None and new is not None:  # one copy instead of two
+            buffers[..., self.slots.start : self.slots.end, :] = _by_group(new, self.slots)
+            return self
         _write(self.key, key, self.slots)
         _write(self.value, value, self.slots)
         return self
@@ -110,10 +114,28 @@ class CacheStep:
 
 
 def _write(buffer: Tensor, new: Tensor, slots: Slots) -> None:
-    groups, heads, _, head_dim = buffer.shape
+    buffer[:, :, slots.start : slots.end] = _by_group(new, slots)
+
+
+def _by_group(new: Tensor, slots: Slots) -> Tensor:
+    """(*any, rows, heads, new_len, head_dim) -> (*any, groups, heads, branches x new_len, head_dim)"""
     branches = 1 if slots.seen is None else slots.seen.shape[2]
-    by_group = new.reshape(groups, branches, heads, new.shape[2], head_dim).transpose(1, 2)
-    buffer[:, :, slots.start : slots.end] = by_group.flatten(2, 3)
+    *before, rows, heads, new_len, head_dim = new.shape
+    return new.reshape(*before, rows // branches, branches, heads, new_len, head_dim).transpose(-4, -3).flatten(-3, -2)
+
+
+def _side_by_side(key: Tensor, value: Tensor) -> Tensor | None:
+    """Return both as one tensor, (2, *shape), if they lie in one memory and launches count; otherwise None."""
+    if policy.is_compiled() or not policy.saves_launches(key.device) or torch.is_grad_enabled():
+        return None
+    distance = value.storage_offset() - key.storage_offset()
+    if not _are_alike(key, value) or distance <= 0 or key.untyped_storage()._cdata != value.untyped_storage()._cdata:
+        return None
+    return key.as_strided((2, *key.shape), (distance, *key.stride()))
+
+
+def _are_alike(key: Tensor, value: Tensor) -> bool:
+    return (key.shape, key.stride(), key.dtype) == (value.shape, value.stride(), value.dtype)
 
 
 @register_state
@@ -326,7 +348,10 @@ class KeyValueCache(State):
 
     def each(self, change: Callable[[Tensor], Tensor]) -> KeyValueCache:
         """Return the cache with every buffer of keys or values changed."""
-        return replace(self, keys=tuple(map(change, self.keys)), values=tuple(map(change, self.values)))
+        keys, values = tuple(map(change, self.keys)), tuple(map(change, self.values))
+        if policy.saves_launches(self.device) and all(map(_are_alike, keys, values)):
+            keys, values = zip(*(torch.stack(pair).unbind() for pair in zip(keys, values, strict=True)), strict=True)
+        return replace(self, keys=keys, values=values)
 
     def _with_room(self, count: int, dtype: torch.dtype, keep: int | None) -> KeyValueCache:
         """Return the same cache with space for `count` slots behind those in use, in buffers of that type.
@@ -401,7 +426,7 @@ class DecoderState(State):
     Shape: past: caches of the target positions, one for all layers or one for each; source: keys and values of the
         encoder's output, one row per sentence, for any number of beams; length () int64 on the CPU: number of target
         positions so far; source_seen (sentences, 1, 1, source_len) bool: False at the source's padding, None if there
-        is none.
+        is none. A source without tokens has values of zero and sees all of them, so that no step looks for such rows.
     """
 
     past: tuple[Any, ...]
@@ -415,12 +440,17 @@ class DecoderState(State):
     ) -> DecoderState:
         """Return the state before the first target position. source: projected keys and values of each layer."""
         keys, values = zip(*source, strict=True)
+        if source_seen is not None:
+            some = source_seen.any(dim=-1, keepdim=True)
+            if not (policy.has_values(some) and bool(some.all())):
+                source_seen = source_seen | ~some
+                values = tuple(value * some.to(value.dtype) for value in values)
         cache = KeyValueCache.of((key.contiguous() for key in keys), (value.contiguous() for value in values))
         return cls(tuple(past), cache, torch.zeros((), dtype=torch.int64, device="cpu"), source_seen)
 
     @property
     def memory_mask(self) -> Mask | None:
-        return None if self.source_seen is None else Dense(self.source_seen)
+        return None if self.source_seen is None else NeverEmpty(self.source_seen)
 
     def reorder(self, rows: Tensor) -> DecoderState:
         """See `protocols.SearchState.reorder`. rows: (sentences, beams) of old row ids."""
@@ -451,4 +481,4 @@ def source_mask(source_lengths: Tensor, source_len: int) -> Tensor | None:
     seen = dense_mask(Lengths(source_lengths), 1, source_len, source_lengths.device)
     assert seen is not None
     # A mask costs time in every later step.
-    return None if not policy.is_compiled() and bool(seen.all()) else seen
+    return None if policy.has_values(seen) and bool(seen.all()) else seen

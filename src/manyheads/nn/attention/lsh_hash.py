@@ -65,7 +65,7 @@ def hash_vectors(
     precise = torch.promote_types(vectors.dtype, torch.float32)
     batch, _, length, _ = vectors.shape
     buckets = vectors.new_zeros(batch, heads, rounds, length, dtype=torch.int64)
-    with torch.no_grad(), torch.autocast(vectors.device.type, enabled=False):
+    with torch.no_grad(), policy.without_autocast(vectors.device):
         across = rotations.to(precise).permute(0, 2, 3, 1).reshape(heads, rounds * directions, head_dim)
         step = max(1, _ROTATED_NUMBERS // max(1, batch * heads * rounds * directions))
         for some in chunk_slices(length, step):

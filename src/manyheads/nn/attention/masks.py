@@ -147,6 +147,12 @@ class Dense(Mask):
 
 @register_state
 @dataclass(frozen=True)
+class NeverEmpty(Dense):
+    """A pattern in which every query may attend to at least one key; nothing checks it."""
+
+
+@register_state
+@dataclass(frozen=True)
 class Bias(Mask):
     """Numbers added to the scaled scores, such as ALiBi's; -inf forbids. Relative and LSH attention refuse them.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.cache import CacheStep, KeyValueCache
-from manyheads.nn.attention.masks import Dense, Mask, refuse_tensor
+from manyheads.nn.attention.masks import Mask, NeverEmpty, refuse_tensor
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.attention.scores import check_vectors
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_scores, masked_weights
@@ -357,7 +357,7 @@ class MultiHeadAttention(nn.Module):
         # The rows of a group query all its keys in one product: (rows, heads, 1, d) -> (groups, heads, branches, d).
         keys, values, seen = shared
         queries = q.reshape(seen.shape[0], seen.shape[2], *q.shape[1::2]).transpose(1, 2)
-        allowed: Mask = Dense(seen)
+        allowed: Mask = NeverEmpty(seen)  # a query sees its own key
         if self.relative_bias is not None:
             allowed = allowed & self.relative_bias.of_slots(seen, past.length)
         return self._attend_directly(queries, keys, values, allowed).flatten(0, 1)[:, None]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
-from manyheads.nn.attention.masks import Bias, Causal, Dense, Mask, dense_bias
+from manyheads.nn.attention.masks import Bias, Causal, Dense, Mask, NeverEmpty, dense_bias
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.shapes import Bool, Float
@@ -273,10 +273,19 @@ def _mask_of_layers(
     if mask is None or not policy.saves_launches(query.device) or policy.is_compiled():
         return *_sdpa_mask(mask, query, k_len, first_query), None
     key: tuple[object, ...] = (query.shape[0], query.shape[2], k_len, first_query, query.dtype, query.device)
-    key += tuple((id(x), x._version) for x in pytree.tree_leaves(mask) if isinstance(x, Tensor))
-    held: tuple[object, tuple[Tensor | None, Tensor | None, Tensor | None]] | None = mask.__dict__.get("_of_layers")
+    leaves = [x for x in pytree.tree_leaves(mask) if isinstance(x, Tensor)]
+    key += tuple((id(x), 0 if x.is_inference() else x._version) for x in leaves)
+    # The pattern of a sentence's source is the same tensor in every step of a search.
+    holder = mask.pattern if isinstance(mask, NeverEmpty) else mask
+    held: tuple[object, tuple[Tensor | None, Tensor | None, Tensor | None]] | None = holder.__dict__.get("_of_layers")
     if held is not None and held[0] == key:
         return held[1]
+    if isinstance(mask, NeverEmpty):
+        # Rows of a multiple of 8 numbers, which the kernel would otherwise make in each call.
+        space = torch.zeros(*mask.pattern.shape[:-1], -(-k_len // 8) * 8, dtype=query.dtype, device=query.device)
+        hidden = space[..., :k_len].masked_fill_(~mask.pattern, -math.inf)
+        holder.__dict__["_of_layers"] = key, (hidden, None, None)
+        return hidden, None, None
     given, empty = _sdpa_mask(mask, query, k_len, first_query)
     found: tuple[Tensor | None, Tensor | None, Tensor | None] = (given, empty, None)
     if given is not None and empty is not None and given.dtype is torch.bool:

@@ -39,6 +39,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return onednn_linear(x, weight, bias)
 
 
+def linear_relu(module: nn.Module, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
+    """Return max(0, x W^T + b) with the weights of a module: in one operation where launches count."""
+    if policy.saves_launches(x.device) and not torch.is_grad_enabled() and is_readable(module):
+        weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
+        if bias is not None and x.dtype is weight.dtype and autocast_dtype(x) is None:
+            out = torch._addmm_activation(bias, x.flatten(0, -2), weight.t())
+            return out.view(*x.shape[:-1], len(weight))
+    return F.relu(module(x))
+
+
 def product(
     left: Float[Tensor, "*rows inner"], right: Float[Tensor, "inner columns"]
 ) -> Float[Tensor, "*rows columns"]:
@@ -245,9 +255,11 @@ class Packed:
         """Return the product of x in the weights' type."""
         if self._packed is None:
             with torch.no_grad():
-                weight = torch.ops.mkldnn._reorder_linear_weight(torch.cat(self._weights), _PACKED_ROWS)
+                weight = torch.cat(self._weights)
+                if not policy.saves_launches(x.device):
+                    weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS)
                 self._packed = weight, torch.cat(self._biases) if self._biases else None
-        return onednn_linear(x, *self._packed)
+        return onednn_linear(x, *self._packed) if self._packed[0].is_mkldnn else F.linear(x, *self._packed)
 
 
 _BY_NUMBER: WeakValueDictionary[int, Packed] = WeakValueDictionary()

@@ -215,7 +215,7 @@ class _SmoothedLoss(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if needs[0] else None
         chunk_tokens = policy.logit_rows_at_once(chunk_tokens, vocab_size, hidden.device)
         tile_rows = policy.logit_rows_in_a_tile(chunk_tokens, vocab_size, hidden.device)
-        with torch.autocast(hidden.device.type, enabled=False):
+        with policy.without_autocast(hidden.device):
             low_weight = weight.to(compute)
             low_bias = None if bias is None else bias.to(compute)
             summed_weight = weight.sum(dim=0, dtype=statistics) - weight[without].sum(dim=0, dtype=statistics)

@@ -117,7 +117,7 @@ def _by_formula(
 ) -> Tensor:
     """Compute `chunked_attention` by torch's operations; the scores of a tile are computed again by autograd."""
     wide = torch.promote_types(qk.dtype, torch.float32) if qk.dtype is torch.float16 else qk.dtype
-    with torch.autocast(qk.device.type, enabled=False):
+    with policy.without_autocast(qk.device):
         q, values = qk.to(wide).flatten(0, 1), v.to(wide).flatten(0, 1)
         k = keys_of(q, settings.scale, settings.key_eps)
         layout = Layout.of(order, q.shape[1], lengths)
@@ -172,7 +172,7 @@ class _ChunkedAttention(torch.autograd.Function):
         if known:
             out, log_sums, alone, safe = known
         else:
-            with torch.autocast(qk.device.type, enabled=False):
+            with policy.without_autocast(qk.device):
                 inputs = _Inputs.of(qk, v, settings, is_safe=None)
                 out, log_sums, alone = _forward(_groups(inputs, order, settings, lengths, rate, seed), inputs)
                 safe = torch.tensor(inputs.is_safe, device="cpu")
@@ -188,7 +188,7 @@ class _ChunkedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         qk, v, out, log_sums, alone, order, lengths = ctx.saved_tensors
-        with torch.autocast(qk.device.type, enabled=False):
+        with policy.without_autocast(qk.device):
             inputs = _Inputs.of(qk, v, ctx.settings, ctx.safe)
             groups = _groups(inputs, order, ctx.settings, lengths, ctx.rate, ctx.seed)
             grad_qk, grad_v = _backward(groups, inputs, out.flatten(0, 1), log_sums, alone, grad_out.flatten(0, 1))

@@ -17,7 +17,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -125,6 +125,21 @@ def saves_launches(device: torch.device) -> bool:
     return _mode.saves_launches or (torch.cuda.get_device_capability(device), torch.__version__) in _PROVEN
 
 
+def has_autocast(device: torch.device) -> bool:
+    """Return whether torch's autocast knows the device; `meta` stands for a GPU whose weights are cast by the step."""
+    return device.type != "meta"
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a block in which torch's autocast is off."""
+    return torch.autocast(device.type, enabled=False) if has_autocast(device) else nullcontext()
+
+
+def has_generator(device: torch.device) -> bool:
+    """Return whether the device has random numbers of its own."""
+    return device.type not in ("cpu", "meta")
+
+
 @contextmanager
 def by_fixed_rules() -> Iterator[None]:
     """Within the block, no measurement of speed selects an implementation, so two processes compute alike. Not safe for
@@ -165,6 +180,16 @@ def can_look(x: Tensor) -> bool:
 def is_compiled() -> bool:
     """Return whether a compiler is tracing this code. Sizes that depend on values are then symbols, not numbers."""
     return torch.compiler.is_compiling()
+
+
+def steps_between_reads(device: torch.device) -> int:
+    """Return every how many steps a search reads which sentences are finished: reading waits for a GPU."""
+    return 8 if saves_launches(device) else 1
+
+
+def has_values(x: Tensor) -> bool:
+    """Return whether x can be read at all, if need be after a wait: a compiler and `meta` have shapes only."""
+    return x.device.type != "meta" and not torch.compiler.is_compiling()
 
 
 def is_transformed() -> bool:
@@ -243,6 +268,8 @@ def uses_onednn(x: Tensor, weight: Tensor) -> bool:
 def packs(*weights: Tensor) -> bool:
     """Return whether products with these weights, one below the other, are faster from a packed copy of them."""
     first = weights[0]
+    if len(weights) > 1 and saves_launches(first.device):
+        return True  # side by side, one product instead of three
     if first.device.type != "cpu" or any(weight.is_inference() for weight in weights):
         return False
     if first.dtype is not torch.float32:
@@ -278,6 +305,8 @@ def uses_packed(x: Tensor, dtype: torch.dtype, out_features: int) -> bool:
     """Return whether to multiply x by a packed weight of this dtype with `out_features` rows."""
     if not is_fast():
         return False
+    if saves_launches(x.device):
+        return x.dtype is dtype and not torch.is_grad_enabled()
     compute = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
     least = 0 if dtype is torch.bfloat16 else _LEAST_PACKED_WORK
     is_large = x.numel() * out_features >= least
@@ -406,7 +435,7 @@ def relative_path(query: Tensor, causal: bool) -> RelativePath:
         return _relative_path
     if not is_fast():
         return "products"
-    if query.device.type == "cuda":
+    if query.device.type in ("cuda", "meta"):
         return _RELATIVE_ON_CUDA
     if compiles_a_step() and query.shape[2] == 1 and query.device.type == "cpu":
         return "sums"

@@ -76,7 +76,7 @@ class _RelativeAttention(torch.autograd.Function):
         batch, heads, q_len, head_dim = query.shape
         k_len = key.shape[2]
         scale = 1 / math.sqrt(head_dim)
-        with torch.autocast(query.device.type, enabled=False):
+        with policy.without_autocast(query.device):
             # Queries and biases are scaled, not scores: q_len x head_dim numbers instead of q_len x k_len.
             key, value = _joined(key.to(compute)), _joined(value.to(compute))
             positions = positions.to(compute)
@@ -142,7 +142,7 @@ class _RelativeAttention(torch.autograd.Function):
         grad_distance = torch.zeros(heads, k_len, dtype=statistics, device=key.device) if distance_dtype else None
         lanes = policy.lanes_at_once(batch, heads * q_len * k_len, key.device)
         buffer: Tensor | None = None
-        with torch.autocast(key.device.type, enabled=False):
+        with policy.without_autocast(key.device):
             grad_outs = torch.split(_flat(grad_out.to(weights.dtype)), lanes * heads)
             position_queries = _position_queries(position_query, content_query.shape, lanes)
             content_queries, keys, values, grad_contents, grad_keys, grad_values = (

@@ -160,6 +160,8 @@ def autocast_as_now(kind: str, like: tuple[bool, torch.dtype] | None = None) -> 
 
     The cache would return a copy of a weight that was made in the forward pass without a gradient.
     """
+    if not policy.has_autocast(torch.device(kind)):
+        return nullcontext()
     enabled, dtype = like or (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
     return torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
 
@@ -177,10 +179,12 @@ class Replay(AbstractContextManager[None]):
     def __init__(self, device: torch.device, *modules: nn.Module) -> None:
         self._device = device
         self._is_fast = policy.is_fast()
-        self._autocast_state = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
+        self._autocast_state: tuple[bool, torch.dtype] | None = None
+        if policy.has_autocast(device):
+            self._autocast_state = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
         self._cpu_state = torch.get_rng_state()
         self._device_state = None
-        if device.type != "cpu":
+        if policy.has_generator(device):
             self._device_state = torch.get_device_module(device).get_rng_state(device)
         self._modes = [(one, one.training) for module in modules for one in module.modules()]
         self._buffers = [

@@ -33,6 +33,15 @@ def likeliest(values: Tensor) -> Tensor:
     return _argmax_by_blocks(values, blocks)
 
 
+def highest(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest value of each row and its index as `likeliest` does; both (rows, 1)."""
+    if policy.saves_launches(values.device):
+        largest, places = values.max(-1, keepdim=True)
+        return largest, places
+    places = likeliest(values)[:, None]
+    return values.gather(1, places), places
+
+
 def _top_k_by_blocks(values: Tensor, count: int, added: Tensor | None) -> tuple[Tensor, Tensor]:
     """Search only the `count` blocks with the largest maxima, which contain the result.
 

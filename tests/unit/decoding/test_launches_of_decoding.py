@@ -1,0 +1,110 @@
+"""Steps of a search on a GPU, counted on `meta`, and computed on the CPU by the operations that they take there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from launches import Launches, as_on_cuda, reads
+
+from manyheads.catalogue import build_model
+from manyheads.decoding import beam, greedy_and_sampling
+from manyheads.decoding.device import pack
+from manyheads.decoding.search import search_steps
+from manyheads.decoding.search_problem import run_to_end
+from manyheads.decoding.settings import DecodingSettings
+from manyheads.models.transformer.config import PRESETS, TransformerConfig
+from manyheads.nn import Lengths, MultiHeadAttention
+from manyheads.nn.attention.cache import DecoderState, KeyValueCache, source_mask
+from manyheads.nn.kernels import policy
+
+IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
+
+
+@pytest.fixture
+def saving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operations of a GPU on the CPU."""
+    monkeypatch.setattr(policy, "saves_launches", lambda device: policy.is_fast())
+
+
+# A bare model has 15 operations in each of 6 layers: q, k and v; a copy to the cache; attention; its output; sum and
+# norm; the query of the source; attention; its output; sum and norm; inner layer with ReLU; outer layer; sum and norm.
+# Embedding, factor and positions; logits, softmax and maximum make 96. The rest are the path's score, length and end.
+# With beams the rest are the candidates, the kept hypotheses and the table of each beam's past.
+@pytest.mark.parametrize(("beams", "bar"), [(1, 105), (4, 150)])
+def test_launches_of_a_step_of_decoding(beams: int, bar: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mean of eight steps without growth of the cache, in one of which the host reads who is finished."""
+    config = replace(PRESETS["base"], source_vocab_size=32_000, target_vocab_size=32_000)
+    with torch.device("meta"):
+        model = build_model(config).eval()
+        source, lengths = torch.ones(64, 30, dtype=torch.int64), torch.ones(64, dtype=torch.int64)
+    for module in (greedy_and_sampling, beam):
+        monkeypatch.setattr(module, "range_of", lambda limits: (100, 100))
+    pack(model)
+    with torch.inference_mode(), as_on_cuda(), reads(0, size=4), policy.fast():
+        steps = search_steps(model, source, lengths, DecodingSettings(num_beams=beams), **IDS)
+        for _ in range(6):
+            next(steps)
+        with Launches() as launches:
+            for _ in range(8):
+                next(steps)
+    assert launches.count <= 8 * bar, launches.by_name.most_common()
+    assert launches.by_name["stack"] == 1  # the only tensor that the host reads
+
+
+@pytest.mark.usefixtures("saving")
+@pytest.mark.parametrize("relative", [0, 4])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}])
+def test_search_with_few_launches_finds_the_same(options: dict[str, Any], relative: int) -> None:
+    torch.manual_seed(3)
+    config = TransformerConfig(
+        source_vocab_size=30, target_vocab_size=30, d_model=16, num_heads=2, d_ff=32, num_encoder_layers=1,
+        num_decoder_layers=2, relative_bias=relative, positions="none" if relative else "sinusoidal",
+    )  # fmt: skip
+    model = build_model(config).double().eval()
+    source, lengths = torch.randint(3, 30, (9, 7)), torch.tensor([7, 3, 0, 1, 6, 7, 2, 4, 5])
+    settings = DecodingSettings(**{"num_beams": 1, **options}, max_len_ratio=3.0, max_len_offset=6)
+
+    def found() -> list[Any]:
+        hypotheses = run_to_end(search_steps(model, source, lengths, settings, **IDS))
+        return [(one.ids, pytest.approx(one.score)) for sentence in hypotheses for one in sentence]
+
+    wanted = found()
+    assert len({len(ids) for ids, _ in wanted}) > 1, "all end at once"
+    pack(model)
+    with torch.inference_mode(), policy.fast(), Launches():
+        assert found() == wanted
+
+
+@pytest.mark.usefixtures("saving")
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_source_without_tokens_gives_zeros(fast: bool) -> None:
+    attention, lengths = MultiHeadAttention(8, 2).eval(), torch.tensor([0, 2])
+    x, memory = torch.randn(2, 1, 8), torch.randn(2, 3, 8)
+    wanted = attention(x, key=memory, mask=Lengths(lengths))[0]
+    source = attention.project_memory(memory)
+    state = DecoderState.begin([], [source], source_mask(lengths, 3))
+    with torch.inference_mode(), policy.fast(fast):
+        out = attention.step_across(x, state.source.keys[0], state.source.values[0], state.memory_mask)
+    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(out[0, 0], attention.out_proj.bias)
+
+
+@pytest.mark.usefixtures("saving")
+def test_keys_and_values_are_written_by_one_copy() -> None:
+    attention = MultiHeadAttention(8, 2).eval()
+    x = torch.randn(3, 4, 8)
+    wanted = attention(x, state=attention.empty_cache(3, x))[0]
+    pack(attention)
+    cache = KeyValueCache.empty(3, 2, 4, x)
+    with torch.inference_mode(), policy.fast():
+        for place in range(4):
+            (step,), cache = cache.prepare(1)
+            out = attention.step(x[:, place : place + 1], step)
+            cache = cache.after(1)
+        assert step.key.untyped_storage().data_ptr() == step.value.untyped_storage().data_ptr()
+        for mine, other in zip(cache.filled(), attention.project_memory(x), strict=True):
+            torch.testing.assert_close(mine, other)
+    torch.testing.assert_close(out[:, 0], wanted[:, -1])
