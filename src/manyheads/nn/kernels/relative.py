@@ -335,7 +335,7 @@ def relative_attention(
     check_sizes(q_len, k_len, positions.shape[1], causal)
     width = max(query.shape[-1], value.shape[-1])
     if policy.uses_triton("relative attention", query, query.dtype, width, dropout_rate, fused):
-        from manyheads.nn.kernels.triton.relative import fused_relative_attention
+        from manyheads.nn.kernels.triton import fused_relative_attention
 
         return fused_relative_attention(
             query, key, value, positions, content_bias, position_bias, distance_bias, mask, causal

@@ -33,7 +33,7 @@ def loss_kernel(
     NEEDS_ERROR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write (loss, negative log-likelihood) of a row into `numbers`, and the loss's derivative into the row.
+    """Write the log-probabilities of the target and of all `count` tokens, summed; replace the row by its error.
 
     Args: excluded: the token without a share of the smoothing; -1: none. count: of tokens with a share.
     """
@@ -58,12 +58,8 @@ def loss_kernel(
             if SMOOTHS:
                 summed += tl.where((at < vocab_size) & (at != excluded), z, 0.0)
         normaliser = highest + tl.log(total)
-        nll = normaliser - tl.load(logits + target).to(tl.float32)
-        loss = nll
-        if SMOOTHS:
-            loss = on_target * nll + share * (count * normaliser - tl.sum(summed, 0))
-        tl.store(numbers + 2 * row, loss)
-        tl.store(numbers + 2 * row + 1, nll)
+        tl.store(numbers + 2 * row, tl.load(logits + target).to(tl.float32) - normaliser)
+        tl.store(numbers + 2 * row + 1, tl.sum(summed, 0) - count * normaliser if SMOOTHS else 0.0)
         if NEEDS_ERROR:
             for start in range(0, vocab_size, BLOCK):
                 at = start + columns
@@ -84,7 +80,8 @@ def loss_kernel(
 def loss_of_rows(
     logits: Tensor, targets: Tensor, keep: Tensor | None, parts: Spread, excluded: int | None, needs_error: bool
 ) -> Tensor:
-    """Return the sums of (loss, negative log-likelihood), (2,) in float32; replace logits by the loss's derivative.
+    """Return two sums over rows, (2,) in float32: the log-probabilities of the targets, and those of all tokens that
+    share the smoothing. Replace the logits by the loss's derivative in them if `needs_error`.
 
     Shape: logits (rows, vocab_size), contiguous; targets (rows,); keep (rows,), False for rows that have no loss and
         are not read. Args: parts: of the smoothing; excluded: the token without a share; None: every token has one.
@@ -95,8 +92,8 @@ def loss_of_rows(
         with torch.cuda.device_of(logits):
             loss_kernel[(rows,)](
                 logits,
-                targets,
-                targets if keep is None else keep.view(torch.uint8),
+                targets.contiguous(),
+                targets if keep is None else keep.contiguous().view(torch.uint8),
                 numbers,
                 vocab_size,
                 parts.on_target,

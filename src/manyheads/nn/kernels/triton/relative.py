@@ -20,12 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.errors import RequestError, ShapeError
-from manyheads.nn.attention.masks import Mask, dense_mask
-from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.derivatives import first_derivative_only
-from manyheads.nn.kernels.relative import check_sizes
-from manyheads.nn.shapes import Float, Int
+from manyheads.nn.kernels.triton import Lanes, rows_in_memory
 
 
 @dataclass(frozen=True)
@@ -39,12 +35,16 @@ class Tiles:
 
 
 def tiles(width: int, itemsize: int, backward: bool) -> Tiles:
-    """Return the tiles for heads of this width, of numbers with so many bytes. They are fixed: runs compute alike."""
+    """Return the tiles for heads of this width, of numbers with so many bytes. They are fixed: runs compute alike.
+
+    They are the largest that were compiled for sm_80 and sm_90 without spilled registers, with a mask and a bias; larger
+    ones spill because of the addresses of the scores by distance. Shared memory: 32 to 73 KB of 163 KiB and 227 KiB.
+    """
     if itemsize == 4:
         return Tiles(32, 32, 4, 1)
     if backward:
-        return Tiles(64, 64, 8 if width > 64 else 4, 1)
-    return Tiles(128, 64, 8, 2)
+        return Tiles(64, 32, 8, 1)
+    return Tiles(64, 32 if width > 64 else 64, 8, 2)
 
 
 @triton.jit
@@ -267,21 +267,8 @@ def keys_kernel(
     _store_rows(grad_value, summed_value, first_key, head, heads, columns, k_len, outer, VALUE)
 
 
-@dataclass(frozen=True)
-class _Lanes:
-    """The lanes of packed queries and keys. longest: the distance of the first row of `positions`."""
-
-    count: int
-    q_len: int
-    k_len: int
-    longest: int
-    causal: bool
-    q_starts: Tensor | None = None
-    k_starts: Tensor | None = None
-
-
 @first_derivative_only
-class _FusedAttention(torch.autograd.Function):
+class FusedAttention(torch.autograd.Function):
     """Sums of values of packed rows: query (q_tokens, heads, width), key and value (k_tokens, heads, width)."""
 
     @staticmethod
@@ -293,9 +280,9 @@ class _FusedAttention(torch.autograd.Function):
         by_distance: Tensor,
         bias: Tensor | None,
         allowed: Tensor | None,
-        lanes: _Lanes,
+        lanes: Lanes,
     ) -> Tensor:
-        tokens, heads, width = query.shape
+        tokens, heads, _ = query.shape
         out = query.new_zeros(tokens, heads, value.shape[-1])
         normalisers = torch.full((heads, tokens), math.inf, dtype=torch.float32, device=query.device)
         shape, strides, sizes, options = _arguments(query, key, value, by_distance, allowed, lanes)
@@ -314,9 +301,9 @@ class _FusedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, by_distance, bias, allowed, out, normalisers = ctx.saved_tensors
-        lanes: _Lanes = ctx.lanes
+        lanes: Lanes = ctx.lanes
         heads = query.shape[1]
-        grad_out = _rows_in_memory(grad_out)
+        grad_out = rows_in_memory(grad_out)
         deltas = torch.zeros_like(normalisers)
         grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value, by_distance)]
         shape, strides, sizes, options = _arguments(query, key, value, by_distance, allowed, lanes)
@@ -340,7 +327,7 @@ class _FusedAttention(torch.autograd.Function):
 
 def _tensors(
     query: Tensor, key: Tensor, value: Tensor, by_distance: Tensor, bias: Tensor | None, allowed: Tensor | None,
-    lanes: _Lanes,
+    lanes: Lanes,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Return the tensors that all kernels read; what is not given is never read, so any tensor stands for it."""
     starts = [query if one is None else one for one in (lanes.q_starts, lanes.k_starts)]
@@ -349,7 +336,7 @@ def _tensors(
 
 
 def _arguments(
-    query: Tensor, key: Tensor, value: Tensor, by_distance: Tensor, allowed: Tensor | None, lanes: _Lanes
+    query: Tensor, key: Tensor, value: Tensor, by_distance: Tensor, allowed: Tensor | None, lanes: Lanes
 ) -> tuple[int, tuple[int, ...], tuple[Any, ...], dict[str, Any]]:
     """Return the wider head's width, the strides, the sizes and the constants of all kernels."""
     tokens, heads, width = query.shape
@@ -368,114 +355,3 @@ def _arguments(
         "PRECISION": "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
     }
     return max(width, value_width), tuple(strides), sizes, options
-
-
-def _rows_in_memory(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _packed(x: Tensor) -> Tensor:
-    """(batch, heads, len, width) -> (batch x len, heads, width), a view where the length comes before the heads."""
-    return _rows_in_memory(x.transpose(1, 2).flatten(0, 1))
-
-
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    positions: Tensor,
-    content_bias: Tensor,
-    position_bias: Tensor | None,
-    distance_bias: Tensor | None,
-    allowed: Tensor | None,
-    lanes: _Lanes,
-) -> Tensor:
-    """Compute the scores by distance with torch, and the rest with the kernels, for packed rows."""
-    lack = policy.triton_lack(query.device, query.dtype, max(query.shape[-1], value.shape[-1]))
-    if lack is not None:
-        raise RequestError(f"Fused relative attention {lack}")
-    dtype = query.dtype
-    content_query = query + content_bias.to(dtype)
-    position_query = query if position_bias is None else query + position_bias.to(dtype)
-    with torch.autocast(query.device.type, enabled=False):
-        by_distance = torch.bmm(position_query.transpose(0, 1), positions.to(dtype).transpose(1, 2))
-    bias = None if distance_bias is None else distance_bias.contiguous()
-    key, value = (_rows_in_memory(x.to(dtype)) for x in (key, value))
-    if not query.shape[0]:
-        return query.new_zeros(0, query.shape[1], value.shape[-1])
-    given = (_rows_in_memory(content_query), key, value, by_distance.contiguous(), bias, allowed, lanes)
-    out: Tensor = _FusedAttention.apply(*given)  # type: ignore[no-untyped-call]
-    return out
-
-
-def fused_relative_attention(
-    query: Float[Tensor, "batch heads q_len head_dim"],
-    key: Float[Tensor, "batch heads k_len head_dim"],
-    value: Float[Tensor, "batch heads k_len value_dim"],
-    positions: Float[Tensor, "heads num_distances head_dim"],
-    content_bias: Float[Tensor, "heads head_dim"],
-    position_bias: Float[Tensor, "heads head_dim"] | None = None,
-    distance_bias: Float[Tensor, "heads num_distances"] | None = None,
-    mask: Mask | None = None,
-    causal: bool = True,
-) -> Float[Tensor, "batch heads q_len value_dim"]:
-    """Return the result of Transformer-XL's attention, from Triton kernels; first derivatives only.
-
-    Paper: Dai et al. 2019, sec. 3.3. Arguments: see `relative_attention`; there is no dropout of weights.
-    Raises: RequestError: Triton is missing, or the kernels lack the device, dtype or head width; ShapeError: as
-        `relative_attention`.
-    Cost: memory for one number per head, query and distance, and in the backward pass for their gradients.
-    """
-    batch, _, q_len, _ = query.shape
-    k_len = key.shape[2]
-    check_sizes(q_len, k_len, positions.shape[1], causal)
-    allowed = dense_mask(mask, q_len, k_len, query.device, k_len - q_len, batch)
-    if allowed is not None:
-        allowed = allowed.expand(batch, query.shape[1], q_len, k_len)
-    lanes = _Lanes(batch, q_len, k_len, k_len - 1, causal)
-    parts = (positions, content_bias, position_bias, distance_bias, allowed, lanes)
-    out = _attend(*(_packed(x) for x in (query, key, value)), *parts)
-    return out.unflatten(0, (batch, q_len)).transpose(1, 2)
-
-
-def fused_relative_attention_of_segments(
-    query: Float[Tensor, "q_tokens heads head_dim"],
-    key: Float[Tensor, "k_tokens heads head_dim"],
-    value: Float[Tensor, "k_tokens heads value_dim"],
-    positions: Float[Tensor, "heads num_distances head_dim"],
-    content_bias: Float[Tensor, "heads head_dim"],
-    position_bias: Float[Tensor, "heads head_dim"] | None,
-    distance_bias: Float[Tensor, "heads num_distances"] | None,
-    cu_seqlens_q: Int[Tensor, " segments_and_one"],
-    cu_seqlens_k: Int[Tensor, " segments_and_one"],
-    max_q: int,
-    max_k: int,
-    causal: bool = True,
-) -> Float[Tensor, "q_tokens heads value_dim"]:
-    """Do the same as `fused_relative_attention` for segments that lie one after another, without padding.
-
-    Args:
-        positions: the first row is r of distance max_k - 1. There are max_k rows if causal, otherwise max_k + max_q - 1.
-        cu_seqlens_q, cu_seqlens_k: where each segment's queries and keys begin, and the last end. A segment's queries
-            are the last of its keys.
-        max_q, max_k: upper bounds of the segments' lengths, not checked on a GPU: later queries, and keys that are
-            farther away, are left out.
-
-    Returns: zeros for queries that belong to no segment.
-    Raises: as `fused_relative_attention`.
-    """
-    check_sizes(max_q, max_k, positions.shape[1], causal)
-    starts = [x.to(torch.int32) for x in (cu_seqlens_q, cu_seqlens_k)]
-    if starts[0].shape != starts[1].shape or not starts[0].numel():
-        raise ShapeError(
-            f"cu_seqlens_q and cu_seqlens_k have shapes {tuple(starts[0].shape)} and {tuple(starts[1].shape)}; give both"
-            " one number more than there are segments."
-        )
-    if policy.can_look(query):
-        for name, one, most in zip("qk", starts, (max_q, max_k), strict=True):
-            longest = int(one.diff().max()) if one.numel() > 1 else 0
-            if longest > most:
-                raise ShapeError(f"a segment has length {longest}, which is more than max_{name} {most}; give more.")
-    lanes = _Lanes(len(starts[0]) - 1, max_q, max_k, max_k - 1, causal, *starts)
-    parts = (positions, content_bias, position_bias, distance_bias, None, lanes)
-    return _attend(query, *(_rows_in_memory(x) for x in (key, value)), *parts)
