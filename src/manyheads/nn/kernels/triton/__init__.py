@@ -67,7 +67,7 @@ def _attend(
     given = (rows_in_memory(content_query), key, value, by_distance.contiguous(), bias, allowed, lanes)
     from manyheads.nn.kernels.triton.relative import FusedAttention
 
-    out: Tensor = FusedAttention.apply(*given)  # type: ignore[no-untyped-call]
+    out: Tensor = FusedAttention.apply(*given)
     return out
 
 
@@ -97,8 +97,8 @@ def fused_relative_attention(
         allowed = allowed.expand(batch, query.shape[1], q_len, k_len)
     lanes = Lanes(batch, q_len, k_len, k_len - 1, causal)
     parts = (positions, content_bias, position_bias, distance_bias, allowed, lanes)
-    out = _attend(*(_packed(x) for x in (query, key, value)), *parts)
-    return out.unflatten(0, (batch, q_len)).transpose(1, 2)
+    out = _attend(_packed(query), _packed(key), _packed(value), *parts)
+    return out.view(batch, q_len, *out.shape[1:]).transpose(1, 2)
 
 
 def fused_relative_attention_of_segments(
@@ -118,7 +118,7 @@ def fused_relative_attention_of_segments(
     """Do the same as `fused_relative_attention` for segments that lie one after another, without padding.
 
     Args:
-        positions: the first row is r of distance max_k - 1. There are max_k rows if causal, otherwise max_k + max_q - 1.
+        positions: the first row is r of distance max_k - 1. There are max_k rows if causal, else max_k + max_q - 1.
         cu_seqlens_q, cu_seqlens_k: where each segment's queries and keys begin, and the last end. A segment's queries
             are the last of its keys.
         max_q, max_k: upper bounds of the segments' lengths, not checked on a GPU: later queries, and keys that are
@@ -131,8 +131,8 @@ def fused_relative_attention_of_segments(
     starts = [x.to(torch.int32) for x in (cu_seqlens_q, cu_seqlens_k)]
     if starts[0].shape != starts[1].shape or not starts[0].numel():
         raise ShapeError(
-            f"cu_seqlens_q and cu_seqlens_k have shapes {tuple(starts[0].shape)} and {tuple(starts[1].shape)}; give both"
-            " one number more than there are segments."
+            f"cu_seqlens_q and cu_seqlens_k have shapes {tuple(starts[0].shape)} and {tuple(starts[1].shape)}; give"
+            " both one number more than there are segments."
         )
     if policy.can_look(query):
         for name, one, most in zip("qk", starts, (max_q, max_k), strict=True):
@@ -141,4 +141,4 @@ def fused_relative_attention_of_segments(
                 raise ShapeError(f"a segment has length {longest}, which is more than max_{name} {most}; give more.")
     lanes = Lanes(len(starts[0]) - 1, max_q, max_k, max_k - 1, causal, *starts)
     parts = (positions, content_bias, position_bias, distance_bias, None, lanes)
-    return _attend(query, *(rows_in_memory(x) for x in (key, value)), *parts)
+    return _attend(query, key, value, *parts)

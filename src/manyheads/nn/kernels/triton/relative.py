@@ -37,8 +37,8 @@ class Tiles:
 def tiles(width: int, itemsize: int, backward: bool) -> Tiles:
     """Return the tiles for heads of this width, of numbers with so many bytes. They are fixed: runs compute alike.
 
-    They are the largest that were compiled for sm_80 and sm_90 without spilled registers, with a mask and a bias; larger
-    ones spill because of the addresses of the scores by distance. Shared memory: 32 to 73 KB of 163 KiB and 227 KiB.
+    They are the largest that were compiled for sm_80 and sm_90 without spilled registers, with a mask and a bias;
+    larger ones spill because of the addresses of the scores by distance. Shared memory: 32 to 73 KB of 163 KiB and 227 KiB.
     """
     if itemsize == 4:
         return Tiles(32, 32, 4, 1)
