@@ -18,10 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.errors import ShapeError
 from manyheads.nn.attention.masks import Causal, Mask, dense_mask
 from manyheads.nn.kernels import policy
-from manyheads.nn.kernels.attention import masked_softmax, some_row_is_empty, weighted_by_sums
+from manyheads.nn.kernels.attention import check_distances, masked_softmax, some_row_is_empty, weighted_by_sums
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.dropout import RowMasks, dropout
 from manyheads.nn.shapes import Float
@@ -259,7 +258,7 @@ def relative_weights(
     Raises: ShapeError: as `relative_attention`.
     """
     q_len, k_len = query.shape[2], key.shape[2]
-    check_sizes(q_len, k_len, positions.shape[1], causal)
+    check_distances(q_len, k_len, positions.shape[1], causal)
     content = torch.matmul(query + content_bias[:, None].to(query.dtype), key.transpose(-1, -2))
     position_query = query if position_bias is None else query + position_bias[:, None].to(query.dtype)
     by_distance = torch.matmul(position_query, positions.transpose(-1, -2))
@@ -332,7 +331,7 @@ def relative_attention(
         directions and on GPUs. Without gradients none. Never (q_len, k_len, head_dim) numbers.
     """
     q_len, k_len = query.shape[2], key.shape[2]
-    check_sizes(q_len, k_len, positions.shape[1], causal)
+    check_distances(q_len, k_len, positions.shape[1], causal)
     width = max(query.shape[-1], value.shape[-1])
     if policy.uses_triton("relative attention", query, query.dtype, width, dropout_rate, fused):
         from manyheads.nn.kernels.triton import fused_relative_attention
@@ -358,21 +357,6 @@ def relative_attention(
     return attend_by_tiles(
         query, key, value, positions, content_bias, position_bias, distance_bias, allowed, dropout_rate
     )
-
-
-def check_sizes(q_len: int, k_len: int, num_distances: int, causal: bool) -> None:
-    """Raises: ShapeError: causal with more queries than keys, or the number of distances is wrong."""
-    if causal and q_len > k_len:
-        raise ShapeError(
-            f"There are {q_len} queries but only {k_len} keys; in causal attention queries are the last of the keys."
-        )
-    if causal and num_distances != k_len:
-        raise ShapeError(f"There are {num_distances} encoded distances for {k_len} keys; give one per key.")
-    if not causal and num_distances != k_len + q_len - 1:
-        raise ShapeError(
-            f"There are {num_distances} encoded distances for {q_len} queries and {k_len} keys; attention in both"
-            f" directions needs {k_len + q_len - 1}."
-        )
 
 
 def _by_sums(

@@ -83,8 +83,8 @@ def test_relative_attention(name: str, rows: str, dtype: str, width: int, card: 
     from manyheads.nn.kernels.triton import relative
 
     chosen = relative.tiles(width, 4 if dtype == "fp32" else 2, name != "forward_kernel")
-    types = dict.fromkeys((*"query key value by_distance bias out grad_out grad_query grad_by_distance".split(),
-                           "grad_key", "grad_value"), f"*{dtype}")  # fmt: skip
+    names = ("query", "key", "value", "by_distance", "bias", "out", "grad_out")
+    types = dict.fromkeys((*names, *(f"grad_{name}" for name in names[:4])), f"*{dtype}")
     types |= dict.fromkeys(("normalisers", "deltas"), "*fp32") | dict.fromkeys(("q_starts", "k_starts"), "*i32")
     types |= {"allowed": "*u8", "scale": "fp32"}
     constants = {

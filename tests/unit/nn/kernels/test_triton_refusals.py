@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from manyheads.cli.commands.doctor import triton_line
 from manyheads.errors import RequestError
 from manyheads.nn import RelativeMultiHeadAttention, fused_relative_attention
 from manyheads.nn.kernels import policy
@@ -60,6 +61,12 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     assert weights.shape == (1, 2, 3, 3)
     attention.fused = False
     torch.testing.assert_close(attention(x), wanted)
+
+
+def test_doctor_says_what_is_missing(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert triton_line() == "can be asked for"
+    monkeypatch.setattr(policy, "_has_triton", lambda: False)
+    assert triton_line().startswith("not used; a kernel needs the package triton, which is not installed")
 
 
 def test_nothing_is_a_default_before_it_is_proven(card: None, monkeypatch: pytest.MonkeyPatch) -> None:

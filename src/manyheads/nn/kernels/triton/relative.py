@@ -21,7 +21,6 @@ import triton.language as tl
 from torch import Tensor
 
 from manyheads.nn.kernels.derivatives import first_derivative_only
-from manyheads.nn.kernels.triton import Lanes, rows_in_memory
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,11 @@ class Tiles:
 def tiles(width: int, itemsize: int, backward: bool) -> Tiles:
     """Return the tiles for heads of this width, of numbers with so many bytes. They are fixed: runs compute alike.
 
-    They are the largest that were compiled for sm_80 and sm_90 without spilled registers, with a mask and a bias;
-    larger ones spill because of the addresses of the scores by distance. Shared memory: 32 to 73 KB of 163 KiB and 227 KiB.
+    They were compiled for sm_80 and sm_90 without spilled registers, with a mask and a bias. Larger ones spill, because
+    of the addresses of the scores by distance. Shared memory: at most 54 KB, of 163 KiB and 227 KiB.
     """
     if itemsize == 4:
-        return Tiles(32, 32, 4, 1)
+        return Tiles(16, 16, 4, 1) if backward else Tiles(32, 32, 4, 1)
     if backward:
         return Tiles(64, 32, 8, 1)
     return Tiles(64, 32 if width > 64 else 64, 8, 2)
@@ -267,6 +266,19 @@ def keys_kernel(
     _store_rows(grad_value, summed_value, first_key, head, heads, columns, k_len, outer, VALUE)
 
 
+@dataclass(frozen=True)
+class Lanes:
+    """The lanes of packed queries and keys. longest: the distance of the first row of `positions`."""
+
+    count: int
+    q_len: int
+    k_len: int
+    longest: int
+    causal: bool
+    q_starts: Tensor | None = None
+    k_starts: Tensor | None = None
+
+
 @first_derivative_only
 class FusedAttention(torch.autograd.Function):
     """Sums of values of packed rows: query (q_tokens, heads, width), key and value (k_tokens, heads, width)."""
@@ -286,7 +298,7 @@ class FusedAttention(torch.autograd.Function):
         out = query.new_zeros(tokens, heads, value.shape[-1])
         normalisers = torch.full((heads, tokens), math.inf, dtype=torch.float32, device=query.device)
         shape, strides, sizes, options = _arguments(query, key, value, by_distance, allowed, lanes)
-        chosen = tiles(shape, query.element_size(), False)
+        chosen = tiles(shape, query.dtype.itemsize, False)
         grid = (lanes.count * heads, triton.cdiv(lanes.q_len, chosen.queries))
         with torch.cuda.device_of(query):
             forward_kernel[grid](
@@ -303,12 +315,12 @@ class FusedAttention(torch.autograd.Function):
         query, key, value, by_distance, bias, allowed, out, normalisers = ctx.saved_tensors
         lanes: Lanes = ctx.lanes
         heads = query.shape[1]
-        grad_out = rows_in_memory(grad_out)
+        grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
         deltas = torch.zeros_like(normalisers)
         grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value, by_distance)]
         shape, strides, sizes, options = _arguments(query, key, value, by_distance, allowed, lanes)
         strides = (*strides[:6], grad_out.stride(0), grad_out.stride(1), *strides[6:])
-        chosen = tiles(shape, query.element_size(), True)
+        chosen = tiles(shape, query.dtype.itemsize, True)
         options |= {
             "QUERIES": chosen.queries, "KEYS": chosen.keys, "HAS_BIAS": bias is not None,
             "num_warps": chosen.warps, "num_stages": chosen.stages,
