@@ -82,7 +82,8 @@ def test_relative_attention(name: str, rows: str, dtype: str, width: int, card: 
     """With what costs registers: a bias of distances, and a mask or segments, which are never given together."""
     from manyheads.nn.kernels.triton import relative
 
-    chosen = relative.tiles(width, 4 if dtype == "fp32" else 2, name != "forward_kernel")
+    kernel = getattr(relative, name)
+    chosen = relative.tiles(kernel, width, 4 if dtype == "fp32" else 2)
     names = ("query", "key", "value", "by_distance", "bias", "out", "grad_out")
     types = dict.fromkeys((*names, *(f"grad_{name}" for name in names[:4])), f"*{dtype}")
     types |= dict.fromkeys(("normalisers", "deltas"), "*fp32") | dict.fromkeys(("q_starts", "k_starts"), "*i32")
@@ -92,5 +93,4 @@ def test_relative_attention(name: str, rows: str, dtype: str, width: int, card: 
         "KEYS": chosen.keys, "CAUSAL": True, "HAS_STARTS": rows == "segments", "HAS_BIAS": True,
         "HAS_MASK": rows == "mask", "PRECISION": "ieee",
     }  # fmt: skip
-    kernel = getattr(relative, name)
     check(compiled(kernel, types, constants, card, num_warps=chosen.warps, num_stages=chosen.stages), card, tmp_path)

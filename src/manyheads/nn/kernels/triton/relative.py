@@ -33,17 +33,17 @@ class Tiles:
     stages: int
 
 
-def tiles(width: int, itemsize: int, backward: bool) -> Tiles:
-    """Return the tiles for heads of this width, of numbers with so many bytes. They are fixed: runs compute alike.
+def tiles(kernel: Any, width: int, itemsize: int) -> Tiles:
+    """Return a kernel's tiles for heads of this width, of numbers with so many bytes: always the same.
 
     They were compiled for sm_80 and sm_90 without spilled registers, with a mask and a bias. Larger ones spill, because
     of the addresses of the scores by distance. Shared memory: at most 54 KB, of 163 KiB and 227 KiB.
     """
     if itemsize == 4:
-        return Tiles(16, 16, 4, 1) if backward else Tiles(32, 32, 4, 1)
-    if backward:
-        return Tiles(64, 32, 8, 1)
-    return Tiles(64, 32 if width > 64 else 64, 8, 2)
+        return Tiles(16, 16, 4, 1) if kernel is keys_kernel else Tiles(32, 32, 4, 1)
+    if kernel is forward_kernel:
+        return Tiles(64, 32 if width > 64 else 64, 8, 2)
+    return Tiles(64, 32, 8, 1)
 
 
 @triton.jit
@@ -297,15 +297,8 @@ class FusedAttention(torch.autograd.Function):
         tokens, heads, _ = query.shape
         out = query.new_zeros(tokens, heads, value.shape[-1])
         normalisers = torch.full((heads, tokens), math.inf, dtype=torch.float32, device=query.device)
-        shape, strides, sizes, options = _arguments(query, key, value, by_distance, allowed, lanes)
-        chosen = tiles(shape, query.dtype.itemsize, False)
-        grid = (lanes.count * heads, triton.cdiv(lanes.q_len, chosen.queries))
-        with torch.cuda.device_of(query):
-            forward_kernel[grid](
-                *_tensors(query, key, value, by_distance, bias, allowed, lanes), out, normalisers, *strides[:6],
-                *strides[6:], *sizes, QUERIES=chosen.queries, KEYS=chosen.keys, HAS_BIAS=bias is not None, **options,
-                num_warps=chosen.warps, num_stages=chosen.stages,
-            )  # fmt: skip
+        given = (query, key, value, by_distance, bias, allowed)
+        _launch(forward_kernel, lanes, given, (out, normalisers))
         ctx.save_for_backward(query, key, value, by_distance, bias, allowed, out, normalisers)
         ctx.lanes = lanes
         return out
@@ -314,56 +307,55 @@ class FusedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, by_distance, bias, allowed, out, normalisers = ctx.saved_tensors
         lanes: Lanes = ctx.lanes
-        heads = query.shape[1]
         grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
         deltas = torch.zeros_like(normalisers)
         grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value, by_distance)]
-        shape, strides, sizes, options = _arguments(query, key, value, by_distance, allowed, lanes)
-        strides = (*strides[:6], grad_out.stride(0), grad_out.stride(1), *strides[6:])
-        chosen = tiles(shape, query.dtype.itemsize, True)
-        options |= {
-            "QUERIES": chosen.queries, "KEYS": chosen.keys, "HAS_BIAS": bias is not None,
-            "num_warps": chosen.warps, "num_stages": chosen.stages,
-        }  # fmt: skip
-        given = _tensors(query, key, value, by_distance, bias, allowed, lanes)
-        with torch.cuda.device_of(query):
-            queries_kernel[(lanes.count * heads, triton.cdiv(lanes.q_len, chosen.queries))](
-                *given, out, normalisers, grad_out, deltas, grads[0], grads[3], *strides, *sizes, **options
-            )
-            keys_kernel[(lanes.count * heads, triton.cdiv(lanes.k_len, chosen.keys))](
-                *given, normalisers, grad_out, deltas, grads[1], grads[2], *strides, *sizes, **options
-            )
+        given = (query, key, value, by_distance, bias, allowed)
+        _launch(queries_kernel, lanes, given, (out, normalisers, grad_out, deltas, grads[0], grads[3]), grad_out)
+        _launch(keys_kernel, lanes, given, (normalisers, grad_out, deltas, grads[1], grads[2]), grad_out)
         grad_bias = None if bias is None else grads[3].sum(1, dtype=torch.float32).to(bias.dtype)
         return (*grads, grad_bias, None, None)
 
 
-def _tensors(
-    query: Tensor, key: Tensor, value: Tensor, by_distance: Tensor, bias: Tensor | None, allowed: Tensor | None,
+def _launch(
+    kernel: Any,
     lanes: Lanes,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return the tensors that all kernels read; what is not given is never read, so any tensor stands for it."""
-    starts = [query if one is None else one for one in (lanes.q_starts, lanes.k_starts)]
-    mask = query if allowed is None else allowed.view(torch.uint8)
-    return query, key, value, by_distance, query if bias is None else bias, mask, *starts
-
-
-def _arguments(
-    query: Tensor, key: Tensor, value: Tensor, by_distance: Tensor, allowed: Tensor | None, lanes: Lanes
-) -> tuple[int, tuple[int, ...], tuple[Any, ...], dict[str, Any]]:
-    """Return the wider head's width, the strides, the sizes and the constants of all kernels."""
+    given: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
+    more: tuple[Tensor, ...],
+    grad_out: Tensor | None = None,
+) -> None:
+    """Run a kernel for every lane, head and block. Args: more: its tensors after those that all kernels have."""
+    query, key, value, by_distance, bias, allowed = given
     tokens, heads, width = query.shape
     value_width = value.shape[-1]
-    strides = [stride for x in (query, key, value) for stride in x.stride()[:2]]
-    strides += allowed.stride() if allowed is not None else (0, 0, 0, 0)
-    sizes = (heads, tokens, lanes.q_len, lanes.k_len, by_distance.shape[-1], lanes.longest, 1 / math.sqrt(width))
-    options = {
-        "WIDTH": width,
-        "VALUE": value_width,
-        "BLOCK_WIDTH": max(16, triton.next_power_of_2(width)),  # the smallest product of the GPU's units
-        "BLOCK_VALUE": max(16, triton.next_power_of_2(value_width)),
-        "CAUSAL": lanes.causal,
-        "HAS_STARTS": lanes.q_starts is not None,
-        "HAS_MASK": allowed is not None,
-        "PRECISION": "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
-    }
-    return max(width, value_width), tuple(strides), sizes, options
+    chosen = tiles(kernel, max(width, value_width), query.dtype.itemsize)
+    blocks = (lanes.k_len, chosen.keys) if kernel is keys_kernel else (lanes.q_len, chosen.queries)
+    strides = [stride for x in (query, key, value, grad_out) if x is not None for stride in x.stride()[:2]]
+    mask = (query, 0, 0, 0, 0) if allowed is None else (allowed.view(torch.uint8), *allowed.stride())
+    # What is not given is never read, so any tensor stands for it.
+    others = [query if one is None else one for one in (bias, mask[0], lanes.q_starts, lanes.k_starts)]
+    with torch.cuda.device_of(query):
+        kernel[(lanes.count * heads, triton.cdiv(*blocks))](
+            query,
+            key,
+            value,
+            by_distance,
+            *others,
+            *more,
+            *strides,
+            *mask[1:],
+            *(heads, tokens, lanes.q_len, lanes.k_len, by_distance.shape[-1], lanes.longest, 1 / math.sqrt(width)),
+            WIDTH=width,
+            VALUE=value_width,
+            BLOCK_WIDTH=max(16, triton.next_power_of_2(width)),  # the smallest product of the GPU's units
+            BLOCK_VALUE=max(16, triton.next_power_of_2(value_width)),
+            QUERIES=chosen.queries,
+            KEYS=chosen.keys,
+            CAUSAL=lanes.causal,
+            HAS_STARTS=lanes.q_starts is not None,
+            HAS_BIAS=bias is not None,
+            HAS_MASK=allowed is not None,
+            PRECISION="ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
+            num_warps=chosen.warps,
+            num_stages=chosen.stages,
+        )
