@@ -62,24 +62,26 @@ def check(code: Any, card: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("card", SHARED_BYTES)
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_loss(dtype: str, card: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "whole"), [("bf16", True), ("fp32", True), ("bf16", False)])
+def test_loss(dtype: str, whole: bool, card: int, tmp_path: Path) -> None:
     from manyheads.nn.kernels.triton.loss import COLUMNS, WARPS, loss_kernel
 
     types = {
         "logits": f"*{dtype}", "targets": "*i64", "keep": "*u8", "numbers": "*fp32",
         "on_target": "fp32", "share": "fp32", "count": "fp32",
     }  # fmt: skip
-    constants = {"HAS_KEEP": True, "SMOOTHS": True, "NEEDS_ERROR": True, "BLOCK": COLUMNS}
+    constants = dict.fromkeys(("HAS_KEEP", "SMOOTHS", "NEEDS_ERROR"), whole) | {"BLOCK": COLUMNS}
     check(compiled(loss_kernel, types, constants, card, num_warps=WARPS), card, tmp_path)
 
 
 @pytest.mark.parametrize("card", SHARED_BYTES)
 @pytest.mark.parametrize("width", [64, policy._WIDEST_TRITON_HEAD])
-@pytest.mark.parametrize(("dtype", "rows"), [("bf16", "mask"), ("bf16", "segments"), ("fp32", "mask")])
+@pytest.mark.parametrize(
+    ("dtype", "rows"), [("bf16", "mask"), ("bf16", "segments"), ("bf16", "plain"), ("fp32", "mask")]
+)
 @pytest.mark.parametrize("name", ["forward_kernel", "queries_kernel", "keys_kernel"])
 def test_relative_attention(name: str, rows: str, dtype: str, width: int, card: int, tmp_path: Path) -> None:
-    """With what costs registers: a bias of distances, and a mask or segments, which are never given together."""
+    """With what costs registers (a bias of distances, and a mask or segments, which never meet), and with nothing."""
     from manyheads.nn.kernels.triton import relative
 
     kernel = getattr(relative, name)
@@ -90,7 +92,7 @@ def test_relative_attention(name: str, rows: str, dtype: str, width: int, card: 
     types |= {"allowed": "*u8", "scale": "fp32"}
     constants = {
         "WIDTH": width, "VALUE": width, "BLOCK_WIDTH": width, "BLOCK_VALUE": width, "QUERIES": chosen.queries,
-        "KEYS": chosen.keys, "CAUSAL": True, "HAS_STARTS": rows == "segments", "HAS_BIAS": True,
+        "KEYS": chosen.keys, "CAUSAL": rows != "plain", "HAS_STARTS": rows == "segments", "HAS_BIAS": rows != "plain",
         "HAS_MASK": rows == "mask", "PRECISION": "ieee",
     }  # fmt: skip
     check(compiled(kernel, types, constants, card, num_warps=chosen.warps, num_stages=chosen.stages), card, tmp_path)

@@ -40,10 +40,10 @@ def tiles(kernel: Any, width: int, itemsize: int) -> Tiles:
     of the addresses of the scores by distance. Shared memory: at most 54 KB, of 163 KiB and 227 KiB.
     """
     if itemsize == 4:
-        return Tiles(16, 16, 4, 1) if kernel is keys_kernel else Tiles(32, 32, 4, 1)
+        return Tiles(16, 16, 8, 1) if kernel is keys_kernel else Tiles(32, 32, 4, 1)
     if kernel is forward_kernel:
         return Tiles(64, 32 if width > 64 else 64, 8, 2)
-    return Tiles(64, 32, 8, 1)
+    return Tiles(32 if kernel is keys_kernel and width > 64 else 64, 32, 8, 1)
 
 
 @triton.jit
