@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyheads.errors import RequestError, ShapeError
 from manyheads.nn import fused_relative_attention, fused_relative_attention_of_segments
-from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, dense_mask
+from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, Window, dense_mask
 from manyheads.nn.attention.naive import naive_relative_attention
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.heads.linear import LinearHead
@@ -52,7 +52,7 @@ def close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 def test_loss(dtype, smoothing, kind, padding):
     """Padding has a bias of -inf where it has no share; one row has no loss."""
     hidden, weight, bias = torch.randn(ROWS, WIDTH), torch.randn(VOCAB, WIDTH), torch.randn(VOCAB)
-    bias[PAD] = padding
+    bias[PAD], bias[-1] = padding, 9.0  # the maximum changes in the last columns
     targets = torch.tensor([4, VOCAB - 1, 9, 9, 4096, 5])
     keep = torch.arange(ROWS) != 2
     wide = [x.to(dtype).double().requires_grad_() for x in (hidden, weight, bias)]
@@ -184,6 +184,17 @@ def test_segments(causal: bool) -> None:
         fused_relative_attention_of_segments(*longer, q_starts, k_starts, max_q, 39, causal)
     with pytest.raises(ShapeError, match="give both one number more than there are segments"):
         fused_relative_attention_of_segments(*given, q_starts[:-1], *starts[1:])
+
+
+def test_a_segment_over_the_bound_reads_nothing_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU nobody looks at the lengths; a distance without a row counts as masked."""
+    query, key, value, *parts = (x.detach() for x in inputs(5, 12, 8, 8, True, torch.float32))
+    wanted = relative_attention(query, key, value, *parts, Window(left=7, right=0))[0]
+    monkeypatch.setattr(policy, "can_look", lambda x: False)
+    rows = [x[0].transpose(0, 1) for x in (query, key, value)]
+    near = parts[0][:, 4:], *parts[1:3], parts[3][:, 4:]
+    found = fused_relative_attention_of_segments(*rows, *near, torch.tensor([0, 5]), torch.tensor([0, 12]), 5, 8)
+    close(found.transpose(0, 1), wanted, torch.float32)
 
 
 @pytest.mark.parametrize("kind", [RelativeAttention, LearnedRelativeAttention])

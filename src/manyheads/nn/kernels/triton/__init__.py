@@ -123,8 +123,8 @@ def fused_relative_attention_of_segments(
         positions: the first row is r of distance max_k - 1. There are max_k rows if causal, else max_k + max_q - 1.
         cu_seqlens_q, cu_seqlens_k: where each segment's queries and keys begin, and the last end. A segment's queries
             are the last of its keys.
-        max_q, max_k: upper bounds of the segments' lengths, not checked on a GPU: later queries, and keys that are
-            farther away, are left out.
+        max_q, max_k: upper bounds of the segments' lengths. On a GPU they are not checked, because the host would wait:
+            in a longer segment queries and distances are left out, and gradients are wrong.
 
     Returns: zeros for queries that belong to no segment.
     Raises: as `fused_relative_attention`.

@@ -51,7 +51,7 @@ def _lane(q_starts, k_starts, q_len, k_len, lane, HAS_STARTS: tl.constexpr):
     """Return a lane's first query, number of queries, first key and number of keys."""
     if HAS_STARTS:
         first_query, first_key = tl.load(q_starts + lane), tl.load(k_starts + lane)
-        queries = tl.minimum(tl.load(q_starts + lane + 1) - first_query, q_len)
+        queries = tl.load(q_starts + lane + 1) - first_query
         return first_query, queries, first_key, tl.load(k_starts + lane + 1) - first_key
     return lane * q_len, q_len, lane * k_len, k_len
 
