@@ -160,11 +160,10 @@ check-lm-eval:
 	MANYHEADS_TYPECHECK=0 $(LM_EVAL_VENV)/bin/python -m pytest tests/extras/hf/test_lm_eval.py
 
 # The Triton kernels without a GPU: interpreted, and compiled for two cards. The first installation fetches 200 MB.
-check-triton: export MANYHEADS_TYPECHECK = 0
-check-triton: export PYTHONPATH = $(TRITON_VENV)/3.7.1
+check-triton: WITH_TRITON = PYTHONPATH=$(TRITON_VENV)/3.7.1 MANYHEADS_TYPECHECK=0
 check-triton: $(READY_DEV) $(TRITON_VENV)/3.7.1/ready
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/unit/nn/kernels/test_triton_interpreted.py
-	$(BIN)/python -m pytest tests/unit/nn/kernels/test_triton_compiled.py
+	$(WITH_TRITON) TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/unit/nn/kernels/test_triton_interpreted.py
+	$(WITH_TRITON) $(BIN)/python -m pytest tests/unit/nn/kernels/test_triton_compiled.py
 
 # Without its dependencies: torch is there, and an older Triton needs an older numpy.
 $(TRITON_VENV)/%/ready: tests/clients/triton-%.txt $(READY_DEV)
