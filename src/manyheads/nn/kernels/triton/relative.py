@@ -37,7 +37,7 @@ def tiles(kernel: Any, width: int, itemsize: int) -> Tiles:
     """Return a kernel's tiles for heads of this width, of numbers with so many bytes: always the same.
 
     They were compiled for sm_80 and sm_90 without spilled registers, with a mask and a bias. Larger ones spill, because
-    of the addresses of the scores by distance. Shared memory: at most 54 KB, of 163 KiB and 227 KiB.
+    of the addresses of the scores by distance. Shared memory: at most 68 KiB, of 163 KiB and 227 KiB.
     """
     if itemsize == 4:
         return Tiles(16, 16, 8, 1) if kernel is keys_kernel else Tiles(32, 32, 4, 1)
