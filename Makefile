@@ -42,6 +42,8 @@ MODEL ?=
 SENTENCES ?=
 # Where Weights & Biases, MLflow and Trackio are installed for `make check-loggers`.
 LOGGERS_VENV ?= .venv-loggers
+# Where Triton is installed for `make check-triton`: a folder for each version, beside the torch of $(VENV).
+TRITON_VENV ?= .venv-triton
 # `make check-container`: what runs containers; some hosts run runc and not crun.
 RUNTIME ?= runc
 # `make pictures`: which files (all). `make notebooks`: which pages (all).
@@ -60,7 +62,7 @@ SHARED := $(or $(MANYHEADS_SHARED),../shared)
 # The files with tests that run without the checks of shapes; to collect all the others would take longer.
 UNHOOKED := $(shell grep -rlE 'mark\.unhooked' tests --include='test_*.py')
 
-.PHONY: try demo check-site test test-pythons without-torch first-minute check ceilings fuzz fuzz-guided check-long check-serving check-container check-export check-loggers check-lm-eval bench bench-gpu recipes sample-model docs notebooks pictures release lock audit dates setup clean
+.PHONY: try demo check-site test test-pythons without-torch first-minute check ceilings fuzz fuzz-guided check-long check-serving check-container check-export check-loggers check-lm-eval check-triton bench bench-gpu recipes sample-model docs notebooks pictures release lock audit dates setup clean
 
 # The first translation, with the translator that comes with the package.
 try: export TEXT := $(TEXT)
@@ -120,6 +122,7 @@ fuzz-guided: $(READY_DEV)
 # In parts of at most half an hour, whose figures are added to reliability.json. Parts that have passed at this commit
 # are not run again; PART="R2 R4" runs these alone.
 check-long: $(READY_DEV)
+	-@$(MAKE) --no-print-directory $(TRITON_VENV)/3.6.0/ready
 	$(BIN)/python tests/long_parts.py reliability.json $(PART) --jobs $(JOBS)
 	$(if $(PART),,MANYHEADS_TYPECHECK=0 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "unhooked and slow" $(UNHOOKED))
 
@@ -155,6 +158,18 @@ check-lm-eval:
 	$(LM_EVAL_VENV)/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH_SPEC)'
 	$(LM_EVAL_VENV)/bin/pip install --quiet '$(TORCH_SPEC)' -r tests/clients/lm-eval.txt -e .
 	MANYHEADS_TYPECHECK=0 $(LM_EVAL_VENV)/bin/python -m pytest tests/extras/hf/test_lm_eval.py
+
+# The Triton kernels without a GPU: interpreted, and compiled for two cards. The first installation fetches 200 MB.
+check-triton: WITH_TRITON = PYTHONPATH=$(TRITON_VENV)/3.7.1 MANYHEADS_TYPECHECK=0
+check-triton: $(READY_DEV) $(TRITON_VENV)/3.7.1/ready
+	$(WITH_TRITON) TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/unit/nn/kernels/test_triton_interpreted.py
+	$(WITH_TRITON) $(BIN)/python -m pytest tests/unit/nn/kernels/test_triton_compiled.py
+
+# Without its dependencies: torch is there, and an older Triton needs an older numpy.
+$(TRITON_VENV)/%/ready: tests/clients/triton-%.txt $(READY_DEV)
+	rm -rf $(@D)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) -r $<
+	@touch $@
 
 $(EXPORT_VENV)/%/ready: tests/clients/exports-%.txt
 	$(PYTHON) -m venv $(EXPORT_VENV)/$*
@@ -262,4 +277,4 @@ $(RELEASE_READY): release/requirements.txt
 	@touch $(RELEASE_READY)
 
 clean:
-	rm -rf $(VENV) .venv-3.* $(PEERS_VENV) $(CLIENTS_VENV) $(EXPORT_VENV) $(LOGGERS_VENV) $(RELEASE_VENV) .fuzz .fuzz-guided dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build/pages
+	rm -rf $(VENV) .venv-3.* $(PEERS_VENV) $(CLIENTS_VENV) $(EXPORT_VENV) $(LOGGERS_VENV) $(TRITON_VENV) $(RELEASE_VENV) .fuzz .fuzz-guided dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build/pages

@@ -69,6 +69,8 @@ PARTS = {
                            _files("integration/test_growth", only="not preparation"), 10),
     "recipes": Part("every recipe on a small part of its data",
                     _files("integration/test_recipes", "integration/test_ablation", "integration/test_copy_task"), 25),
+    "triton": Part("the Triton kernels with the version that torch 2.11 brings",
+                   _files("unit/nn/kernels/test_triton_older"), 3),
     "mutants-files": Part("mechanisms of files and checkpoints, removed one by one",
                           _files("mutants/test_mutants", only="files- or checkpoint-"), 28),
     "mutants-models": Part("mechanisms of models and numbers, removed one by one",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights, masked_softmax
     from manyheads.nn.kernels.policy import fast
     from manyheads.nn.kernels.relative import relative_shift
+    from manyheads.nn.kernels.triton import fused_relative_attention, fused_relative_attention_of_segments
     from manyheads.nn.layers import FeedForward, Residual, ReversibleSequence
     from manyheads.nn.positions import (
         AxialPositions,
@@ -74,6 +75,8 @@ _LAZY = {
     "dot_product_attention": "kernels.attention",
     "dot_product_weights": "kernels.attention",
     "fast": "kernels.policy",
+    "fused_relative_attention": "kernels.triton",
+    "fused_relative_attention_of_segments": "kernels.triton",
     "masked_softmax": "kernels.attention",
     "merge_heads": "attention.multi_head",
     "observe": "attention.observing",
@@ -115,6 +118,8 @@ __all__ = [
     "dot_product_attention",
     "dot_product_weights",
     "fast",
+    "fused_relative_attention",
+    "fused_relative_attention_of_segments",
     "masked_softmax",
     "merge_heads",
     "observe",

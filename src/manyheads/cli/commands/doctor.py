@@ -95,7 +95,18 @@ def _torch() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.version.cuda,
+        "triton_kernels": triton_line() if torch.cuda.is_available() else None,
     }
+
+
+def triton_line() -> str:
+    """Return whether the Triton kernels can be used on the first GPU."""
+    import torch
+
+    from manyheads.nn.kernels import policy
+
+    lack = policy.triton_lack(torch.device("cuda", 0), torch.float32)
+    return "can be asked for" if lack is None else f"not used; a kernel {lack}"
 
 
 def _speed() -> dict[str, Any]:

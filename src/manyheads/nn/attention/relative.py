@@ -85,6 +85,8 @@ class RelativeAttention(nn.Module):
         dropout: rate on the attention weights, in training.
         bias: False: no projection has a bias, as in the paper; True: all four have one; or the names of those that do.
         relative_bias: for causal attention.
+        fused: by Triton kernels on an NVIDIA GPU, which have a first derivative only; what they cannot compute is
+            refused. An attribute, too. See `fused_relative_attention`.
 
     To share u and v between layers, assign the parameters of one layer to the others.
     Raises: ConfigError: a size is below 1; head_dim is None and num_heads does not divide d_model; bias contains
@@ -94,6 +96,7 @@ class RelativeAttention(nn.Module):
     causal = True
     """True if no query sees a later key, whatever the mask."""
     packed: Packed | None = None
+    fused = False
 
     without_decay: tuple[str, ...] = ("content_bias", "position_bias")
     kind = "relative attention"
@@ -109,6 +112,7 @@ class RelativeAttention(nn.Module):
         dropout: float = 0.0,
         bias: bool | Collection[str] = False,
         relative_bias: RelativeBias | None = None,
+        fused: bool = False,
     ) -> None:
         super().__init__()
         if head_dim is None and num_heads > 0:
@@ -128,6 +132,7 @@ class RelativeAttention(nn.Module):
         if relative_bias is not None:
             relative_bias.check_heads(num_heads)
         self.relative_bias = relative_bias
+        self.fused = fused
         self.weights_hook: Callable[[Tensor], None] | None = None
         self.reset_parameters()
 
@@ -233,7 +238,7 @@ class RelativeAttention(nn.Module):
             return self.attend_openly(q, k, v, positions, distance_bias, mask)[0]
         rate = self.dropout_rate if self.training else 0.0
         parts = (positions, self.content_bias, self.position_bias, distance_bias)
-        heads = relative_attention(q, k, v, *parts, mask, rate, self.causal)
+        heads = relative_attention(q, k, v, *parts, mask, rate, self.causal, self.fused)
         out: Tensor = self.out_proj(merge_heads(heads))
         return out
 

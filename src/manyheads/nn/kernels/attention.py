@@ -100,6 +100,24 @@ def weighted_by_sums(
     return weighted / exps.sum(-1, keepdim=True).clamp(min=1)
 
 
+def check_distances(q_len: int, k_len: int, num_distances: int, causal: bool) -> None:
+    """For relative attention.
+
+    Raises: ShapeError: causal with more queries than keys, or the number of distances is wrong.
+    """
+    if causal and q_len > k_len:
+        raise ShapeError(
+            f"There are {q_len} queries but only {k_len} keys; in causal attention queries are the last of the keys."
+        )
+    if causal and num_distances != k_len:
+        raise ShapeError(f"There are {num_distances} encoded distances for {k_len} keys; give one per key.")
+    if not causal and num_distances != k_len + q_len - 1:
+        raise ShapeError(
+            f"There are {num_distances} encoded distances for {q_len} queries and {k_len} keys; attention in both"
+            f" directions needs {k_len + q_len - 1}."
+        )
+
+
 def some_row_is_empty(allowed: Tensor) -> bool:
     """Return whether a row has no allowed key; True where reading the values would wait (GPU) or fail (compiler)."""
     return not policy.can_look(allowed) or not bool(allowed.any(dim=-1).all())

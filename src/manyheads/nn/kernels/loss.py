@@ -87,8 +87,9 @@ def smoothed_loss(
     if not policy.is_fast():
         return _chunked_formula(hidden, targets, weight, bias, smoothing, chunk_tokens)
     compute = autocast_dtype(hidden)
-    if policy.saves_launches(hidden.device):
-        return apply_loss(_LossOfRows, hidden, targets, weight, bias, smoothing, keep, compute)
+    by_triton = policy.uses_triton("the loss", hidden, compute)
+    if by_triton or policy.saves_launches(hidden.device):
+        return apply_loss(_LossOfRows, hidden, targets, weight, bias, smoothing, keep, compute, by_triton)
     return apply_loss(_SmoothedLoss, hidden, targets, weight, bias, smoothing, chunk_tokens, compute)
 
 
@@ -288,7 +289,8 @@ class _SmoothedLoss(torch.autograd.Function):
 class _LossOfRows(torch.autograd.Function):
     """`_SmoothedLoss` in 20 operations instead of 110, of all rows that fit into memory, kept or not.
 
-    To select the kept rows, the host would have to wait for the device.
+    To select the kept rows, the host would have to wait for the device. by_triton: one kernel replaces the operations
+    between the product of the logits and those of the gradients (decision 071).
     """
 
     @staticmethod
@@ -301,6 +303,7 @@ class _LossOfRows(torch.autograd.Function):
         smoothing: tuple[float, SmoothingKind, int],
         keep: Tensor | None,
         compute: torch.dtype | None,
+        by_triton: bool,
     ) -> HeadLoss:
         statistics = torch.promote_types(hidden.dtype, torch.float32)
         compute = compute or hidden.dtype
@@ -319,30 +322,39 @@ class _LossOfRows(torch.autograd.Function):
         for start in range(0, len(hidden), rows):
             some = slice(start, start + rows)
             wanted = targets[some, None]
-            log_probs = torch.log_softmax(F.linear(low_hidden[some], low_weight, low_bias), 1, dtype=statistics)
-            found = [log_probs.gather(1, wanted)]
-            if amount:
-                shared = log_probs.sum(1, keepdim=True)
-                found.append(shared - log_probs[:, without] if without.stop else shared)
-            numbers = torch.cat(found, 1)  # (rows, 1 or 2)
-            parts_sum = numbers.sum(0) if counted is None else (numbers.t() @ counted[some])[:, 0]
+            logits = F.linear(low_hidden[some], low_weight, low_bias)
+            if by_triton:
+                from manyheads.nn.kernels.triton.loss import loss_of_rows
+
+                kept = None if keep is None else keep[some]
+                parts_sum = loss_of_rows(logits, targets[some], kept, parts, without.start, any(needs))
+                error = low_error = logits
+            else:
+                log_probs = torch.log_softmax(logits, 1, dtype=statistics)
+                found = [log_probs.gather(1, wanted)]
+                if amount:
+                    shared = log_probs.sum(1, keepdim=True)
+                    found.append(shared - log_probs[:, without] if without.stop else shared)
+                numbers = torch.cat(found, 1)  # (rows, 1 or 2)
+                parts_sum = numbers.sum(0) if counted is None else (numbers.t() @ counted[some])[:, 0]
             sums = parts_sum if sums is None else sums + parts_sum
             if not any(needs):
                 continue
-            error = log_probs.exp_()  # p - t, (rows, vocab_size)
-            if amount:
-                error.sub_(parts.share)
-                if without.stop:
-                    error[:, without] += parts.share
-            error.scatter_(1, wanted, -parts.on_target, reduce="add")
-            low_error = (error if counted is None else error.mul_(counted[some])).to(compute)
+            if not by_triton:
+                error = log_probs.exp_()  # p - t, (rows, vocab_size)
+                if amount:
+                    error.sub_(parts.share)
+                    if without.stop:
+                        error[:, without] += parts.share
+                error.scatter_(1, wanted, -parts.on_target, reduce="add")
+                low_error = (error if counted is None else error.mul_(counted[some])).to(compute)
             if needs[0]:
                 grad_hidden.append(low_error @ low_weight)
             if needs[2]:
                 grad = (low_error.t() @ low_hidden[some]).to(weight.dtype)
                 grad_weight = grad if grad_weight is None else grad_weight.add_(grad)
             if bias is not None and needs[3]:
-                grad = error.sum(0).to(bias.dtype)
+                grad = error.sum(0, dtype=statistics).to(bias.dtype)
                 grad_bias = grad if grad_bias is None else grad_bias.add_(grad)
         if sums is None:
             sums = hidden.new_zeros(2, dtype=statistics)
@@ -356,4 +368,4 @@ class _LossOfRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias = (None if grad is None else grad * grad_loss for grad in ctx.saved_tensors)
-        return hidden, None, weight, bias, None, None, None
+        return hidden, None, weight, bias, None, None, None, None

@@ -13,18 +13,24 @@ weights and the attention of beams.
 from __future__ import annotations
 
 import math
+import os
 import platform
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from manyheads.errors import RequestError
 
 ROUNDS = 7
 """Calls of each implementation that are timed; one more comes first, in which libraries prepare their kernels."""
@@ -65,6 +71,7 @@ class _Mode(threading.local):
     is_fast = False
     saves_launches = False
     times_longer = 1.0
+    asks_triton = False
 
 
 _mode = _Mode()
@@ -571,6 +578,76 @@ def logit_rows_in_a_tile(rows: int, vocab_size: int, device: torch.device) -> in
 def pads_rows_to(count: int, device: torch.device) -> int:
     """Return the number of rows to which `count` rows are padded before a product."""
     return -(-count // _ROWS_MULTIPLE) * _ROWS_MULTIPLE if device.type == "cpu" else count
+
+
+# Triton kernels (decision 071).
+
+TritonKernel = Literal["the loss", "relative attention"]
+# As `_PROVEN`, with the version of Triton and the kernel.
+_PROVEN_TRITON: frozenset[tuple[tuple[int, int], str, str, TritonKernel]] = frozenset()
+_WIDEST_TRITON_HEAD = 128
+
+
+@contextmanager
+def using_triton() -> Iterator[None]:
+    """Within the block, this thread uses the Triton kernels by name: what they cannot compute is refused."""
+    before, _mode.asks_triton = _mode.asks_triton, True
+    try:
+        yield
+    finally:
+        _mode.asks_triton = before
+
+
+def uses_triton(
+    kernel: TritonKernel,
+    x: Tensor,
+    dtype: torch.dtype | None = None,
+    width: int = 0,
+    rate: float = 0.0,
+    by_name: bool = False,
+) -> bool:
+    """Return whether a Triton kernel computes this: if asked by name, or on a card where it has been tried.
+
+    Not under a transform, nor in compiled code, which fuses the formula itself.
+    Raises: RequestError: it is asked for by name, and cannot.
+    """
+    if is_transformed() or torch.compiler.is_compiling():
+        return False
+    by_name = by_name or _mode.asks_triton
+    if not by_name and not (x.is_cuda and _PROVEN_TRITON and is_fast()):
+        return False
+    lack = triton_lack(x.device, dtype or x.dtype, width, rate)
+    if by_name and lack is not None:
+        raise RequestError(f"The Triton kernel of {kernel} {lack}")
+    if by_name:
+        return True
+    here = (torch.cuda.get_device_capability(x.device), torch.__version__, version("triton"), kernel)
+    return lack is None and here in _PROVEN_TRITON
+
+
+def triton_lack(device: torch.device, dtype: torch.dtype, width: int = 0, rate: float = 0.0) -> str | None:
+    """Return why the Triton kernels cannot compute this, as the end of a sentence; None: they can."""
+    interprets = os.environ.get("TRITON_INTERPRET") == "1"
+    if not _has_triton():
+        return "needs the package triton, which is not installed: pip install triton, or leave the kernel out."
+    if not interprets and (device.type != "cuda" or torch.version.hip is not None):
+        return f"needs an NVIDIA GPU, but this is on {device}; move it there, or leave the kernel out."
+    if not interprets and torch.cuda.get_device_capability(device) < (8, 0):
+        return f"needs a GPU of compute capability 8.0, and {device} is older; leave the kernel out."
+    if not interprets and not any(map(shutil.which, [os.environ.get("CC", "cc"), "gcc", "clang"])):
+        return "needs a C compiler, and there is none: install gcc, or leave the kernel out."
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16) or (interprets and dtype is torch.bfloat16):
+        return f"computes in float32, float16 and, on a GPU, bfloat16, not in {dtype}; convert, or leave it out."
+    if width > _WIDEST_TRITON_HEAD:
+        return f"has heads of at most {_WIDEST_TRITON_HEAD} numbers, not {width}; use more heads, or leave it out."
+    if rate:
+        return f"has no dropout of attention weights, here {rate}; set attention_dropout to 0, or leave it out."
+    return None
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 # Top-k.

@@ -18,10 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.errors import ShapeError
 from manyheads.nn.attention.masks import Causal, Mask, dense_mask
 from manyheads.nn.kernels import policy
-from manyheads.nn.kernels.attention import masked_softmax, some_row_is_empty, weighted_by_sums
+from manyheads.nn.kernels.attention import check_distances, masked_softmax, some_row_is_empty, weighted_by_sums
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.dropout import RowMasks, dropout
 from manyheads.nn.shapes import Float
@@ -258,8 +257,8 @@ def relative_weights(
     Memory: autograd stores the (batch, heads, q_len, k_len) numbers several times.
     Raises: ShapeError: as `relative_attention`.
     """
-    _check(query, key, positions, causal)
     q_len, k_len = query.shape[2], key.shape[2]
+    check_distances(q_len, k_len, positions.shape[1], causal)
     content = torch.matmul(query + content_bias[:, None].to(query.dtype), key.transpose(-1, -2))
     position_query = query if position_bias is None else query + position_bias[:, None].to(query.dtype)
     by_distance = torch.matmul(position_query, positions.transpose(-1, -2))
@@ -309,6 +308,7 @@ def relative_attention(
     mask: Mask | None = None,
     dropout_rate: float = 0.0,
     causal: bool = True,
+    fused: bool = False,
 ) -> Float[Tensor, "batch heads q_len value_dim"]:
     """Return the sum of the values, weighted by content and distance.
 
@@ -322,14 +322,23 @@ def relative_attention(
         mask: further restrictions, for example a window or padding.
         dropout_rate: of the weights; 0 outside training.
         causal: no query attends to a later key; False: the mask alone decides.
+        fused: by Triton kernels, or not at all, except under a transform of `torch.func`; False: as `policy` decides.
 
     Returns: zeros for a query that may not attend to any key.
-    Raises: ShapeError: causal with more queries than keys, or the number of rows of `positions` is wrong.
+    Raises: ShapeError: causal with more queries than keys, or the number of rows of `positions` is wrong; RequestError:
+        fused, and the kernels cannot compute this.
     Cost: for the backward pass one number per head, query and key, and one more with dropout; several in both
         directions and on GPUs. Without gradients none. Never (q_len, k_len, head_dim) numbers.
     """
-    _check(query, key, positions, causal)
     q_len, k_len = query.shape[2], key.shape[2]
+    check_distances(q_len, k_len, positions.shape[1], causal)
+    width = max(query.shape[-1], value.shape[-1])
+    if policy.uses_triton("relative attention", query, query.dtype, width, dropout_rate, fused):
+        from manyheads.nn.kernels.triton import fused_relative_attention
+
+        return fused_relative_attention(
+            query, key, value, positions, content_bias, position_bias, distance_bias, mask, causal
+        )
     path = policy.relative_path(query, causal) if q_len else "products"
     if path == "sums":
         return _by_sums(query, key, value, positions, content_bias, position_bias, distance_bias, mask)
@@ -348,21 +357,6 @@ def relative_attention(
     return attend_by_tiles(
         query, key, value, positions, content_bias, position_bias, distance_bias, allowed, dropout_rate
     )
-
-
-def _check(query: Tensor, key: Tensor, positions: Tensor, causal: bool) -> None:
-    q_len, k_len = query.shape[2], key.shape[2]
-    if causal and q_len > k_len:
-        raise ShapeError(
-            f"There are {q_len} queries but only {k_len} keys; in causal attention queries are the last of the keys."
-        )
-    if causal and positions.shape[1] != k_len:
-        raise ShapeError(f"There are {positions.shape[1]} encoded distances for {k_len} keys; give one per key.")
-    if not causal and positions.shape[1] != k_len + q_len - 1:
-        raise ShapeError(
-            f"There are {positions.shape[1]} encoded distances for {q_len} queries and {k_len} keys; attention in both"
-            f" directions needs {k_len + q_len - 1}."
-        )
 
 
 def _by_sums(

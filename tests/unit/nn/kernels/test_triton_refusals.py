@@ -1,0 +1,93 @@
+"""What the Triton kernels cannot compute is refused where they are asked for by name; otherwise nothing changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from manyheads.cli.commands.doctor import triton_line
+from manyheads.errors import RequestError
+from manyheads.nn import RelativeMultiHeadAttention, fused_relative_attention
+from manyheads.nn.kernels import policy
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were a GPU of compute capability 9.0, Triton and a C compiler."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(policy, "_has_triton", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(policy.shutil, "which", lambda name: f"/usr/bin/{name}")
+
+
+REFUSED = {
+    "needs an NVIDIA GPU, but this is on cpu": (CPU, torch.float32, 64, 0.0),
+    "float32, float16 and, on a GPU, bfloat16, not in torch.float64": (GPU, torch.float64, 64, 0.0),
+    "has heads of at most 128 numbers, not 129": (GPU, torch.bfloat16, 129, 0.0),
+    "has no dropout of attention weights, here 0.1": (GPU, torch.bfloat16, 64, 0.1),
+}
+
+
+@pytest.mark.parametrize(("message", "given"), REFUSED.items(), ids=REFUSED)
+def test_what_a_kernel_lacks(card, message, given):
+    assert message in (policy.triton_lack(*given) or "")
+    assert policy.triton_lack(GPU, torch.bfloat16, 128) is None
+
+
+def test_an_old_card_and_a_machine_without_compiler(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy.shutil, "which", lambda name: None)
+    assert "needs a C compiler" in (policy.triton_lack(GPU, torch.float32) or "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert "needs a GPU of compute capability 8.0" in (policy.triton_lack(GPU, torch.float32) or "")
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name it is refused in one sentence; otherwise the plain path computes, as it did."""
+    monkeypatch.setattr(policy, "_has_triton", lambda: False)
+    attention, x = RelativeMultiHeadAttention(8, 2), torch.randn(1, 3, 8)
+    wanted = attention(x)
+    message = "needs the package triton, which is not installed: pip install triton"
+    with policy.using_triton(), pytest.raises(RequestError, match=message):
+        attention(x)
+    attention.fused = True
+    with pytest.raises(RequestError, match=message):
+        attention(x)
+    heads, vector, distances = torch.randn(1, 2, 3, 4), torch.randn(2, 4), torch.randn(2, 3, 4)
+    with pytest.raises(RequestError, match=message):
+        fused_relative_attention(heads, heads, heads, distances, vector)
+    _, weights = attention(x, need_weights=True)
+    assert weights.shape == (1, 2, 3, 3)
+    attention.fused = False
+    torch.testing.assert_close(attention(x), wanted)
+
+
+def test_doctor_says_what_is_missing(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert triton_line() == "can be asked for"
+    monkeypatch.setattr(policy, "_has_triton", lambda: False)
+    assert triton_line().startswith("not used; a kernel needs the package triton, which is not installed")
+
+
+def test_nothing_is_a_default_before_it_is_proven(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnCUDA:
+        device, dtype, is_cuda = GPU, torch.bfloat16, True
+
+    def uses(rate: float = 0.0) -> bool:
+        return policy.uses_triton("relative attention", OnCUDA(), width=64, rate=rate)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(policy, "version", lambda name: "3.7.1")
+    with policy.fast():
+        assert not policy._PROVEN_TRITON
+        assert not uses()
+        monkeypatch.setattr(
+            policy, "_PROVEN_TRITON", frozenset({((9, 0), torch.__version__, "3.7.1", "relative attention")})
+        )
+        assert uses()
+        assert not uses(rate=0.1)
+        monkeypatch.setattr(policy, "version", lambda name: "3.6.0")
+        assert not uses()
+    with policy.using_triton():
+        assert uses()
+        with pytest.raises(RequestError, match="The Triton kernel of relative attention has no dropout"):
+            uses(rate=0.1)
