@@ -449,12 +449,13 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """Return the result of `attend`. mask: with the relative bias."""
         rate = self.dropout_rate if self.training else 0.0
-        shape = *q.shape[:3], v.shape[3]
-        if mask is None and q.shape[2] == 1:  # the queries of a group become those of one head, and no key is copied
-            q = q.reshape(len(q), k.shape[1], q.shape[1] // k.shape[1], q.shape[3])
-        k, v = self._of_queries(k, q.shape[1]), self._of_queries(v, q.shape[1])
-        heads = dot_product_attention(q, k, v, mask, rate, first_query=first_query).reshape(shape)
-        out: Tensor = self.out_proj(merge_heads(heads))
+        shape, is_grouped = (*q.shape[:3], v.shape[3]), k.shape[1] != q.shape[1]
+        if is_grouped:
+            if mask is None and q.shape[2] == 1:  # a group's queries become those of one head, and no key is copied
+                q = q.reshape(len(q), k.shape[1], q.shape[1] // k.shape[1], q.shape[3])
+            k, v = self._of_queries(k, q.shape[1]), self._of_queries(v, q.shape[1])
+        heads = dot_product_attention(q, k, v, mask, rate, first_query=first_query)
+        out: Tensor = self.out_proj(merge_heads(heads.reshape(shape) if is_grouped else heads))
         return out
 
     def _of_queries(self, x: Tensor, num_heads: int | None = None) -> Tensor:

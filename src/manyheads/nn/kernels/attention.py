@@ -233,9 +233,8 @@ def _check_call(query: Tensor, key: Tensor, value: Tensor | None = None) -> None
     """Refuse other axes, and what SDPA on CPUs computes without an error, from memory behind the shorter of keys and
     values (torch 2.13).
     """
-    given = [x for x in (query, key, value) if x is not None]
-    if any(x.dim() != 4 for x in given):
-        shapes = ", ".join(str(tuple(x.shape)) for x in given)
+    if query.dim() != 4 or key.dim() != 4 or (value is not None and value.dim() != 4):
+        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value) if x is not None)
         raise ShapeError(
             f"query, key and value have shapes {shapes}; each must be (batch, heads, length, head_dim): of (length,"
             " width) make x[None, None], of (batch, length, width) x[:, None], or use DotProductAttention."

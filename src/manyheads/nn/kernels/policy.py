@@ -261,8 +261,8 @@ def uses_onednn(x: Tensor, weight: Tensor) -> bool:
     """Return whether oneDNN computes x W^T, and not the library that torch chooses."""
     return (
         not torch.compiler.is_compiling()  # first, because a compiler would also trace the following lines
-        and is_fast()
         and onednn_is_faster()
+        and is_fast()
         and x.dtype is torch.float32
         and weight.dtype is torch.float32
         and x.numel() * weight.shape[0] >= _LEAST_WORK
