@@ -283,8 +283,8 @@ def _bounds(segments: Segments, side: Literal["query", "key"], length: int) -> l
     longest = max((stop - start for start, stop in pairwise(bounds)), default=0)
     if bounds[-1] != length or longest > segments.longest:
         raise ShapeError(
-            f"the {side} sequences end at {bounds[-1]} and have up to {longest} tokens, but the row has {length}, and no"
-            f" sequence may have more than {segments.longest}; fill the row, or raise `longest`."
+            f"the {side} sequences end at {bounds[-1]} and have up to {longest} tokens, but the row has {length}, and"
+            f" a sequence at most {segments.longest}; fill the row, or raise `longest`."
         )
     return bounds
 
