@@ -263,10 +263,10 @@ def segment_attention(
 
         # torch 2.11 has no other arguments that are needed here, and `is_causal` no longer.
         longest, window = segments.longest, (-1, 0) if segments.causal else (-1, -1)
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (tokens, heads, width)
+        q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # (tokens, heads, width)
         starts = segments.query_starts, segments.key_starts
         out = cast(Tensor, varlen_attn(q, k, v, *starts, longest, longest, scale=scale, window_size=window))
-        return out.transpose(0, 1)[None]
+        return out.transpose(0, 1).unsqueeze(0)
     found = []
     mask = Causal() if segments.causal else None
     bounds = [_bounds(segments, "query", query.shape[2]), _bounds(segments, "key", key.shape[2])]
