@@ -106,7 +106,7 @@ def test_a_run_has_one_shape_and_uses_each_pair_once(accumulate: int) -> None:
 
 def test_a_sentence_over_the_bound_is_refused_when_the_plan_is_made() -> None:
     shape = PackedShape(40, 40, 10, longest=8)
-    with pytest.raises(DataError, match="has 9 source tokens, but at most 8 fit .*raise max_source_len"):
+    with pytest.raises(DataError, match=r"has 9 source tokens, but at most 8 fit .*raise max_source_len"):
         PackedBatches.pack(np.array([3, 9]), np.array([4, 4]), shape, seed=1, epoch=0)
     with pytest.raises(DataError, match="has 9 target tokens"):
         PackedBatches.pack(np.array([3, 4]), np.array([10, 4]), shape, seed=1, epoch=0)
@@ -115,7 +115,7 @@ def test_a_sentence_over_the_bound_is_refused_when_the_plan_is_made() -> None:
 
 @pytest.mark.parametrize("shape", [(64, 64, 9, 8), (64, 64, 1, 20), (19, 64, 9, 20), (64, 20, 9, 20)])
 def test_pairs_that_do_not_fit_a_shape(shape: tuple[int, int, int, int]) -> None:
-    with pytest.raises(ShapeError, match="2 pairs with 16 source and 19 target tokens.*give fewer or shorter pairs"):
+    with pytest.raises(ShapeError, match=r"2 pairs with 16 source and 19 target tokens.*give fewer or shorter pairs"):
         PackedBatch.of(pairs_of([(12, 10), (4, 11)]), PackedShape(*shape))
 
 

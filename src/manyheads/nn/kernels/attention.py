@@ -233,13 +233,13 @@ def dot_product_attention(
 
 
 def segment_attention(
-    query: Float[Tensor, "1 heads q_len head_dim"],
-    key: Float[Tensor, "1 heads k_len head_dim"],
-    value: Float[Tensor, "1 heads k_len value_dim"],
+    query: Float[Tensor, "rows heads q_len head_dim"],
+    key: Float[Tensor, "rows heads k_len head_dim"],
+    value: Float[Tensor, "rows heads k_len value_dim"],
     segments: Segments,
     dropout_rate: float = 0.0,
     scale: float | None = None,
-) -> Float[Tensor, "1 heads q_len value_dim"]:
+) -> Float[Tensor, "rows heads q_len value_dim"]:
     """Return `dot_product_attention` of each sequence to its own keys; on a GPU by torch's kernel, which has no bias.
 
     Raises: RequestError: dropout, or a width, type or device that torch's kernel lacks. ShapeError: several rows;
