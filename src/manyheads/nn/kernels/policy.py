@@ -407,12 +407,17 @@ def segments_path(query: Tensor, value: Tensor) -> SegmentsPath:
 
     Raises: RequestError: torch's kernel cannot compute it. `meta`, which stands for a GPU, would accept all.
     """
-    if not is_fast() or query.device.type not in ("cuda", "meta"):
+    if not has_segments_kernel(query.device):
         return "products" if is_compiled() else "loop"
     lack = segments_lack(query.device, query.dtype, query.shape[3], value.shape[3])
     if lack is not None:
         raise RequestError(f"Attention over packed sequences {lack}")
     return "varlen"
+
+
+def has_segments_kernel(device: torch.device) -> bool:
+    """Return whether attention over packed sequences is computed by torch's kernel, or refused (`segments_lack`)."""
+    return is_fast() and device.type in ("cuda", "meta")
 
 
 def segments_lack(device: torch.device, dtype: torch.dtype, head_dim: int, value_dim: int) -> str | None:

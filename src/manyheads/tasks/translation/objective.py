@@ -23,7 +23,7 @@ from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.evaluation.reading import BleuTokenizer
 from manyheads.evaluation.tokenizers import AUTO, TokenizerChoice, choose_tokenizer, instead_of, text_hints
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.nn.kernels.policy import segments_lack
+from manyheads.nn.kernels.policy import has_segments_kernel, segments_lack
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import begin_embeddings, fewer_tokens, known_sets, open_sets
 from manyheads.tasks.held_out import chosen_split
@@ -99,10 +99,10 @@ class TranslationObjective(PlainObjective):
 
     def check_device(self, device: torch.device) -> Sequence[str]:
         config, data = self.config, self.config.data
-        is_gpu = device.type == "cuda"
+        by_kernel = has_segments_kernel(device)
         if data.batching == "padded":
-            return ("batches are padded, as data.batching says",) if is_gpu else ()
-        if not is_gpu or config.training.plain:
+            return ("batches are padded, as data.batching says",) if by_kernel else ()
+        if not by_kernel:
             return ("attention over packed batches is computed one sentence after the other, which is slow",)
         model: Any = config.model  # that can be packed
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
