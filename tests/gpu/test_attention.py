@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from manyheads.nn.attention.local import local_attention
 from manyheads.nn.attention.lsh_settings import LSHSettings
-from manyheads.nn.attention.masks import Causal, Lengths, Mask, dense_mask
+from manyheads.nn.attention.masks import Causal, Lengths, Mask, Segments, dense_mask
 from manyheads.nn.attention.naive import (
     naive_additive_attention,
     naive_dot_product_attention,
@@ -68,6 +69,27 @@ def _dot_product(mask: str) -> Case:
         return naive_dot_product_attention(q, k, v, _allowed(mask))
 
     return Case([(B, H, Q, D), (B, H, K, D), (B, H, K, D)], fast, plain, exact)
+
+
+def _packed(causal: bool) -> Case:
+    """Two sequences and an empty one; in bfloat16 on a GPU by torch's kernel."""
+    starts = [torch.tensor(bounds) for bounds in ([0, 2, 2, Q], [0, 2, 2, Q] if causal else [0, 4, 4, K])]
+    sizes = Q, int(starts[1][-1])
+    of_query, of_key = (torch.arange(size) >= bounds[2] for size, bounds in zip(sizes, starts, strict=True))
+    seen = of_query[:, None] == of_key
+    if causal:
+        seen = seen & (torch.arange(Q) <= torch.arange(Q)[:, None])
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, is_fast: bool) -> Tensor:
+        bounds = [one.int().to(q.device) for one in starts]
+        with policy.fast(is_fast and q.dtype is torch.bfloat16):
+            return dot_product_attention(q, k, v, Segments(*bounds, longest=Q, causal=causal))
+
+    def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return naive_dot_product_attention(q, k, v, seen[None, None])
+
+    shapes = [(1, H, Q, D), (1, H, sizes[1], D), (1, H, sizes[1], D)]
+    return Case(shapes, partial(attend, is_fast=True), partial(attend, is_fast=False), exact)
 
 
 def _additive(mask: str) -> Case:
@@ -146,6 +168,8 @@ def _local() -> Case:
 MASKS = ["none", "causal", "lengths", "empty"]
 CASES: dict[str, Case] = {
     **{f"dot product, {mask}": _dot_product(mask) for mask in MASKS},
+    "packed": _packed(causal=False),
+    "packed, causal": _packed(causal=True),
     **{f"additive, {mask}": _additive(mask) for mask in MASKS},
     **{
         f"relative by {path}, {mask}": _relative(mask, path)

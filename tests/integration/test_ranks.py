@@ -62,6 +62,12 @@ def test_two_ranks_are_one(ranks: Ranks, tmp_path: Path, kind: str) -> None:
     compare(ranks, tmp_path, kind, {2: "ddp"}, tolerance=1e-9, steps=6, dropout=kind not in EXEMPT_DROPOUT)
 
 
+def test_packed_batches_on_two_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    """Dropout by the number of the sentence and the position, wherever it lies in the row of a rank."""
+    sections = {"data": {"batching": "packed", "max_tokens": 128}, "model": {"attention_dropout": 0.0}}
+    compare(ranks, tmp_path, "transformer", {2: "ddp"}, tolerance=1e-9, steps=6, sections=sections)
+
+
 @pytest.mark.parametrize("kind", sliced(KINDS, 3, "models in parts"))
 def test_parts_are_the_whole(ranks: Ranks, tmp_path: Path, kind: str) -> None:
     """FSDP2, with more ranks than some micro-batches have rows or lanes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
@@ -80,6 +81,142 @@ class PairBatch(RowBatch):
     def num_target_tokens(self) -> int:
         """Return the number of labels that count in the loss: real target tokens and EOS, without BOS and padding."""
         return int(self.target_lengths.sum()) - self.target_lengths.numel()
+
+
+@dataclass(frozen=True)
+class PackedShape:
+    """The sizes of packed batches, which are the same in all steps of a run on one rank.
+
+    Attributes:
+        source_slots, target_slots: tokens of each side, with filler; of the targets without their last token.
+        most_pairs: number of pairs at most.
+        longest: tokens of a sentence at most.
+    """
+
+    source_slots: int
+    target_slots: int
+    most_pairs: int
+    longest: int
+
+    @property
+    def num_fillers(self) -> int:
+        """Sentences of filler: as many as can fill a side without one that is longer than `longest`."""
+        return -(-max(self.source_slots, self.target_slots) // self.longest)
+
+    @classmethod
+    def around(cls, source: Tensor, target: Tensor, longest: int) -> Self:
+        """Return the shape for sentences of these lengths, rounded up to multiples of 64. longest: at least 2."""
+        totals = int(source.sum()), int(target.sum())
+        larger = _up((max(totals) + 1) * longest / (longest - 1))  # so that each filler has a token
+        source_slots, target_slots = (_up(total - (-larger // longest)) for total in totals)
+        return cls(source_slots, target_slots, len(source), longest)
+
+    def describe(self) -> str:
+        """Return the sizes in words."""
+        return (
+            f"{self.source_slots:,} source and {self.target_slots:,} target slots for up to {self.most_pairs:,} pairs"
+            f" of up to {self.longest:,} tokens"
+        )
+
+
+def _up(size: float) -> int:
+    return math.ceil(size / 64) * 64
+
+
+@dataclass(frozen=True)
+class PackedBatch(RowBatch):
+    """Sentence pairs one after the other in one row for each side, without padding between them.
+
+    Pairs are segments, with the same number on both sides. So are the fillers behind them, which fill the slots: no
+    kernel leaves a row of theirs unwritten. The other segments are empty.
+
+    Shape: source (1, source_slots); target_input, target_labels and keep (1, target_slots): the decoder's input, the
+        token after each, and whether it counts; *_starts (segments + 1,) int32, where each begins, and the end of the
+        last; *_places (slots,) position of each token in its sentence. longest: see `PackedShape`. pairs: the same
+        pairs, padded, not moved by `to`.
+    """
+
+    source: Tensor
+    source_starts: Tensor
+    source_places: Tensor
+    target_input: Tensor
+    target_labels: Tensor
+    target_starts: Tensor
+    target_places: Tensor
+    keep: Tensor
+    longest: int
+    pairs: PairBatch
+
+    @classmethod
+    def of(cls, pairs: PairBatch, shape: PackedShape | None = None) -> PackedBatch:
+        """Pack pairs, which are on the CPU. shape: None: as small as they allow.
+
+        Raises: ShapeError: they do not fit into the shape.
+        """
+        source_lengths, target_lengths = pairs.source_lengths, (pairs.target_lengths - 1).clamp(min=0)
+        most = max(2, int(source_lengths.max()), int(target_lengths.max()))
+        shape = shape or PackedShape.around(source_lengths, target_lengths, most)
+        totals, rest = (int(source_lengths.sum()), int(target_lengths.sum())), shape.num_fillers
+        if (
+            most > shape.longest
+            or len(pairs.sample_ids) > shape.most_pairs
+            or totals[0] + rest > shape.source_slots
+            or totals[1] + rest > shape.target_slots
+        ):
+            raise ShapeError(
+                f"{len(pairs.sample_ids)} pairs with {totals[0]} source and {totals[1]} target tokens, the longest of"
+                f" {most}, do not fit into a packed batch with {shape.describe()}, of which {rest} slots on each side"
+                " are for filler; give fewer or shorter pairs, or a larger shape."
+            )
+        rows = [pairs.target_input, pairs.target_labels]
+        (source,), starts, places = _packed([pairs.source], source_lengths, shape.source_slots, shape, pairs.pad_id)
+        (ids, labels), *of_target = _packed(rows, target_lengths, shape.target_slots, shape, pairs.pad_id)
+        keep = (torch.arange(shape.target_slots) < totals[1])[None]
+        return cls(source, starts, places, ids, labels, of_target[0], of_target[1], keep, shape.longest, pairs)
+
+    @property
+    def sample_ids(self) -> Tensor:
+        """See `PairBatch`."""
+        return self.pairs.sample_ids
+
+    @property
+    def pad_id(self) -> int:
+        return self.pairs.pad_id
+
+    @property
+    def size(self) -> int:
+        """Number of ids of the larger side, including filler."""
+        return max(self.source.numel(), self.target_input.numel())
+
+    def rows(self, which: slice) -> PackedBatch:
+        """Return some of the pairs, in a shape that is as small as they allow."""
+        pairs = self.pairs.rows(which)
+        shape = PackedShape.around(pairs.source_lengths, pairs.target_lengths - 1, self.longest)
+        return PackedBatch.of(pairs, shape)
+
+    def describe(self) -> str:
+        """Return the shape in words."""
+        slots = f"{self.source.numel()} source and {self.target_input.numel()} target slots"
+        return f"{len(self.sample_ids)} pairs packed into {slots}"
+
+    def num_target_tokens(self) -> int:
+        """See `PairBatch.num_target_tokens`."""
+        return self.pairs.num_target_tokens()
+
+
+def _packed(
+    rows: list[Tensor], lengths: Tensor, slots: int, shape: PackedShape, pad_id: int
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Return the first `lengths` ids of rows one after the other, (1, slots) each, and starts and places."""
+    total, fillers = int(lengths.sum()), torch.arange(shape.num_fillers)
+    size, more = divmod(slots - total, shape.num_fillers)
+    sizes = torch.cat([lengths, size + (fillers < more).long(), lengths.new_zeros(shape.most_pairs - len(lengths))])
+    ends = sizes.cumsum(0)
+    real = torch.arange(rows[0].shape[1]) < lengths[:, None]
+    filler = torch.full((slots - total,), pad_id)
+    ids = [torch.cat([one[real], filler])[None] for one in rows]
+    places = torch.arange(slots) - (ends - sizes).repeat_interleave(sizes)
+    return ids, torch.cat([ends.new_zeros(1), ends]).int(), places
 
 
 @dataclass(frozen=True)

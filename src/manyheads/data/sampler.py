@@ -16,13 +16,16 @@ import hashlib
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.errors import ConfigError, DataError
 from manyheads.seeding import derive_seed
+
+if TYPE_CHECKING:  # it needs torch, and is only read here
+    from manyheads.data.batch import PackedShape
 
 MAX_SIZE = 10**12
 NUM_ROUNDS = 8
@@ -178,6 +181,69 @@ class EpochBatches:
         for part in (self._starts, self._order):
             content.update(np.ascontiguousarray(part, "<i8").tobytes())
         return content.hexdigest()
+
+
+class PackedBatches(EpochBatches):
+    """Packed batches of samples in random order: each has as many as fit into its slots. Create a plan with `pack`.
+
+    `plan[n]` is a list of at most `accumulate` arrays of sample ids, none of them empty; the last step of an epoch may
+    have fewer, and its last batch fewer samples.
+    """
+
+    @classmethod
+    def pack(
+        cls,
+        source_lengths: IntArray,
+        target_lengths: IntArray,
+        shape: PackedShape,
+        *,
+        seed: int,
+        epoch: int,
+        accumulate: int = 1,
+    ) -> PackedBatches:
+        """Return the plan of an epoch.
+
+        Args:
+            source_lengths: (samples,) tokens of each source, EOS included.
+            target_lengths: (samples,) tokens of each target, BOS and EOS included; the last is not in a slot.
+            shape: of all batches.
+            seed, epoch, accumulate: see `EpochBatches.build`.
+
+        Raises: DataError: a sample is longer than the shape's bound, or than its slots.
+        """
+        order = Permutation(len(source_lengths), seed, epoch).all()
+        sides = [np.asarray(source_lengths)[order].astype(np.int64), np.asarray(target_lengths)[order] - np.int64(1)]
+        rooms = [slots - shape.num_fillers for slots in (shape.source_slots, shape.target_slots)]
+        for side, lengths, room in zip(("source", "target"), sides, rooms, strict=True):
+            if len(order) and lengths.max() > min(shape.longest, room):
+                raise DataError(
+                    f"Sample {order[lengths.argmax()]} has {lengths.max()} {side} tokens, but at most"
+                    f" {min(shape.longest, room)} fit into a packed batch; raise max_source_len or max_target_len, and"
+                    " max_tokens with them."
+                )
+        ends = [np.concatenate([[0], np.cumsum(lengths)]) for lengths in sides]
+        bounds = [0]
+        while bounds[-1] < len(order):
+            start = bounds[-1]
+            fit = [
+                int(np.searchsorted(end, end[start] + room, "right")) - 1 for end, room in zip(ends, rooms, strict=True)
+            ]
+            bounds.append(min(start + shape.most_pairs, *fit))
+        return cls(order, np.array(bounds, np.int64), accumulate)
+
+    def __len__(self) -> int:
+        return -(-super().__len__() // self.accumulate)
+
+    def __getitem__(self, row: int) -> list[NDArray[np.int64]]:
+        """Return the sample ids of each micro-batch of a row."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        bounds = self._starts[row * self.accumulate : (row + 1) * self.accumulate + 1]
+        return [self._order[start:stop].astype(np.int64) for start, stop in pairwise(bounds)]
+
+    def samples(self, row: int) -> NDArray[np.int64]:
+        """Return all sample ids of a row. Raises: IndexError: there is no such row."""
+        return np.concatenate(self[row])
 
 
 def next_position(epoch: int, row: int, num_rows: int) -> tuple[int, int]:

@@ -172,6 +172,9 @@ class DataSettings:
             always counted.
         pad_to_multiple: pad batches to a multiple of this number of tokens, but not beyond the limits above. Kernels
             are compiled for each shape, so fewer shapes can be worth the padding; 1 pads to the longest sentence only.
+        batching: `padded`: a batch has sentences of similar lengths, each in a row. `packed`: sentences in random
+            order, one after the other in one row of max_tokens / accumulate slots, so that all batches have one shape
+            and little padding; for the Transformer on a GPU in bf16. A resumed run keeps it.
         num_train_pairs: number of training pairs to use, from the beginning, or to generate for the copy task; 0: all.
             The number in a preset applies only to the preset's own data.path.
         mix: several prepared folders with their shares of the training pairs, such as `data/old=0.2 data/new=0.8`.
@@ -192,6 +195,7 @@ class DataSettings:
     max_target_len: int = 256
     too_long: Literal["drop", "truncate", "fail"] = "drop"
     pad_to_multiple: int = 1
+    batching: Literal["padded", "packed"] = "padded"
     num_train_pairs: int = 0
     mix: tuple[str, ...] = ()
     bpe_dropout: float = 0.0
@@ -212,13 +216,36 @@ class DataSettings:
             )
         check(self, "data.", at_least(0), "num_train_pairs")
         check(self, "data.", BELOW_ONE, "bpe_dropout")
-        longest = max(self.max_source_len, self.max_target_len)
+        longest = self.longest
         if self.max_tokens // self.accumulate < longest:
             raise ConfigError(
                 f"data.max_tokens {self.max_tokens} / data.accumulate {self.accumulate} leaves fewer than {longest}"
                 " tokens per micro-batch, the maximum length of a sentence; raise max_tokens, or lower accumulate,"
                 " max_source_len or max_target_len.",
                 fields=("max_tokens", "accumulate", "max_source_len", "max_target_len"),
+            )
+        if self.batching == "packed":
+            self._check_packed()
+
+    @property
+    def longest(self) -> int:
+        """The larger maximum length of a sentence."""
+        return max(self.max_source_len, self.max_target_len)
+
+    def _check_packed(self) -> None:
+        slots, least = self.max_tokens // self.accumulate, self.longest + 2
+        if slots < least:
+            raise ConfigError(
+                f"data.max_tokens {self.max_tokens} / data.accumulate {self.accumulate} gives a packed batch {slots}"
+                f" slots, but it needs {least} for one pair of up to {self.longest} tokens and filler; raise"
+                " max_tokens, or lower accumulate, max_source_len or max_target_len.",
+                fields=("max_tokens", "accumulate", "max_source_len", "max_target_len"),
+            )
+        if self.pad_to_multiple > 1:
+            raise ConfigError(
+                f"data.pad_to_multiple is {self.pad_to_multiple}, but packed batches have one shape; set it to 1, or"
+                " data.batching to padded.",
+                fields=("pad_to_multiple", "batching"),
             )
 
 

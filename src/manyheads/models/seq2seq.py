@@ -7,8 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from manyheads.data.batch import PairBatch
-from manyheads.errors import ShapeError
+from manyheads.data.batch import PackedBatch, PairBatch
+from manyheads.errors import RequestError, ShapeError
 from manyheads.models.protocols import Output
 from manyheads.nn.heads.linear import LinearHead, token_scores
 from manyheads.nn.shapes import Float, Int
@@ -46,7 +46,7 @@ class Seq2Seq(nn.Module):
 
     def forward(
         self,
-        source: PairBatch | Tensor,
+        source: PairBatch | PackedBatch | Tensor,
         target: Tensor | None = None,
         *,
         label_smoothing: float = 0.0,
@@ -66,17 +66,23 @@ class Seq2Seq(nn.Module):
             label_smoothing, smoothing_kind, chunk_tokens: see the head's `loss`.
             num_sampled: so many candidates replace the vocabulary: see `nn.heads.linear`.
 
-        Raises: ShapeError: see `PairBatch.of`; or there is a source without a target.
+        Raises: ShapeError: see `PairBatch.of`; or there is a source without a target. RequestError: the model cannot
+            compute packed batches.
         """
         if isinstance(source, Tensor):
             if target is None:
                 raise ShapeError("a source needs a target, from which the loss is computed: model(source, target).")
             source = PairBatch.of(source, target)
         batch = source
-        hidden = self.body(batch.source, batch.source_lengths, batch.target_input)
         labels = batch.target_labels
-        steps = torch.arange(labels.shape[1], device=labels.device)
-        keep = steps[None, :] < batch.target_lengths[:, None] - 1
+        if isinstance(batch, PackedBatch):
+            if not hasattr(self.body, "forward_packed"):
+                raise RequestError(f"a {type(self.body).__name__} cannot compute packed batches; give padded ones.")
+            hidden, keep = self.body.forward_packed(batch), batch.keep
+        else:
+            hidden = self.body(batch.source, batch.source_lengths, batch.target_input)
+            steps = torch.arange(labels.shape[1], device=labels.device)
+            keep = steps[None, :] < batch.target_lengths[:, None] - 1
         loss_sum, nll_sum = self.head.loss(
             hidden,
             labels,

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from manyheads.data.batch import PairBatch
+from manyheads.data.batch import PackedBatch, PackedShape, PairBatch
 from manyheads.data.collate import collate, round_up
 from manyheads.data.mixing import Draws
-from manyheads.data.sampler import EpochBatches, cut_rows
+from manyheads.data.sampler import EpochBatches, PackedBatches, cut_rows
 from manyheads.data.settings import DataSettings
 from manyheads.data.store import IntArray, PairStore
 from manyheads.data.translation.bpe_dropout import BpeDropout
@@ -66,6 +67,10 @@ class LengthReport:
                 f" {self.total}; 0 uses all"
             )
         return line
+
+
+_MORE_SLOTS, _MORE_PAIRS = 0.02, 0.125
+"""Room of packed batches beyond the usual numbers of tokens of the smaller side, and of pairs."""
 
 
 class TrainingStream:
@@ -121,6 +126,7 @@ class TrainingStream:
         self._mix = list(mix)
         self._draws = self._make_draws() if mix else None
         self._padded = self._pad(source, target)
+        self.shape = self._packed_shape() if settings.batching == "packed" else None
         self._dropout = dropout
         self._segmented = lru_cache(maxsize=1)(self._segment)  # one epoch, because its ids are in memory
         self._plan = lru_cache(maxsize=2)(self._make_plan)
@@ -132,6 +138,22 @@ class TrainingStream:
             round_up(np.minimum(lengths, limit), options.pad_to_multiple, limit)
             for lengths, limit in ((source, options.max_source_len), (target, options.max_target_len))
         ]
+
+    def _packed_shape(self) -> PackedShape:
+        """Return the shape of packed batches: `max_tokens` slots for the side with more tokens, fewer for the other."""
+        micro, longest = self.settings.max_tokens // self.settings.accumulate, self.settings.longest
+        samples = self._samples(0)
+        totals = [int(lengths[samples].sum(dtype=np.int64)) for lengths in self._padded]
+        totals[1] -= len(samples)
+        fillers = -(-micro // longest)
+
+        def slots(total: int) -> int:
+            # Batches differ in the ratio of their sides.
+            usual = round_up(int(micro * total / max(totals) * (1 + _MORE_SLOTS)) + 1, 8, micro)
+            return max(usual, longest + fillers)
+
+        usual_pairs = micro * len(samples) / max(totals)
+        return PackedShape(slots(totals[0]), slots(totals[1]), int(usual_pairs * (1 + _MORE_PAIRS)) + 8, longest)
 
     def _samples(self, epoch: int) -> NDArray[np.int64]:
         """Return the positions in the store of the pairs of an epoch."""
@@ -162,6 +184,10 @@ class TrainingStream:
         else:
             store = self._segmented(epoch)
             source, target = self._pad(store.source_lengths + 1, store.target_lengths + 2)
+        if self.shape is not None:
+            accumulate = self.settings.accumulate
+            lengths = source, target, self.shape
+            return PackedBatches.pack(*lengths, seed=self.seed, epoch=epoch, accumulate=accumulate), samples
         budget = {"max_tokens": self.settings.max_tokens, "accumulate": self.settings.accumulate}
         return EpochBatches.build(source, target, seed=self.seed, epoch=epoch, **budget), samples
 
@@ -182,6 +208,8 @@ class TrainingStream:
     def describe(self) -> str:
         """Return one line for users; of a mix, also what an epoch contains of each data set."""
         lines = [self.report.describe()]
+        if self.shape is not None:
+            lines.append(f"batches are packed: {self.shape.describe()}")
         if self._draws is not None:
             lines += [
                 f"an epoch has {count:,} pairs of {name} (of {len(part):,}), {share:.0%}"
@@ -202,13 +230,19 @@ class TrainingStream:
         plan, samples = self._plan(epoch)
         return [samples[share] for share in plan[row]]
 
-    def at(self, epoch: int, row: int, progress: float = 1.0) -> list[PairBatch]:
-        """Return the micro-batches of one optimiser step: at most `accumulate`, none of them empty.
+    def at(self, epoch: int, row: int, progress: float = 1.0) -> list[Any]:
+        """Return the micro-batches of one optimiser step, each a `PairBatch` or, if they are packed, a `PackedBatch`.
+
+        They are at most `accumulate`, none of them empty.
 
         Args: progress: has no effect.
 
         Raises: IndexError: the epoch has no such row.
         """
+        pairs = self._pairs_at(epoch, row)
+        return pairs if self.shape is None else [PackedBatch.of(batch, self.shape) for batch in pairs]
+
+    def _pairs_at(self, epoch: int, row: int) -> list[PairBatch]:
         names = ("max_source_len", "max_target_len", "pad_to_multiple")
         limits = {name: getattr(self.settings, name) for name in names}
         if self._dropout is None:

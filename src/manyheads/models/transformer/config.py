@@ -215,6 +215,25 @@ class TransformerConfig:
                 fields=("positions", "attention"),
             )
 
+    def packing_lack(self, longest: int) -> str | None:
+        """Return why sentences of up to `longest` tokens cannot be packed, as a sentence; None: they can."""
+        if self.relative_bias:
+            found = (
+                f"relative_bias is {self.relative_bias}, but attention over packed sentences has no bias; set it to 0"
+            )
+        elif self.attention_dropout:
+            rate = f"attention_dropout is {self.attention_dropout:g}"
+            found = f"{rate}, but attention over packed sentences has no dropout of weights; set it to 0"
+        elif not isinstance(self.attention, DotProductAttentionConfig):
+            kind = f"attention is {self.attention.kind}"
+            found = f"{kind}, but attention over packed sentences is by dot products; set it to dot_product"
+        elif self.longest_input is not None and longest > self.longest_input:
+            longer = f"but data.max_source_len or max_target_len is {longest}"
+            found = f"max_len is {self.longest_input}, {longer}; raise max_len, or lower these"
+        else:
+            return None
+        return f"data.batching is packed and model.{found}, or set data.batching to padded."
+
     def head_dim_of(self, stack: Literal["encoder", "decoder"]) -> int:
         """Return d_k in that stack."""
         return self.head_dim or self.d_model // self.heads_of(stack)

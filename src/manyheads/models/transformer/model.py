@@ -9,17 +9,20 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manyheads.data.batch import PackedBatch
 from manyheads.models.head_names import HeadKind
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.size_checks import check_vocabularies
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.attention.cache import DecoderLayerStep, DecoderState, KeyValueCache, source_mask
-from manyheads.nn.attention.masks import Causal, Lengths, Mask, NeverEmpty
+from manyheads.nn.attention.masks import Causal, Lengths, Mask, NeverEmpty, Segments
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.heads.linear import LinearHead
+from manyheads.nn.kernels.dropout import numbered_tokens
 from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.layers import Dropout, FeedForward, Residual, build_norm
 from manyheads.nn.positions import RotaryPositions, TokenEmbedding, positions_of_kind
@@ -302,6 +305,26 @@ class Transformer(nn.Module):
     def forward(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
         """Compute `encode`, then `decode`: (batch, target_len, d_model)."""
         return self.decode(target, self.encode(source, source_lengths), source_lengths)
+
+    def forward_packed(self, batch: PackedBatch) -> Float[Tensor, "1 target_len d_model"]:
+        """Compute `forward` of sentences that lie one after the other in one row, and see nothing of one another.
+
+        Rotary positions count through the row, because scores depend on their differences alone.
+        """
+        source, target, longest = batch.source_starts, batch.target_starts, batch.longest
+        with numbered_tokens(source, batch.source_places):
+            x = self._packed_input(batch.source, batch.source_places, longest, "source")
+            memory = self.encoder(x, Segments(source, source, longest))
+        with numbered_tokens(target, batch.target_places):
+            x = self._packed_input(batch.target_input, batch.target_places, longest, "target")
+            masks = Segments(target, target, longest, causal=True), Segments(target, source, longest)
+            decoded: Tensor = self.decoder(x, memory, *masks)
+        return decoded
+
+    def _packed_input(self, ids: Tensor, places: Tensor, longest: int, side: Literal["source", "target"]) -> Tensor:
+        x: Tensor = getattr(self, f"{side}_embedding")(ids)
+        table = getattr(self, f"{side}_positions").rows(0, longest).to(x.device)
+        return self.dropout(low_precision((x + F.embedding(places, table)).to(x.dtype)))  # type: ignore[no-any-return]
 
     def attention_layers(self) -> dict[HeadKind, list[nn.Module]]:
         """Return the attention modules of all layers, by kind, in the order of `config.heads_by_layer`."""

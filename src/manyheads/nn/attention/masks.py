@@ -111,6 +111,40 @@ class Lengths(Mask):
 
 @register_state
 @dataclass(frozen=True)
+class Segments(Mask):
+    """Sequences lie one after the other in one row, and a query sees the keys of its own sequence alone.
+
+        >>> starts = torch.tensor([0, 2, 3])
+        >>> Segments(starts, starts, longest=2, causal=True).allowed(torch.arange(3), torch.arange(3)).int().tolist()
+        [[[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]]
+
+    query_starts, key_starts: (segments + 1,) int32, where each sequence begins, and the end of the last; some may be
+    empty. longest: no sequence has more tokens. causal: a query sees no later key.
+    """
+
+    query_starts: Tensor
+    key_starts: Tensor
+    longest: int
+    causal: bool = False
+
+    def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
+        of_query, query = _places(self.query_starts, queries)
+        of_key, key = _places(self.key_starts, keys)
+        seen = of_query[:, None] == of_key[None, :]
+        if self.causal:
+            seen = seen & (key[None, :] <= query[:, None])
+        return seen[None, None]
+
+
+def _places(starts: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of each position's segment, and its position there."""
+    positions = positions.to(starts.dtype)
+    numbers = torch.searchsorted(starts, positions, right=True) - 1
+    return numbers, positions - starts[numbers]
+
+
+@register_state
+@dataclass(frozen=True)
 class KeyPadding(Mask):
     """Keys where `keep` (batch, k_len) is True are real; padding may be anywhere.
 

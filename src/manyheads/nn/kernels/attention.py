@@ -8,6 +8,7 @@ Paper: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.1, eq. 1.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any, Literal, cast
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
-from manyheads.nn.attention.masks import Bias, Causal, Dense, Mask, NeverEmpty, dense_bias
+from manyheads.nn.attention.masks import Bias, Causal, Dense, Mask, NeverEmpty, Segments, dense_bias
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.shapes import Bool, Float
@@ -219,6 +220,8 @@ def dot_product_attention(
     """
     if not policy.is_compiled():  # a graph for any length would depend on the comparison
         _check_call(query, key, value)
+    if isinstance(mask, Segments) and not policy.is_transformed():
+        return segment_attention(query, key, value, mask, dropout_rate, scale)
     path = policy.attention_path(query, key, value, dropout_rate)
     if path == "sums":
         return _by_sums(query, key, value, mask, scale, first_query)
@@ -227,6 +230,63 @@ def dot_product_attention(
     if path == "products" or not query.shape[2] * key.shape[2]:
         return plain_attention(query, key, value, mask, dropout_rate, scale, first_query)
     return _by_sdpa(query, key, value, mask, dropout_rate, scale, first_query)
+
+
+def segment_attention(
+    query: Float[Tensor, "rows heads q_len head_dim"],
+    key: Float[Tensor, "rows heads k_len head_dim"],
+    value: Float[Tensor, "rows heads k_len value_dim"],
+    segments: Segments,
+    dropout_rate: float = 0.0,
+    scale: float | None = None,
+) -> Float[Tensor, "rows heads q_len value_dim"]:
+    """Return `dot_product_attention` of each sequence to its own keys; on a GPU by torch's kernel, which has no bias.
+
+    Raises: RequestError: dropout, or a width, type or device that torch's kernel lacks. ShapeError: several rows;
+        and, where the values can be read: sequences that do not fill the row, or one longer than `segments.longest`.
+    """
+    if dropout_rate:
+        raise RequestError(
+            f"attention over packed sequences has no dropout of weights, here {dropout_rate}; set attention_dropout to"
+            " 0, or use padded batches."
+        )
+    if query.shape[0] != 1 or key.shape[0] != 1:
+        raise ShapeError(
+            f"packed sequences lie in one row, but there are {query.shape[0]} rows of queries and {key.shape[0]} of"
+            " keys; give a mask of lengths for several rows."
+        )
+    path = policy.segments_path(query, value)
+    if path == "products":
+        return plain_attention(query, key, value, segments, scale=scale)
+    if path == "varlen":
+        from torch.nn.attention.varlen import varlen_attn
+
+        # torch 2.11 has no other arguments that are needed here, and `is_causal` no longer.
+        longest, window = segments.longest, (-1, 0) if segments.causal else (-1, -1)
+        q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # (tokens, heads, width)
+        starts = segments.query_starts, segments.key_starts
+        out = cast(Tensor, varlen_attn(q, k, v, *starts, longest, longest, scale=scale, window_size=window))
+        return out.transpose(0, 1).unsqueeze(0)
+    found = []
+    mask = Causal() if segments.causal else None
+    bounds = [_bounds(segments, "query", query.shape[2]), _bounds(segments, "key", key.shape[2])]
+    for (start, stop), (first, end) in zip(*map(pairwise, bounds), strict=True):
+        if start < stop:
+            some = key[:, :, first:end], value[:, :, first:end]
+            found.append(dot_product_attention(query[:, :, start:stop], *some, mask, scale=scale))
+    return torch.cat(found, 2) if found else query.new_zeros(*query.shape[:3], value.shape[3])
+
+
+def _bounds(segments: Segments, side: Literal["query", "key"], length: int) -> list[int]:
+    """Return where the sequences of a side begin, and the end of the last."""
+    bounds: list[int] = getattr(segments, f"{side}_starts").tolist()
+    longest = max((stop - start for start, stop in pairwise(bounds)), default=0)
+    if bounds[-1] != length or longest > segments.longest:
+        raise ShapeError(
+            f"the {side} sequences end at {bounds[-1]} and have up to {longest} tokens, but the row has {length}, and"
+            f" a sequence at most {segments.longest}; fill the row, or raise `longest`."
+        )
+    return bounds
 
 
 def _check_call(query: Tensor, key: Tensor, value: Tensor | None = None) -> None:

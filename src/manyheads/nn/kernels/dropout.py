@@ -20,6 +20,7 @@ _LEVELS = 1 << 16
 _FINAL = -0x61C8864680B583EB  # odd, from the golden ratio: the finaliser's multiplier
 _row_keys = torch.zeros(0, dtype=torch.int64, device="cpu")
 _row_range: tuple[int, int, int] | None = None
+_token_keys: Tensor | None = None
 
 
 def dropout(x: Tensor, rate: float, *, shared: bool = False) -> Tensor:
@@ -42,7 +43,8 @@ def dropout(x: Tensor, rate: float, *, shared: bool = False) -> Tensor:
         return F.dropout(x, rate, training=True)
     if shared or x.dim() < 2 or not x.numel():
         return x * scaled_mask(x, rate)
-    return x * RowMasks(x.shape[0], x[0].numel(), rate, x.device).of(x, 0)
+    rows = x if _token_keys is None else x.flatten(0, 1)
+    return x * RowMasks(rows.shape[0], rows[0].numel(), rate, x.device).of(rows, 0).view(x.shape)
 
 
 @contextmanager
@@ -59,6 +61,30 @@ def numbered_rows(first: int, count: int, total: int) -> Iterator[None]:
         yield
     finally:
         _row_range = before
+
+
+@contextmanager
+def numbered_tokens(starts: Tensor, positions: Tensor) -> Iterator[None]:
+    """Within the block, the first two axes of x are one row of packed sequences, (1, tokens, ...).
+
+    On a CPU each token then gets a mask of its own, by the number of its sequence in the batch and its position there,
+    wherever it lies in the row; of several ranks each has the sequences that `numbered_rows` names. Not safe for
+    several threads.
+
+    Args:
+        starts: (segments + 1,) where each sequence begins in the row, which they fill, and its end.
+        positions: (tokens,) of each token in its sequence.
+    """
+    global _token_keys
+    before = _token_keys
+    if policy.shares_draws(starts.device):
+        first = 0 if _row_range is None else _row_range[0]
+        numbers = torch.arange(first, first + len(starts) - 1, device="cpu").repeat_interleave(starts.diff().long())
+        _token_keys = _mixed_keys((numbers << 32) + positions)
+    try:
+        yield
+    finally:
+        _token_keys = before
 
 
 def scaled_mask(x: Tensor, rate: float, generator: torch.Generator | None = None) -> Tensor:
@@ -120,6 +146,8 @@ def _mask_of(x: Tensor, levels: Tensor, rate: float) -> Tensor:
 
 def _keys_of(rows: int) -> Tensor:
     """Return an odd key for each row of a tensor, from its number in the whole batch. (rows,) int64"""
+    if _token_keys is not None and rows == len(_token_keys):
+        return _token_keys
     if _row_range is None or not _row_range[1] or rows % _row_range[1]:
         return _first_keys(rows)
     first, count, total = _row_range
@@ -130,10 +158,13 @@ def _keys_of(rows: int) -> Tensor:
 def _first_keys(count: int) -> Tensor:
     global _row_keys
     if len(_row_keys) < count:
-        # uint64 arithmetic modulo 2**64 on int64 numbers: torch has no product of uint64.
-        numbers = torch.arange(max(1024, 2 * count), device="cpu") * _signed(0x9E3779B97F4A7C15)
-        _row_keys = _mixed(_mixed(numbers)) | 1
+        _row_keys = _mixed_keys(torch.arange(max(1024, 2 * count), device="cpu"))
     return _row_keys[:count]
+
+
+def _mixed_keys(numbers: Tensor) -> Tensor:
+    # uint64 arithmetic modulo 2**64 on int64 numbers: torch has no product of uint64.
+    return _mixed(_mixed(numbers * _signed(0x9E3779B97F4A7C15))) | 1
 
 
 def _mixed(values: Tensor) -> Tensor:

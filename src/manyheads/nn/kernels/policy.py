@@ -59,6 +59,7 @@ def least_seconds(*calls: Callable[[], object], rounds: int = ROUNDS, num_thread
 
 
 AttentionPath = Literal["products", "rounded products", "sums", "sdpa"]
+SegmentsPath = Literal["products", "loop", "varlen"]
 RelativePath = Literal["products", "tiles", "sums", "sdpa"]
 
 _compiles = False
@@ -399,6 +400,44 @@ def products_gain() -> float:
         num_threads=torch.get_num_threads(),
     )
     return sdpa_seconds / products_seconds
+
+
+def segments_path(query: Tensor, value: Tensor) -> SegmentsPath:
+    """Return the implementation of attention over packed sequences: torch's kernel on a GPU, a loop elsewhere.
+
+    Raises: RequestError: torch's kernel cannot compute it. `meta`, which stands for a GPU, would accept all.
+    """
+    if not has_segments_kernel(query.device):
+        return "products" if is_compiled() else "loop"
+    lack = segments_lack(query.device, query.dtype, query.shape[3], value.shape[3])
+    if lack is not None:
+        raise RequestError(f"Attention over packed sequences {lack}")
+    return "varlen"
+
+
+def has_segments_kernel(device: torch.device) -> bool:
+    """Return whether attention over packed sequences is computed by torch's kernel, or refused (`segments_lack`)."""
+    return is_fast() and device.type in ("cuda", "meta")
+
+
+def segments_lack(device: torch.device, dtype: torch.dtype, head_dim: int, value_dim: int) -> str | None:
+    """Return why torch's kernel of packed sequences cannot compute this, as the end of a sentence; None: it can."""
+    has_kernel = (
+        torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+        if device.type == "cuda"
+        else device.type == "meta"
+    )
+    if not has_kernel:
+        return f"needs an NVIDIA GPU of compute capability 8.0, which {device} is not; use padded batches there."
+    if dtype not in (torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        return f"is computed in bfloat16 or float16 on a GPU, not in {name}; train in bf16, or use padded batches."
+    if head_dim != value_dim or head_dim % 8 or not 0 < head_dim <= 256:
+        return (
+            "needs heads of one width for queries, keys and values, a multiple of 8 up to 256, here"
+            f" {head_dim} and {value_dim}; change num_heads, head_dim or value_dim, or use padded batches."
+        )
+    return None
 
 
 def sdpa_zeroes_empty_rows(mask: Tensor) -> bool:

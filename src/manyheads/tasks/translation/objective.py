@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -23,6 +23,7 @@ from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.evaluation.reading import BleuTokenizer
 from manyheads.evaluation.tokenizers import AUTO, TokenizerChoice, choose_tokenizer, instead_of, text_hints
 from manyheads.models.seq2seq import Seq2Seq
+from manyheads.nn.kernels.policy import has_segments_kernel, segments_lack
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import begin_embeddings, fewer_tokens, known_sets, open_sets
 from manyheads.tasks.held_out import chosen_split
@@ -95,6 +96,21 @@ class TranslationObjective(PlainObjective):
         learn = partial(cooccurrence_embeddings, pairs)
         begin_embeddings(tables, pairs.vocab_size, learn, derive_seed(self.config.seed, "embeddings"), group)
         return ("embeddings begin as co-occurrence in the training pairs suggests",)
+
+    def check_device(self, device: torch.device) -> Sequence[str]:
+        config, data = self.config, self.config.data
+        by_kernel = has_segments_kernel(device)
+        if data.batching == "padded":
+            return ("batches are padded, as data.batching says",) if by_kernel else ()
+        if not by_kernel:
+            return ("attention over packed batches is computed one sentence after the other, which is slow",)
+        model: Any = config.model  # that can be packed
+        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        for stack in ("encoder", "decoder"):
+            lack = segments_lack(device, dtype, model.head_dim_of(stack), model.value_dim_of(stack))
+            if lack is not None:
+                raise ConfigError(f"data.batching is packed. Attention over packed sequences {lack}")
+        return ("attention over packed batches is computed by torch's kernel for sequences of several lengths",)
 
     def first_state(self, model: Seq2Seq) -> None:
         """See `Objective.first_state`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from manyheads.data.batch import PairBatch
+from manyheads.data.batch import PackedBatch, PairBatch
 from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.plan.planner import SyntheticTokenRun
@@ -21,7 +21,7 @@ class SyntheticRun(SyntheticTokenRun):
 
     @property
     def longest(self) -> int:
-        return max(self.config.data.max_source_len, self.config.data.max_target_len)
+        return self.config.data.longest
 
     def at(self, length: int) -> SyntheticRun:
         model, usual, told = self.config.model, self.config.tokenizer.vocab_size, ""
@@ -30,8 +30,9 @@ class SyntheticRun(SyntheticTokenRun):
             sizes[name], told = vocabulary_size(getattr(model, name), self.config.data.path, usual)
         return SyntheticRun(replace(self.config, model=replace(model, **sizes)), told)
 
-    def batch(self, length: int, rows: int) -> PairBatch:
+    def batch(self, length: int, rows: int) -> PairBatch | PackedBatch:
         lengths = torch.full((rows,), length)
         sizes = (self.config.model.source_vocab_size, self.config.model.target_vocab_size)
         source, target = (torch.randint(size, (rows, length)) for size in sizes)
-        return PairBatch(source, lengths, target, lengths, torch.arange(rows))
+        pairs = PairBatch(source, lengths, target, lengths, torch.arange(rows))
+        return PackedBatch.of(pairs) if self.config.data.batching == "packed" else pairs

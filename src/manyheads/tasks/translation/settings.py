@@ -60,6 +60,19 @@ class TrainConfig(RunConfig):
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data.batching == "packed":
+            packing_lack = getattr(self.model, "packing_lack", None)
+            lack = (
+                f"data.batching is packed, but a {self.model.architecture} computes padded batches alone; set it to"
+                " padded, or model.architecture to transformer."
+            )
+            if packing_lack is not None:
+                lack = packing_lack(self.data.longest)
+            if lack is not None:
+                raise ConfigError(lack, fields=("data", "model"))
+
     @property
     def task(self) -> Literal["translation"]:
         """See `RunConfig.task`. Prepared trees make it parsing, which has the same settings."""

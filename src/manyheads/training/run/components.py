@@ -144,7 +144,7 @@ def assemble(
     warning = check_capacity(config, objective.model_config, device, group.world)
     torch.manual_seed(derive_seed(config.seed, "weights"))
     model = build_model(objective.model_config)
-    notes = [warning] if warning else []
+    notes = [*objective.check_device(device), *([warning] if warning else [])]
     if config.initial.model and begins:
         notes += begin_from(model, config.initial, objective.data.tokenizer)
     elif begins:

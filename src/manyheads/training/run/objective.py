@@ -122,6 +122,12 @@ class Objective(Protocol):
         Returns: sentences for the user.
         """
 
+    def check_device(self, device: torch.device) -> Sequence[str]:
+        """Return sentences for the user about how the device computes the batches.
+
+        Raises: ConfigError: it cannot.
+        """
+
     def first_state(self, model: Any) -> Any:
         """Return the model's state before any input; None for models without state."""
 
@@ -151,6 +157,9 @@ class PlainObjective:
     languages: Sequence[LanguagePair] = ()
 
     def prepare_weights(self, model: Any, group: Group) -> Sequence[str]:
+        return ()
+
+    def check_device(self, device: torch.device) -> Sequence[str]:
         return ()
 
 
