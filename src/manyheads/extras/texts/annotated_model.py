@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
-from manyheads.extras.texts.common import check_at_least, check_axes, check_rates
+from manyheads.extras.texts.common import check_at_least, check_axes, check_rates, table_of_positions
 from manyheads.nn import masked_softmax, merge_heads, split_heads
 from manyheads.nn.kernels import policy
 
@@ -312,13 +312,13 @@ class PositionalEncoding(nn.Module):
     def __init__(self, d_model: int, dropout: float, max_len: int = 5000) -> None:
         super().__init__()
         self.dropout = nn.Dropout(p=dropout)
-        self.register_buffer("pe", _positions(max_len, d_model))
+        self.register_buffer("pe", table_of_positions(max_len, d_model))
 
     def forward(self, x: Tensor) -> Tensor:
         _check_width(x, self.pe.shape[-1], "the table of positions")
         check_axes("the input", x, "batch, length, d_model", RuntimeError, IndexError)
         length = x.shape[1]
-        table = self.pe if length <= self.pe.shape[1] else _positions(length, self.pe.shape[-1]).to(self.pe)
+        table = self.pe if length <= self.pe.shape[1] else table_of_positions(length, self.pe.shape[-1]).to(self.pe)
         out: Tensor = self.dropout(x + table[:, :length])
         return out
 
@@ -358,15 +358,6 @@ def make_model(
 def _size(layer: nn.Module) -> int:
     size: int = layer.size  # type: ignore[assignment]  # a layer of the reader's has it, too
     return size
-
-
-def _positions(count: int, d_model: int) -> Tensor:
-    """Return (1, count, d_model), computed as in the text."""
-    frequency = torch.exp(torch.arange(0, d_model, 2) * -(math.log(10_000.0) / d_model))
-    angle = torch.arange(count).unsqueeze(1) * frequency
-    table = torch.zeros(count, d_model)
-    table[:, 0::2], table[:, 1::2] = angle.sin(), angle[:, : d_model // 2].cos()
-    return table.unsqueeze(0)
 
 
 def _divisors(d_model: int) -> str:
