@@ -57,14 +57,17 @@ def choose_torch(python: Path, spec: str, index: str = "", *, cpu_index: str = C
     Args: python: of the environment. spec: torch and its version. index: the user's choice; if it cannot be used, the
         choice is that without it. cpu_index: torch's own.
     """
-    planned = _planned(python, spec, index)
+    fault = _silence_of(f"{index.rstrip('/')}/torch/") if _can_be_asked(index) else None
+    planned = None if fault else _planned(python, spec, index)
     if planned == []:
         return None
     if index:
-        fault = _fault_of(index, spec, planned)
-        instead = choose_torch(python, spec, cpu_index=cpu_index) if fault else None
-        if instead is None:
+        fault = fault or (None if planned else f"it has no {spec} for this Python")
+        if fault is None:
             return Choice(index, f"torch from {index}, as TORCH_INDEX says")
+        instead = choose_torch(python, spec, cpu_index=cpu_index)
+        if instead is None:
+            return None
         return Choice(instead.index, f"TORCH_INDEX={index} cannot be used ({fault}); taken instead: {instead.why}")
     if not sys.platform.startswith("linux"):
         return Choice("", "torch as PyPI has it for this system")
@@ -82,17 +85,12 @@ def choose_torch(python: Path, spec: str, index: str = "", *, cpu_index: str = C
     )
 
 
-def _fault_of(index: str, spec: str, planned: Sequence[dict[str, Any]] | None) -> str | None:
-    """Return why the user's index cannot be used; None: it can. planned: what pip would install from it.
+def _can_be_asked(index: str) -> bool:
+    """Return whether an index is a server without a password in its address, which urllib does not send.
 
-    pip may have found torch in another place that it is set up with, so a server is asked too, but not one with a
-    password in its address, which urllib does not send.
+    It is asked before pip, which waits for it once for each package if torch is also in another of its places.
     """
-    is_asked = index.startswith(("http://", "https://")) and "@" not in index
-    if planned and not is_asked:
-        return None
-    silence = _silence_of(f"{index.rstrip('/')}/torch/")
-    return silence or (None if planned else f"it has no {spec} for this Python")
+    return index.startswith(("http://", "https://")) and "@" not in index
 
 
 def _planned(python: Path, spec: str, index: str) -> list[dict[str, Any]] | None:
