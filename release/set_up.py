@@ -54,13 +54,21 @@ def has_nvidia_driver() -> bool:
 def choose_torch(python: Path, spec: str, index: str = "", *, cpu_index: str = CPU_INDEX) -> Choice | None:
     """Choose where torch comes from; None: it is there already.
 
-    Args: python: of the environment. spec: torch and its version. index: the user's choice. cpu_index: torch's own.
+    Args: python: of the environment. spec: torch and its version. index: the user's choice; if it cannot be used, the
+        choice is that without it. cpu_index: torch's own.
     """
-    planned = _planned(python, spec, index)
+    fault = _silence_of(f"{index.rstrip('/')}/torch/") if _can_be_asked(index) else None
+    planned = None if fault else _planned(python, spec, index)
     if planned == []:
         return None
     if index:
-        return Choice(index, f"torch from {index}, as TORCH_INDEX says")
+        fault = fault or (None if planned else f"it has no {spec} for this Python")
+        if fault is None:
+            return Choice(index, f"torch from {index}, as TORCH_INDEX says")
+        instead = choose_torch(python, spec, cpu_index=cpu_index)
+        if instead is None:
+            return None
+        return Choice(instead.index, f"TORCH_INDEX={index} cannot be used ({fault}); taken instead: {instead.why}")
     if not sys.platform.startswith("linux"):
         return Choice("", "torch as PyPI has it for this system")
     if has_nvidia_driver():
@@ -75,6 +83,14 @@ def choose_torch(python: Path, spec: str, index: str = "", *, cpu_index: str = C
     return Choice(
         "", f"torch as PyPI has it{_size(planned)}: no NVIDIA driver answers, but neither does {cpu_index} ({silence})"
     )
+
+
+def _can_be_asked(index: str) -> bool:
+    """Return whether an index is a server without a password in its address, which urllib does not send.
+
+    It is asked before pip, which waits for it once for each package if torch is also in another of its places.
+    """
+    return index.startswith(("http://", "https://")) and "@" not in index
 
 
 def _planned(python: Path, spec: str, index: str) -> list[dict[str, Any]] | None:
@@ -119,6 +135,7 @@ def _num_bytes(url: str) -> int:
 def _silence_of(address: str) -> str | None:
     """Return why a server cannot be used; None: it answers in time. A server may also send a byte now and then."""
     found: list[str | None] = []
+    too_late = f"no answer in {ANSWER_SECONDS:g} seconds"
 
     def ask() -> None:
         try:
@@ -127,12 +144,13 @@ def _silence_of(address: str) -> str | None:
                 answer.read()
             found.append(None)
         except (OSError, ValueError) as error:
-            found.append(str(getattr(error, "reason", None) or error))
+            reason = getattr(error, "reason", None) or error
+            found.append(too_late if isinstance(reason, TimeoutError) else str(reason))
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(ANSWER_SECONDS)
-    return found[0] if found else f"no answer in {ANSWER_SECONDS:g} seconds"
+    return found[0] if found else too_late
 
 
 def install(python: Path, what: str, arguments: Sequence[str]) -> None:

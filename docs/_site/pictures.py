@@ -3,7 +3,7 @@
     python docs/_site/pictures.py [NAME ...]          # make pictures
     python docs/_site/pictures.py --untrained         # only those that need no training
 
-Models that are not there are trained or written first, into the working folder, as the pages say (`RUNS`). A page in a
+Models that are not there are trained or written first, into the working folder (`RUNS`). A page in a
 browser needs chromium and playwright. Pictures of benchmarks belong to `benchmarks/curves.py` and are not drawn here.
 """
 
@@ -29,11 +29,13 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parents[1] / "pictures"
 TEXT = "She does not want to speak to him."
 CATS = "the cat sat on the mat and the dog sat on the cat and the cat sat on the dog and the mat lay under the cat"
+_STEPS = "--precision fp32 --training.max-minutes 0 --training.max-steps"
 RUNS = {
     "models/en-de": "sample-model models/en-de",
-    "runs/novel": "train --preset xl-demo --minutes 2 --run-dir runs/novel",
-    "runs/long": "train --preset reformer-demo --minutes 2 --run-dir runs/long",
+    "runs/novel": f"train --preset xl-demo {_STEPS} 300 --run-dir runs/novel",
+    "runs/long": f"train --preset reformer-demo {_STEPS} 60 --run-dir runs/long",
 }
+"""Steps instead of the minutes of the pages, which are other steps on every machine."""
 UNTRAINED = "runs/untrained"
 """A model with the sizes of the preset demo: its blocks are those of a trained one."""
 
@@ -88,7 +90,6 @@ PICTURES = (
         view="decoder",
         layer=1,
     ),
-    Picture(f"inspect buckets runs/long --text '{CATS}'", ("buckets.png",)),
     Picture(f"inspect buckets runs/long --text '{CATS}'", ("tutorial-buckets.png",)),
     _page("attention-matrix-light.png", view="cross", layer=2, head=1, keys="m", scheme="light"),
     _page("attention-matrix-dark.png", view="cross", layer=2, head=1, keys="m", scheme="dark"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -65,6 +66,31 @@ def test_the_names_that_the_loaders_read_are_listed(page: str) -> None:
     known = {part for row in rows(page) for name in coded(row[0]) for part in (name, *name.split("."))}
     missing = {name for loader in LOADERS[page] for name in read_by(PEERS[loader]) if name not in known}
     assert not missing, f"{page} lacks {sorted(missing)}"
+
+
+def names_in_code(page: str) -> set[str]:
+    """Classes, functions, arguments, attributes and variables of a text's modules, and names in short strings."""
+    names: set[str] = set()
+    for path in (REPOSITORY / "src/manyheads/extras/texts").glob(f"{page.partition('-')[0]}*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names |= {getattr(node, field) for field in ("name", "arg", "attr", "id") if hasattr(node, field)} - {None}
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and not re.search(r"\w \w+ \w", node.value)
+            ):
+                names |= set(re.findall(r"\w+", node.value))  # of parameters that a loop makes; no sentences
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_how_many_rows_run_is_as_the_index_says(page: str) -> None:
+    """A row runs if the text's module has all its names; a name that is lost changes the count."""
+    known = names_in_code(page)
+    outside = [row[0] for row in rows(page) if not {part for n in coded(row[0]) for part in n.split(".")} <= known]
+    [said] = re.findall(rf"^\| \[.+\]\({page}\.md\) \| (\d+) \| (\d+) \|", (FOLDER / "index.md").read_text(), re.M)
+    count = len(list(rows(page)))
+    assert [int(number) for number in said] == [count, count - len(outside)], outside
 
 
 def read_by(peer: Any) -> set[str]:

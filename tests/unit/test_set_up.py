@@ -115,6 +115,23 @@ def test_the_users_index_goes_first_and_other_systems_have_one_build(
 
 
 @pytest.mark.parametrize(
+    ("users", "said"),
+    [("refuses", "refused"), ("hangs", "no answer in 0.5 seconds")],
+)
+def test_the_users_index_that_cannot_be_used_is_named_and_set_up_goes_on(
+    set_up: Any, python: Path, indexes: dict[str, str], monkeypatch: pytest.MonkeyPatch, users: str, said: str
+) -> None:
+    pip_reads(monkeypatch, indexes["cuda"])
+    if users == "refuses":  # also where pip finds torch in another index of its own
+        monkeypatch.setenv("PIP_EXTRA_INDEX_URL", indexes["cuda"])
+    choice = set_up.choose_torch(python, SPEC, indexes[users], cpu_index=indexes["cpu"])
+    assert choice.index == indexes["cpu"]
+    assert choice.why.startswith(f"TORCH_INDEX={indexes[users]} cannot be used (")
+    assert said in choice.why
+    assert "taken instead: torch's CPU build, because no NVIDIA driver answers" in choice.why
+
+
+@pytest.mark.parametrize(
     ("script", "answers"),
     [("echo 'GPU 0: NVIDIA H100'", True), ("echo 'GPU 0'; exit 9", False), ("echo 'No devices'", False), ("", False)],
 )

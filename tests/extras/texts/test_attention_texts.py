@@ -260,6 +260,60 @@ def test_small_functions_of_the_fused_text() -> None:
     assert torch.equal(heads(x, mask), heads(x, mask[None]))
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(4, 4), (3, 6), (1, 5)])
+def test_relative_attention_of_labml(queries: int, keys: int) -> None:
+    module = filled(labml.RelativeMultiHeadAttention(H, D), torch.float64).eval()
+    q, k, v = (torch.randn(length, B, D, dtype=torch.float64) for length in (queries, keys, keys))
+    peer = PEERS["labml/RelativeMultiHeadAttention"].from_peer(
+        {"model": {"heads": H, "d_model": D}}, module.state_dict()
+    )
+    peer.module.double()
+    wanted = peer.run({"in.query": q, "in.key": k, "in.value": v})
+    torch.testing.assert_close(module(query=q, key=k, value=v), wanted["out.output"], atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(module.attn, wanted["out.attn"], atol=1e-12, rtol=1e-12)
+    rows = torch.arange(1, 6)[None, :, None, None].repeat(3, 1, 1, 1)  # the text's own example
+    assert labml.shift_right(rows)[:, :, 0, 0].tolist() == [[1, 2, 3, 4, 5], [0, 1, 2, 3, 4], [5, 0, 1, 2, 3]]
+
+
+def test_the_encoder_of_the_fused_text() -> None:
+    """A layer is torch's, without dropout; the maps are those of a masked pass."""
+    sizes = {"input_dim": D, "num_heads": H, "dim_feedforward": 20}
+    encoder = filled(fused_qkv.TransformerEncoder(num_layers=2, **sizes), torch.float64)
+    x, mask = torch.randn(B, K, D, dtype=torch.float64), torch.ones(K, K).tril()
+    y = x
+    maps = []
+    for layer in encoder.layers:
+        peer = nn.TransformerEncoderLayer(D, H, 20, 0.0, batch_first=True).double()
+        stacked = layer.self_attn.qkv_proj.weight.view(H, 3, D // H, D).transpose(0, 1).flatten(0, 2)
+        bias = layer.self_attn.qkv_proj.bias.view(H, 3, D // H).transpose(0, 1).flatten()
+        parts = {"self_attn.out_proj": layer.self_attn.o_proj, "linear1": layer.linear_net[0]}
+        parts |= {"linear2": layer.linear_net[3], "norm1": layer.norm1, "norm2": layer.norm2}
+        weights = {f"{to}.{name}": value for to, part in parts.items() for name, value in part.state_dict().items()}
+        peer.load_state_dict({"self_attn.in_proj_weight": stacked, "self_attn.in_proj_bias": bias, **weights})
+        maps.append(peer.self_attn(y, y, y, attn_mask=mask == 0, average_attn_weights=False)[1])
+        y = peer(y, src_mask=mask == 0)
+    torch.testing.assert_close(encoder(x, mask=mask), y, atol=1e-12, rtol=1e-12)
+    for found, wanted in zip(encoder.get_attention_maps(x, mask), maps, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-12)
+    assert not encoder.get_attention_maps(x)[0].requires_grad
+    positions = fused_qkv.PositionalEncoding(d_model=48, max_len=96)
+    torch.testing.assert_close(positions.pe[0], fused_qkv.position_encoding(96, 48), atol=1e-5, rtol=0)
+    assert torch.equal(positions(torch.zeros(B, K, 48))[1], positions.pe[0, :K])
+    assert not positions.state_dict()
+
+
+def test_rates_of_the_fused_text() -> None:
+    parameter = nn.Parameter(torch.empty(4, 4))
+    optimizer = torch.optim.Adam([parameter], lr=1e-3)
+    schedule = fused_qkv.CosineWarmupScheduler(optimizer=optimizer, warmup=100, max_iters=2000)
+    factors = [schedule.get_lr_factor(step) for step in (0, 50, 100, 1000, 2000)]
+    assert factors == pytest.approx([0, 0.5 * 0.998459, 0.993844, 0.5, 0], abs=1e-6)
+    optimizer.step()
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-5, rel=1e-5)
+    assert fused_qkv.CosineWarmupScheduler(optimizer, 0, 10).get_lr_factor(0) == 1
+
+
 @pytest.mark.parametrize(
     "name", ["d2l_attention", "d2l_attention_bias", "labml_mha", "labml_mha_cross", "fused_qkv_mha"]
 )
@@ -361,7 +415,12 @@ CALLS: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
     "d2l encoder": (lambda: encoder("Chinese"), (torch.ones(B, Q).long(), None)),
     "d2l decoder": (lambda: decoder("English"), (torch.ones(B, Q).long(), [X3, None, [None, None]])),
     "labml": (lambda: labml.MultiHeadAttention(H, D), (X3, X3, X3)),
+    "labml relative": (lambda: labml.RelativeMultiHeadAttention(H, D), (X3, X3, X3)),
     "fused": (lambda: fused_qkv.MultiheadAttention(D, D, H), (X3,)),
+    "fused encoder": (
+        lambda: fused_qkv.TransformerEncoder(2, input_dim=D, num_heads=H, dim_feedforward=20),
+        (X3, torch.ones(Q, Q).tril()),
+    ),
 }
 
 
@@ -375,7 +434,7 @@ def test_they_are_plain_modules(kind: str) -> None:
         part.register_forward_hook(lambda *_, name=name: seen.add(name))
     first = module(*fresh())
     (first[0] if isinstance(first, tuple) else first).sum().backward()
-    containers = {name for name, part in module.named_modules() if isinstance(part, nn.Sequential)}
+    containers = {name for name, part in module.named_modules() if isinstance(part, nn.Sequential | nn.ModuleList)}
     assert seen | containers == {name for name, _ in module.named_modules()}
     assert all(parameter.grad is not None for parameter in module.parameters())
     for part in module.modules():
@@ -474,6 +533,21 @@ LABML, FUSED = labml.MultiHeadAttention(H, D), fused_qkv.MultiheadAttention(D, D
         (lambda: LABML(query=X3, key=[1], value=X3), AttributeError, "key is list"),
         (lambda: labml.PrepareForMultiHeadAttention(8, 0, 4, True), RuntimeError, "heads is 0"),
         (lambda: fused_qkv.position_encoding(4), TypeError, r"fits no edition .*seq_len, d_model, n=10000"),
+        (
+            lambda: fused_qkv.TransformerEncoder(2, input_dim=D, heads=H),
+            TypeError,
+            "fits no edition .*num_heads, dim_feedforward",
+        ),
+        (lambda: fused_qkv.EncoderBlock(10, 3, 20), AssertionError, "embed_dim 10 .* num_heads 3"),
+        (lambda: fused_qkv.PositionalEncoding(D, max_len=2)(X3), RuntimeError, "3 positions, .* only 2; .*max_len"),
+        (lambda: fused_qkv.PositionalEncoding(8)(X3), RuntimeError, r"\(2, 3, 12\); it must be \(batch, length, 8\)"),
+        (lambda: fused_qkv.CosineWarmupScheduler(None, 10, 0), ValueError, "max_iters is 0"),
+        (
+            lambda: labml.RelativeMultiHeadAttention(1, 2)(*[torch.zeros(4097, 1, 2)] * 3),
+            RuntimeError,
+            "4097 keys, but vectors for 4096",
+        ),
+        (lambda: labml.shift_right(torch.zeros(3)), IndexError, r"\(3,\); .*two axes"),
         (lambda: LABML.get_scores(X3, X3), ValueError, "query has shape .*queries, batch, heads, d_k"),
     ],
 )

@@ -183,6 +183,7 @@ def test_helpers() -> None:
         (lambda: text.LSHAttention()(torch.zeros(1, 4, 2), torch.zeros(1, 5, 2)), RuntimeError, "qk has the shape"),
         (lambda: text.LSHSelfAttention(8)(torch.zeros(2, 4, 9)), RuntimeError, r"must be \(batch, length, 8\)"),
         (lambda: text.ReversibleSequence([])(torch.zeros(1, 2, 3)), RuntimeError, "two streams side by side"),
+        (lambda: text.ReversibleSequence([[nn.Identity()]]), ValueError, r"1 modules; give a pair \(f, g\)"),
         (lambda: text.LSHAttention()([1], torch.zeros(1, 4, 2)), TypeError, "qk is list; give a tensor"),
         (lambda: text.LSHSelfAttention(8)([1]), AttributeError, "x is list"),
         (

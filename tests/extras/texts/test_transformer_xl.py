@@ -88,6 +88,23 @@ def test_the_originals_numbers(shared: Path) -> None:
     assert compared > 30
 
 
+@pytest.mark.parametrize("attn_type", [0, 2])
+def test_the_random_numbers_of_dropout(attn_type: int) -> None:
+    """In the original's order: of the words, with their positions in type 2, of encoded distances, of the layers."""
+    model = random_model(attn_type=attn_type, dropout=0.5, mem_len=0)
+    ids = torch.randint(43, (5, 3))
+    torch.manual_seed(1)
+    hidden = model._forward(ids)[0]
+    torch.manual_seed(1)
+    words, distances = model.word_emb(ids), model.pos_emb(torch.arange(4, -1, -1.0))
+    x = model.drop(words if attn_type == 0 else words + distances)
+    given = (model.drop(distances), model.r_w_bias, model.r_r_bias) if attn_type == 0 else ()
+    blocked = torch.ones(5, 5).triu(1)[:, :, None]
+    for layer in model.layers:
+        x = layer(x, *given, dec_attn_mask=blocked)
+    torch.testing.assert_close(hidden, model.drop(x))
+
+
 @pytest.mark.parametrize("attn_type", [0, 1, 2, 3])
 @pytest.mark.parametrize("pre_lnorm", [False, True])
 @pytest.mark.parametrize(("ext_len", "same_length", "clamp_len"), [(0, False, -1), (2, True, 4), (0, True, -1)])

@@ -207,6 +207,8 @@ def test_mistakes_are_named() -> None:
             split_heads(torch.zeros(1, 1, 10), heads)
     with pytest.raises(ConfigError, match="head_dim -1 at least 0"):
         MultiHeadAttention(10, 2, head_dim=-1)
+    with pytest.raises(ShapeError, match=r"shape \(2, 5\); give three axes or more"):
+        getattr(merge_heads, "__wrapped__", merge_heads)(torch.zeros(2, 5))
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])

@@ -93,5 +93,6 @@ def test_what_does_not_say_which_keys_are_allowed_is_named(allowed: Any, said: s
     forward = masked_softmax.__wrapped__ if hasattr(masked_softmax, "__wrapped__") else masked_softmax
     with pytest.raises(ShapeError, match=said):
         forward(torch.randn(2, 4), allowed)
-    with pytest.raises(ShapeError, match=r"scores are of torch\.int64"):
-        forward(torch.ones(2, 4, dtype=torch.int64), torch.ones(2, 4) > 0)
+    for mask in (torch.ones(2, 4) > 0, None):
+        with pytest.raises(ShapeError, match=r"scores are of torch\.int64"):
+            forward(torch.ones(2, 4, dtype=torch.int64), mask)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
-from manyheads.extras.texts.common import check_at_least, check_axes, check_rates
+from manyheads.extras.texts.common import check_at_least, check_axes, check_rates, shape_of, table_of_positions
 from manyheads.nn import masked_softmax, merge_heads, split_heads
 from manyheads.nn.kernels import policy
 
@@ -69,7 +69,7 @@ class Generator(nn.Module):
         self.proj = nn.Linear(d_model, vocab)
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_width(x, self.proj.in_features, "the generator")
+        _check_width(x, self.proj.in_features, "the input of the generator")
         return torch.log_softmax(self.proj(x), dim=-1)
 
 
@@ -102,12 +102,13 @@ class LayerNorm(nn.Module):
 
     def __init__(self, features: int, eps: float = 1e-6) -> None:
         super().__init__()
+        check_at_least(2, features=features)  # the deviation is divided by features - 1
         self.a_2 = nn.Parameter(torch.ones(features))
         self.b_2 = nn.Parameter(torch.zeros(features))
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_width(x, self.a_2.shape[-1], "the norm")
+        _check_width(x, self.a_2.shape[-1], "the input of the norm")
         centred = x - x.mean(-1, keepdim=True)
         return self.a_2 * centred / (x.std(-1, keepdim=True) + self.eps) + self.b_2
 
@@ -197,6 +198,9 @@ def attention(
 
     Raises: MaskError: another kind of mask. InputError: query and key differ in width, or key and value in number.
     """
+    for name, x in {"query": query, "key": key, "value": value}.items():
+        if len(shape_of(name, x, "..., length, width")) < 2:
+            raise InputError(f"{name} has shape {tuple(x.shape)}; it must have two axes or more, (..., length, width).")
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise InputError(
             f"query, key and value of shapes {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)} do not"
@@ -267,7 +271,7 @@ class PositionwiseFeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_width(x, self.w_1.in_features, "the feed-forward network")
+        _check_width(x, self.w_1.in_features, "the input of the feed-forward network")
         out: Tensor = self.w_2(self.dropout(self.w_1(x).relu()))
         return out
 
@@ -312,13 +316,13 @@ class PositionalEncoding(nn.Module):
     def __init__(self, d_model: int, dropout: float, max_len: int = 5000) -> None:
         super().__init__()
         self.dropout = nn.Dropout(p=dropout)
-        self.register_buffer("pe", _positions(max_len, d_model))
+        self.register_buffer("pe", table_of_positions(max_len, d_model))
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_width(x, self.pe.shape[-1], "the table of positions")
+        _check_width(x, self.pe.shape[-1], "the input of the table of positions")
         check_axes("the input", x, "batch, length, d_model", RuntimeError, IndexError)
         length = x.shape[1]
-        table = self.pe if length <= self.pe.shape[1] else _positions(length, self.pe.shape[-1]).to(self.pe)
+        table = self.pe if length <= self.pe.shape[1] else table_of_positions(length, self.pe.shape[-1]).to(self.pe)
         out: Tensor = self.dropout(x + table[:, :length])
         return out
 
@@ -360,21 +364,13 @@ def _size(layer: nn.Module) -> int:
     return size
 
 
-def _positions(count: int, d_model: int) -> Tensor:
-    """Return (1, count, d_model), computed as in the text."""
-    frequency = torch.exp(torch.arange(0, d_model, 2) * -(math.log(10_000.0) / d_model))
-    angle = torch.arange(count).unsqueeze(1) * frequency
-    table = torch.zeros(count, d_model)
-    table[:, 0::2], table[:, 1::2] = angle.sin(), angle[:, : d_model // 2].cos()
-    return table.unsqueeze(0)
-
-
 def _divisors(d_model: int) -> str:
     near = [str(h) for h in (1, 2, 4, 5, 6, 8, 10, 12, 16) if isinstance(d_model, int) and d_model % h == 0]
     return f", such as {', '.join(near)}" if near else ""
 
 
 def _check_width(x: Tensor, width: int, what: str) -> None:
+    shape_of(what, x, f"..., {width}")
     if not x.dim() or x.shape[-1] != width:
         raise InputError(f"{what} has the shape {tuple(x.shape)}, but must have {width} numbers in the last axis.")
 

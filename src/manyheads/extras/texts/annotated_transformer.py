@@ -472,7 +472,9 @@ def greedy_decode(
 
 @torch.no_grad()
 def average(model: nn.Module, models: Sequence[nn.Module]) -> None:
-    """Set the parameters of a model to the mean of other models' parameters."""
+    """Set the parameters of a model to the mean of those of other models. Raises: SettingError: there is no other."""
+    if not models:
+        raise SettingError("models is empty; give the models whose mean is wanted, in a list.")
     for mean, *several in zip(*(one.parameters() for one in (model, *models)), strict=True):
         mean.copy_(torch.stack(several).mean(dim=0))
 

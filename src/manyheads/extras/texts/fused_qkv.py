@@ -2,9 +2,13 @@
 
     from manyheads.extras.texts.fused_qkv import MultiheadAttention, position_encoding, scaled_dot_product
 
+`EncoderBlock`, `TransformerEncoder`, `PositionalEncoding` and `CosineWarmupScheduler` are those of the longer text that
+it follows, the University of Amsterdam's; its training classes are of Lightning and not here.
+
 The same numbers as the text's code, also for a query that may attend to no key: equal weights for all keys. Repaired:
 `input_dim` may differ from `embed_dim`; a mask (batch, length, length) is one for each sentence, where the text takes
-its first axis for the heads; the positions have their first frequency.
+its first axis for the heads; the positions have their first frequency; `get_attention_maps` gives the mask to every
+layer, where the text's layers compute their outputs without it; a warm-up of 0 steps is none.
 
 In masks 0 (or False) = blocked.
 """
@@ -20,9 +24,29 @@ from torch import Tensor, nn
 
 from manyheads import nn as ours
 from manyheads.errors import ConfigError, ShapeError
-from manyheads.extras.texts.common import also, check_at_least, check_heads, read_arguments, refuse_added, shape_of
+from manyheads.extras.texts.common import (
+    TextShapeError,
+    also,
+    check_at_least,
+    check_heads,
+    check_shape,
+    dropout_layer,
+    read_arguments,
+    refuse_added,
+    shape_of,
+    table_of_positions,
+)
 
-__all__ = ["MultiheadAttention", "expand_mask", "position_encoding", "scaled_dot_product"]
+__all__ = [
+    "CosineWarmupScheduler",
+    "EncoderBlock",
+    "MultiheadAttention",
+    "PositionalEncoding",
+    "TransformerEncoder",
+    "expand_mask",
+    "position_encoding",
+    "scaled_dot_product",
+]
 
 
 def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -161,6 +185,108 @@ class MultiheadAttention(nn.Module):
                 " mask[None]."
             )
         return expand_mask(mask) if mask.shape[0] == batch else mask
+
+
+class EncoderBlock(nn.Module):
+    """Self-attention and a feed-forward network, each with a residual connection and then a norm ("post").
+
+    Shape: (batch, length, input_dim) in and out; masks as in `MultiheadAttention`.
+    """
+
+    def __init__(self, input_dim: int, num_heads: int, dim_feedforward: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        check_at_least(1, dim_feedforward=dim_feedforward)
+        self.self_attn = MultiheadAttention(input_dim, input_dim, num_heads)
+        self.linear_net = nn.Sequential(
+            nn.Linear(input_dim, dim_feedforward),
+            dropout_layer(dropout),
+            nn.ReLU(inplace=True),
+            nn.Linear(dim_feedforward, input_dim),
+        )
+        self.norm1, self.norm2 = nn.LayerNorm(input_dim), nn.LayerNorm(input_dim)
+        self.dropout = dropout_layer(dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self._after_attention(x, self.self_attn(x, mask=mask))
+
+    def _after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = self.norm1(x + self.dropout(attended))
+        out: Tensor = self.norm2(x + self.dropout(self.linear_net(x)))
+        return out
+
+    def _with_weights(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        attended, weights = self.self_attn(x, mask=mask, return_attention=True)
+        return self._after_attention(x, attended), weights
+
+
+class TransformerEncoder(nn.Module):
+    """`num_layers` blocks. block_args: those of `EncoderBlock`. Shape: (batch, length, input_dim) in and out."""
+
+    def __init__(self, num_layers: int, **block_args: Any) -> None:
+        super().__init__()
+        check_at_least(0, num_layers=num_layers)
+        self.layers = nn.ModuleList(self._block(block_args) for _ in range(num_layers))
+
+    @staticmethod
+    def _block(block_args: dict[str, Any]) -> EncoderBlock:
+        signature = ("input_dim, num_heads, dim_feedforward, dropout=0",)
+        return EncoderBlock(**read_arguments("EncoderBlock", signature, (), block_args)[1])
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, mask=mask)
+        return x
+
+    @torch.no_grad()
+    def get_attention_maps(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor]:
+        """Return the weights of every layer, (batch, heads, length, length)."""
+        attention_maps = []
+        for layer in self.layers:
+            assert isinstance(layer, EncoderBlock)
+            x, weights = layer._with_weights(x, mask)
+            attention_maps.append(weights)
+        return attention_maps
+
+
+class PositionalEncoding(nn.Module):
+    """x + pe[:, :length]; `pe` (1, max_len, d_model) has sines and cosines, and is no part of the state dict."""
+
+    pe: Tensor
+
+    def __init__(self, d_model: int, max_len: int = 5000) -> None:
+        super().__init__()
+        check_at_least(1, d_model=d_model, max_len=max_len)
+        self.register_buffer("pe", table_of_positions(max_len, d_model), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape: (batch, length, d_model) in and out."""
+        check_shape("x", x, ["batch", "length", self.pe.shape[2]])
+        if x.shape[1] > self.pe.shape[1]:
+            raise TextShapeError(
+                f"x has {x.shape[1]} positions, but the table only {self.pe.shape[1]}; shorten x, or give max_len."
+            )
+        return x + self.pe[:, : x.shape[1]]
+
+
+class CosineWarmupScheduler(torch.optim.lr_scheduler.LRScheduler):
+    """Half a cosine from 1 to 0 over `max_iters` steps, times a line from 0 to 1 over the first `warmup` steps."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, warmup: int, max_iters: int) -> None:
+        check_at_least(0, warmup=warmup)
+        check_at_least(1, max_iters=max_iters)
+        self.warmup = warmup
+        self.max_num_iters = max_iters
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Return the learning rate of every group of parameters."""
+        factor = self.get_lr_factor(epoch=self.last_epoch)
+        return [base_lr * factor for base_lr in self.base_lrs]
+
+    def get_lr_factor(self, epoch: int) -> float:
+        """Return what the learning rates are multiplied by in a step."""
+        factor = 0.5 * (1 + math.cos(math.pi * epoch / self.max_num_iters))
+        return factor * min(1.0, epoch / self.warmup) if self.warmup else factor
 
 
 def _allowed(mask: object, scores: tuple[int, ...]) -> Tensor:

@@ -2,6 +2,8 @@
 
     from manyheads.extras.texts.labml import MultiHeadAttention, PrepareForMultiHeadAttention, tracker
 
+`RelativeMultiHeadAttention` and `shift_right` are those of its Transformer-XL.
+
 The same numbers as the text's code. Repaired: a query that may attend to no key gets zeros, where the text gives NaN; a
 number of heads that does not divide the width is refused at once, where the text's output layer fails in the first
 call; inputs without a length are read as one position.
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from manyheads.errors import ShapeError
 from manyheads.extras.texts.common import (
     KeepsWeights,
+    TextShapeError,
     also,
     check_at_least,
     check_axes,
@@ -28,7 +31,13 @@ from manyheads.extras.texts.common import (
     shape_of,
 )
 
-__all__ = ["MultiHeadAttention", "PrepareForMultiHeadAttention", "tracker"]
+__all__ = [
+    "MultiHeadAttention",
+    "PrepareForMultiHeadAttention",
+    "RelativeMultiHeadAttention",
+    "shift_right",
+    "tracker",
+]
 
 
 class Tracker:
@@ -167,6 +176,55 @@ class MultiHeadAttention(KeepsWeights):
             )
         if key.shape[0] != value.shape[0]:
             raise also(ShapeError, RuntimeError)(f"{shapes}; each key needs one value, along the first axis.")
+
+
+def shift_right(x: Tensor) -> Tensor:
+    """Move row i of the first axis by i places along the second one; what enters on the left means nothing.
+
+        >>> shift_right(torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]]))
+        tensor([[1, 2, 3],
+                [0, 4, 5],
+                [6, 0, 7]])
+
+    Shape: (rows, columns, ...) in and out.
+    """
+    if len(shape_of("x", x, "rows, columns, ...")) < 2:
+        raise also(ShapeError, IndexError, RuntimeError)(
+            f"x has shape {tuple(x.shape)}; it must have two axes or more."
+        )
+    longer_rows = torch.cat([x, torch.zeros_like(x[:, :1])], dim=1)
+    return longer_rows.flatten(0, 1)[: x.shape[0] * x.shape[1]].reshape(x.shape)
+
+
+class RelativeMultiHeadAttention(MultiHeadAttention):
+    """Attention with a trained vector and score for each distance, like `nn.LearnedRelativeMultiHeadAttention`.
+
+    Row P - d of the tables belongs to a key d places before the query; the last query is where the last key is.
+    """
+
+    def __init__(self, heads: int, d_model: int, dropout_prob: float = 0.1) -> None:
+        super().__init__(heads, d_model, dropout_prob, bias=False)
+        self.P = 2**12
+        self.key_pos_embeddings = nn.Parameter(torch.zeros(2 * self.P, heads, self.d_k))
+        self.key_pos_bias = nn.Parameter(torch.zeros(2 * self.P, heads))
+        self.query_pos_bias = nn.Parameter(torch.zeros(heads, self.d_k))
+
+    def get_scores(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return the scores before the scale: by content, and by distance.
+
+        Shape: (queries, batch, heads, d_k), (keys, batch, heads, d_k) -> (queries, keys, batch, heads).
+        Raises: TextShapeError: there are more than P queries or keys.
+        """
+        content = super().get_scores(query, key) + torch.einsum("hd,jbhd->jbh", self.query_pos_bias, key)
+        if max(query.shape[0], key.shape[0]) > self.P:
+            raise TextShapeError(
+                f"there are {query.shape[0]} queries and {key.shape[0]} keys, but vectors for {self.P} distances;"
+                " shorten the sequences."
+            )
+        rows = slice(self.P - key.shape[0], self.P + query.shape[0])
+        by_row = torch.einsum("ibhd,rhd->irbh", query, self.key_pos_embeddings[rows])
+        by_distance = shift_right(by_row + self.key_pos_bias[rows][:, None])
+        return content + by_distance[:, -key.shape[0] :]
 
 
 def _fits(mask: Tensor, sizes: tuple[int, int, int]) -> bool:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from manyheads.extras.texts.common import (
     TextIndexError,
     TextShapeError,
+    TextValueError,
     check_at_least,
     check_ids,
     check_rates,
@@ -199,6 +200,10 @@ class ReversibleSequence(nn.Module):
         check_rates(layer_dropout=layer_dropout)
         self.layer_dropout, self.reverse_thres = layer_dropout, reverse_thres
         pairs = [tuple(pair) for pair in blocks]
+        if any(len(pair) != 2 for pair in pairs):
+            raise TextValueError(
+                f"blocks have {', '.join(str(len(pair)) for pair in pairs)} modules; give a pair (f, g) for each layer."
+            )
         self.blocks = nn.ModuleList(ReversibleBlock(f, g, depth, send_signal) for depth, (f, g) in enumerate(pairs))
         self.irrev_blocks = nn.ModuleList(IrreversibleBlock(f, g) for f, g in pairs)
 

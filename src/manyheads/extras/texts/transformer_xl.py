@@ -273,10 +273,12 @@ class MemTransformerLM(nn.Module):
         word_emb = self.word_emb(dec_inp)
         qlen, mlen = dec_inp.shape[0], 0 if mems is None else mems[0].shape[0]
         klen, blocked = mlen + qlen, self._blocked(qlen, mlen, word_emb.device)
-        core_out = self.drop(word_emb)
+        kept = self.drop(torch.ones_like(word_emb)) if self.attn_type == 2 else None  # one draw for words and positions
+        core_out = self.drop(word_emb) if kept is None else word_emb * kept
         encoded = None
         if self.attn_type in (0, 2):
-            encoded = self.drop(self.pos_emb(self._distances(klen, word_emb)).to(word_emb.dtype))
+            encoded = self.pos_emb(self._distances(klen, word_emb)).to(word_emb.dtype)
+            encoded = self.drop(encoded) if kept is None else encoded
         hids = [core_out]
         for index, layer in enumerate(self.layers):
             memory = None if mems is None or not mlen else mems[index]
@@ -287,7 +289,7 @@ class MemTransformerLM(nn.Module):
                 given = (cast(Tensor, encoded),)
             if self.attn_type >= 2 and given:
                 memory = None if memory is None else memory + given[0][:mlen]
-                core_out, given = core_out + given[0][mlen:], ()
+                core_out, given = core_out + given[0][mlen:] * (1 if kept is None else kept), ()
             core_out = layer(core_out, *given, dec_attn_mask=blocked, mems=memory)
             hids.append(core_out)
         return self.drop(core_out), self._update_mems(hids, mems, qlen, mlen)

@@ -49,7 +49,11 @@ def merge_heads(x: Float[Tensor, "*batch heads length head_dim"]) -> Float[Tenso
 
     >>> merge_heads(torch.zeros(2, 8, 10, 64)).shape
     torch.Size([2, 10, 512])
+
+    Raises: ShapeError: x has fewer than three axes.
     """
+    if x.dim() < 3:
+        raise ShapeError(f"x has shape {tuple(x.shape)}; give three axes or more: (..., heads, length, head_dim).")
     return x.transpose(-3, -2).flatten(-2)
 
 

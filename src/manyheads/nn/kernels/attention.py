@@ -40,14 +40,15 @@ def masked_softmax(
 
     Returns: weights in the dtype of scores, summed at least in float32. The gradient of a row without allowed keys is
         zero, never NaN.
-    Raises: ConfigError: fully_masked has another value. ShapeError: allowed is not of bools, or cannot be broadcast.
+    Raises: ConfigError: fully_masked has another value. ShapeError: scores are whole numbers; allowed is not of bools,
+        or cannot be broadcast.
     """
     if fully_masked not in ("zeros", "uniform"):
         raise ConfigError(f"fully_masked is {fully_masked!r}; it must be 'zeros' or 'uniform'.")
+    if not policy.is_compiled():
+        _check_scores(scores, allowed)
     if allowed is None:
         return torch.softmax(scores, dim=-1)
-    if not policy.is_compiled():
-        _check_allowed(scores, allowed)
     blocked, lowest = ~allowed, torch.finfo(scores.dtype).min
     # With a finite fill a row without allowed keys has equal weights and no NaN. `zeros` then sets them to zero.
     if fully_masked == "zeros" and policy.adds_masks(scores, blocked):
@@ -63,15 +64,17 @@ def masked_softmax(
     return weights
 
 
-def _check_allowed(scores: Tensor, allowed: object) -> None:
+def _check_scores(scores: Tensor, allowed: object) -> None:
+    if not scores.is_floating_point():
+        raise ShapeError(f"scores are of {scores.dtype}; give numbers of a floating type.")
+    if allowed is None:
+        return
     if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
         kind = f"a tensor of {allowed.dtype}" if isinstance(allowed, Tensor) else type(allowed).__name__
         raise ShapeError(
             f"allowed is {kind}; give a tensor of bools, True = may attend: of numbers mask != 0, of lengths"
             " torch.arange(k_len) < lengths[:, None, None], of a description mask.allowed(queries, keys)."
         )
-    if not scores.is_floating_point():
-        raise ShapeError(f"scores are of {scores.dtype}; give numbers of a floating type.")
     axes = zip(scores.shape[::-1], allowed.shape[::-1], strict=False)
     if any(size != given and 1 not in (size, given) for size, given in axes):
         raise ShapeError(
