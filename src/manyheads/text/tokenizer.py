@@ -41,6 +41,7 @@ from manyheads.text.pipeline import (
     in_parts,
     normalizer,
     parse_json,
+    parts_of,
     read_tokenizer_file,
     replacements,
     take_apart,
@@ -49,6 +50,8 @@ from manyheads.text.settings import TokenizerSettings
 from manyheads.text.sides import Capabilities, refuse_untagged, tag_of, untagged
 
 MAX_CHARS_AT_ONCE = 500_000
+MANY_CHARS = 2**16  # of texts in which words repeat so often that each is encoded once
+MOST_KNOWN_CHARS = 2**20  # of parts whose ids are kept, which are about 150,000 words and 35 MB
 
 
 class Tokenizer(TokenizerFile, Capabilities):
@@ -84,6 +87,8 @@ class Tokenizer(TokenizerFile, Capabilities):
         first = len(heads_of(kind))
         self._symbols = {pieces[index].removeprefix(" "): index for index in range(first, first + num_symbols)}
         self._white = WHITE if normalize_spaces else ""
+        self._known: dict[str, list[int]] = {}  # part of a text -> its ids
+        self._known_chars = 0
         try:
             self._library = tokenizers.Tokenizer.from_str(self._json)
         except Exception as error:
@@ -216,11 +221,28 @@ class Tokenizer(TokenizerFile, Capabilities):
         lists: list[list[int]] = []
         for group in grouped(texts, MAX_CHARS_AT_ONCE):
             alone = len(group[0]) > MAX_CHARS_AT_ONCE
-            lists += [self._encode_long(group[0])] if alone else _ids(self._library, group)
+            is_many = sum(map(len, group)) >= MANY_CHARS
+            if alone:
+                lists.append(self._encode_long(group[0]))
+            else:
+                lists += self._by_parts(group) if is_many else _ids(self._library, group)
         if self.kind == "word":  # a word with the spelling of a special piece or a tag is an ordinary word
             known = range(self.unk_id, self.vocab_size - self._num_tags)
             lists = [[index if index in known else self.unk_id for index in ids] for ids in lists]
         return lists
+
+    def _by_parts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode each different part of the texts once, also over several calls."""
+        # Where characters without width are left out, a part may begin with another white space than in its text.
+        split = [[text] if self._white and not text.isprintable() else parts_of(text) for text in texts]
+        different, known = set[str]().union(*split), self._known  # another thread may begin with none meanwhile
+        new = different.difference(known)
+        self._known_chars += sum(map(len, new))
+        if self._known_chars > MOST_KNOWN_CHARS:
+            new, known = different, {}
+            self._known, self._known_chars = known, sum(map(len, new))
+        known.update(zip(new, _ids(self._library, list(new)), strict=True))
+        return [[index for part in parts for index in known[part]] for parts in split]
 
     def _encode_long(self, text: str) -> list[int]:
         """Encode part by part, adding a space in front of each part that does not begin inside a word."""
@@ -319,6 +341,7 @@ class _TargetSide(Tokenizer):
         if self.normalize_spaces:
             self._white = WHITE_OF_TARGETS
             self._library = self._with_normalizer(normalizer(self.kind, self.lowercase, self._white))
+            self._known = {}
 
     @property
     def target(self) -> Tokenizer:  # cached in the whole tokenizer only
