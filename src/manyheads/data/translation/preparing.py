@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -158,13 +157,13 @@ class EncodedTexts:
         tokenizer: Tokenizer = getattr(self.tokenizer, side) if side else self.tokenizer
 
         def make() -> bytes:
-            ids, lengths = array("q"), []
+            lengths, ids = [], []
             for start in range(0, len(texts), ENCODE_ROWS):
-                for one in tokenizer.encode_batch(texts[start : start + ENCODE_ROWS]):
-                    ids.extend(one)
-                    lengths.append(len(one))
-                self.on_progress(len(lengths))
-            return np.array(lengths, "<i4").tobytes() + np.frombuffer(ids, np.int64).astype(_item(tokenizer)).tobytes()
+                some, numbers = tokenizer.encode_many(texts[start : start + ENCODE_ROWS])
+                ids.append(some.astype(_item(tokenizer)).tobytes())
+                lengths.append(numbers.astype("<i4").tobytes())
+                self.on_progress(start + len(numbers))
+            return b"".join(lengths + ids)
 
         if self.folder is None or len(texts) < PART_ROWS:
             yield make()
