@@ -52,7 +52,7 @@ from manyheads.text.settings import TokenizerSettings
 from manyheads.text.sides import Capabilities, refuse_untagged, tag_of, untagged
 
 MAX_CHARS_AT_ONCE = 500_000
-MOST_KNOWN_CHARS = 2**20  # of parts whose ids are kept: about 150,000 words, and 30 MB
+MOST_KNOWN_CHARS = 2**21  # of parts whose ids are kept: about 300,000 words, and 60 MB
 
 
 class Tokenizer(TokenizerFile, Capabilities):

@@ -26,6 +26,7 @@ from manyheads.data.preparing import (
 )
 from manyheads.data.store import CHECK_TOKENS, IntArray, TokenStore, write_tokens
 from manyheads.errors import DataError
+from manyheads.files.verify import file_sha256
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import ITEM_BYTES, IdSettings, VocabularySettings
 from manyheads.text.vocabularies import learn_vocabulary, sample_of, vocabulary_from_json
@@ -305,13 +306,23 @@ class _TextSource(TokenSource):
             return min(file.tell(), stop)
 
     def learn(self) -> Vocabulary:
-        part, chosen = self.copies["train"], self._chosen
-        lines = Rereadable(lambda: self._learned_lines(part))
-        if isinstance(chosen, Growth):
-            self.vocabulary = chosen.learn(sample_of(lines), self.progress)
-        elif isinstance(chosen, VocabularySettings):
-            self.vocabulary = learn_vocabulary(lines, chosen, num_files=len(part.ends()), on_progress=self.progress)
+        part = self.copies["train"]
+        if self.settings is None or self._as_bytes or len(part) < PART_BYTES:
+            self.vocabulary = self._learned(part)
+        else:
+            made_of = [repr(self.settings), file_sha256(part.path), *map(str, (part.start, *part.ends()))]
+            kept = self.parts.kept(made_of, lambda: self._learned(part).to_json().encode())
+            self.vocabulary = vocabulary_from_json(kept.decode())
         return self.vocabulary
+
+    def _learned(self, part: Part) -> Vocabulary:
+        lines, chosen = Rereadable(lambda: self._learned_lines(part)), self._chosen
+        if isinstance(chosen, Vocabulary):
+            return chosen
+        if isinstance(chosen, Growth):
+            grown: Vocabulary = chosen.learn(sample_of(lines), self.progress)
+            return grown
+        return learn_vocabulary(lines, chosen, num_files=len(part.ends()), on_progress=self.progress)
 
     def _learned_lines(self, part: Part) -> Iterator[str]:
         done = 0
