@@ -204,7 +204,7 @@ class TokenSource(Source):
                 f"{where} has {size:,} bytes, but the corpus of that name has {holdout.whole:,}. Give the whole file,"
                 " or leave out --layout and set the number of bytes to hold back: --valid-bytes, --test-bytes."
             )
-        if not holdout.valid and not holdout.test:
+        if not size or (not holdout.valid and not holdout.test):  # `read` refuses an empty text
             return
         valid, test = self.held()
         if size <= valid + test:
