@@ -205,6 +205,21 @@ def write_pairs(folder: str | Path, pairs: Iterable[tuple[Ids, Ids]], vocab_size
     return _FORMAT.write(Path(folder), vocab_size, fill)[0].num_sentences
 
 
+Rows = tuple[IntArray, IntArray]
+"""The ids of many sentences in a row, and the length of each."""
+
+
+def write_blocks_of_pairs(folder: str | Path, blocks: Iterable[tuple[Rows, Rows]], vocab_size: int) -> None:
+    """Write a store as `write_pairs` does, from blocks of sources and targets."""
+
+    def fill(*writers: SideWriter) -> None:
+        for block in blocks:
+            for writer, (ids, lengths) in zip(writers, block, strict=True):
+                writer.add(ids, ends=lengths)
+
+    _FORMAT.write(Path(folder), vocab_size, fill)
+
+
 @dataclass(frozen=True)
 class StoreFormat:
     """The format of a folder of ids.
