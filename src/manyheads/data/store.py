@@ -30,6 +30,7 @@ FILE_BYTES = 2_000_000_000  # of a file at most, a multiple of 8
 DTYPES: dict[str, np.dtype[Any]] = {"uint8": np.dtype("u1"), "uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 OFFSET_DTYPE = np.dtype("<i8")
 FLUSH_TOKENS = 2**20
+DIRECT_TOKENS = 2**16  # an array of so many is written by itself
 CHECK_TOKENS = 2**24
 
 IntArray = NDArray[np.integer[Any]]
@@ -204,6 +205,21 @@ def write_pairs(folder: str | Path, pairs: Iterable[tuple[Ids, Ids]], vocab_size
     return _FORMAT.write(Path(folder), vocab_size, fill)[0].num_sentences
 
 
+Rows = tuple[IntArray, IntArray]
+"""The ids of many sentences in a row, and the length of each."""
+
+
+def write_blocks_of_pairs(folder: str | Path, blocks: Iterable[tuple[Rows, Rows]], vocab_size: int) -> None:
+    """Write a store as `write_pairs` does, from blocks of sources and targets."""
+
+    def fill(*writers: SideWriter) -> None:
+        for block in blocks:
+            for writer, (ids, lengths) in zip(writers, block, strict=True):
+                writer.add(ids, ends=lengths)
+
+    _FORMAT.write(Path(folder), vocab_size, fill)
+
+
 @dataclass(frozen=True)
 class StoreFormat:
     """The format of a folder of ids.
@@ -326,32 +342,39 @@ class SideWriter:
         self.num_tokens = self.num_sentences = 0
         self.unfinished = False
 
-    def add(self, ids: Ids, *, ends: bool = True) -> None:
-        """Append ids to the current sentence. ends: the sentence ends with them."""
-        if isinstance(ids, np.ndarray):
+    def add(self, ids: Ids, *, ends: bool | IntArray = True) -> None:
+        """Append ids to the current sentence. ends: the sentence ends with them, or the lengths of many sentences."""
+        if not isinstance(ids, np.ndarray):
+            self._ids.extend(ids)
+        elif len(ids) < DIRECT_TOKENS:
             self._ids.frombytes(ids.astype(np.int64).tobytes())
         else:
-            self._ids.extend(ids)
-        self.num_tokens += len(ids)
-        self.unfinished = not ends and (self.unfinished or len(ids) > 0)
-        if ends:
-            self._offsets.append(self.num_tokens)
+            self.flush()
+            self._write_ids(ids)
+        if isinstance(ends, np.ndarray):
+            self._offsets.frombytes((self.num_tokens + np.cumsum(ends, dtype=np.int64)).tobytes())
+            self.num_sentences += len(ends)
+        elif ends:
+            self._offsets.append(self.num_tokens + len(ids))
             self.num_sentences += 1
+        self.num_tokens += len(ids)
+        self.unfinished = ends is False and (self.unfinished or len(ids) > 0)
         if len(self._ids) >= FLUSH_TOKENS:
             self.flush()
 
     def flush(self) -> None:
         """Write what was collected. Raises: DataError: an id is outside the vocabulary."""
-        ids = np.frombuffer(self._ids, np.int64) if self._ids else np.empty(0, np.int64)
+        self._write_ids(np.frombuffer(self._ids, np.int64) if self._ids else np.empty(0, np.int64))
+        self._offsets_files.write(np.frombuffer(self._offsets, np.int64).astype(OFFSET_DTYPE).tobytes())
+        self._ids, self._offsets = array("q"), array("q")
+
+    def _write_ids(self, ids: IntArray) -> None:
         if ids.size and not (ids.min() >= 0 and ids.max() < self._vocab_size):
             wrong = ids[(ids < 0) | (ids >= self._vocab_size)][0]
             raise DataError(
                 f"Token id {wrong} is outside the vocabulary of {self._vocab_size}; is this the right tokenizer?"
             )
-        self._ids_files.write(ids.astype(self._dtype).tobytes())
-        self._offsets_files.write(np.frombuffer(self._offsets, np.int64).astype(OFFSET_DTYPE).tobytes())
-        del ids
-        self._ids, self._offsets = array("q"), array("q")
+        self._ids_files.write(ids.astype(self._dtype, copy=False).tobytes())
 
 
 KINDS = ("ids", "offsets")
@@ -495,12 +518,13 @@ class TokenStore:
         return len(self.documents)
 
 
-def write_tokens(folder: str | Path, parts: Iterable[tuple[Sequence[int] | IntArray, bool]], vocab_size: int) -> int:
+def write_tokens(folder: str | Path, parts: Iterable[tuple[Ids, bool | IntArray]], vocab_size: int) -> int:
     """Write a store; it appears under its name only when it is complete.
 
     Args:
         folder: must not exist yet.
-        parts: (ids, whether a document ends with them), consumed as a stream; the last document ends with it.
+        parts: (ids, whether a document ends with them, or the lengths of the documents that they are), consumed as a
+            stream; the last document ends with it.
         vocab_size: every id must be below it.
 
     Returns: the number of tokens.

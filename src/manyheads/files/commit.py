@@ -229,9 +229,9 @@ def remove_stale(parent: Path, name: str | None = None) -> list[str]:
         match = _TEMPORARY.fullmatch(path.name)
         if name is not None and (match[1] if match else re.split(r"(?:\.old)?\.tmp-", path.name)[0]) != name:
             continue
-        if not match or (match[4] != _place() and not _is_idle(path)):
+        if not match or (match[4] != place_of_processes() and not _is_idle(path)):
             left.append(path.name)
-        elif match[4] != _place() or not is_other_process(int(match[3])):
+        elif match[4] != place_of_processes() or not is_other_process(int(match[3])):
             if match[2] and not path.with_name(match[1]).exists():
                 with suppress(OSError):
                     path.rename(path.with_name(match[1]))
@@ -286,11 +286,11 @@ def swap(new: Path, old: Path) -> bool:
 
 def temporary_name(final: Path) -> Path:
     """Return where this process writes aside: beside `final`, with its id and a mark that no user would choose."""
-    return final.with_name(f"{final.name}.tmp-{os.getpid()}-{_place()}")
+    return final.with_name(f"{final.name}.tmp-{os.getpid()}-{place_of_processes()}")
 
 
 @cache
-def _place() -> str:
+def place_of_processes() -> str:
     """Return 16 hexadecimal digits of the machine or container within which a process id means one process.
 
     They stay the same when the machine starts again, so that what a power cut left is deleted.

@@ -5,19 +5,21 @@ there. So an output that would damage a folder in this way is refused before the
 
 Locks between processes, so that two commands never write to the same place at the same time.
 
-The system releases a lock when its process ends for any reason.
+The system releases a lock when its process ends for any reason. Where it has no locks, the lock file tells which
+process wrote it: its id, when it began, and its machine.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from manyheads.errors import ConfigError, ManyHeadsError
-from manyheads.files.commit import is_other_process, saving
+from manyheads.files.commit import is_other_process, place_of_processes, saving
 from manyheads.files.safe_open import open_in_place, read_limited
 from manyheads.files.verify import MANIFEST, READ
 
@@ -78,47 +80,73 @@ except ImportError:  # Windows: the process id is the only lock
 
 @contextmanager
 def locked(path: Path, refusal: Callable[[str], ManyHeadsError]) -> Iterator[None]:
-    """Hold a lock file within the block. It contains the id of this process, and is empty afterwards.
+    """Hold a lock file within the block. It names this process, and is empty afterwards.
 
     Args:
         path: the lock file; it is created if it is missing.
-        refusal: makes the error, from the id of the process that has the lock, or `unknown`.
+        refusal: makes the error, from the id of the process that has the lock and what is not known of it, or
+            `unknown`.
 
     Raises: what `refusal` makes. SaveError: the lock file cannot be written.
     """
     with saving(path, 16):
         handle = open_in_place(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        owner = os.read(handle, 32).decode(errors="replace").strip()
-        if not take(handle, owner) or not _is_named(handle, path):
+        owner = holder(handle, os.read(handle, 500).decode(errors="replace"), path)
+        if owner or not _is_named(handle, path):
             raise refusal(owner or "unknown")
         with saving(path, 16):
+            own = f"{os.getpid()} {began_at(os.getpid()) or '-'} {place_of_processes()} {socket.gethostname()}\n"
             os.ftruncate(handle, 0)
-            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            os.pwrite(handle, own.encode(), 0)
         yield
-        with suppress(OSError):  # the open file is the lock; the number is for messages
+        with suppress(OSError):  # the open file is the lock; its content is for messages and for systems without locks
             os.ftruncate(handle, 0)
     finally:
         os.close(handle)
 
 
-def take(handle: int, owner: str = "") -> bool:
+def take(handle: int) -> bool:
+    """Lock an open file until it is closed. Returns: False: another process has the lock."""
+    return not holder(handle, "", Path())
+
+
+def holder(handle: int, content: str, path: Path) -> str:
     """Lock an open file until it is closed.
 
-    Args: owner: the id of the process that wrote into it, for systems without locks.
+    Args: content: of the lock file, which tells who wrote it, for systems without locks. path: of the lock file.
 
-    Returns: False: another process has the lock.
+    Returns: empty, or the id of the process that has the lock, with what is not known of it.
     """
+    pid, began, place, host = (*content.split(), "", "", "", "")[:4]
     if fcntl is not None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
+            return pid or "unknown"
         except OSError:
-            pass  # a file system without locks: use the process id
+            pass  # a file system without locks
         else:
-            return True
-    return not owner.isdecimal() or not is_other_process(int(owner))
+            return ""
+    if not pid.isdecimal():
+        return ""
+    if place and place != place_of_processes():
+        return f"{pid} of {host or 'another machine'}, which is not seen from here (if it has ended, remove {path})"
+    if not is_other_process(int(pid)):
+        return ""
+    now = began_at(int(pid))
+    if began.isdecimal() and now is not None:
+        return pid if began == now else ""  # an id is given again to another program
+    return f"{pid} (if that is another program by now, remove {path})"
+
+
+def began_at(pid: int) -> str | None:
+    """Return when a process began, in ticks since the machine did, or None where the system does not tell."""
+    try:
+        content = read_limited(Path(f"/proc/{pid}/stat"), 10_000).decode(errors="replace")
+        return content.rpartition(")")[2].split()[19]  # field 22 of proc(5), behind a name in brackets
+    except (OSError, IndexError):
+        return None
 
 
 def _is_named(handle: int, path: Path) -> bool:

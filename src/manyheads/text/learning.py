@@ -6,7 +6,6 @@ Paper: Sennrich et al. 2016, arXiv:1508.07909 (`bpe`); Kudo 2018, arXiv:1804.109
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -27,6 +26,7 @@ from manyheads.text.pipeline import (
     heads_of,
     joins_before,
     normalizer,
+    parts_of,
 )
 
 T = TypeVar("T")
@@ -42,7 +42,6 @@ MAX_PARTS = 2**19  # kept in memory
 TOLD_TEXTS = 10_000  # per call of `on_progress`
 TOLD_WORDS = 100_000
 REPEATED = 1000  # occurrences of a word in one text for the trainer
-SINGLE_SPACE = re.compile(r"(?<=\S) (?=\S)")
 SCORE_DECIMALS = 4  # threads add scores in any order, which changes them by 1e-14; rounding makes the file reproducible
 
 
@@ -106,9 +105,7 @@ class WordCounts:
         self._raw: set[str] = set()
         parts: Counter[str] = Counter()
         for text in self._read("count words"):
-            found = text.split()
-            if " ".join(found) != text:  # other white space, and several spaces in a row, are words, too
-                found = SINGLE_SPACE.split(text)
+            found = parts_of(text)
             parts.update(found)
             self.chars[" "] += max(0, len(found) - 1)
             if len(parts) > MAX_PARTS:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,17 @@ from manyheads.files.safe_open import read_limited
 from manyheads.text.sides import TAG
 
 SEARCHED = 4096  # number of characters before the end of a part that are searched for a space
+_SINGLE_SPACE = re.compile(r"(?<=\S) (?=\S)")
+
+
+def parts_of(text: str) -> list[str]:
+    """Split a text at each single space between two words, which no word and no piece crosses.
+
+    So the ids of the parts, concatenated, are the ids of the text, because the tokenizer adds a space before each.
+    """
+    parts = text.split()
+    # Other white space, and several spaces in a row, are words, too.
+    return parts if " ".join(parts) == text else _SINGLE_SPACE.split(text)
 
 
 def grouped(texts: Sequence[str], most: int) -> Iterator[list[str]]:

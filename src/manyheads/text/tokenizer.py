@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import normalizers
 
 from manyheads.errors import ConfigError, DataError
@@ -41,6 +43,7 @@ from manyheads.text.pipeline import (
     in_parts,
     normalizer,
     parse_json,
+    parts_of,
     read_tokenizer_file,
     replacements,
     take_apart,
@@ -49,6 +52,7 @@ from manyheads.text.settings import TokenizerSettings
 from manyheads.text.sides import Capabilities, refuse_untagged, tag_of, untagged
 
 MAX_CHARS_AT_ONCE = 500_000
+MOST_KNOWN_CHARS = 2**21  # of parts whose ids are kept: about 300,000 words, and 60 MB
 
 
 class Tokenizer(TokenizerFile, Capabilities):
@@ -84,6 +88,7 @@ class Tokenizer(TokenizerFile, Capabilities):
         first = len(heads_of(kind))
         self._symbols = {pieces[index].removeprefix(" "): index for index in range(first, first + num_symbols)}
         self._white = WHITE if normalize_spaces else ""
+        self._known = _KnownParts()
         try:
             self._library = tokenizers.Tokenizer.from_str(self._json)
         except Exception as error:
@@ -222,6 +227,24 @@ class Tokenizer(TokenizerFile, Capabilities):
             lists = [[index if index in known else self.unk_id for index in ids] for ids in lists]
         return lists
 
+    def encode_many(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return all ids that `encode_batch` gives, in a row, and the number of ids of each text.
+
+        Each different part of a text is encoded once, also over several calls, because words repeat. Not for several
+        threads at the same time.
+
+        Raises: DataError: see `encode_batch`.
+        """
+        check_encodable(texts)
+        if self._known.num_chars > MOST_KNOWN_CHARS:
+            self._known = _KnownParts()
+        return self._known.encoded([self._parts_of(text) for text in texts], self.encode_batch)
+
+    def _parts_of(self, text: str) -> list[str]:
+        # Where characters without width are left out, a part may begin with another white space than in its text.
+        is_whole = len(text) > MAX_CHARS_AT_ONCE or (self._white and not text.isprintable())
+        return [text] if is_whole else parts_of(text)
+
     def _encode_long(self, text: str) -> list[int]:
         """Encode part by part, adding a space in front of each part that does not begin inside a word."""
         ids: list[int] = []
@@ -307,6 +330,36 @@ class Tokenizer(TokenizerFile, Capabilities):
         return f"Tokenizer({self.kind}, {self.vocab_size} pieces{case}, {self.digest[:12]})"
 
 
+class _KnownParts:
+    """The ids of different parts of texts, of which those that were not met yet are encoded."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+        self._ids, self._starts = np.empty(0, np.int32), np.zeros(1, np.int64)  # of place n: starts[n] to starts[n + 1]
+        self.num_chars = 0
+
+    def encoded(
+        self, split: Sequence[Sequence[str]], encode: Callable[[list[str]], list[list[int]]]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return all ids of texts in a row, and the number of ids of each. split: the parts of each text."""
+        parts = list(chain.from_iterable(split))
+        found = np.fromiter(map(self._places.get, parts, repeat(-1)), np.int64, len(parts))
+        unknown = np.flatnonzero(found < 0)
+        names = [parts[place] for place in unknown.tolist()]
+        if new := list(dict.fromkeys(names)):
+            lists = encode(new)
+            self._places.update(zip(new, range(len(self._places), len(self._places) + len(new)), strict=True))
+            self._ids = np.append(self._ids, np.fromiter(chain.from_iterable(lists), np.int32))
+            self._starts = np.append(self._starts, self._starts[-1] + np.cumsum([*map(len, lists)]))
+            self.num_chars += sum(map(len, new))
+            found[unknown] = [self._places[name] for name in names]
+        starts = self._starts[found]
+        lengths = self._starts[found + 1] - starts
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        ids = self._ids[np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])]
+        return ids, np.diff(ends[np.cumsum([0, *map(len, split)])])
+
+
 def _ids(library: tokenizers.Tokenizer, texts: list[str]) -> list[list[int]]:
     return [encoding.ids for encoding in library.encode_batch_fast(texts, add_special_tokens=False)]
 
@@ -319,6 +372,7 @@ class _TargetSide(Tokenizer):
         if self.normalize_spaces:
             self._white = WHITE_OF_TARGETS
             self._library = self._with_normalizer(normalizer(self.kind, self.lowercase, self._white))
+            self._known = _KnownParts()
 
     @property
     def target(self) -> Tokenizer:  # cached in the whole tokenizer only
@@ -354,18 +408,29 @@ class _SourceSide(Tokenizer):
 
     def __init__(self, whole: Tokenizer) -> None:
         vars(self).update(vars(whole))
+        self._whole = whole
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, the first of which is the tag. Raises: RequestError: a text has no tag."""
+        plain, tags = self._untagged(texts)
+        encoded = super().encode_batch(plain)
+        return [ids if tag is None else [tag, *ids] for tag, ids in zip(tags, encoded, strict=True)]
+
+    def encode_many(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        plain, tags = self._untagged(texts)
+        ids, lengths = self._whole.encode_many(plain)
+        tagged = [place for place, tag in enumerate(tags) if tag is not None]
+        starts = (np.cumsum(lengths) - lengths)[tagged]
+        lengths[tagged] += 1
+        return np.insert(ids, starts, [tag for tag in tags if tag is not None]), lengths
+
+    def _untagged(self, texts: Sequence[str]) -> tuple[list[str], list[int | None]]:
+        """Return the texts without their tags, and the ids of these."""
         refuse_untagged(texts, self.target_languages)
         parts = [untagged(text) for text in texts]
         first = self.vocab_size - self._num_tags
         ids = {language: first + place for place, language in enumerate(self.target_languages)}
-        encoded = super().encode_batch([text for text, _ in parts])
-        return [
-            found if language is None else [ids[language], *found]
-            for (_, language), found in zip(parts, encoded, strict=True)
-        ]
+        return [text for text, _ in parts], [None if language is None else ids[language] for _, language in parts]
 
 
 def _check_symbols(symbols: Sequence[str], settings: TokenizerSettings, num_tags: int) -> None:

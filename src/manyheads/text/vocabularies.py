@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 from manyheads.errors import DataError
 from manyheads.text.learning import MAX_LEARNED_CHARS, Progress, Rereadable, thinned
 from manyheads.text.pipeline import (
@@ -61,6 +64,9 @@ class PieceVocabulary(Vocabulary):
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the pieces of each line, using all threads of the library."""
         return self.tokenizer.encode_batch(lines)
+
+    def encode_many(self, lines: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        return self.tokenizer.encode_many(lines)
 
     def spaced_ids(self) -> tuple[list[int], list[int]]:
         return self._spaced

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -69,6 +70,11 @@ class Vocabulary(TokenizerFile):
 
         Raises: DataError: a line contains an unpaired surrogate.
         """
+
+    def encode_many(self, lines: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return all ids that `encode_lines` gives, in a row, and the number of ids of each line."""
+        lists = self.encode_lines(lines)
+        return np.fromiter(chain.from_iterable(lists), np.int32), np.array([*map(len, lists)], np.int64)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text. A last line without a line break gets no id for one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -202,3 +203,64 @@ def test_blocks_are_whole_lines(tmp_path: Path) -> None:
             block.first + block.content.count(b"\n"),
             block.offset + len(block.content),
         )
+
+
+def vanish(path: Path) -> None:
+    path.unlink()
+
+
+def change(path: Path) -> None:
+    path.write_bytes(b'{"text": "another"}\n')
+
+
+@pytest.mark.parametrize(("damage", "word"), [(vanish, "vanished"), (change, "changed")])
+def test_a_shard_that_is_another_after_a_kill(
+    damage: Callable[[Path], None], word: str, manyheads: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    first, *_ = write_shards(tmp_path / "shards", [{"text": line} for line in (*EN, *DE)])
+    content = first.read_bytes(), first.stat()
+    command = ("prepare", "--task", "lm", "--from", tmp_path / "shards", "--valid-bytes", "9", "-o", tmp_path / "data")
+    with monkeypatch.context() as killed:
+        killed.setattr("manyheads.data.language.preparing.TokenSource.encode", interrupted)
+        assert manyheads(*command) == 130
+    capsys.readouterr()
+    damage(first)
+    refused(manyheads(*command), capsys, tmp_path, f"{first} has {word} since", f"remove {tmp_path}/data.preparing")
+    other = write_shards(tmp_path / "other", [{"text": line} for line in EN])[0].parent
+    assert manyheads(*command[:4], other, *command[5:], "--replace") == 0  # of another source nothing is known
+    first.write_bytes(content[0])
+    os.utime(first, ns=(content[1].st_atime_ns, content[1].st_mtime_ns))
+    assert manyheads(*command, "--replace") == 0
+    assert not (tmp_path / "data.preparing").exists()
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_error_in_a_shard_leaves_nothing_and_can_be_mended(
+    manyheads: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = write_shards(tmp_path / "shards", [{"text": line} for line in EN])
+    whole = paths[0].read_bytes()
+    paths[0].write_bytes(whole[:-3])
+    command = ("prepare", "--task", "lm", "--from", tmp_path / "shards", "--valid-bytes", "9", "-o", tmp_path / "data")
+    refused(manyheads(*command), capsys, tmp_path, f"{paths[0]}: line 2 ", "not valid JSON")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shards"]
+    paths[0].write_bytes(whole)
+    assert manyheads(*command) == 0
+
+
+def test_other_files_beside_shards_are_named(
+    manyheads: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_shards(tmp_path / "shards", [{"text": line} for line in EN])[0].parent
+    (folder / "README.md").write_text("about these data\n")
+    (folder / "a.json").write_text("{}")
+    (folder / "z.txt").write_bytes(text(DE))
+    command = ("prepare", "--task", "lm", "--level", "words", "--from", folder, "--valid-bytes", "60")
+    assert manyheads(*command, "-o", tmp_path / "data") == 0
+    assert "not read, because beside shards they are no text: README.md, a.json" in capsys.readouterr().out
+    counts = TextData.open(tmp_path / "data").manifest["counts"]
+    assert counts["train"]["lines"] + counts["valid"]["lines"] == 20

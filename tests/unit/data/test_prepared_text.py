@@ -100,7 +100,7 @@ def test_counts_are_those_of_the_text(tmp_path: Path) -> None:
 @given(content=st.lists(st.sampled_from([b"a", b" ", b"\n", b"bc", b"\xc3\xa9", b"\t"]), min_size=2, max_size=40))
 def test_counts_in_blocks_of_any_size(tmp_path_factory, monkeypatch, content):
     monkeypatch.setattr("manyheads.data.language.preparing.BLOCK_BYTES", 3)
-    monkeypatch.setattr("manyheads.data.language.preparing.ENCODE_LINES", 2)
+    monkeypatch.setattr("manyheads.data.language.preparing.PART_BYTES", 2)
     text = b"".join(content)
     for documents in ("none", "lines"):
         options = VocabularySettings(documents=documents)  # type: ignore[arg-type]

@@ -200,9 +200,9 @@ def test_the_same_process_id_in_another_container_is_another_process(tmp_path, m
     write_folder(tmp_path / "out", fill)
     assert remove_stale(tmp_path, "out") == [other]
     assert (tmp_path / other / "sub" / "file").exists()
-    here = commit._place.__wrapped__()
+    here = commit.place_of_processes.__wrapped__()
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
-    assert commit._place.__wrapped__() != here
+    assert commit.place_of_processes.__wrapped__() != here
 
 
 def test_what_another_machine_left_goes_after_a_day_without_a_change(tmp_path: Path) -> None:

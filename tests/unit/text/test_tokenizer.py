@@ -9,9 +9,11 @@ import sys
 import unicodedata
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from manyheads.errors import ConfigError, DataError, SaveError
 from manyheads.text.settings import TokenizerSettings
@@ -76,6 +78,57 @@ def test_batch_equals_one_by_one(tokenizer: Tokenizer) -> None:
     assert batch == [tokenizer.encode(text) for text in SENTENCES]
     assert tokenizer.decode_batch(batch) == SENTENCES
     assert tokenizer.encode_batch([]) == []
+
+
+ODD_PARTS = [
+    *(" ", "  ", "\t", "\u00a0", "\u2028", "\x1c", "\x85", "\u202f!", "\u2800", "\ufeff", "\u200d", "\u034f", "\ufe0f"),
+    *(
+        "\u0301",
+        "\u1161",
+        "가",
+        "Σ",
+        "İ",
+        "Tom",
+        "Tom ",
+        " said",
+        "o'clock",
+        "1234",
+        "</s>",
+        ">>de<< ",
+        "#x",
+        "ไทย",
+        "\0",
+    ),
+]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "word"])
+@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize("normalize_spaces", [False, True])
+def test_many_texts_have_the_ids_of_each(
+    kind: str, lowercase: bool, normalize_spaces: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("manyheads.text.tokenizer.MAX_CHARS_AT_ONCE", 40)
+    monkeypatch.setattr("manyheads.text.tokenizer.MOST_KNOWN_CHARS", 200)
+    options = TokenizerSettings(kind=kind, vocab_size=400, lowercase=lowercase, normalize_spaces=normalize_spaces)  # type: ignore[arg-type]
+    plain, tagged = (Tokenizer.train(SENTENCES[:6] * 4, options, languages=names) for names in ((), ("de", "fr")))
+    sides = [plain, plain.source, plain.target, tagged.target]
+    sides.append(Tokenizer.train(SENTENCES, options, symbols=["#x", "Tom"]).target)
+
+    @settings(deadline=None, max_examples=40)
+    @given(texts=st.lists(st.lists(st.sampled_from(ODD_PARTS), max_size=12).map("".join), max_size=12))
+    def check(texts: list[str]) -> None:
+        for side in sides:
+            assert _rows(*side.encode_many(texts)) == side.encode_batch(texts)
+        named = [f">>{'fr' if 'o' in text else 'de'}<< {text}" for text in texts]
+        assert _rows(*tagged.source.encode_many(named)) == tagged.source.encode_batch(named)
+
+    check()
+
+
+def _rows(ids: NDArray[np.int32], lengths: NDArray[np.int64]) -> list[list[int]]:
+    assert len(ids) == lengths.sum()
+    return [row.tolist() for row in np.split(ids, np.cumsum(lengths)[:-1])] if len(lengths) else []
 
 
 def test_decode_leaves_special_ids_out_and_mends_broken_bytes(tokenizer: Tokenizer) -> None:

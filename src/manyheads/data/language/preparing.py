@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyheads.data.language.texts import IdSource, Text
 from manyheads.data.lines import Progress, ReadReport
@@ -27,6 +26,7 @@ from manyheads.data.preparing import (
 )
 from manyheads.data.store import CHECK_TOKENS, IntArray, TokenStore, write_tokens
 from manyheads.errors import DataError
+from manyheads.files.verify import file_sha256
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import ITEM_BYTES, IdSettings, VocabularySettings
 from manyheads.text.vocabularies import learn_vocabulary, sample_of, vocabulary_from_json
@@ -35,8 +35,8 @@ from manyheads.text.vocabulary_extension import Growth
 
 BLOCK_BYTES = 2**20
 
-Piece = tuple[Sequence[int] | IntArray, bool]
-"""Some ids, and whether a document ends with them."""
+Piece = tuple[Sequence[int] | IntArray, bool | IntArray]
+"""Some ids, and whether a document ends with them, or the lengths of the documents that they are."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,15 @@ class Part:
     def lines(self) -> Iterator[tuple[bytes, bool]]:
         """Yield lines with their "\\n" (the last line of a file may have none), and whether a file ends with each."""
         return self._read(lambda file, most: file.readline(most))
+
+    def blocks_of_lines(self) -> Iterator[tuple[bytes, bool]]:
+        """Yield whole lines of PART_BYTES or more, or fewer at the end of a file, and whether it ends with them."""
+
+        def read(file: BinaryIO, most: int) -> bytes:
+            content = file.read(min(PART_BYTES, most))
+            return content if content.endswith(b"\n") else content + file.readline(most - len(content))
+
+        return self._read(read)
 
     def _read(self, read: Callable[[BinaryIO, int], bytes]) -> Iterator[tuple[bytes, bool]]:
         with self.path.open("rb") as file:
@@ -195,7 +204,7 @@ class TokenSource(Source):
                 f"{where} has {size:,} bytes, but the corpus of that name has {holdout.whole:,}. Give the whole file,"
                 " or leave out --layout and set the number of bytes to hold back: --valid-bytes, --test-bytes."
             )
-        if not holdout.valid and not holdout.test:
+        if not size or (not holdout.valid and not holdout.test):  # `read` refuses an empty text
             return
         valid, test = self.held()
         if size <= valid + test:
@@ -211,10 +220,10 @@ class TokenSource(Source):
                 origin[split] = f"{self.unit} {first:,} to {last:,} of {where}"
 
 
-ENCODE_LINES = 4096  # lines per call of the vocabulary
 PART_BYTES = 2**22  # of lines that are encoded together, and kept until the folder is complete
 WHITE = np.zeros(256, np.bool_)
 WHITE[list(b" \t\n\r\v\f")] = True
+CONTROL_BYTES = bytes(index for index in range(128) if CONTROL.match(chr(index)))
 
 
 def prepare_text(
@@ -297,13 +306,23 @@ class _TextSource(TokenSource):
             return min(file.tell(), stop)
 
     def learn(self) -> Vocabulary:
-        part, chosen = self.copies["train"], self._chosen
-        lines = Rereadable(lambda: self._learned_lines(part))
-        if isinstance(chosen, Growth):
-            self.vocabulary = chosen.learn(sample_of(lines), self.progress)
-        elif isinstance(chosen, VocabularySettings):
-            self.vocabulary = learn_vocabulary(lines, chosen, num_files=len(part.ends()), on_progress=self.progress)
+        part = self.copies["train"]
+        if self.settings is None or self._as_bytes or len(part) < PART_BYTES:
+            self.vocabulary = self._learned(part)
+        else:
+            made_of = [repr(self.settings), file_sha256(part.path), *map(str, (part.start, *part.ends()))]
+            kept = self.parts.kept(made_of, lambda: self._learned(part).to_json().encode())
+            self.vocabulary = vocabulary_from_json(kept.decode())
         return self.vocabulary
+
+    def _learned(self, part: Part) -> Vocabulary:
+        lines, chosen = Rereadable(lambda: self._learned_lines(part)), self._chosen
+        if isinstance(chosen, Vocabulary):
+            return chosen
+        if isinstance(chosen, Growth):
+            grown: Vocabulary = chosen.learn(sample_of(lines), self.progress)
+            return grown
+        return learn_vocabulary(lines, chosen, num_files=len(part.ends()), on_progress=self.progress)
 
     def _learned_lines(self, part: Part) -> Iterator[str]:
         done = 0
@@ -342,30 +361,40 @@ class _Counter:
         self._counts = counts
         self._inside = False  # whether the last block ended within a word
 
-    def add(self, block: bytes) -> None:
-        values = np.frombuffer(block, np.uint8)
-        self._counts["bytes"] += len(block)
-        self._counts["characters"] += int(((values & 0xC0) != 0x80).sum())
-        self._counts["lines"] += block.count(b"\n")
-        inside = ~WHITE[values]
-        if len(inside):
-            begins = inside[1:] & ~inside[:-1]
-            self._counts["words"] += int(begins.sum()) + int(inside[0] and not self._inside)
-            self._inside = bool(inside[-1])
+    def add(self, sizes: Sequence[int]) -> None:
+        """Add the numbers of the next block; see `_sizes`."""
+        *numbers, begins, ends = sizes
+        for name, number in zip(("bytes", "characters", "lines", "words"), numbers, strict=True):
+            self._counts[name] += number
+        if numbers[0]:
+            self._counts["words"] -= int(self._inside and begins)
+            self._inside = bool(ends)
+
+
+def _sizes(block: bytes) -> list[int]:
+    """Return how many bytes, characters, lines and words a block has, and whether it begins and ends within a word."""
+    values = np.frombuffer(block, np.uint8)
+    inside = ~WHITE[values]
+    begins, ends = (int(inside[0]), int(inside[-1])) if len(inside) else (0, 0)
+    words = begins + int(np.count_nonzero(inside[1:] > inside[:-1]))
+    return [len(block), int(np.count_nonzero((values & 0xC0) != 0x80)), block.count(b"\n"), words, begins, ends]
 
 
 def _byte_pieces(part: Part, vocabulary: Vocabulary, counts: dict[str, int]) -> Iterator[Piece]:
     counter = _Counter(counts)
     for block, file_ends in part.blocks():
-        counter.add(block)
+        counter.add(_sizes(block))
         yield np.frombuffer(block, np.uint8), False
         if file_ends and vocabulary.end_id is not None:
             yield [vocabulary.end_id], True
 
 
+_HEAD = ("control_characters", "long_lines", "empty_dropped", *("sizes",) * 6)
+
+
 @dataclass(frozen=True)
 class _EncodedLines:
-    """Encodes lines, perhaps in a process of its own; see `preparing.in_order`.
+    """Encodes blocks of whole lines, perhaps in a process of its own; see `preparing.in_order`.
 
     Args: folder: where whole blocks are kept as parts; None: nowhere.
     """
@@ -376,82 +405,81 @@ class _EncodedLines:
     def __reduce__(self) -> Any:
         return _encoded_lines, (self.vocabulary.to_json(), self.folder)
 
-    def __call__(self, block: Sequence[bytes]) -> Iterator[bytes]:
-        """Yield the numbers of lines with control characters and of long ones, the lengths, and the ids (int32)."""
-        lines = [line.removesuffix(b"\n") for line in block]
+    def __call__(self, block: bytes) -> Iterator[bytes]:
+        """Yield the numbers of _HEAD and of lines (int64), the length of each (int32), and the ids.
+
+        Where documents are lines, those without text are left out.
+        """
 
         def make() -> bytes:
-            odd = np.zeros(2, np.int64)
-            encoded: list[NDArray[np.int32]] = []
-            lengths: list[int] = []
-            for start in range(0, len(lines), ENCODE_LINES):
-                some = lines[start : start + ENCODE_LINES]
-                if self.vocabulary.kind == "bytes":
-                    rows: Sequence[Sequence[int]] = some
-                else:
-                    texts = [line.decode("utf-8") for line in some]
-                    odd[0] += sum(bool(CONTROL.search(text)) for text in texts)
-                    odd[1] += sum(len(text) > MAX_LEARNED_CHARS for text in texts)
-                    rows = self.vocabulary.encode_lines(texts)
-                lengths += [len(ids) + 1 for ids in rows]
-                end = self.vocabulary.line_id
-                encoded.append(np.fromiter((index for ids in rows for index in (*ids, end)), np.int32))
-            return b"".join([odd.tobytes(), np.array(lengths, np.int32).tobytes(), *(ids.tobytes() for ids in encoded)])
+            lines, content = block.removesuffix(b"\n").split(b"\n"), block
+            if self.vocabulary.documents == "lines":
+                kept = [line for line in lines if line.strip()]
+                if len(kept) < len(lines):
+                    last = b"\n" if kept and (block.endswith(b"\n") or not lines[-1].strip()) else b""
+                    content = b"\n".join(kept) + last
+            else:
+                kept = lines
+            control, long, ids, lengths = self._encoded(kept, content)
+            head = [control, long, len(lines) - len(kept), *_sizes(content), len(lengths)]
+            ends = np.insert(ids, np.cumsum(lengths), self.vocabulary.line_id)
+            return b"".join(
+                [
+                    np.array(head, np.int64).tobytes(),
+                    (lengths + 1).astype(np.int32).tobytes(),
+                    ends.astype(_item(self.vocabulary)).tobytes(),
+                ]
+            )
 
-        if self.folder is None or sum(map(len, block)) < PART_BYTES:
+        if self.folder is None or len(block) < PART_BYTES:
             yield make()
         else:
-            yield kept_part(self.folder, [self.vocabulary.digest, "lines", b"".join(block).decode("latin-1")], make)
+            yield kept_part(self.folder, [self.vocabulary.digest, "lines", block.decode("latin-1")], make)
+
+    def _encoded(self, lines: list[bytes], content: bytes) -> tuple[int, int, IntArray, IntArray]:
+        """Return the numbers of lines with control characters and of long ones, the ids in a row, and the lengths."""
+        if self.vocabulary.kind == "bytes":
+            joined = np.frombuffer(b"".join(lines), np.uint8)
+            return 0, 0, joined.astype(np.int32), np.array([*map(len, lines)], np.int64)
+        texts = [line.decode("utf-8") for line in lines]
+        is_plain = len(content.translate(None, CONTROL_BYTES)) == len(content)
+        control = 0 if is_plain else sum(bool(CONTROL.search(text)) for text in texts)
+        return control, sum(len(text) > MAX_LEARNED_CHARS for text in texts), *self.vocabulary.encode_many(texts)
 
 
 def _encoded_lines(vocabulary: str, folder: Path | None) -> _EncodedLines:
     return _EncodedLines(vocabulary_from_json(vocabulary), folder)
 
 
+def _item(vocabulary: Vocabulary) -> str:
+    return "<u2" if vocabulary.vocab_size <= 2**16 else "<u4"
+
+
 def _line_pieces(
     part: Part,
     vocabulary: Vocabulary,
     counts: dict[str, int],
-    encode: Callable[[Iterator[list[bytes]]], Iterator[bytes]],
+    encode: Callable[[Iterator[bytes]], Iterator[bytes]],
 ) -> Iterator[Piece]:
     counter = _Counter(counts)
-    begun: deque[tuple[list[bytes], bool]] = deque()  # blocks that are being encoded
+    begun: deque[bool] = deque()  # whether a file ends with each block that is being encoded
 
-    def blocks() -> Iterator[list[bytes]]:
-        for block, file_ends in _blocks_of_lines(part):
-            if vocabulary.documents == "lines":
-                kept = [line for line in block if line.strip()]
-                counts["empty_dropped"] += len(block) - len(kept)
-                block = kept
-            begun.append((block, file_ends))
+    def blocks() -> Iterator[bytes]:
+        for block, file_ends in part.blocks_of_lines():
+            begun.append(file_ends)
             yield block
 
     for content in encode(blocks()):
-        block, file_ends = begun.popleft()
-        counter.add(b"".join(block))
-        control, long = np.frombuffer(content, np.int64, 2).tolist()
-        counts["control_characters"] += control
-        counts["long_lines"] += long
-        lengths = np.frombuffer(content, np.int32, len(block), offset=16)
-        ids = np.frombuffer(content, np.int32, offset=16 + lengths.nbytes)
-        if vocabulary.documents == "lines":
-            yield from ((row, True) for row in np.split(ids, np.cumsum(lengths)[:-1]) if len(row))
-        else:
-            yield ids, False
+        file_ends = begun.popleft()
+        *head, num_lines = np.frombuffer(content, np.int64, len(_HEAD) + 1).tolist()
+        for name, number in zip(_HEAD[:3], head[:3], strict=True):
+            counts[name] += number
+        counter.add(head[3:])
+        lengths = np.frombuffer(content, np.int32, num_lines, offset=8 * (len(_HEAD) + 1))
+        ids = np.frombuffer(content, _item(vocabulary), offset=8 * (len(_HEAD) + 1) + lengths.nbytes)
+        yield ids, lengths if vocabulary.documents == "lines" else False
         if file_ends and vocabulary.documents == "files" and vocabulary.end_id is not None:
             yield [vocabulary.end_id], True
-
-
-def _blocks_of_lines(part: Part) -> Iterator[tuple[list[bytes], bool]]:
-    """Yield lists of lines, of PART_BYTES or fewer at the end of a file, and whether a file ends with each list."""
-    block: list[bytes] = []
-    size = 0
-    for line, ends in part.lines():
-        block.append(line)
-        size += len(line)
-        if ends or size >= PART_BYTES:
-            yield block, ends
-            block, size = [], 0
 
 
 BLOCK_IDS = 2**20

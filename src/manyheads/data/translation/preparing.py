@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import numpy as np
 
 from manyheads.data.lines import Progress, ReadReport, blocks_of, stored_lines
 from manyheads.data.preparing import CONTROL, Source, given_splits, in_order, kept_part, prepare
-from manyheads.data.store import IntArray, write_pairs
+from manyheads.data.store import IntArray, Rows, write_blocks_of_pairs
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.verify import file_sha256
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable, thinned
@@ -129,7 +128,8 @@ class SidesSource(Source):
         folder = self.parts.claimed() if len(texts) == PART_ROWS else None
         [content] = EncodedTexts(tokenizer, folder, on_progress)((side, texts))
         on_progress(len(texts))
-        return rows_of(content, len(texts), tokenizer, counts, side)
+        ids, lengths = rows_of(content, len(texts), tokenizer, counts, side)
+        return np.split(ids, np.cumsum(lengths)[:-1])
 
     def finish(self) -> list[str]:
         for path in self.paths("train"):
@@ -158,13 +158,13 @@ class EncodedTexts:
         tokenizer: Tokenizer = getattr(self.tokenizer, side) if side else self.tokenizer
 
         def make() -> bytes:
-            ids, lengths = array("q"), []
+            lengths, ids = [], []
             for start in range(0, len(texts), ENCODE_ROWS):
-                for one in tokenizer.encode_batch(texts[start : start + ENCODE_ROWS]):
-                    ids.extend(one)
-                    lengths.append(len(one))
-                self.on_progress(len(lengths))
-            return np.array(lengths, "<i4").tobytes() + np.frombuffer(ids, np.int64).astype(_item(tokenizer)).tobytes()
+                some, numbers = tokenizer.encode_many(texts[start : start + ENCODE_ROWS])
+                ids.append(some.astype(_item(tokenizer)).tobytes())
+                lengths.append(numbers.astype("<i4").tobytes())
+                self.on_progress(start + len(numbers))
+            return b"".join(lengths + ids)
 
         if self.folder is None or len(texts) < PART_ROWS:
             yield make()
@@ -176,14 +176,15 @@ def _encoded_texts(tokenizer: str, folder: Path | None) -> EncodedTexts:
     return EncodedTexts(Tokenizer.from_json(tokenizer), folder)
 
 
-def rows_of(content: bytes, num_texts: int, tokenizer: Tokenizer, counts: dict[str, int], side: str) -> list[IntArray]:
-    """Return the ids of each text that `EncodedTexts` has encoded, and count them; see `SidesSource.encoded`."""
+def rows_of(content: bytes, num_texts: int, tokenizer: Tokenizer, counts: dict[str, int], side: str) -> Rows:
+    """Return the ids that `EncodedTexts` has made and their number for each text, and count; see
+    `SidesSource.encoded`."""
     lengths = np.frombuffer(content, "<i4", num_texts)
     ids = np.frombuffer(content, _item(tokenizer), offset=lengths.nbytes)
     counts[f"{side}tokens"] += len(ids)
     counts[f"{side}longest"] = max(counts[f"{side}longest"], int(lengths.max(initial=0)))
     counts[f"{side}unknown"] += int((ids == tokenizer.unk_id).sum())
-    return np.split(ids, np.cumsum(lengths)[:-1])
+    return ids, lengths
 
 
 def _item(tokenizer: Tokenizer) -> str:
@@ -378,21 +379,21 @@ class PairSource(SidesSource):
                     sizes.append(len(texts))
                     yield side, texts
 
-        def encoded() -> Iterator[tuple[IntArray, IntArray]]:
+        def encoded() -> Iterator[tuple[Rows, Rows]]:
             nonlocal done
             folder = self.parts.claimed() if counts["pairs"] >= PART_ROWS else None
             contents = in_order(EncodedTexts(tokenizer, folder, on_progress), blocks(), self.processes)
             for both in zip(contents, contents, strict=True):
-                rows = []
+                rows: list[Rows] = []
                 for side, content in zip(SIDES, both, strict=True):
                     size = sizes.popleft()
                     rows.append(rows_of(content, size, tokenizer, counts, f"{side}_"))
                     done += size
                     on_progress(0)
-                yield from zip(*rows, strict=True)
+                yield rows[0], rows[1]
             counts["pairs"] = done // 2
 
-        write_pairs(self.folder / split, encoded(), tokenizer.vocab_size)
+        write_blocks_of_pairs(self.folder / split, encoded(), tokenizer.vocab_size)
         return counts
 
     def _stored(self, split: str) -> Iterator[tuple[str, str]]:

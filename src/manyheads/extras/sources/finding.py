@@ -21,7 +21,7 @@ from manyheads.errors import ConfigError, DataError
 from manyheads.extras.sources import fetching
 from manyheads.extras.sources.archives import UNPACKED, is_archive, unpack
 from manyheads.extras.sources.names import ENTRIES, SPLITS, Entry
-from manyheads.extras.sources.shards import plain_name
+from manyheads.extras.sources.shards import is_shard, plain_name
 from manyheads.extras.sources.storage import ADDRESS, check_storage, fetch_shard, is_address, listed_at
 from manyheads.files.commit import write_folder
 from manyheads.files.safe_open import read_limited
@@ -31,6 +31,7 @@ KINDS = ("url:", "hf:", "sacrebleu:", "opus:", "mtdata:")
 PAIR_FORMS = (".tsv", ".csv", ".jsonl", ".tmx", ".parquet")
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|training|valid|validation|val|dev|test|eval)(?=[^a-z]|$)")
 _SPLIT_OF = {"train": "train", "training": "train", "test": "test", "eval": "test"}
+_TEXTS = (".txt", ".tokens", ".raw")
 _DATA = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".txt", ".tmx", ".tokens", ".raw")
 MOST_LISTED = 20_000
 CARD, MOST_CARD_BYTES = "README.md", 2**22
@@ -174,9 +175,19 @@ def find(one: Wanted, fetcher: fetching.Fetcher, *, is_pairs: bool) -> Found:
     files = listed if one.kind == ADDRESS else _of_split(one, listed, roots)
     if is_pairs:
         files = _sides(one, files, fetcher.languages)
+    elif any(map(is_shard, files)):
+        files, others = [path for path in files if _is_text(path)], [path for path in files if not _is_text(path)]
+        if others:
+            names = ", ".join(path.name for path in others[:3]) + f" and {len(others) - 3} more" * (len(others) > 3)
+            fetcher.said.append(f"{one.name or one.text}: not read, because beside shards they are no text: {names}")
     if not files:
         raise DataError(f"{one.option} {one.name or one.text} has no files of data for the {one.split} split.")
     return Found(tuple(files), origin, _top(folders[0]) if len(roots) == 1 and folders else None)
+
+
+def _is_text(path: Path) -> bool:
+    """Tell whether a file beside shards is read as well."""
+    return is_shard(path) or plain_name(path).endswith(_TEXTS)
 
 
 def _top(folder: Path) -> Path:

@@ -1,21 +1,27 @@
-"""The order of the work: fetch, compare with sources.lock, prepare, record the terms."""
+"""The order of the work: fetch, compare with sources.lock and with a first pass, prepare, record the terms."""
 
 from __future__ import annotations
 
+import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from manyheads.data.lines import Progress
 from manyheads.data.manifest import write_manifest
+from manyheads.data.preparing import ABOUT, MARK, parts_folder
+from manyheads.errors import DataError, ManyHeadsError
 from manyheads.extras.sources.fetching import Fetcher, Lock
 from manyheads.extras.sources.finding import Found, find, plan_lines
 from manyheads.extras.sources.options import SourceOptions
-from manyheads.files.commit import saving, sync
-from manyheads.files.verify import MANIFEST
+from manyheads.extras.sources.shards import is_shard
+from manyheads.files.commit import make_folder, remove_folder, saving, sync, write_text
+from manyheads.files.verify import MANIFEST, read_object
 
 PLAN = "plan"
+SHARDS = "shards.json"
 
 
 def preparing(
@@ -43,7 +49,8 @@ def preparing(
             if not sources.update:
                 lock.save()
         lock.save()
-        manifest = prepare(found)(output, replace=replace, progress=progress)
+        with _as_in_first_pass(output, found):
+            manifest = prepare(found)(output, replace=replace, progress=progress)
         given = [one for each in wanted.values() for one in each]
         if terms := {one.name: one.entry.terms for one in given if one.entry is not None and one.entry.terms}:
             manifest["terms"] = terms
@@ -51,6 +58,42 @@ def preparing(
         return {**manifest, "fetched": fetcher.said}
 
     return run
+
+
+@contextmanager
+def _as_in_first_pass(output: Path, found: dict[str, list[Found]]) -> Iterator[None]:
+    """Record the shards until the end of the block, and compare them with those of a command that was killed.
+
+    Raises: DataError: a shard of the same source has vanished or changed since then.
+    """
+    now = {
+        one.origin: {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in shards}
+        for each in found.values()
+        for one in each
+        if (shards := [path for path in one.files if is_shard(path)])
+    }
+    folder = parts_folder(output)
+    path, is_ours = folder / SHARDS, not folder.exists()
+    again = f"Put it back, or remove {folder} to begin again with the shards that are there."
+    for origin, before in (read_object(path) if path.is_file() else {}).items():
+        for name, facts in before.items() if origin in now else ():
+            if name not in now[origin]:
+                raise DataError(
+                    f"{name} has vanished since an earlier command read it, which was not finished. {again}"
+                )
+            if now[origin][name] != facts:
+                raise DataError(f"{name} has changed since an earlier command read it, which was not finished. {again}")
+    if now and (is_ours or (folder / MARK).is_file()):
+        make_folder(folder)
+        write_text(folder / MARK, ABOUT)
+        write_text(path, json.dumps(now))
+    try:
+        yield
+    except ManyHeadsError:  # a mistake in the input is mended before the next command
+        with suppress(ManyHeadsError):
+            if is_ours and path.is_file():
+                remove_folder(folder)
+        raise
 
 
 def _rewrite(folder: Path, manifest: dict[str, Any]) -> None:
