@@ -138,7 +138,7 @@ def test_terms_and_a_model_by_name(server: Server) -> None:
         ("a.md", b"a", {"glossary_id": "x"}, 400, "--glossaries"),
         ("a.md", b"a", {"terms": "x"}, 400, "line 1"),
         ("a.md", b"a" * 2_001, {}, 413, "2,000"),
-        ("a.md", b"a" * (1 << 22), {}, 413, "larger than"),
+        ("a.md", b"a" * (1 << 22), {}, 413, "a document is 2,000"),
     ],
 )
 def test_bad_uploads(small: Server, name: str, data: bytes, fields: dict[str, str], status: int, told: str) -> None:
