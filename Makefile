@@ -46,6 +46,8 @@ LOGGERS_VENV ?= .venv-loggers
 TRITON_VENV ?= .venv-triton
 # `make check-container`: what runs containers; some hosts run runc and not crun.
 RUNTIME ?= runc
+# Where podman-compose is installed for it.
+COMPOSE_VENV ?= .venv-compose
 # `make pictures`: which files (all). `make notebooks`: which pages (all).
 NAMES ?=
 PAGES ?=
@@ -136,9 +138,16 @@ check-serving: $(READY_DEV)
 	  --node $(CLIENTS_VENV) --pictures $(CLIENTS_VENV)/pictures $(CLIENTS)
 
 # The image of deploy/Containerfile on a base of Debian's packages: built, run with a read-only root, asked for a
-# translation, stopped. As root, with podman, runc and mmdebstrap; two idle cores need a few minutes.
-check-container:
-	$(PYTHON) tests/clients/check_container.py $(or $(MODEL),src/manyheads/extras/sample_model/model) --runtime $(RUNTIME) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+# translation, stopped; then deploy/compose.yaml. As root, with podman, netavark, aardvark-dns, runc and mmdebstrap; two
+# idle cores need a few minutes.
+check-container: $(COMPOSE_VENV)/ready
+	$(PYTHON) tests/clients/check_container.py $(or $(MODEL),src/manyheads/extras/sample_model/model) --runtime $(RUNTIME) \
+		--compose $(COMPOSE_VENV)/bin/podman-compose $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
+$(COMPOSE_VENV)/ready: tests/clients/compose.txt
+	$(PYTHON) -m venv $(COMPOSE_VENV)
+	$(COMPOSE_VENV)/bin/pip install --quiet -r $<
+	@touch $@
 
 # Exports in the runtimes of others: two lines of transformers, CTranslate2, onnxruntime, Optimum, and where npm is
 # installed transformers.js. onnxruntime-node downloads libraries for GPUs unless it is told not to.
@@ -277,4 +286,4 @@ $(RELEASE_READY): release/requirements.txt
 	@touch $(RELEASE_READY)
 
 clean:
-	rm -rf $(VENV) .venv-3.* $(PEERS_VENV) $(CLIENTS_VENV) $(EXPORT_VENV) $(LOGGERS_VENV) $(TRITON_VENV) $(RELEASE_VENV) .fuzz .fuzz-guided dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build/pages
+	rm -rf $(VENV) .venv-3.* $(PEERS_VENV) $(CLIENTS_VENV) $(EXPORT_VENV) $(LOGGERS_VENV) $(TRITON_VENV) $(RELEASE_VENV) $(COMPOSE_VENV) .fuzz .fuzz-guided dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build/pages

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -111,11 +112,25 @@ def install(environment: Path, wheel: Path, torch: str, torch_index: str) -> Pat
     return python
 
 
-def write_sbom(python: Path, target: Path) -> None:
-    """Write what is installed as CycloneDX JSON, before the packages of the tests are installed."""
+def write_sbom(python: Path, version: str, target: Path) -> None:
+    """Write what is installed as CycloneDX JSON, before the packages of the tests are installed.
+
+    The version is read from the code when the wheel is built, so pyproject.toml does not name it; and pip belongs to
+    the environment, not to the release.
+    """
     command = [sys.executable, "-m", "cyclonedx_py", "environment", str(python), "--pyproject"]
     options = [str(ROOT / "pyproject.toml"), "--output-reproducible", "--output-format", "JSON", "--output-file"]
     subprocess.run([*command, *options, str(target)], check=True)
+    document = json.loads(target.read_text(encoding="utf-8"))
+    document["metadata"]["component"] |= {"version": version, "purl": f"pkg:pypi/manyheads@{version}"}
+    [pip] = [one["bom-ref"] for one in document["components"] if one["name"] == "pip"]
+    document["components"] = [one for one in document["components"] if one["bom-ref"] != pip]
+    document["dependencies"] = [
+        one | {"dependsOn": [name for name in one.get("dependsOn", []) if name != pip]}
+        for one in document["dependencies"]
+        if one["ref"] != pip
+    ]
+    target.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def run_tests(python: Path, archive: Path, folder: Path) -> None:
@@ -162,10 +177,11 @@ def main() -> int:
         wheel, archive = build(folder / "built")
         check_contents(wheel)
         check_for_index(wheel, archive)
-        site = build_site(wheel.name.split("-")[1], folder / "built")
+        version = wheel.name.split("-")[1]
+        site = build_site(version, folder / "built")
         python = install(folder / "environment", wheel, options.torch, options.torch_index)
         sbom = folder / "built" / f"{wheel.name.partition('-py3')[0]}.cdx.json"
-        write_sbom(python, sbom)
+        write_sbom(python, version, sbom)
         run_first_blocks(python, folder / "empty")
         run_tests(python, archive, folder / "tests")
         publish([wheel, archive, sbom, site])

@@ -211,12 +211,15 @@ def test_terms_and_a_dropped_document(page: Any, tmp_path: Path) -> None:
     page.fill("#t-source", "I am hungry.")
     expect(page.locator("#t-target")).to_contain_text("Bahnhof")
     assert '"terms": "hungry\\tBahnhof"' in page.locator("#t-curl").text_content()
-    page.evaluate("""() => {
+    drop = """(names) => {
         const data = new DataTransfer();
-        data.items.add(new File(["# I am hungry\\n"], "page.md"));
+        for (const name of names) data.items.add(new File(["# I am hungry\\n"], name));
         const event = new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true});
         document.getElementById("t-source").dispatchEvent(event);
-    }""")
+    }"""
+    page.evaluate(drop, ["page.md", "other.md"])
+    expect(page.locator("#t-file-message")).to_contain_text("one document at a time")
+    page.evaluate(drop, ["page.md"])
     with page.expect_download() as download:
         page.locator("#t-file-message a").click()
     assert download.value.suggested_filename == "page.translated.md"

@@ -119,12 +119,12 @@ def check_glossaries(address: str, key: str) -> None:
         pass
     else:
         raise AssertionError("a deleted glossary is there")
-    if not hasattr(deepl, "MultilingualGlossaryDictionaryEntries"):
+    if not hasattr(deepl, "DeepLClient"):  # before its version 1.21
         return
     client = deepl.DeepLClient(key, server_url=address)
 
     def entries(**terms: str) -> Any:
-        return deepl.MultilingualGlossaryDictionaryEntries("EN", "DE", terms)
+        return deepl.api_data.MultilingualGlossaryDictionaryEntries("EN", "DE", terms)
 
     several = client.create_multilingual_glossary("several", [entries(hungry="Haus")])
     several = client.update_multilingual_glossary_dictionary(several, entries(station="Hund"))

@@ -137,6 +137,7 @@ def test_a_key_sees_its_own_glossaries_only(keyed: TestClient, glossary: str) ->
         ({"name": ""}, 400, "name"),
         ({"name": "a\nb"}, 400, "name"),
         ({"entries": "ä\tb\n" + "x" * 1_000_000}, 413, "1,000,000 bytes"),
+        ({"entries": "x" * 6_100_000}, 413, "a glossary is 1,000,000"),
     ],
 )
 def test_bad_glossaries_are_refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,6 +48,13 @@ def test_a_continuation_and_a_translation_match(client: TestClient) -> None:
     answer = client.post("/v1/translate", json={"text": "I am new.", "regex": "(ab|b)c", "min_new_tokens": 0}).json()
     assert all(re.fullmatch("(ab|b)c", one["text"]) for one in answer["translations"])
     assert answer["translations"]
+
+
+def test_the_pattern_of_a_model_has_the_room_of_the_request(client: TestClient, monkeypatch: Any) -> None:
+    reader: Any = client.app.state.service.models["novel"].reader  # type: ignore[attr-defined]
+    monkeypatch.setattr(reader, "settings", replace(reader.settings, regex="a{40}"))  # which needs more than its own 24
+    assert completed(client).json()["choices"][0]["text"] == "a" * 40
+    assert completed(client, max_tokens=30).status_code == 422
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ def test_compose_and_the_service_of_systemd_fit_the_program() -> None:
     assert services["proxy"]["depends_on"] == {"manyheads": {"condition": "service_healthy"}}
     assert "manyheads:8000" in services["proxy"]["command"]
     assert "ports" not in server, "only the proxy is reached from outside"
+    assert services["proxy"]["stop_grace_period"] == server["stop_grace_period"], "answers go through the proxy"
     of_systemd = unit()
     for arguments, seconds in (
         ([*server["entrypoint"], *server["command"]], int(server["stop_grace_period"].removesuffix("s"))),

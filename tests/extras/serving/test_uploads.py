@@ -138,7 +138,7 @@ def test_terms_and_a_model_by_name(server: Server) -> None:
         ("a.md", b"a", {"glossary_id": "x"}, 400, "--glossaries"),
         ("a.md", b"a", {"terms": "x"}, 400, "line 1"),
         ("a.md", b"a" * 2_001, {}, 413, "2,000"),
-        ("a.md", b"a" * (1 << 22), {}, 413, "larger than"),
+        ("a.md", b"a" * (1 << 22), {}, 413, "a document is 2,000"),
     ],
 )
 def test_bad_uploads(small: Server, name: str, data: bytes, fields: dict[str, str], status: int, told: str) -> None:
@@ -209,6 +209,7 @@ def test_documents_are_bounded_and_deleted_in_time(small: Server, monkeypatch: p
 
 def test_a_disk_that_fills(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     real = tempfile.TemporaryFile
+    made: list[Any] = []
 
     class Full:
         def __init__(self, **given: Any) -> None:
@@ -221,9 +222,18 @@ def test_a_disk_that_fills(server: Server, monkeypatch: pytest.MonkeyPatch) -> N
         def close(self) -> None:
             self.file.close()
 
+    def second_is_full(**given: Any) -> Any:
+        made.append(given)
+        return real(**given) if len(made) < 2 else Full(**given)
+
     monkeypatch.setattr(module.tempfile, "TemporaryFile", Full)
     answer = server.upload("a.md", b"Hello")
     assert (answer.status_code, "disk" in answer.json()["message"]) == (507, True)
+    assert not open_files()
+    monkeypatch.setattr(module.tempfile, "TemporaryFile", second_is_full)  # when the translation is stored
+    handle = server.upload("a.md", b"Hello").json()
+    assert "disk" in server.wait(handle)["error_message"]
+    assert server.ask(handle, "/result").status_code == 400
     assert not open_files()
 
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from manyheads.extras.serving.engine import SHARE_KEPT
 from manyheads.extras.serving.exchange import Exchange, ServerState, client_gone, run_until_gone
-from manyheads.extras.serving.glossaries import MOST_BODY_BYTES
+from manyheads.extras.serving.glossaries import MOST_BODY_BYTES, MOST_BYTES
 from manyheads.extras.serving.metrics import Metrics
 from manyheads.extras.serving.refusals import Refusal, check_shape, protocol_of
 from manyheads.extras.serving.settings import ApiKeys, ServingSettings
@@ -261,10 +261,11 @@ class Guard:
 
     async def _read_body(self, scope: Scope, headers: dict[str, str], receive: Receive) -> bytes:
         """Return the whole body. Raises: Refusal: it is too large, of a wrong type, or too slow."""
-        limit, types = self._limits(scope["path"])
+        path = scope["path"]
+        limit, types = self._limits(path)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > limit:
-            raise self._too_large(limit)
+            raise self._too_large(path, limit)
         if headers.get("content-encoding", "identity").lower() not in ("", "identity"):
             raise Refusal(
                 415, "Compressed bodies are not supported; send the body as it is.", code="encoding", close=True
@@ -283,7 +284,7 @@ class Guard:
                     self._bytes_held += len(part)
                     body += part
                     if len(body) > limit:
-                        raise self._too_large(limit)
+                        raise self._too_large(path, limit)
                     if self._bytes_held > max(_MOST_BYTES_HELD, limit):
                         raise self._rejected(
                             "queue",
@@ -320,9 +321,17 @@ class Guard:
             limit = max(limit, MOST_BODY_BYTES)
         return limit, _BODY_TYPES
 
-    def _too_large(self, limit: int) -> Refusal:
-        message = f"The body is larger than {limit:,} bytes; send fewer or shorter texts."
-        return self._rejected("body_size", 413, message, code="body_size", close=True)
+    def _too_large(self, path: str, limit: int) -> Refusal:
+        """Return the refusal of a body, by what it holds: texts, a document, or a glossary."""
+        field, what, most = None, "", 0
+        if path == _DOCUMENTS:
+            field, what, most = "file", "a document", self._settings.max_document_bytes
+        elif self._settings.glossaries and path.startswith(_GLOSSARIES):
+            field, what, most = "entries", "the terms of a glossary", MOST_BYTES
+        told = f"The body is larger than {limit:,} bytes; send fewer or shorter texts."
+        if field is not None:
+            told = f"{field}: the body is larger than {limit:,} bytes; the limit of {what} is {most:,}. Divide it."
+        return self._rejected("body_size", 413, told, code="body_size", field=field, close=True)
 
     def _rejected(self, reason: str, status: int, message: str, **more: Any) -> Refusal:
         """Count a refusal, and return it. reason: one of `Metrics.REASONS`. more: see `Refusal`."""

@@ -214,6 +214,8 @@ class _Offsets:
 class _Completion:
     """Completions in progress."""
 
+    _settings: GenerationSettings  # set by `prepare`
+
     def __init__(self, service: Service, request: Request, body: CompletionBody, model: ServedGenerator) -> None:
         self._service, self._request, self._body, self._model = service, request, body, model
         self._vocabulary = model.reader.vocabulary
@@ -227,7 +229,6 @@ class _Completion:
         self._prompts: list[list[int]] = []
         self._texts: list[str] = []
         self._rows: list[Row] = []
-        self._settings = model.settings({})
 
     @classmethod
     async def prepare(cls, service: Service, request: Request, body: CompletionBody) -> _Completion:

@@ -378,9 +378,16 @@ function stopWaiting() {
 }
 
 function takeDrop(event) {
-  if (!event.dataTransfer.files.length) return;
+  const { files } = event.dataTransfer;
+  if (!files.length) return;
   event.preventDefault();
-  if (event.type === "drop") translateFile(event.dataTransfer.files[0]);
+  if (event.type !== "drop") return;
+  if (files.length === 1) {
+    translateFile(files[0]);
+  } else {
+    get("t-more").open = true;
+    get("t-file-message").replaceChildren(`Drop one document at a time; of these ${files.length} none was sent.`);
+  }
 }
 
 // ---- writing
