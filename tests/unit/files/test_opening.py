@@ -64,7 +64,7 @@ EXCEPTIONS = {
     "extras/peers/tensorflow.py": "numpy maps a file after `check_regular`",
     "models/pretrained.py": "safetensors opens by name, after its kind is checked",
     "models/push.py": "safetensors opens by name, after its kind is checked",
-    "checkpoint/average.py": "safetensors opens by name, after its kind is checked",
+    "tasks/averaging.py": "safetensors opens by name, after its kind is checked",
     "checkpoint/format.py": "safetensors opens by name, after its kind is checked",
     "checkpoint/sharded.py": "safetensors opens by name, after its kind is checked",
     "decoding/shortlist.py": "safetensors opens by name, after its kind is checked",
