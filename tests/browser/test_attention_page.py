@@ -278,8 +278,10 @@ def test_memory_is_set_apart(opened: Callable[..., Any]) -> None:
     assert "(memory)" in status(page)
 
 
-@pytest.mark.parametrize("size", [(390, 844), (1440, 900)], ids=["phone", "desk"])
-@pytest.mark.parametrize("length", [5, 9, 18, 40])
+@pytest.mark.parametrize(
+    ("size", "length"),
+    sliced(list(itertools.product([(390, 844), (1440, 900)], [5, 9, 18, 40])), 4, "windows"),
+)
 def test_it_opens_on_words_and_the_matrix_fills_the_window(
     opened: Callable[..., Any], size: tuple[int, int], length: int
 ) -> None:
