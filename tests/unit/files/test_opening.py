@@ -63,7 +63,7 @@ EXCEPTIONS = {
     "data/store.py": "numpy maps files that `verify` has checked by kind, size and checksum",
     "extras/peers/tensorflow.py": "numpy maps a file after `check_regular`",
     "models/pretrained.py": "safetensors opens by name, after its kind is checked",
-    "models/push.py": "safetensors opens by name, after its kind is checked",
+    "extras/push/upload.py": "safetensors opens by name, after its kind is checked",
     "tasks/averaging.py": "safetensors opens by name, after its kind is checked",
     "checkpoint/format.py": "safetensors opens by name, after its kind is checked",
     "checkpoint/sharded.py": "safetensors opens by name, after its kind is checked",
