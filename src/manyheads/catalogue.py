@@ -634,6 +634,7 @@ HOOKS: dict[str, str] = {
     "hf": "manyheads.extras.hf:registered",
     "picture": "manyheads.extras.inspect.pictures:picture_of",
     "schema": "manyheads.extras.constrained.patterns:read_schema",
+    "tokenizer of Marian models": "manyheads.extras.peers.marian_tokenizer:MarianTokenizer",
     "translate.parsing": f"{_PARSING}.translate:translate_by_text",
     "translate.spans": f"{_PARSING}.translate:translate_by_chart",
 }
