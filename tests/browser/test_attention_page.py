@@ -349,7 +349,10 @@ def test_the_heading_has_no_path(tmp_path: Path) -> None:
         assert str(tmp_path) not in content
 
 
-@pytest.mark.parametrize(("scheme", "size"), [("light", (390, 844)), ("dark", (1440, 900))], ids=["phone", "desk"])
+@pytest.mark.parametrize(
+    ("scheme", "size"),
+    sliced([("light", (390, 844)), ("dark", (1440, 900))], 2, "pages for axe", lambda case: case[0]),
+)
 def test_it_is_accessible(
     opened: Callable[..., Any], accessible: Callable[[Any], None], scheme: str, size: tuple[int, int]
 ) -> None:
