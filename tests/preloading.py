@@ -18,5 +18,6 @@ def preload() -> None:
     for name in PACKAGES:
         package = importlib.import_module(f"manyheads.{name}")
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
+            if ".triton." not in module.name:  # for GPUs; the package triton is seldom installed elsewhere
+                importlib.import_module(module.name)
     gc.freeze()  # they stay: the garbage collector of each fork passes over them, and copies no page of theirs

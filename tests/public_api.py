@@ -13,6 +13,7 @@ import difflib
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,19 @@ HOW = (
 )
 
 
-def names() -> list[str]:
-    """The full names of all public objects."""
+@cache
+def _package() -> Any:
+    """What griffe has read of the sources, which takes seconds."""
     import griffe
 
-    package: Any = griffe.load("manyheads", search_paths=[str(ROOT / "src")], resolve_aliases=True)
+    return griffe.load("manyheads", search_paths=[str(ROOT / "src")], resolve_aliases=True)
+
+
+def names() -> list[str]:
+    """The full names of all public objects."""
     found = []
     for module in ("manyheads", "manyheads.nn"):
-        inside = package if module == "manyheads" else package["nn"]
+        inside = _package() if module == "manyheads" else _package()["nn"]
         found += [f"{module}.{name}" for name in inside.exports or () if name not in ("nn", "__version__")]
     rows = re.findall(r"^\| `(manyheads\.[\w.]+)`([^|]*)\|", PAGE.read_text("utf-8"), re.MULTILINE)
     for first, others in rows:
@@ -43,10 +49,7 @@ def names() -> list[str]:
 
 def lines() -> list[str]:
     """A line for each public function, class, method and field."""
-    import griffe
-
-    package: Any = griffe.load("manyheads", search_paths=[str(ROOT / "src")], resolve_aliases=True)
-    return [line for name in sorted(names()) for line in _lines(package[name.removeprefix("manyheads.")], name)]
+    return [line for name in sorted(names()) for line in _lines(_package()[name.removeprefix("manyheads.")], name)]
 
 
 def _lines(found: Any, name: str) -> Iterator[str]:

@@ -182,12 +182,14 @@ COMMANDS: dict[str, Command] = {
     "score": Command("print log-probabilities of given translations or texts", f"{_CORE}.score"),
     "serve": Command("run an HTTP server for models, with a web page", "manyheads.extras.serving.command"),
     "inspect": Command("draw and print: attention, shapes, positions, schedules", "manyheads.extras.inspect.commands"),
-    "shortlist": Command("learn likely translations of words, for a faster search", f"{_CORE}.shortlist"),
+    "shortlist": Command(
+        "learn likely translations of words, for a faster search", "manyheads.extras.shortlists.command"
+    ),
     "prune": Command("remove attention heads and write a smaller model", "manyheads.extras.inspect.commands.prune"),
     "average": Command("average the weights of a run's checkpoints into a model", f"{_CORE}.average"),
     "convert": Command("convert models of other implementations, and back", "manyheads.extras.peers.command"),
     "export": Command("write a model in the format of another runtime", "manyheads.extras.exports.command"),
-    "push": Command("upload a model to the Hugging Face hub, with a card", f"{_CORE}.push"),
+    "push": Command("upload a model to the Hugging Face hub, with a card", "manyheads.extras.push.command"),
     "info": Command("show the contents of a model, a run or prepared data", f"{_CORE}.info"),
     "doctor": Command("check this machine: versions, devices, speed", f"{_CORE}.doctor"),
     "help": Command("show a command's help page, or its options about a word", f"{_CORE}.help"),
@@ -632,6 +634,7 @@ HOOKS: dict[str, str] = {
     "hf": "manyheads.extras.hf:registered",
     "picture": "manyheads.extras.inspect.pictures:picture_of",
     "schema": "manyheads.extras.constrained.patterns:read_schema",
+    "tokenizer of Marian models": "manyheads.extras.peers.marian_tokenizer:MarianTokenizer",
     "translate.parsing": f"{_PARSING}.translate:translate_by_text",
     "translate.spans": f"{_PARSING}.translate:translate_by_chart",
 }

@@ -278,8 +278,10 @@ def test_memory_is_set_apart(opened: Callable[..., Any]) -> None:
     assert "(memory)" in status(page)
 
 
-@pytest.mark.parametrize("size", [(390, 844), (1440, 900)], ids=["phone", "desk"])
-@pytest.mark.parametrize("length", [5, 9, 18, 40])
+@pytest.mark.parametrize(
+    ("size", "length"),
+    sliced(list(itertools.product([(390, 844), (1440, 900)], [5, 9, 18, 40])), 4, "windows"),
+)
 def test_it_opens_on_words_and_the_matrix_fills_the_window(
     opened: Callable[..., Any], size: tuple[int, int], length: int
 ) -> None:
@@ -347,7 +349,10 @@ def test_the_heading_has_no_path(tmp_path: Path) -> None:
         assert str(tmp_path) not in content
 
 
-@pytest.mark.parametrize(("scheme", "size"), [("light", (390, 844)), ("dark", (1440, 900))], ids=["phone", "desk"])
+@pytest.mark.parametrize(
+    ("scheme", "size"),
+    sliced([("light", (390, 844)), ("dark", (1440, 900))], 2, "pages for axe", lambda case: case[0]),
+)
 def test_it_is_accessible(
     opened: Callable[..., Any], accessible: Callable[[Any], None], scheme: str, size: tuple[int, int]
 ) -> None:

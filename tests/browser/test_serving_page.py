@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from serving_sockets import running
+from slices import sliced
 
 from manyheads.catalogue import build_model
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
@@ -57,13 +58,16 @@ def served(folders: tuple[Path, ...]) -> Iterator[tuple[Server, str]]:
         yield server, f"http://127.0.0.1:{port}"
 
 
-LIGHT = pytest.param(("light", 1200), id="light")
+LIGHT = ("light", 1200)
 DARK_PHONE = ("dark", 390)
-in_both = pytest.mark.parametrize("page", [LIGHT, pytest.param(DARK_PHONE, id="dark-phone")], indirect=True)
-"""What depends on colours or on room is tested in both; all else once, and in the long check in both."""
+in_both = pytest.mark.parametrize(
+    "page", sliced([(LIGHT,), (DARK_PHONE,)], 2, "looks of the page", lambda case: case[0][0]), indirect=True
+)
+"""What depends on colours or on room is tested in one, another each time, and in the long check in both; all else in
+the light."""
 
 
-@pytest.fixture(params=[LIGHT, pytest.param(DARK_PHONE, id="dark-phone", marks=pytest.mark.slow)])
+@pytest.fixture(params=[pytest.param(LIGHT, id="light"), pytest.param(DARK_PHONE, id="dark", marks=pytest.mark.slow)])
 def page(browser: Any, served: tuple[Server, str], request: pytest.FixtureRequest) -> Iterator[Any]:
     scheme, width = request.param
     opened = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-from manyheads.nn.attention.local import local_attention
-from manyheads.nn.attention.lsh_settings import LSHSettings
-from manyheads.nn.attention.masks import Causal, Lengths, Mask, Segments, dense_mask
-from manyheads.nn.attention.naive import (
+from naive_attention import (
     naive_additive_attention,
     naive_dot_product_attention,
     naive_lsh_attention,
     naive_relative_attention,
 )
+from torch import Tensor
+
+from manyheads.nn.attention.local import local_attention
+from manyheads.nn.attention.lsh_settings import LSHSettings
+from manyheads.nn.attention.masks import Causal, Lengths, Mask, Segments, dense_mask
 from manyheads.nn.attention.scores import AdditiveScore
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.attention import dot_product_attention, masked_weights

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from naive_search import naive_beam_search
 
 from manyheads.catalogue import build_model
-from manyheads.decoding.naive import naive_beam_search
 from manyheads.decoding.search import search_all
 from manyheads.decoding.search_problem import length_limits
 from manyheads.decoding.settings import DecodingSettings

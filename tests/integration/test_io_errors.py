@@ -46,7 +46,7 @@ pytestmark = pytest.mark.skipif(not HAS_PROC, reason="needs /proc to know the pa
 ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES)
 REPORT = ValidationReport(step=6, loss=1.0, samples=(Sample(source="a", text="c", reference="b"),))
 RUN = "runs/tiny"
-STRIDE = 7
+STRIDE = 15
 """Of the operations that are struck in `make test`, from a random one on; `make check-long` strikes all. It is odd, so
 that errors that last and errors that pass take turns."""
 

@@ -229,6 +229,7 @@ def test_kills_before_operations_leave_no_trace(worker, undisturbed, tmp_path):
     kill_at_operations(worker, undisturbed, tmp_path, KILLS)
 
 
+@pytest.mark.slow
 def test_kills_leave_no_trace_in_a_language_model(worker, undisturbed_text, tmp_path):
     """Memories and the places of lanes are part of what goes on."""
     assert "checkpoints/step-00000060/memory.safetensors" in outcome(undisturbed_text[0])

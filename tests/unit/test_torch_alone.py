@@ -74,7 +74,8 @@ from manyheads.data.batch import PairBatch, SegmentBatch
 from dataclasses import replace
 
 for module in pkgutil.walk_packages(manyheads.nn.__path__, "manyheads.nn."):
-    importlib.import_module(module.name)
+    if ".triton." not in module.name:  # which torch brings along where there is a GPU
+        importlib.import_module(module.name)
 for name in ("jaxtyping", "numpy", "pydantic", "safetensors"):
     assert name not in sys.modules, name
 

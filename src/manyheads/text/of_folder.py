@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from manyheads.catalogue import TASKS, load
+from manyheads.catalogue import HOOKS, TASKS, load
 from manyheads.errors import DataError
 from manyheads.files.verify import read_object
-from manyheads.text.marian import MarianTokenizer
 from manyheads.text.pipeline import parse_json, read_tokenizer_file
 from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer import Tokenizer
@@ -55,7 +54,8 @@ def load_tokenizer(folder: Path) -> TranslationTokenizer:
         except FileNotFoundError:
             return tokenizer
     if (folder / "source.spm").is_file():
-        return MarianTokenizer.load(folder)
+        marian: TranslationTokenizer = load(HOOKS["tokenizer of Marian models"]).load(folder)
+        return marian
     raise DataError(f"{folder} has no tokenizer: neither tokenizer.json nor source.spm is there.")
 
 

@@ -6,8 +6,9 @@ import base64
 import html
 import os
 import re
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -138,19 +139,23 @@ Kernel = Callable[..., list[list[dict[str, Any]]]]
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
-    """Runs cells in a real kernel. Returns: the outputs of each."""
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """Runs cells in a real kernel, the same for all tests of this file. Returns: the outputs of each."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    client = nbclient.NotebookClient(
+        nbformat.v4.new_notebook(), timeout=300, kernel_name="python3", allow_errors=True,
+        resources={"metadata": {"path": str(tmp_path_factory.mktemp("kernel"))}},
+    )  # fmt: skip
 
-    def run(*cells: str) -> list[list[dict[str, Any]]]:
-        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        folder = str(tmp_path_factory.mktemp("kernel"))
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
-        client = nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", allow_errors=True)
-        client.execute(cwd=folder, env=environment)
-        return [cell.outputs for cell in notebook.cells]
+    def run(*sources: str) -> list[list[dict[str, Any]]]:
+        cells = [nbformat.v4.new_code_cell(source) for source in sources]
+        client.nb.cells = cells
+        for place, cell in enumerate(cells):
+            client.execute_cell(cell, place)
+        return [cell.outputs for cell in cells]
 
-    return run
+    with client.setup_kernel(env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}):
+        yield run
 
 
 def printed(outputs: list[dict[str, Any]], name: str) -> str:
@@ -165,11 +170,13 @@ def printed(outputs: list[dict[str, Any]], name: str) -> str:
         "module://of_another.environment",
     ],
 )
-def test_a_run_in_a_kernel_has_few_lines_and_a_learning_curve(kernel: Kernel, backend: str) -> None:
+def test_a_run_in_a_kernel_has_few_lines_and_a_learning_curve(
+    kernel: Kernel, warm_program: list[str], tmp_path: Path, backend: str
+) -> None:
     """The second backend is to matplotlib what a notebook's is to one of another environment."""
-    train = f"{sys.executable} -m manyheads train --preset debug --run-dir run"
-    setting = f"%env MPLBACKEND={backend}\n" if backend else ""
-    outputs = kernel(f"{setting}None", f"%%sh\n{train}", "%%sh\nls run/plots; env | grep FORCE_COLOR")[1:]
+    train = f"{shlex.join(warm_program)} train --preset debug --run-dir {tmp_path}"
+    setting = f"export MPLBACKEND={backend}\n" if backend else ""
+    outputs = kernel(f"%%sh\n{setting}{train}", f"%%sh\nls {tmp_path}/plots; env | grep FORCE_COLOR")
     told, said = printed(outputs[0], "stderr"), printed(outputs[0], "stdout")
     assert "best so far" in told
     assert "a bug of ours" not in told

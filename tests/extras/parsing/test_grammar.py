@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from naive_search import naive_beam_search
 
-from manyheads.decoding.naive import naive_beam_search
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.parsing.bracketing import ParsingSettings, restore

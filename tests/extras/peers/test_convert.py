@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from marian_models import ENGLISH, GERMAN, SIZES, random_state, write_peer_folder
+from naive_search import naive_marian_search
 from safetensors.torch import load_file, save_file
 
 import manyheads as package
 from manyheads.catalogue import build_model
-from manyheads.decoding.naive import naive_marian_search
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.peers.convert import import_folder
 from manyheads.installation import install_command

@@ -20,9 +20,9 @@ from extras.sources.conftest import Site
 from hub_server import running_hub
 
 from manyheads.data.translation.prepared import PreparedData
+from manyheads.extras.push.upload import CardFacts, make_card, terms_of_data
 from manyheads.extras.sources import archives, fetching, names
 from manyheads.extras.sources.names import ENTRIES, Entry
-from manyheads.models.push import CardFacts, make_card, terms_of_data
 from manyheads.models.transformer.config import TransformerConfig
 
 Run = Callable[..., int]

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.checkpoint.average import average_tensors, select_checkpoints
 from manyheads.checkpoint.format import checkpoint_name, load_checkpoint, needed_bytes, save_checkpoint, step_of
 from manyheads.checkpoint.retain import (
     apply_retention,
@@ -21,6 +20,7 @@ from manyheads.checkpoint.retain import (
     write_pointer,
 )
 from manyheads.errors import CheckpointError, ConfigError
+from manyheads.tasks.averaging import average_tensors, select_checkpoints
 
 
 def names(folder: Path) -> list[str]:

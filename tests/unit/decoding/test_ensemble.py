@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import pytest
 import torch
+from naive_search import naive_beam_search
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.data.batch import PairBatch
 from manyheads.decoding.device import inference
-from manyheads.decoding.naive import naive_beam_search
 from manyheads.decoding.search import search_all
 from manyheads.decoding.search_problem import BeamRules
 from manyheads.decoding.settings import DecodingSettings

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from naive_search import naive_beam_search, naive_marian_search
 
 from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.naive import naive_beam_search, naive_marian_search
 from manyheads.decoding.search import search_all
 from manyheads.decoding.search_problem import Marian5Rules, MarianRules
 from manyheads.decoding.settings import DecodingSettings

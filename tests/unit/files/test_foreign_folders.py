@@ -27,6 +27,7 @@ from manyheads.decoding.settings import DecodingSettings, load_settings
 from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsError, ModelFileError
 from manyheads.extras.inspect.drawings.pages import save_page
 from manyheads.extras.peers.convert import _read_object
+from manyheads.extras.peers.marian_tokenizer import read_bytes
 from manyheads.files.commit import temporary_name
 from manyheads.files.safe_open import RefusedFileError
 from manyheads.files.verify import verify_folder
@@ -34,7 +35,6 @@ from manyheads.models.pretrained import load, save_pretrained
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.tasks.language_modelling.held_out import held_text
 from manyheads.tasks.table import task_of_folder
-from manyheads.text.marian import read_bytes
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.pipeline import read_tokenizer_file
 from manyheads.text.settings import TokenizerSettings

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from naive_attention import naive_additive_attention, naive_dot_product_attention
 
 from manyheads.errors import ShapeError
 from manyheads.nn.attention.masks import Mask, dense_mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
-from manyheads.nn.attention.naive import naive_additive_attention, naive_dot_product_attention
 from manyheads.nn.attention.scores import AdditiveAttention, AdditiveScore, DotProductAttention
 from manyheads.nn.kernels.attention import masked_softmax
 

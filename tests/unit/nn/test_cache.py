@@ -9,12 +9,12 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from naive_attention import naive_dot_product_attention
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from manyheads.nn import Causal, MultiHeadAttention, fast, merge_heads, observe
 from manyheads.nn.attention.cache import KeyValueCache
-from manyheads.nn.attention.naive import naive_dot_product_attention
 
 R, H, D = 3, 2, 4
 

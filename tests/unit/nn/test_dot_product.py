@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from naive_attention import naive_dot_product_attention
 
 from manyheads.errors import ShapeError
 from manyheads.nn import DotProductAttention
 from manyheads.nn.attention.masks import Bias, Causal, Lengths, Mask, dense_bias, dense_mask
-from manyheads.nn.attention.naive import naive_dot_product_attention
 from manyheads.nn.kernels import attention, policy
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights, masked_softmax
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from naive_attention import naive_dot_product_attention
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from manyheads.errors import ConfigError, RequestError
 from manyheads.nn.attention.local import LocalSelfAttention, local_attention
-from manyheads.nn.attention.naive import naive_dot_product_attention
 from manyheads.nn.attention.relative_bias import local_slopes
 
 KINDS: dict[str, dict[str, Any]] = {

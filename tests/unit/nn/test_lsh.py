@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from naive_attention import naive_dot_product_attention, naive_lsh_attention
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -17,7 +18,6 @@ from manyheads.nn.attention.lsh import LSHSelfAttention, LSHSettings, hash_vecto
 from manyheads.nn.attention.lsh_hash import shared_qk_attention, visible_pairs
 from manyheads.nn.attention.lsh_settings import automatic_buckets
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
-from manyheads.nn.attention.naive import naive_dot_product_attention, naive_lsh_attention
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.lsh import attend_pairs
 from manyheads.nn.layers import ReversibleSequence

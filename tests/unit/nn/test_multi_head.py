@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from naive_attention import naive_dot_product_attention
 from torch import Tensor
 
 from manyheads.errors import ConfigError, ShapeError
@@ -14,7 +15,6 @@ from manyheads.nn.attention.cache import KeyValueCache
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Lengths, Mask, dense_mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads, split_heads
-from manyheads.nn.attention.naive import naive_dot_product_attention
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.attention.scores import AdditiveAttention, DotProductAttention

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from naive_attention import naive_relative_attention
 from torch import Tensor
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.masks import Causal, KeyPadding, Mask, Window, dense_mask
 from manyheads.nn.attention.multi_head import merge_heads
-from manyheads.nn.attention.naive import naive_relative_attention
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.kernels import policy, relative

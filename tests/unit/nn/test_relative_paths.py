@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from naive_attention import naive_relative_attention
 from torch import Tensor
 
 from manyheads.nn.attention.masks import Causal, Mask, dense_mask
-from manyheads.nn.attention.naive import naive_relative_attention
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.relative import relative_attention, relative_weights
 

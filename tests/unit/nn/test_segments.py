@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from naive_attention import naive_dot_product_attention
 from torch import Tensor
 
 from manyheads.errors import RequestError, ShapeError
 from manyheads.nn.attention.masks import Causal, Segments, dense_mask
-from manyheads.nn.attention.naive import naive_dot_product_attention
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.attention import dot_product_attention
 from manyheads.nn.kernels.dropout import dropout, numbered_rows, numbered_tokens

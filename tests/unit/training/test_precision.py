@@ -196,6 +196,8 @@ def made_small(name: str, corpus: Path, run_dir: Path) -> RunConfig:
         sizes |= {"local_chunk_len": 8}
         if config.model.positions == "axial":
             sizes |= {"axial_shape": (8, 8), "axial_dims": (16, 16)}
+    else:
+        sizes["num_layers"] = min(config.model.num_layers, 4)
     path = config.data.path if config.data.path == DUPLICATION else NOVEL
     return changed(  # type: ignore[no-any-return]
         config,

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
-from manyheads.cli.watching.plain import is_in_notebook
 from manyheads.data.lines import Progress
 from manyheads.distributed.process import this_process
 
@@ -27,6 +26,48 @@ if TYPE_CHECKING:
 
     from rich.console import Console
     from rich.progress import TaskID
+
+    from manyheads.training.record.log import Stream
+
+
+_STYLES = {"warning: ": "33", "validation at ": "1;36", "  ": "2"}
+"""How a line begins -> its style, the numbers of the escape sequence ESC [ ... m: yellow, bold cyan, faint."""
+
+
+def wants_colours() -> bool:
+    """Return whether the environment asks for colours also where nothing is a terminal, as notebooks do."""
+    return bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
+
+
+def is_in_notebook() -> bool:
+    """Return whether a notebook's kernel is this process, or has started it."""
+    return "JPY_PARENT_PID" in os.environ or "matplotlib_inline" in os.environ.get("MPLBACKEND", "")
+
+
+def is_kernel() -> bool:
+    """Return whether this process is a notebook's kernel, which can change what a cell shows."""
+    module = sys.modules.get("IPython")
+    return module is not None and getattr(module.get_ipython(), "kernel", None) is not None
+
+
+class ColouredLines:
+    """A stream whose lines get colours by how they begin. Only colours: nothing is moved, removed or written again.
+
+    Args: stream: where they go.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        """Write one line, with its end."""
+        style = next((style for begin, style in _STYLES.items() if text.startswith(begin)), "")
+        line = text.removesuffix("\n")
+        self._stream.write(f"\x1b[{style}m{line}\x1b[0m\n" if style else text)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        self._stream.flush()
 
 
 class Phase:

@@ -23,8 +23,7 @@ from rich.text import Text
 
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.streams import printable
-from manyheads.cli.watching.phases import Heartbeat, Phase
-from manyheads.cli.watching.plain import ColouredLines, is_in_notebook, is_kernel, wants_colours
+from manyheads.cli.watching.phases import ColouredLines, Heartbeat, Phase, is_in_notebook, is_kernel, wants_colours
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.training.record.log import PlainReporter, Stream, format_seconds
 from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport

@@ -35,6 +35,7 @@ from manyheads.extras.peers.kimiyoung_transformer_xl import options_of_module
 from manyheads.extras.peers.legacy_pickle import Saved, read_saved
 from manyheads.extras.peers.marian import Marian, Pegasus, fitted
 from manyheads.extras.peers.marian_nmt import is_marian_folder, read_folder
+from manyheads.extras.peers.marian_tokenizer import MarianOptions, MarianTokenizer
 from manyheads.extras.peers.reformer import HFReformer
 from manyheads.extras.peers.tensorflow import find_prefix, read_checkpoint, verifies_data
 from manyheads.extras.peers.tf_transformer_xl import (
@@ -63,7 +64,6 @@ from manyheads.models.pretrained import (
     yaml_list,
 )
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.text.marian import MarianOptions, MarianTokenizer
 from manyheads.text.of_folder import has_tokenizer, load_tokenizer
 from manyheads.text.pipeline import MAX_FILE_BYTES
 from manyheads.text.sides import TranslationTokenizer

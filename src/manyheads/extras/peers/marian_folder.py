@@ -19,8 +19,8 @@ from manyheads.extras.peers.marian_generation import (
     never_produced,
     settings_from_peer,
 )
+from manyheads.extras.peers.marian_tokenizer import MarianOptions, MarianTokenizer, file_names, read_bytes, read_json
 from manyheads.models.transformer.config import TransformerConfig
-from manyheads.text.marian import MarianOptions, MarianTokenizer, file_names, read_bytes, read_json
 from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer import Tokenizer
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from naive_attention import naive_relative_attention
 from torch import Tensor
 
 from manyheads.errors import RequestError, ShapeError
 from manyheads.nn import fused_relative_attention, fused_relative_attention_of_segments
 from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, Window, dense_mask
-from manyheads.nn.attention.naive import naive_relative_attention
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels import policy

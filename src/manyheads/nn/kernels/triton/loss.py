@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.nn.smoothing import ParallelModel
+from manyheads.nn.smoothing import Spread
 
 COLUMNS, WARPS = 4096, 8
 """Logits that a program reads at once, and its groups of 32 threads. Its shared memory is a few hundred bytes."""
@@ -78,7 +78,7 @@ def loss_kernel(
 
 
 def loss_of_rows(
-    logits: Tensor, targets: Tensor, keep: Tensor | None, parts: ParallelModel, excluded: int | None, needs_error: bool
+    logits: Tensor, targets: Tensor, keep: Tensor | None, parts: Spread, excluded: int | None, needs_error: bool
 ) -> Tensor:
     """Return two sums over rows, (2,) in float32: the log-probabilities of the targets, and those of all tokens that
     share the smoothing. Replace the logits by the loss's derivative in them if `needs_error`.

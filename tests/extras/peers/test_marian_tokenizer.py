@@ -11,7 +11,7 @@ import pytest
 from marian_models import ENGLISH, GERMAN, joint_vocab, pieces_of, tokenizer_files, train_spm
 
 from manyheads.errors import DataError, MissingExtraError
-from manyheads.text.marian import MarianOptions, MarianTokenizer
+from manyheads.extras.peers.marian_tokenizer import MarianOptions, MarianTokenizer
 from manyheads.text.of_folder import has_tokenizer, load_tokenizer
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

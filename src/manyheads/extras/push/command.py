@@ -45,7 +45,7 @@ The token comes from `hf auth login` or HF_TOKEN.""",
 @command(PAGE, "push")
 def run(options: PushOptions) -> int:
     """Push a model. Returns: the exit code."""
-    from manyheads.models.push import CardFacts, make_upload, read_evaluation, send, terms_of_data
+    from manyheads.extras.push.upload import CardFacts, make_upload, read_evaluation, send, terms_of_data
 
     facts = CardFacts(
         licence=options.license,

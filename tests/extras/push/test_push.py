@@ -16,8 +16,8 @@ from hub_server import FakeHub, running_hub
 
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.cli.main import main
+from manyheads.extras.push.upload import CardFacts, make_card
 from manyheads.models.pretrained import save_pretrained
-from manyheads.models.push import CardFacts, make_card
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -1,0 +1,1 @@
+"""Models go to the Hugging Face hub, with a card."""

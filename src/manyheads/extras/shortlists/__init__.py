@@ -1,0 +1,1 @@
+"""Shortlists are learned: likely translations of words, for a faster search."""
