@@ -19,9 +19,6 @@ from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.shapes import Float, Int
 
-# The largest number of elements of rotated vectors that exist at the same time.
-_ROTATED_NUMBERS = 1 << 22
-
 
 def rotations(
     seed: int | Tensor,
@@ -67,7 +64,7 @@ def hash_vectors(
     buckets = vectors.new_zeros(batch, heads, rounds, length, dtype=torch.int64)
     with torch.no_grad(), policy.without_autocast(vectors.device):
         across = rotations.to(precise).permute(0, 2, 3, 1).reshape(heads, rounds * directions, head_dim)
-        step = max(1, _ROTATED_NUMBERS // max(1, batch * heads * rounds * directions))
+        step = policy.lsh_hashed_at_once(batch * heads * rounds * directions, vectors.device)
         for some in chunk_slices(length, step):
             rotated = torch.matmul(across, vectors[:, :, some].detach().to(precise).transpose(-1, -2))
             # (batch, heads, rounds, directions, some)
@@ -83,8 +80,10 @@ def hash_vectors(
 def _farthest(rotated: Tensor) -> Tensor:
     """Return the argmax over axis 3 of [rotated; -rotated], the first of equal values.
 
-    It loops over the directions: torch's argmax over an axis that is not the last is several times slower.
+    On a CPU it loops over the directions: torch's argmax over an axis that is not the last is several times slower.
     """
+    if policy.saves_launches(rotated.device):
+        return torch.cat([rotated, -rotated], dim=3).argmax(dim=3)
     directions = rotated.unbind(3)
     best = directions[0].clone()
     found = torch.zeros_like(best, dtype=torch.int32)

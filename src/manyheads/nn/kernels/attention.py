@@ -352,9 +352,7 @@ def _mask_of_layers(
     """
     if mask is None or not policy.saves_launches(query.device) or policy.is_compiled():
         return *_sdpa_mask(mask, query, k_len, first_query), None
-    key: tuple[object, ...] = (query.shape[0], query.shape[2], k_len, first_query, query.dtype, query.device)
-    leaves = [x for x in pytree.tree_leaves(mask) if isinstance(x, Tensor)]
-    key += tuple((id(x), 0 if x.is_inference() else x._version) for x in leaves)
+    key = key_of_layers(mask, query, k_len, first_query)
     # The pattern of a sentence's source is the same tensor in every step of a search.
     holder = mask.pattern if isinstance(mask, NeverEmpty) else mask
     held: tuple[object, tuple[Tensor | None, Tensor | None, Tensor | None]] | None = holder.__dict__.get("_of_layers")
@@ -376,6 +374,13 @@ def _mask_of_layers(
     if given is None or not given.requires_grad:
         mask.__dict__["_of_layers"] = key, found
     return found
+
+
+def key_of_layers(mask: Mask, query: Tensor, k_len: int, first_query: int) -> tuple[object, ...]:
+    """Return what must be equal in two calls that share what was computed of a mask."""
+    leaves = [x for x in pytree.tree_leaves(mask) if isinstance(x, Tensor)]
+    versions = tuple((id(x), 0 if x.is_inference() else x._version) for x in leaves)
+    return query.shape[0], query.shape[2], k_len, first_query, query.dtype, query.device, versions
 
 
 def _sdpa_mask(mask: Mask | None, query: Tensor, k_len: int, first_query: int) -> tuple[Tensor | None, Tensor | None]:

@@ -223,6 +223,8 @@ class _Inputs:
             torch.sum(wide.square(), dim=-1, keepdim=True, out=factor)
             factor.add_(settings.key_eps * q.shape[-1]).rsqrt_().mul_(settings.scale)
             torch.mul(wide, factor, out=key)
+        if is_safe is None and policy.saves_launches(q.device):
+            is_safe = False  # the answer would have to be waited for
         if is_safe is None:
             longest = factors.amin().reciprocal() * settings.scale if q.numel() else factors.new_zeros(())
             is_safe = bool(longest * settings.scale <= SAFE_SCORE)

@@ -514,6 +514,8 @@ def lanes_at_once(batch: int, scores_each: int, device: torch.device) -> int:
 _LSH_SCORES, _LSH_SCORES_ON_A_GPU = 1 << 19, 1 << 26
 # Slots (rows x rounds x length) that are processed at once on a CPU; at least those of one row.
 _LSH_SLOTS = 1 << 16
+# Numbers of rotated vectors that exist at once.
+_LSH_ROTATED, _LSH_ROTATED_ON_A_GPU = 1 << 22, 1 << 26
 # Positions of a row that are converted to float32 at once on a CPU.
 _LSH_PIECE_LEN = 1 << 13
 
@@ -522,6 +524,12 @@ def lsh_chunks_at_once(scores_each: int, device: torch.device) -> int:
     """Return how many query chunks with so many scores each make a tile."""
     most = _LSH_SCORES if device.type == "cpu" else _LSH_SCORES_ON_A_GPU
     return max(1, most // scores_each)
+
+
+def lsh_hashed_at_once(numbers_each: int, device: torch.device) -> int:
+    """Return how many positions with so many rotated numbers each to hash at once."""
+    most = _LSH_ROTATED_ON_A_GPU if saves_launches(device) else _LSH_ROTATED
+    return max(1, most // max(1, numbers_each))
 
 
 @contextmanager

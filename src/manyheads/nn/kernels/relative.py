@@ -20,7 +20,13 @@ from torch import Tensor
 
 from manyheads.nn.attention.masks import Causal, Mask, dense_mask
 from manyheads.nn.kernels import policy
-from manyheads.nn.kernels.attention import check_distances, masked_softmax, some_row_is_empty, weighted_by_sums
+from manyheads.nn.kernels.attention import (
+    check_distances,
+    key_of_layers,
+    masked_softmax,
+    some_row_is_empty,
+    weighted_by_sums,
+)
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.dropout import RowMasks, dropout
 from manyheads.nn.shapes import Float
@@ -345,10 +351,8 @@ def relative_attention(
     if path == "sdpa":
         by_distance = _scores_of_distances(query, positions, position_bias, distance_bias)
         content_query = query + content_bias[:, None].to(query.dtype)
-        allowed = dense_mask(
-            Causal() & mask if causal else mask, q_len, k_len, query.device, k_len - q_len, query.shape[0]
-        )
-        return _by_sdpa(content_query, key, value, by_distance, allowed, dropout_rate, causal)
+        hidden, empty = _hidden_of_layers(mask, query, k_len, causal)
+        return _by_sdpa(content_query, key, value, by_distance, hidden, empty, dropout_rate, causal)
     if path == "products":
         weights = relative_weights(query, key, positions, content_bias, position_bias, distance_bias, mask, causal)
         return torch.matmul(dropout(weights, dropout_rate), value)
@@ -401,29 +405,50 @@ def _scores_of_distances(
     return by_distance
 
 
+def _hidden_of_layers(
+    mask: Mask | None, query: Tensor, k_len: int, causal: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the keys that are hidden from queries with others, and the queries without keys; None: there are none.
+
+    Where launches count, all layers that are called with one mask share them.
+    """
+    q_len, shares = query.shape[2], policy.saves_launches(query.device) and not policy.is_compiled()
+    asked = (mask, key_of_layers(mask, query, k_len, causal)) if mask is not None and shares else None
+    if asked is not None:
+        held: tuple[object, tuple[Tensor, Tensor]] | None = asked[0].__dict__.get("_of_relative_layers")
+        if held is not None and held[0] == asked[1]:
+            return held[1]
+    allowed = dense_mask(Causal() & mask if causal else mask, q_len, k_len, query.device, k_len - q_len, query.shape[0])
+    if allowed is None:
+        return None, None
+    some = allowed.any(dim=-1, keepdim=True)
+    found = ~allowed & some, ~some
+    if asked is not None:
+        asked[0].__dict__["_of_relative_layers"] = asked[1], found
+    return found
+
+
 def _by_sdpa(
     content_query: Tensor,
     key: Tensor,
     value: Tensor,
     by_distance: Tensor,
-    allowed: Tensor | None,
+    hidden: Tensor | None,
+    empty: Tensor | None,
     dropout_rate: float,
     causal: bool,
 ) -> Tensor:
     """Use torch's fused kernel, with the scores of the distances as an additive mask that has a gradient; for CUDA.
 
-    Args: content_query: query + u; by_distance: see `_scores_of_distances`; allowed: True = may attend, causal if
-        `causal`.
+    Args: content_query: query + u; by_distance: see `_scores_of_distances`; hidden, empty: of `_hidden_of_layers`.
 
     A query without allowed keys attends to all keys, and zeros then replace its result: kernels differ in what they
     return for a row of -inf, and its gradient would be NaN.
     """
     scores = relative_shift(by_distance) if causal else relative_shift_both_ways(by_distance)
-    some = None
-    if allowed is not None:
-        some = allowed.any(dim=-1, keepdim=True)
-        scores = scores.masked_fill(~allowed & some, -math.inf)
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -math.inf)
     out = F.scaled_dot_product_attention(
         content_query, key, value, attn_mask=scores.to(content_query.dtype), dropout_p=dropout_rate
     )
-    return out if some is None else out.masked_fill(~some, 0.0)
+    return out if empty is None else out.masked_fill(empty, 0.0)
