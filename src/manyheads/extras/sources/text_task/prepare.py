@@ -40,8 +40,9 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     refuse_given({"--format": "--format" in given}, "{} cannot be used with --from; fetch files of ids yourself.")
     if options.layout is not None and (sources.valid or sources.test or len(sources.train) != 1):
         raise ConfigError("--layout names all splits of one corpus: give one SOURCE to --from, and no other.")
+    sources.wanted()  # a name that is unknown, or has terms, comes before what else is missing
     if options.layout is None and not sources.valid:
-        check_holdout(options, ["--valid-corpus"], "--valid-bytes", "200000")
+        check_holdout(options, ["--valid-corpus", "--valid-from"], "--valid-bytes", "200000")
     if options.layout is None:  # an error of an option comes before fetching
         held = options.valid_corpus or ((options.output,) if sources.valid else ())
         task.preparation(replace(options, corpus=options.corpus or (options.output,), valid_corpus=held))

@@ -31,8 +31,9 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     refuse_given(
         {"--pair": options.pair}, "{} cannot be used with --from; prepare one direction, or fetch files first."
     )
+    sources.wanted()  # a name that is unknown, or has terms, comes before what else is missing
     if not sources.valid:
-        check_holdout(options, files["valid"], "--valid-count", "500")
+        check_holdout(options, [*files["valid"], "--valid-from"], "--valid-count", "500")
     languages = task.languages_of(options)
     task.of_splits({"train": ChainedPairs([], "")}, options, languages)  # an error of an option comes before fetching
 
