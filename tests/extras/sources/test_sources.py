@@ -400,6 +400,9 @@ def test_what_a_source_lacks_is_said_in_order(
     (tmp_path / "a.tsv").write_bytes(tsv(0, 10))
     refused(prepare(*task, "--from", "ptb"), capsys, tmp_path, "licensed by the LDC")
     refused(prepare(*task, "--from", tmp_path / "a.tsv"), capsys, tmp_path, "no validation data", "or --valid-from; or")
+    held = "--valid-bytes" if task else "--valid-count"
+    both = ("--from", tmp_path / "a.tsv", "--valid-from", tmp_path / "a.tsv", held, "5")
+    refused(prepare(*task, *both), capsys, tmp_path, "leave it out where --valid-from is given")
 
 
 def test_a_disk_that_is_too_small(

@@ -12,7 +12,7 @@ from manyheads.config.options import given_options, refuse_given
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.sources.finding import Found
 from manyheads.extras.sources.reading import SourceTexts
-from manyheads.extras.sources.running import PLAN, plan_text, preparing
+from manyheads.extras.sources.running import BOTH, PLAN, plan_text, preparing
 from manyheads.extras.sources.text_task.options import PrepareOptions
 from manyheads.tasks.language_modelling import prepare as task
 from manyheads.tasks.preparation import check_holdout
@@ -41,7 +41,9 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     if options.layout is not None and (sources.valid or sources.test or len(sources.train) != 1):
         raise ConfigError("--layout names all splits of one corpus: give one SOURCE to --from, and no other.")
     sources.wanted()  # a name that is unknown, or has terms, comes before what else is missing
-    if options.layout is None and not sources.valid:
+    if sources.valid:
+        refuse_given({"--valid-bytes": "--valid-bytes" in given}, BOTH)
+    elif options.layout is None:
         check_holdout(options, ["--valid-corpus", "--valid-from"], "--valid-bytes", "200000")
     if options.layout is None:  # an error of an option comes before fetching
         held = options.valid_corpus or ((options.output,) if sources.valid else ())
