@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from manyheads.catalogue import build_model
 from manyheads.cli.main import guarded
 from manyheads.data.manifest import file_record, write_manifest
-from manyheads.data.store import PairStore, write_pairs
+from manyheads.data.store import PairStore
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsError, ModelFileError
@@ -31,6 +31,7 @@ from manyheads.text.tokenizer import Tokenizer
 from manyheads.training.optim.optimiser import build_optimiser, load_optimiser_tensors, optimiser_tensors
 from manyheads.training.run.state import Counters
 from manyheads.training.settings import OptimiserSettings
+from tests.stored_pairs import write_pairs
 
 CONFIG = TransformerConfig(
     source_vocab_size=12,

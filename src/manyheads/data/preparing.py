@@ -35,7 +35,7 @@ from manyheads.files.output_safety import locked
 from manyheads.files.safe_open import read_limited
 from manyheads.text.pipeline import TokenizerFile
 
-VERSION = "1"  # raise it if the same input gives other parts
+VERSION = "2"  # raise it if the same input gives other parts
 MARK = "README.txt"
 ABOUT = "Finished parts of `manyheads prepare`. The same command continues from them, and removes them at its end.\n"
 MOST_BYTES = 2**30

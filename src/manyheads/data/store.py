@@ -137,7 +137,7 @@ class PairStore:
 
     @classmethod
     def open(cls, folder: str | Path, *, verify: bool = True) -> PairStore:
-        """Map a folder written by `write_pairs`.
+        """Map a folder written by `write_blocks_of_pairs`.
 
         Args:
             folder: the folder.
@@ -183,12 +183,16 @@ class PairStore:
         return self.target.lengths
 
 
-def write_pairs(folder: str | Path, pairs: Iterable[tuple[Ids, Ids]], vocab_size: int) -> int:
+Rows = tuple[IntArray, IntArray]
+"""The ids of many sentences in a row, and the length of each."""
+
+
+def write_blocks_of_pairs(folder: str | Path, blocks: Iterable[tuple[Rows, Rows]], vocab_size: int) -> int:
     """Write a store; it appears under its name only when it is complete.
 
     Args:
         folder: must not exist yet.
-        pairs: (source ids, target ids), without special ids; consumed as a stream.
+        blocks: sources and targets, without special ids; consumed as a stream.
         vocab_size: every id must be below it.
 
     Returns: the number of pairs.
@@ -197,27 +201,12 @@ def write_pairs(folder: str | Path, pairs: Iterable[tuple[Ids, Ids]], vocab_size
         SaveError: the disk is full or refuses.
     """
 
-    def fill(source: SideWriter, target: SideWriter) -> None:
-        for source_ids, target_ids in pairs:
-            source.add(source_ids)
-            target.add(target_ids)
-
-    return _FORMAT.write(Path(folder), vocab_size, fill)[0].num_sentences
-
-
-Rows = tuple[IntArray, IntArray]
-"""The ids of many sentences in a row, and the length of each."""
-
-
-def write_blocks_of_pairs(folder: str | Path, blocks: Iterable[tuple[Rows, Rows]], vocab_size: int) -> None:
-    """Write a store as `write_pairs` does, from blocks of sources and targets."""
-
     def fill(*writers: SideWriter) -> None:
         for block in blocks:
             for writer, (ids, lengths) in zip(writers, block, strict=True):
                 writer.add(ids, ends=lengths)
 
-    _FORMAT.write(Path(folder), vocab_size, fill)
+    return _FORMAT.write(Path(folder), vocab_size, fill)[0].num_sentences
 
 
 @dataclass(frozen=True)
@@ -245,7 +234,7 @@ class StoreFormat:
             fill: called with a writer for each side.
 
         Returns: the writers.
-        Raises: DataError, SaveError: see `write_pairs`.
+        Raises: DataError, SaveError: see `write_blocks_of_pairs`.
         """
         dtype = next(name for name in self.dtypes if vocab_size <= 256 ** DTYPES[name].itemsize)
         writers: list[SideWriter] = []

@@ -393,6 +393,18 @@ def test_bad_input(
     assert not list(cache.rglob("*.tmp-*"))
 
 
+@pytest.mark.parametrize("task", [(), ("--task", "lm")])
+def test_what_a_source_lacks_is_said_in_order(
+    task: tuple[str, ...], prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.tsv").write_bytes(tsv(0, 10))
+    refused(prepare(*task, "--from", "ptb"), capsys, tmp_path, "licensed by the LDC")
+    refused(prepare(*task, "--from", tmp_path / "a.tsv"), capsys, tmp_path, "no validation data", "or --valid-from; or")
+    held = "--valid-bytes" if task else "--valid-count"
+    both = ("--from", tmp_path / "a.tsv", "--valid-from", tmp_path / "a.tsv", held, "5")
+    refused(prepare(*task, *both), capsys, tmp_path, "leave it out where --valid-from is given")
+
+
 def test_a_disk_that_is_too_small(
     site: Site, prepare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 import manyheads.data.manifest as data_manifest
 from manyheads.data.language.segments import SegmentStream
 from manyheads.data.settings import DataSettings, SegmentSettings
-from manyheads.data.store import PairStore, TokenStore, write_pairs, write_tokens
+from manyheads.data.store import PairStore, TokenStore, write_tokens
 from manyheads.data.translation.batches import TrainingStream
 from manyheads.errors import DataError, ManyHeadsError, SaveError
 from manyheads.files import commit
+from tests.stored_pairs import write_pairs
 
 PAIRS = [([5, 6, 7], [8]), ([], [9, 9]), ([4], []), ([65_535], [10, 11, 12, 13])]
 SENTENCE = st.lists(st.integers(0, 69_999), max_size=6)

@@ -102,7 +102,7 @@ class LabelledStore:
 def write_labelled(folder: str | Path, rows: Iterable[tuple[Sequence[int] | IntArray, int]], vocab_size: int) -> int:
     """Write a store of (ids, label); it appears under its name only when it is complete.
 
-    Returns: the number of texts. Raises: DataError, SaveError: see `store.write_pairs`.
+    Returns: the number of texts. Raises: DataError, SaveError: see `store.write_blocks_of_pairs`.
     """
 
     def fill(text: SideWriter, label: SideWriter) -> None:

@@ -274,7 +274,7 @@ class SpanStore:
 def write_spans(folder: str | Path, rows: Iterable[SpanRow]) -> int:
     """Write a store; it appears under its name only when it is complete.
 
-    Returns: the number of sentences. Raises: DataError, SaveError: see `store.write_pairs`.
+    Returns: the number of sentences. Raises: DataError, SaveError: see `store.write_blocks_of_pairs`.
     """
 
     def fill(*sides: SideWriter) -> None:

@@ -22,6 +22,7 @@ from manyheads.files.verify import MANIFEST, read_object
 
 PLAN = "plan"
 SHARDS = "shards.json"
+BOTH = "{} takes the part from the training data; leave it out where --valid-from is given."
 
 
 def preparing(

@@ -12,7 +12,7 @@ from manyheads.config.options import given_options, refuse_given
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.sources.finding import Found
 from manyheads.extras.sources.reading import SourceTexts
-from manyheads.extras.sources.running import PLAN, plan_text, preparing
+from manyheads.extras.sources.running import BOTH, PLAN, plan_text, preparing
 from manyheads.extras.sources.text_task.options import PrepareOptions
 from manyheads.tasks.language_modelling import prepare as task
 from manyheads.tasks.preparation import check_holdout
@@ -40,8 +40,11 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     refuse_given({"--format": "--format" in given}, "{} cannot be used with --from; fetch files of ids yourself.")
     if options.layout is not None and (sources.valid or sources.test or len(sources.train) != 1):
         raise ConfigError("--layout names all splits of one corpus: give one SOURCE to --from, and no other.")
-    if options.layout is None and not sources.valid:
-        check_holdout(options, ["--valid-corpus"], "--valid-bytes", "200000")
+    sources.wanted()  # a name that is unknown, or has terms, comes before what else is missing
+    if sources.valid:
+        refuse_given({"--valid-bytes": "--valid-bytes" in given}, BOTH)
+    elif options.layout is None:
+        check_holdout(options, ["--valid-corpus", "--valid-from"], "--valid-bytes", "200000")
     if options.layout is None:  # an error of an option comes before fetching
         held = options.valid_corpus or ((options.output,) if sources.valid else ())
         task.preparation(replace(options, corpus=options.corpus or (options.output,), valid_corpus=held))

@@ -10,7 +10,7 @@ from typing import Any
 from manyheads.config.options import given_options, refuse_given
 from manyheads.extras.sources.finding import Found
 from manyheads.extras.sources.reading import ChainedPairs, pairs_of
-from manyheads.extras.sources.running import PLAN, plan_text, preparing
+from manyheads.extras.sources.running import BOTH, PLAN, plan_text, preparing
 from manyheads.extras.sources.translation_task.options import PrepareOptions
 from manyheads.tasks.preparation import check_holdout
 from manyheads.tasks.translation import prepare as task
@@ -31,8 +31,11 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     refuse_given(
         {"--pair": options.pair}, "{} cannot be used with --from; prepare one direction, or fetch files first."
     )
-    if not sources.valid:
-        check_holdout(options, files["valid"], "--valid-count", "500")
+    sources.wanted()  # a name that is unknown, or has terms, comes before what else is missing
+    if sources.valid:
+        refuse_given({"--valid-count": "--valid-count" in given}, BOTH)
+    else:
+        check_holdout(options, [*files["valid"], "--valid-from"], "--valid-count", "500")
     languages = task.languages_of(options)
     task.of_splits({"train": ChainedPairs([], "")}, options, languages)  # an error of an option comes before fetching
 
