@@ -119,7 +119,7 @@ def check_glossaries(address: str, key: str) -> None:
         pass
     else:
         raise AssertionError("a deleted glossary is there")
-    if not hasattr(deepl, "DeepLClient"):  # before its version 1.21
+    if not hasattr(deepl.api_data, "MultilingualGlossaryDictionaryEntries"):  # an older version
         return
     client = deepl.DeepLClient(key, server_url=address)
 
