@@ -15,6 +15,7 @@ Of the package it imports `manyheads.nn`, the models and what steps of a search 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -26,9 +27,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
@@ -45,9 +48,16 @@ from manyheads.models.transformer import config as transformers
 from manyheads.models.transformer.model import build as build_transformer
 from manyheads.models.transformer_xl import config as xls
 from manyheads.models.transformer_xl.model import build as build_xl
+from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.relative import relative_attention
+from manyheads.training.optim.optimiser import build_optimiser
+from manyheads.training.run.step import TrainStep
+from manyheads.training.settings import OptimiserSettings, TrainingSettings
 
-PART_SECONDS = 180
+PART_SECONDS = 360
+FIRST = ["ceilings", "correct", "profile-base", "profile-demo", "profile-xl", "base-real", "demo", "xl", "decode-greedy"]
+FIRST += ["reformer-64k"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="seconds of a turn (3)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of a part (5), fewer where time is short")
     parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--minutes", type=float, help="begin no part after this; without parts: the most important ones, in order"
+    )
     given = parser.parse_args()
     unknown = [name for name in given.parts if name not in PARTS]
     if unknown:
@@ -98,15 +111,19 @@ def main() -> int:
     if given.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no CUDA device; use a machine with one, or check the script by --device cpu --tiny")
     options = Options(given.device, given.tiny, 0.0 if given.tiny else given.seconds, 1 if given.tiny else given.rounds)
-    names = given.parts or list(PARTS)
+    names = given.parts or (FIRST if given.minutes else list(PARTS))
     if given.in_this_process:
         given.output.write_text(json.dumps(PARTS[names[0]](options)), encoding="utf-8")
         return 0
-    return _run(names, options, given.output)
+    return _run(names, options, given.output, 60 * given.minutes if given.minutes else math.inf)
 
 
-def _run(names: Iterable[str], options: Options, output: Path) -> int:
-    """Run the parts that the file does not hold; write the file after each. Returns the exit code."""
+def _run(names: Iterable[str], options: Options, output: Path, seconds: float = math.inf) -> int:
+    """Run the parts that the file does not hold; write the file after each. Returns the exit code.
+
+    Args: seconds: a part ends with them, and none begins in the last twenty.
+    """
+    end = time.monotonic() + seconds
     machine = {**_machine(options), **options.measured}
     record: dict[str, Any] = {"machine": machine, "parts": {}}
     if output.exists():
@@ -120,7 +137,11 @@ def _run(names: Iterable[str], options: Options, output: Path) -> int:
         if "error" not in record["parts"].get(name, {"error": ""}):
             print(f"{name}: already in {output}")
             continue
-        record["parts"][name] = part = _in_a_process(name, options)
+        left = min(PART_SECONDS, end - time.monotonic())
+        if left < 20:
+            print(f"{name}: left out, the time is over")
+            continue
+        record["parts"][name] = part = _in_a_process(name, options, left)
         _write(output, record)
         failed |= "error" in part
         for line in _lines(part):
@@ -128,7 +149,7 @@ def _run(names: Iterable[str], options: Options, output: Path) -> int:
     return int(failed)
 
 
-def _in_a_process(name: str, options: Options) -> dict[str, Any]:
+def _in_a_process(name: str, options: Options, limit: float) -> dict[str, Any]:
     """A part's result; where the process failed or took too long, `error` says so."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "part.json"
@@ -139,11 +160,11 @@ def _in_a_process(name: str, options: Options) -> dict[str, Any]:
         # A session of its own, so that the processes that a part starts end with it.
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
         try:
-            _, errors = process.communicate(timeout=PART_SECONDS)
+            _, errors = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            return {"error": f"took longer than {PART_SECONDS} seconds"}
+            return {"error": f"took longer than {limit:.0f} seconds"}
         if process.returncode or not answer.exists():
             return {"error": (errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1]}
         part: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
@@ -175,15 +196,15 @@ def _lines(part: dict[str, Any]) -> list[str]:
     """For people."""
     if "error" in part or "skipped" in part:
         return [part.get("error") or f"left out: {part['skipped']}"]
-    lines = []
-    for name, side in part["sides"].items():
+    lines = [f"{name}: {text}" for name, text in part.get("facts", {}).items()]
+    for name, side in part.get("sides", {}).items():
         if "error" in side:
             lines.append(f"{name}: {side['error']}")
             continue
         share = f", {side['share_of_products']['median']:.0%} of the products" if "share_of_products" in side else ""
         tokens = f", {side['tokens_per_second']['median']:,.0f} tokens/s" if "tokens_per_second" in side else ""
         lines.append(f"{name}: {side['step_seconds']['median'] * 1e3:.2f} ms a step{tokens}{share}")
-    for pair, ratio in part["ratios"].items():
+    for pair, ratio in part.get("ratios", {}).items():
         lines.append(f"{pair}: {ratio['median']:.2f} ({ratio['lowest']:.2f} to {ratio['highest']:.2f})")
     return lines
 
@@ -273,7 +294,7 @@ def _products(options: Options) -> Side:
 def _training(
     name: str, model: nn.Module, loss: Callable[[], Tensor], options: Options, tokens: int, flops: float, ours: bool
 ) -> Side:
-    """Forward and backward pass in bf16 autocast, fused AdamW on float32 weights."""
+    """Forward and backward pass in bf16 autocast, clipping, one read, fused AdamW on float32 weights: for peers."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
@@ -281,10 +302,47 @@ def _training(
         with policy.fast(), torch.autocast(options.device, dtype=torch.bfloat16):
             value = loss()
         value.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if not math.isfinite(float(norm)):
+            raise FloatingPointError("the gradient is not finite")
         optimizer.step()
         optimizer.zero_grad()
 
     return Side(name, step, tokens, flops, ours)
+
+
+def _train_step(model: nn.Module, options: Options, muon: bool = False) -> TrainStep:
+    kind: Any = "muon" if muon else "adamw"
+    optimiser = OptimiserSettings(name=kind, clip_norm=1.0)
+    config: Any = SimpleNamespace(precision="bf16", seed=1, optimiser=optimiser, training=TrainingSettings())
+    return TrainStep(model, build_optimiser(model, optimiser), config, torch.device(options.device))
+
+
+def _of_a_run(
+    model: nn.Module,
+    batches: list[Any],
+    options: Options,
+    tokens: int,
+    flops: float,
+    inside: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    muon: bool = False,
+) -> Side:
+    """The step of `manyheads train`: checks, clipping and update included; batches come from the CPU, in turn."""
+    train_step, turn = _train_step(model, options, muon), itertools.count(1)
+
+    def step() -> None:
+        number = next(turn)
+        with policy.fast(), inside():
+            result = train_step.run([batches[number % len(batches)]], number, 1e-4)
+        assert result.fault is None, result.fault
+
+    return Side("ours", step, tokens, flops, ours=True)
+
+
+BOTH: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "ours, plain": nullcontext,
+    "ours, fewer launches": policy.saving_launches,
+}
 
 
 class _TorchTransformer(nn.Module):
@@ -382,10 +440,12 @@ def _ids(shape: tuple[int, ...], vocab_size: int, options: Options) -> Tensor:
 
 
 def _pairs(config: Any, batch: int, length: int, options: Options) -> PairBatch:
-    source = _ids((batch, length), config.source_vocab_size, options)
-    target = _ids((batch, length + 1), config.target_vocab_size, options)
-    sizes = torch.full((batch,), length, device=options.device)
-    return PairBatch(source, sizes, target, sizes + 1, torch.arange(batch, device=options.device))
+    """On the CPU, where a run has them."""
+    here = replace(options, device="cpu")
+    source = _ids((batch, length), config.source_vocab_size, here)
+    target = _ids((batch, length + 1), config.target_vocab_size, here)
+    sizes = torch.full((batch,), length)
+    return PairBatch(source, sizes, target, sizes + 1, torch.arange(batch))
 
 
 def _transformer_config(size: str, options: Options) -> Any:
@@ -394,39 +454,43 @@ def _transformer_config(size: str, options: Options) -> Any:
     return replace(config, source_vocab_size=vocab, target_vocab_size=vocab)
 
 
-def _transformer(size: str, options: Options) -> dict[str, Any]:
-    """Training of Vaswani et al. 2017's models on sentences of one length, without padding."""
+def _transformer(size: str, options: Options, is_real: bool = False) -> dict[str, Any]:
+    """Training on sentences of one length, without padding; is_real: of many lengths, padded to the longest."""
     config = _transformer_config(size, options)
-    batch, length = (2, 8) if options.tiny else (128 if size == "base" else 64, 64)
-    data = _pairs(config, batch, length, options)
-    tokens = batch * length
+    batch, length = (2, 8) if options.tiny else (64 if size == "big" else 128, 64)
+    batches = [_pairs(config, batch, length, options)]
+    if is_real:  # sentences of similar length together; their lengths spread as those of news do, 26 tokens on average
+        draw = torch.Generator().manual_seed(1)
+        lengths = torch.randn(64, generator=draw).mul(0.6).add(3.1).exp().long().clamp(4, length).tolist()
+        batches = [_pairs(config, max(1, batch * length // one), one, options) for one in lengths[: 8 * batch]]
+    on_device = [one.to(options.device) for one in batches]
+    tokens = sum(one.target_input.numel() for one in batches) // len(batches)
     # Encoder, decoder and cross-attention: scores and sums, length x length x d_model each.
     layers = config.num_encoder_layers + 2 * config.num_decoder_layers
     attention = 2.0 * layers * batch * length**2 * config.d_model
 
-    def ours(compiled: bool) -> Maker:
+    def ours(inside: Callable[[], AbstractContextManager[Any]]) -> Maker:
         def make() -> Side:
             model = build_transformer(config).to(options.device)
-            run = torch.compile(model) if compiled else model
-
-            def loss() -> Tensor:
-                output = run(data, label_smoothing=0.1)
-                return output.loss_sum / output.num_tokens
-
             flops = _flops(model, tokens, attention)
-            return _training("ours", model, loss, options, tokens, flops, ours=True)
+            return _of_a_run(model, batches, options, tokens, flops, inside, muon=size == "demo")
 
         return make
 
-    def torch_transformer() -> Side:
-        model = _TorchTransformer(config, length).to(options.device)
+    def torch_transformer(compiled: bool) -> Maker:
+        def make() -> Side:
+            model: Any = _TorchTransformer(config, length).to(options.device)
+            flops = _flops(model, tokens, attention)
+            run, turn = torch.compile(model, dynamic=is_real) if compiled else model, itertools.cycle(on_device)
 
-        def loss() -> Tensor:
-            out: Tensor = model(data.source, data.target_input, data.target_labels)
-            return out
+            def loss() -> Tensor:
+                data = next(turn)
+                out: Tensor = run(data.source, data.target_input, data.target_labels)
+                return out
 
-        flops = _flops(model, tokens, attention)
-        return _training("nn.Transformer", model, loss, options, tokens, flops, ours=False)
+            return _training("nn.Transformer", model, loss, options, tokens, flops, ours=False)
+
+        return make
 
     def marian() -> Side:
         from transformers import MarianConfig, MarianMTModel
@@ -452,7 +516,10 @@ def _transformer(size: str, options: Options) -> dict[str, Any]:
             )
         ).to(options.device)
 
+        turn = itertools.cycle(on_device)
+
         def loss() -> Tensor:
+            data = next(turn)
             logits = model(input_ids=data.source, decoder_input_ids=data.target_input, use_cache=False).logits
             labels = data.target_labels.flatten()
             return F.cross_entropy(logits.flatten(0, 1).float(), labels, label_smoothing=0.1)
@@ -460,10 +527,11 @@ def _transformer(size: str, options: Options) -> dict[str, Any]:
         flops = _flops(model, tokens, attention)
         return _training("MarianMT", model, loss, options, tokens, flops, ours=False)
 
-    makers: dict[str, Maker] = {"ours": ours(False)}
+    makers: dict[str, Maker] = {name: ours(inside) for name, inside in BOTH.items()}
+    makers["nn.Transformer"] = torch_transformer(False)
     if not options.tiny:
-        makers["ours, compiled"] = ours(True)
-    return _compare({**makers, "nn.Transformer": torch_transformer, "MarianMT": marian}, options)
+        makers["nn.Transformer, compiled"] = torch_transformer(True)
+    return _compare({**makers, "MarianMT": marian}, options)
 
 
 def _segments(batch: int, length: int, vocab_size: int, options: Options) -> SegmentBatch:
@@ -607,7 +675,7 @@ def _rank(rank: int, ranks: int, options: Options, folder: str) -> None:
     try:
         config = _transformer_config("base", options)
         batch, length = (2, 8) if options.tiny else (128, 64)
-        data = _pairs(config, batch, length, options)
+        data = _pairs(config, batch, length, options).to(options.device)
         models = {"one GPU": build_transformer(config).to(options.device)}
         together = build_transformer(config).to(options.device)
         models[f"{ranks} GPUs"] = nn.parallel.DistributedDataParallel(together, device_ids=[rank] if cuda else None)
