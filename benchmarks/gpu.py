@@ -1,15 +1,16 @@
 """Measures training and decoding on a GPU, side by side with peers. It needs torch and nothing else.
 
     python benchmarks/gpu.py --output gpu.json                  # all parts, those in gpu.json excepted
-    python benchmarks/gpu.py xl-enwik8 --output gpu.json        # one part
+    python benchmarks/gpu.py --minutes 9 --output gpu.json      # the most important parts that fit, in their order
+    python benchmarks/gpu.py xl --output gpu.json               # one part
     python benchmarks/gpu.py --device cpu --tiny --output a.json  # checks in seconds that every part runs
 
-Every part runs in a process of its own for three minutes at most, and is written to the JSON file when it ends, so a
+Every part runs in a process of its own for six minutes at most, and is written to the JSON file when it ends, so a
 run that was cut off continues with the next part. In a part all sides compute in turn, A B A B, in one process. The
 ratio of a round is the peer's time for one step divided by ours; the file has the median, the lowest and the highest.
 The share of products is a side's matrix products per second (`_flops` counts them: full rectangles, nothing twice)
 divided by the rate of a bf16 product of square matrices in the same round.
-Of the package it imports `manyheads.nn`, the models and what steps of a search compile with.
+A step of ours is the step of a run: checks, clipping, update and the copy of the batch included.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -56,7 +57,17 @@ from manyheads.training.run.step import TrainStep
 from manyheads.training.settings import OptimiserSettings, TrainingSettings
 
 PART_SECONDS = 360
-FIRST = ["ceilings", "correct", "profile-base", "profile-demo", "profile-xl", "base-real", "demo", "xl", "decode-greedy"]
+FIRST = [
+    "ceilings",
+    "correct",
+    "profile-base",
+    "profile-demo",
+    "profile-xl",
+    "base-real",
+    "demo",
+    "xl",
+    "decode-greedy",
+]
 FIRST += ["reformer-64k"]
 
 
@@ -450,7 +461,7 @@ def _pairs(config: Any, batch: int, length: int, options: Options) -> PairBatch:
 
 def _transformer_config(size: str, options: Options) -> Any:
     vocab = 100 if options.tiny else 32_000
-    config = transformers.PRESETS["debug"] if options.tiny else transformers.PRESETS[size]
+    config = transformers.PRESETS["debug" if options.tiny else "tiny" if size == "demo" else size]
     return replace(config, source_vocab_size=vocab, target_vocab_size=vocab)
 
 
@@ -554,25 +565,10 @@ def _xl(options: Options) -> dict[str, Any]:
     # Scores by content and by distance, and the sums of values.
     attention = 3.0 * config.num_layers * batch * length * keys * inner
 
-    def ours(path: Any) -> Maker:
+    def ours(inside: Callable[[], AbstractContextManager[Any]]) -> Maker:
         def make() -> Side:
             model = build_xl(config).to(options.device)
-            state: Any = None
-
-            def loss() -> Tensor:
-                nonlocal state
-                output = model(data, state)
-                state = output.state
-                return output.loss_sum / output.num_tokens
-
-            side = _training("ours", model, loss, options, tokens, _flops(model, tokens, attention), ours=True)
-            inside = side.step
-
-            def step() -> None:
-                with policy.using_relative_path(path):
-                    inside()
-
-            return replace(side, step=step)
+            return _of_a_run(model, [data], options, tokens, _flops(model, tokens, attention), inside)
 
         return make
 
@@ -584,7 +580,9 @@ def _xl(options: Options) -> dict[str, Any]:
         loss = lambda: model(data.tokens, data.targets)  # noqa: E731
         return _training("SDPA decoder", model, loss, options, tokens, flops, ours=False)
 
-    makers = {f"ours by {path}": ours(path) for path in ("sdpa", "tiles", "products")}
+    makers = {name: ours(inside) for name, inside in BOTH.items()}
+    if policy.triton_lack(torch.device(options.device), torch.bfloat16) is None:
+        makers["ours, Triton"] = ours(policy.using_triton)
     return _compare({**makers, "SDPA decoder without memory": decoder}, options)
 
 
@@ -597,14 +595,8 @@ def _reformer(length: int, options: Options) -> dict[str, Any]:
         config = replace(reformers.PRESETS["small"], vocab_size=256, max_len=length)
     data = _segments(1, length, config.vocab_size, options)
 
-    def ours() -> Side:
-        model = build_reformer(config).to(options.device)
-
-        def loss() -> Tensor:
-            output = model(data)
-            return output.loss_sum / output.num_tokens
-
-        return _training("ours", model, loss, options, length, 0.0, ours=True)
+    def ours(inside: Callable[[], AbstractContextManager[Any]]) -> Maker:
+        return lambda: _of_a_run(build_reformer(config).to(options.device), [data], options, length, 0.0, inside)
 
     def decoder() -> Side:
         width = (config.d_model, config.num_heads, config.d_ff, config.num_layers, config.vocab_size, length)
@@ -614,7 +606,126 @@ def _reformer(length: int, options: Options) -> dict[str, Any]:
         loss = lambda: model(data.tokens, data.targets)  # noqa: E731
         return _training("SDPA decoder", model, loss, options, length, flops, ours=False)
 
-    return _compare({"ours": ours, "SDPA decoder": decoder}, options)
+    makers = {name: ours(inside) for name, inside in BOTH.items()}
+    return _compare({**makers, "SDPA decoder": decoder}, options)
+
+
+def _ceilings(options: Options) -> dict[str, Any]:
+    """Products, copies in memory (bytes/s are 2 x its bytes) and a launch: what no step can pass."""
+    size = 1 << (10 if options.tiny else 28)
+    one = torch.zeros(size, device=options.device)
+    other, small = torch.empty_like(one), torch.zeros(1, device=options.device)
+    made: dict[str, Maker] = {
+        "copy": lambda: Side("copy", lambda: other.copy_(one), tokens=2 * one.nbytes),
+        "launch": lambda: Side("launch", lambda: small.add_(1)),
+    }
+    return _compare(made, options)
+
+
+def _profile(name: str, options: Options) -> dict[str, Any]:
+    """Kernels of a step, the share of time in which the device computes, its longest kernels, and waits."""
+    if name == "xl":
+        config: Any = replace(xls.PRESETS["debug" if options.tiny else "enwik8-base"], vocab_size=204)
+        model: nn.Module = build_xl(config).to(options.device)
+        batch: Any = _segments(2 if options.tiny else 22, 8 if options.tiny else 512, 204, options)
+    else:
+        config = _transformer_config(name, options)
+        model = build_transformer(config).to(options.device)
+        batch = _pairs(config, *((2, 8) if options.tiny else (128, 64)), options)
+    side, steps = _of_a_run(model, [batch], options, 0, 0.0, muon=name == "demo"), 2 if options.tiny else 10
+    for _ in range(3):
+        side.step()
+    _wait(options)
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA][: 1 + (options.device != "cpu")]
+    with torch.profiler.profile(activities=kinds) as profile:
+        began = time.perf_counter()
+        for _ in range(steps):
+            side.step()
+        _wait(options)
+        spent = time.perf_counter() - began
+    on_device = [one for one in profile.events() if one.device_type != torch.autograd.DeviceType.CPU]
+    by_name: dict[str, float] = {}
+    for one in on_device:
+        by_name[one.name] = by_name.get(one.name, 0.0) + one.time_range.elapsed_us() / steps
+    longest = sorted(by_name.items(), key=lambda item: -item[1])[:10]
+    waits = sum("Synchronize" in one.name or one.name == "aten::_local_scalar_dense" for one in profile.events())
+    facts = {
+        "ms a step, profiled": round(1e3 * spent / steps, 3),
+        "kernels a step": len(on_device) / steps,
+        "busy share": round(sum(by_name.values()) * steps / 1e6 / spent, 3),
+        "waits a step": waits / steps,
+    }
+    return {"facts": {**facts, **{f"us in {kernel[:80]}": round(us, 1) for kernel, us in longest}}}
+
+
+def _correct(options: Options) -> dict[str, Any]:
+    """Errors against float64, and against those of the formula in the same type; any above its limit fails the part."""
+    torch.manual_seed(0)
+    device, facts, failed = torch.device(options.device), {}, []
+    has_triton = policy.triton_lack(device, torch.bfloat16) is None
+    ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "default": policy.fast, "fewer launches": lambda: _both(policy.fast(), policy.saving_launches()),
+    }  # fmt: skip
+    if has_triton:
+        ways["Triton"] = lambda: _both(policy.fast(), policy.using_triton())
+    else:
+        facts["Triton"] = f"left out: it {policy.triton_lack(device, torch.bfloat16)}"
+
+    def compare(what: str, run: Callable[..., Tensor], given: list[Tensor]) -> None:
+        def results(inputs: list[Tensor]) -> list[Tensor]:
+            leaves = [x.detach().requires_grad_() for x in inputs]
+            out = run(*leaves)
+            factor = torch.sin(torch.arange(out.numel(), device=device)).view(out.shape)
+            return [out.detach(), *torch.autograd.grad((out * factor.to(out.dtype)).sum(), leaves)]
+
+        with policy.fast(False):
+            true, rough = results([x.double() for x in given]), results(given)
+        for way, inside in ways.items():
+            with inside():
+                found = results(given)
+            for number, (mine, plain, exact) in enumerate(zip(found, rough, true, strict=True)):
+                size = exact.norm().clamp(min=1e-30)
+                error, allowed = ((x.double() - exact).norm() / size for x in (mine, plain))
+                passed = bool(mine.isfinite().all()) and float(error) <= 2 * float(allowed) + 1e-3
+                facts[f"{what}, {way}, {number or 'output'}"] = f"{float(error):.2e}, plain {float(allowed):.2e}"
+                failed.extend([] if passed else [f"{what}, {way}, {number or 'output'}"])
+            del found
+
+    rows, heads, q_len, k_len, width = (2, 2, 8, 16, 8) if options.tiny else (22, 8, 512, 1024, 64)
+    shapes = [(rows, heads, q_len, width), (rows, heads, k_len, width), (rows, heads, k_len, width)]
+    shapes += [(heads, k_len, width), (heads, width), (heads, width)]
+    given = [torch.randn(shape, device=device).to(torch.bfloat16) for shape in shapes]
+    compare("relative attention", relative_attention, given)
+    del given
+    tokens, size, vocab = (8, 16, 50) if options.tiny else (8192, 512, 32_000)
+    head = LinearHead(size, vocab, bias=False).to(device)
+    targets = torch.randint(1, vocab, (1, tokens), device=device)
+    keep = torch.arange(tokens, device=device)[None] % 7 > 0
+
+    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
+        call = lambda *inputs: head.loss(*inputs, label_smoothing=0.1)  # noqa: E731
+        found: Tensor = _with_weight(head, weight, lambda: call(hidden, targets, keep)[0])
+        return found / tokens
+
+    compare("loss", loss, [torch.randn(1, tokens, size, device=device).bfloat16(), head.weight.detach().bfloat16()])
+    return {"facts": facts, **({"error": "wrong: " + "; ".join(failed)} if failed else {})}
+
+
+def _with_weight(head: LinearHead, weight: Tensor, call: Callable[[], Tensor]) -> Tensor:
+    before = head.weight
+    del head._parameters["weight"]
+    head.weight = weight  # type: ignore[assignment]
+    try:
+        return call()
+    finally:
+        del head.weight
+        head.weight = before
+
+
+@contextmanager
+def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
+    with one, other:
+        yield
 
 
 def _decoding(options: Options) -> dict[str, Any]:
@@ -720,16 +831,23 @@ def _rank(rank: int, ranks: int, options: Options, folder: str) -> None:
 
 
 PARTS: dict[str, Callable[[Options], dict[str, Any]]] = {
-    "products": lambda options: _compare({}, options),
-    "transformer-base": lambda options: _transformer("base", options),
-    "transformer-big": lambda options: _transformer("big", options),
-    "xl-enwik8": _xl,
+    "ceilings": _ceilings,
+    "correct": _correct,
+    "profile-base": lambda options: _profile("base", options),
+    "profile-demo": lambda options: _profile("demo", options),
+    "profile-xl": lambda options: _profile("xl", options),
+    "base": lambda options: _transformer("base", options),
+    "base-real": lambda options: _transformer("base", options, is_real=True),
+    "demo": lambda options: _transformer("demo", options),
+    "big": lambda options: _transformer("big", options),
+    "xl": _xl,
     "reformer-16k": lambda options: _reformer(16_384, options),
     "reformer-64k": lambda options: _reformer(65_536, options),
-    "decoding": _decoding,
+    "reformer-256k": lambda options: _reformer(262_144, options),
+    "decode-greedy": _decoding,
     "ddp": _ddp,
 }
-"""Every part returns `sides` and `ratios`, or `skipped` with the reason."""
+"""Every part returns `sides` and `ratios`, or `facts`, or `skipped` with the reason; `error` if it failed."""
 
 if __name__ == "__main__":
     sys.exit(main())
