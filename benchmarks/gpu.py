@@ -1,20 +1,22 @@
 """Measures training and decoding on a GPU, side by side with peers. It needs torch and nothing else.
 
     python benchmarks/gpu.py --output gpu.json                  # all parts, those in gpu.json excepted
-    python benchmarks/gpu.py xl-enwik8 --output gpu.json        # one part
+    python benchmarks/gpu.py --minutes 9 --output gpu.json      # the most important parts that fit, in their order
+    python benchmarks/gpu.py xl --output gpu.json               # one part
     python benchmarks/gpu.py --device cpu --tiny --output a.json  # checks in seconds that every part runs
 
-Every part runs in a process of its own for three minutes at most, and is written to the JSON file when it ends, so a
+Every part runs in a process of its own for six minutes at most, and is written to the JSON file when it ends, so a
 run that was cut off continues with the next part. In a part all sides compute in turn, A B A B, in one process. The
 ratio of a round is the peer's time for one step divided by ours; the file has the median, the lowest and the highest.
 The share of products is a side's matrix products per second (`_flops` counts them: full rectangles, nothing twice)
 divided by the rate of a bf16 product of square matrices in the same round.
-Of the package it imports `manyheads.nn`, the models and what steps of a search compile with.
+A step of ours is the step of a run: checks, clipping, update and the copy of the batch included.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -25,10 +27,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
@@ -45,9 +49,26 @@ from manyheads.models.transformer import config as transformers
 from manyheads.models.transformer.model import build as build_transformer
 from manyheads.models.transformer_xl import config as xls
 from manyheads.models.transformer_xl.model import build as build_xl
+from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels import policy
+from manyheads.nn.kernels.relative import relative_attention
+from manyheads.training.optim.optimiser import build_optimiser
+from manyheads.training.run.step import TrainStep
+from manyheads.training.settings import OptimiserSettings, TrainingSettings
 
-PART_SECONDS = 180
+PART_SECONDS = 360
+FIRST = [
+    "ceilings",
+    "correct",
+    "profile-base",
+    "profile-demo",
+    "profile-xl",
+    "base-real",
+    "demo",
+    "xl",
+    "decode-greedy",
+]
+FIRST += ["reformer-64k"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +112,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="seconds of a turn (3)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of a part (5), fewer where time is short")
     parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--minutes", type=float, help="begin no part after this; without parts: the most important ones, in order"
+    )
     given = parser.parse_args()
     unknown = [name for name in given.parts if name not in PARTS]
     if unknown:
@@ -98,15 +122,19 @@ def main() -> int:
     if given.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no CUDA device; use a machine with one, or check the script by --device cpu --tiny")
     options = Options(given.device, given.tiny, 0.0 if given.tiny else given.seconds, 1 if given.tiny else given.rounds)
-    names = given.parts or list(PARTS)
+    names = given.parts or (FIRST if given.minutes else list(PARTS))
     if given.in_this_process:
         given.output.write_text(json.dumps(PARTS[names[0]](options)), encoding="utf-8")
         return 0
-    return _run(names, options, given.output)
+    return _run(names, options, given.output, 60 * given.minutes if given.minutes else math.inf)
 
 
-def _run(names: Iterable[str], options: Options, output: Path) -> int:
-    """Run the parts that the file does not hold; write the file after each. Returns the exit code."""
+def _run(names: Iterable[str], options: Options, output: Path, seconds: float = math.inf) -> int:
+    """Run the parts that the file does not hold; write the file after each. Returns the exit code.
+
+    Args: seconds: a part ends with them, and none begins in the last twenty.
+    """
+    end = time.monotonic() + seconds
     machine = {**_machine(options), **options.measured}
     record: dict[str, Any] = {"machine": machine, "parts": {}}
     if output.exists():
@@ -120,7 +148,11 @@ def _run(names: Iterable[str], options: Options, output: Path) -> int:
         if "error" not in record["parts"].get(name, {"error": ""}):
             print(f"{name}: already in {output}")
             continue
-        record["parts"][name] = part = _in_a_process(name, options)
+        left = min(PART_SECONDS, end - time.monotonic())
+        if left < 20:
+            print(f"{name}: left out, the time is over")
+            continue
+        record["parts"][name] = part = _in_a_process(name, options, left)
         _write(output, record)
         failed |= "error" in part
         for line in _lines(part):
@@ -128,7 +160,7 @@ def _run(names: Iterable[str], options: Options, output: Path) -> int:
     return int(failed)
 
 
-def _in_a_process(name: str, options: Options) -> dict[str, Any]:
+def _in_a_process(name: str, options: Options, limit: float) -> dict[str, Any]:
     """A part's result; where the process failed or took too long, `error` says so."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "part.json"
@@ -139,11 +171,11 @@ def _in_a_process(name: str, options: Options) -> dict[str, Any]:
         # A session of its own, so that the processes that a part starts end with it.
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
         try:
-            _, errors = process.communicate(timeout=PART_SECONDS)
+            _, errors = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            return {"error": f"took longer than {PART_SECONDS} seconds"}
+            return {"error": f"took longer than {limit:.0f} seconds"}
         if process.returncode or not answer.exists():
             return {"error": (errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1]}
         part: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
@@ -175,15 +207,15 @@ def _lines(part: dict[str, Any]) -> list[str]:
     """For people."""
     if "error" in part or "skipped" in part:
         return [part.get("error") or f"left out: {part['skipped']}"]
-    lines = []
-    for name, side in part["sides"].items():
+    lines = [f"{name}: {text}" for name, text in part.get("facts", {}).items()]
+    for name, side in part.get("sides", {}).items():
         if "error" in side:
             lines.append(f"{name}: {side['error']}")
             continue
         share = f", {side['share_of_products']['median']:.0%} of the products" if "share_of_products" in side else ""
         tokens = f", {side['tokens_per_second']['median']:,.0f} tokens/s" if "tokens_per_second" in side else ""
         lines.append(f"{name}: {side['step_seconds']['median'] * 1e3:.2f} ms a step{tokens}{share}")
-    for pair, ratio in part["ratios"].items():
+    for pair, ratio in part.get("ratios", {}).items():
         lines.append(f"{pair}: {ratio['median']:.2f} ({ratio['lowest']:.2f} to {ratio['highest']:.2f})")
     return lines
 
@@ -273,7 +305,7 @@ def _products(options: Options) -> Side:
 def _training(
     name: str, model: nn.Module, loss: Callable[[], Tensor], options: Options, tokens: int, flops: float, ours: bool
 ) -> Side:
-    """Forward and backward pass in bf16 autocast, fused AdamW on float32 weights."""
+    """Forward and backward pass in bf16 autocast, clipping, one read, fused AdamW on float32 weights: for peers."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
@@ -281,10 +313,47 @@ def _training(
         with policy.fast(), torch.autocast(options.device, dtype=torch.bfloat16):
             value = loss()
         value.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if not math.isfinite(float(norm)):
+            raise FloatingPointError("the gradient is not finite")
         optimizer.step()
         optimizer.zero_grad()
 
     return Side(name, step, tokens, flops, ours)
+
+
+def _train_step(model: nn.Module, options: Options, muon: bool = False) -> TrainStep:
+    kind: Any = "muon" if muon else "adamw"
+    optimiser = OptimiserSettings(name=kind, clip_norm=1.0)
+    config: Any = SimpleNamespace(precision="bf16", seed=1, optimiser=optimiser, training=TrainingSettings())
+    return TrainStep(model, build_optimiser(model, optimiser), config, torch.device(options.device))
+
+
+def _of_a_run(
+    model: nn.Module,
+    batches: list[Any],
+    options: Options,
+    tokens: int,
+    flops: float,
+    inside: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    muon: bool = False,
+) -> Side:
+    """The step of `manyheads train`: checks, clipping and update included; batches come from the CPU, in turn."""
+    train_step, turn = _train_step(model, options, muon), itertools.count(1)
+
+    def step() -> None:
+        number = next(turn)
+        with policy.fast(), inside():
+            result = train_step.run([batches[number % len(batches)]], number, 1e-4)
+        assert result.fault is None, result.fault
+
+    return Side("ours", step, tokens, flops, ours=True)
+
+
+BOTH: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "ours, plain": nullcontext,
+    "ours, fewer launches": policy.saving_launches,
+}
 
 
 class _TorchTransformer(nn.Module):
@@ -382,51 +451,57 @@ def _ids(shape: tuple[int, ...], vocab_size: int, options: Options) -> Tensor:
 
 
 def _pairs(config: Any, batch: int, length: int, options: Options) -> PairBatch:
-    source = _ids((batch, length), config.source_vocab_size, options)
-    target = _ids((batch, length + 1), config.target_vocab_size, options)
-    sizes = torch.full((batch,), length, device=options.device)
-    return PairBatch(source, sizes, target, sizes + 1, torch.arange(batch, device=options.device))
+    """On the CPU, where a run has them."""
+    here = replace(options, device="cpu")
+    source = _ids((batch, length), config.source_vocab_size, here)
+    target = _ids((batch, length + 1), config.target_vocab_size, here)
+    sizes = torch.full((batch,), length)
+    return PairBatch(source, sizes, target, sizes + 1, torch.arange(batch))
 
 
 def _transformer_config(size: str, options: Options) -> Any:
     vocab = 100 if options.tiny else 32_000
-    config = transformers.PRESETS["debug"] if options.tiny else transformers.PRESETS[size]
+    config = transformers.PRESETS["debug" if options.tiny else "tiny" if size == "demo" else size]
     return replace(config, source_vocab_size=vocab, target_vocab_size=vocab)
 
 
-def _transformer(size: str, options: Options) -> dict[str, Any]:
-    """Training of Vaswani et al. 2017's models on sentences of one length, without padding."""
+def _transformer(size: str, options: Options, is_real: bool = False) -> dict[str, Any]:
+    """Training on sentences of one length, without padding; is_real: of many lengths, padded to the longest."""
     config = _transformer_config(size, options)
-    batch, length = (2, 8) if options.tiny else (128 if size == "base" else 64, 64)
-    data = _pairs(config, batch, length, options)
-    tokens = batch * length
+    batch, length = (2, 8) if options.tiny else (64 if size == "big" else 128, 64)
+    batches = [_pairs(config, batch, length, options)]
+    if is_real:  # sentences of similar length together; their lengths spread as those of news do, 26 tokens on average
+        draw = torch.Generator().manual_seed(1)
+        lengths = torch.randn(64, generator=draw).mul(0.6).add(3.1).exp().long().clamp(4, length).tolist()
+        batches = [_pairs(config, max(1, batch * length // one), one, options) for one in lengths[: 8 * batch]]
+    on_device = [one.to(options.device) for one in batches]
+    tokens = sum(one.target_input.numel() for one in batches) // len(batches)
     # Encoder, decoder and cross-attention: scores and sums, length x length x d_model each.
     layers = config.num_encoder_layers + 2 * config.num_decoder_layers
     attention = 2.0 * layers * batch * length**2 * config.d_model
 
-    def ours(compiled: bool) -> Maker:
+    def ours(inside: Callable[[], AbstractContextManager[Any]]) -> Maker:
         def make() -> Side:
             model = build_transformer(config).to(options.device)
-            run = torch.compile(model) if compiled else model
-
-            def loss() -> Tensor:
-                output = run(data, label_smoothing=0.1)
-                return output.loss_sum / output.num_tokens
-
             flops = _flops(model, tokens, attention)
-            return _training("ours", model, loss, options, tokens, flops, ours=True)
+            return _of_a_run(model, batches, options, tokens, flops, inside, muon=size == "demo")
 
         return make
 
-    def torch_transformer() -> Side:
-        model = _TorchTransformer(config, length).to(options.device)
+    def torch_transformer(compiled: bool) -> Maker:
+        def make() -> Side:
+            model: Any = _TorchTransformer(config, length).to(options.device)
+            flops = _flops(model, tokens, attention)
+            run, turn = torch.compile(model, dynamic=is_real) if compiled else model, itertools.cycle(on_device)
 
-        def loss() -> Tensor:
-            out: Tensor = model(data.source, data.target_input, data.target_labels)
-            return out
+            def loss() -> Tensor:
+                data = next(turn)
+                out: Tensor = run(data.source, data.target_input, data.target_labels)
+                return out
 
-        flops = _flops(model, tokens, attention)
-        return _training("nn.Transformer", model, loss, options, tokens, flops, ours=False)
+            return _training("nn.Transformer", model, loss, options, tokens, flops, ours=False)
+
+        return make
 
     def marian() -> Side:
         from transformers import MarianConfig, MarianMTModel
@@ -452,7 +527,10 @@ def _transformer(size: str, options: Options) -> dict[str, Any]:
             )
         ).to(options.device)
 
+        turn = itertools.cycle(on_device)
+
         def loss() -> Tensor:
+            data = next(turn)
             logits = model(input_ids=data.source, decoder_input_ids=data.target_input, use_cache=False).logits
             labels = data.target_labels.flatten()
             return F.cross_entropy(logits.flatten(0, 1).float(), labels, label_smoothing=0.1)
@@ -460,10 +538,11 @@ def _transformer(size: str, options: Options) -> dict[str, Any]:
         flops = _flops(model, tokens, attention)
         return _training("MarianMT", model, loss, options, tokens, flops, ours=False)
 
-    makers: dict[str, Maker] = {"ours": ours(False)}
+    makers: dict[str, Maker] = {name: ours(inside) for name, inside in BOTH.items()}
+    makers["nn.Transformer"] = torch_transformer(False)
     if not options.tiny:
-        makers["ours, compiled"] = ours(True)
-    return _compare({**makers, "nn.Transformer": torch_transformer, "MarianMT": marian}, options)
+        makers["nn.Transformer, compiled"] = torch_transformer(True)
+    return _compare({**makers, "MarianMT": marian}, options)
 
 
 def _segments(batch: int, length: int, vocab_size: int, options: Options) -> SegmentBatch:
@@ -486,25 +565,10 @@ def _xl(options: Options) -> dict[str, Any]:
     # Scores by content and by distance, and the sums of values.
     attention = 3.0 * config.num_layers * batch * length * keys * inner
 
-    def ours(path: Any) -> Maker:
+    def ours(inside: Callable[[], AbstractContextManager[Any]]) -> Maker:
         def make() -> Side:
             model = build_xl(config).to(options.device)
-            state: Any = None
-
-            def loss() -> Tensor:
-                nonlocal state
-                output = model(data, state)
-                state = output.state
-                return output.loss_sum / output.num_tokens
-
-            side = _training("ours", model, loss, options, tokens, _flops(model, tokens, attention), ours=True)
-            inside = side.step
-
-            def step() -> None:
-                with policy.using_relative_path(path):
-                    inside()
-
-            return replace(side, step=step)
+            return _of_a_run(model, [data], options, tokens, _flops(model, tokens, attention), inside)
 
         return make
 
@@ -516,7 +580,9 @@ def _xl(options: Options) -> dict[str, Any]:
         loss = lambda: model(data.tokens, data.targets)  # noqa: E731
         return _training("SDPA decoder", model, loss, options, tokens, flops, ours=False)
 
-    makers = {f"ours by {path}": ours(path) for path in ("sdpa", "tiles", "products")}
+    makers = {name: ours(inside) for name, inside in BOTH.items()}
+    if policy.triton_lack(torch.device(options.device), torch.bfloat16) is None:
+        makers["ours, Triton"] = ours(policy.using_triton)
     return _compare({**makers, "SDPA decoder without memory": decoder}, options)
 
 
@@ -529,14 +595,8 @@ def _reformer(length: int, options: Options) -> dict[str, Any]:
         config = replace(reformers.PRESETS["small"], vocab_size=256, max_len=length)
     data = _segments(1, length, config.vocab_size, options)
 
-    def ours() -> Side:
-        model = build_reformer(config).to(options.device)
-
-        def loss() -> Tensor:
-            output = model(data)
-            return output.loss_sum / output.num_tokens
-
-        return _training("ours", model, loss, options, length, 0.0, ours=True)
+    def ours(inside: Callable[[], AbstractContextManager[Any]]) -> Maker:
+        return lambda: _of_a_run(build_reformer(config).to(options.device), [data], options, length, 0.0, inside)
 
     def decoder() -> Side:
         width = (config.d_model, config.num_heads, config.d_ff, config.num_layers, config.vocab_size, length)
@@ -546,7 +606,126 @@ def _reformer(length: int, options: Options) -> dict[str, Any]:
         loss = lambda: model(data.tokens, data.targets)  # noqa: E731
         return _training("SDPA decoder", model, loss, options, length, flops, ours=False)
 
-    return _compare({"ours": ours, "SDPA decoder": decoder}, options)
+    makers = {name: ours(inside) for name, inside in BOTH.items()}
+    return _compare({**makers, "SDPA decoder": decoder}, options)
+
+
+def _ceilings(options: Options) -> dict[str, Any]:
+    """Products, copies in memory (bytes/s are 2 x its bytes) and a launch: what no step can pass."""
+    size = 1 << (10 if options.tiny else 28)
+    one = torch.zeros(size, device=options.device)
+    other, small = torch.empty_like(one), torch.zeros(1, device=options.device)
+    made: dict[str, Maker] = {
+        "copy": lambda: Side("copy", lambda: other.copy_(one), tokens=2 * one.nbytes),
+        "launch": lambda: Side("launch", lambda: small.add_(1)),
+    }
+    return _compare(made, options)
+
+
+def _profile(name: str, options: Options) -> dict[str, Any]:
+    """Kernels of a step, the share of time in which the device computes, its longest kernels, and waits."""
+    if name == "xl":
+        config: Any = replace(xls.PRESETS["debug" if options.tiny else "enwik8-base"], vocab_size=204)
+        model: nn.Module = build_xl(config).to(options.device)
+        batch: Any = _segments(2 if options.tiny else 22, 8 if options.tiny else 512, 204, options)
+    else:
+        config = _transformer_config(name, options)
+        model = build_transformer(config).to(options.device)
+        batch = _pairs(config, *((2, 8) if options.tiny else (128, 64)), options)
+    side, steps = _of_a_run(model, [batch], options, 0, 0.0, muon=name == "demo"), 2 if options.tiny else 10
+    for _ in range(3):
+        side.step()
+    _wait(options)
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA][: 1 + (options.device != "cpu")]
+    with torch.profiler.profile(activities=kinds) as profile:
+        began = time.perf_counter()
+        for _ in range(steps):
+            side.step()
+        _wait(options)
+        spent = time.perf_counter() - began
+    on_device = [one for one in profile.events() if one.device_type != torch.autograd.DeviceType.CPU]
+    by_name: dict[str, float] = {}
+    for one in on_device:
+        by_name[one.name] = by_name.get(one.name, 0.0) + one.time_range.elapsed_us() / steps
+    longest = sorted(by_name.items(), key=lambda item: -item[1])[:10]
+    waits = sum("Synchronize" in one.name or one.name == "aten::_local_scalar_dense" for one in profile.events())
+    facts = {
+        "ms a step, profiled": round(1e3 * spent / steps, 3),
+        "kernels a step": len(on_device) / steps,
+        "busy share": round(sum(by_name.values()) * steps / 1e6 / spent, 3),
+        "waits a step": waits / steps,
+    }
+    return {"facts": {**facts, **{f"us in {kernel[:80]}": round(us, 1) for kernel, us in longest}}}
+
+
+def _correct(options: Options) -> dict[str, Any]:
+    """Errors against float64, and against those of the formula in the same type; any above its limit fails the part."""
+    torch.manual_seed(0)
+    device, facts, failed = torch.device(options.device), {}, []
+    has_triton = policy.triton_lack(device, torch.bfloat16) is None
+    ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "default": policy.fast, "fewer launches": lambda: _both(policy.fast(), policy.saving_launches()),
+    }  # fmt: skip
+    if has_triton:
+        ways["Triton"] = lambda: _both(policy.fast(), policy.using_triton())
+    else:
+        facts["Triton"] = f"left out: it {policy.triton_lack(device, torch.bfloat16)}"
+
+    def compare(what: str, run: Callable[..., Tensor], given: list[Tensor]) -> None:
+        def results(inputs: list[Tensor]) -> list[Tensor]:
+            leaves = [x.detach().requires_grad_() for x in inputs]
+            out = run(*leaves)
+            factor = torch.sin(torch.arange(out.numel(), device=device)).view(out.shape)
+            return [out.detach(), *torch.autograd.grad((out * factor.to(out.dtype)).sum(), leaves)]
+
+        with policy.fast(False):
+            true, rough = results([x.double() for x in given]), results(given)
+        for way, inside in ways.items():
+            with inside():
+                found = results(given)
+            for number, (mine, plain, exact) in enumerate(zip(found, rough, true, strict=True)):
+                size = exact.norm().clamp(min=1e-30)
+                error, allowed = ((x.double() - exact).norm() / size for x in (mine, plain))
+                passed = bool(mine.isfinite().all()) and float(error) <= 2 * float(allowed) + 1e-3
+                facts[f"{what}, {way}, {number or 'output'}"] = f"{float(error):.2e}, plain {float(allowed):.2e}"
+                failed.extend([] if passed else [f"{what}, {way}, {number or 'output'}"])
+            del found
+
+    rows, heads, q_len, k_len, width = (2, 2, 8, 16, 8) if options.tiny else (22, 8, 512, 1024, 64)
+    shapes = [(rows, heads, q_len, width), (rows, heads, k_len, width), (rows, heads, k_len, width)]
+    shapes += [(heads, k_len, width), (heads, width), (heads, width)]
+    given = [torch.randn(shape, device=device).to(torch.bfloat16) for shape in shapes]
+    compare("relative attention", relative_attention, given)
+    del given
+    tokens, size, vocab = (8, 16, 50) if options.tiny else (8192, 512, 32_000)
+    head = LinearHead(size, vocab, bias=False).to(device)
+    targets = torch.randint(1, vocab, (1, tokens), device=device)
+    keep = torch.arange(tokens, device=device)[None] % 7 > 0
+
+    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
+        call = lambda *inputs: head.loss(*inputs, label_smoothing=0.1)  # noqa: E731
+        found: Tensor = _with_weight(head, weight, lambda: call(hidden, targets, keep)[0])
+        return found / tokens
+
+    compare("loss", loss, [torch.randn(1, tokens, size, device=device).bfloat16(), head.weight.detach().bfloat16()])
+    return {"facts": facts, **({"error": "wrong: " + "; ".join(failed)} if failed else {})}
+
+
+def _with_weight(head: LinearHead, weight: Tensor, call: Callable[[], Tensor]) -> Tensor:
+    before = head.weight
+    del head._parameters["weight"]
+    head.weight = weight  # type: ignore[assignment]
+    try:
+        return call()
+    finally:
+        del head.weight
+        head.weight = before
+
+
+@contextmanager
+def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
+    with one, other:
+        yield
 
 
 def _decoding(options: Options) -> dict[str, Any]:
@@ -607,7 +786,7 @@ def _rank(rank: int, ranks: int, options: Options, folder: str) -> None:
     try:
         config = _transformer_config("base", options)
         batch, length = (2, 8) if options.tiny else (128, 64)
-        data = _pairs(config, batch, length, options)
+        data = _pairs(config, batch, length, options).to(options.device)
         models = {"one GPU": build_transformer(config).to(options.device)}
         together = build_transformer(config).to(options.device)
         models[f"{ranks} GPUs"] = nn.parallel.DistributedDataParallel(together, device_ids=[rank] if cuda else None)
@@ -652,16 +831,23 @@ def _rank(rank: int, ranks: int, options: Options, folder: str) -> None:
 
 
 PARTS: dict[str, Callable[[Options], dict[str, Any]]] = {
-    "products": lambda options: _compare({}, options),
-    "transformer-base": lambda options: _transformer("base", options),
-    "transformer-big": lambda options: _transformer("big", options),
-    "xl-enwik8": _xl,
+    "ceilings": _ceilings,
+    "correct": _correct,
+    "profile-base": lambda options: _profile("base", options),
+    "profile-demo": lambda options: _profile("demo", options),
+    "profile-xl": lambda options: _profile("xl", options),
+    "base": lambda options: _transformer("base", options),
+    "base-real": lambda options: _transformer("base", options, is_real=True),
+    "demo": lambda options: _transformer("demo", options),
+    "big": lambda options: _transformer("big", options),
+    "xl": _xl,
     "reformer-16k": lambda options: _reformer(16_384, options),
     "reformer-64k": lambda options: _reformer(65_536, options),
-    "decoding": _decoding,
+    "reformer-256k": lambda options: _reformer(262_144, options),
+    "decode-greedy": _decoding,
     "ddp": _ddp,
 }
-"""Every part returns `sides` and `ratios`, or `skipped` with the reason."""
+"""Every part returns `sides` and `ratios`, or `facts`, or `skipped` with the reason; `error` if it failed."""
 
 if __name__ == "__main__":
     sys.exit(main())

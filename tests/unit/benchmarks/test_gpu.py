@@ -25,7 +25,8 @@ def gpu() -> Any:
     return module
 
 
-PARTS = ["products", "transformer-base", "transformer-big", "xl-enwik8", "reformer-16k", "reformer-64k"]
+FACTS = ["correct", "profile-base", "profile-demo", "profile-xl"]
+PARTS = ["ceilings", "base", "base-real", "demo", "big", "xl", "reformer-16k", "reformer-64k", "reformer-256k"]
 
 
 def check(part: dict[str, Any]) -> None:
@@ -39,18 +40,26 @@ def check(part: dict[str, Any]) -> None:
 def test_a_part_runs(gpu: Any, name: str) -> None:
     part = gpu.PARTS[name](gpu.Options("cpu", True, 0.0, 1))
     check(part)
-    assert bool(part["ratios"]) == (name != "products")
+    assert bool(part["ratios"]) == (name != "ceilings")
 
 
 @pytest.mark.slow
 @pytest.mark.unhooked
 @pytest.mark.compiles
 def test_decoding_runs(gpu: Any) -> None:
-    check(gpu.PARTS["decoding"](gpu.Options("cpu", True, 0.0, 1)))
+    check(gpu.PARTS["decode-greedy"](gpu.Options("cpu", True, 0.0, 1)))
 
 
 def test_no_part_was_forgotten(gpu: Any) -> None:
-    assert [*PARTS, "decoding", "ddp"] == list(gpu.PARTS)
+    assert {*PARTS, *FACTS, "decode-greedy", "ddp"} == gpu.PARTS.keys()
+    assert set(gpu.FIRST) <= gpu.PARTS.keys()
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_facts_of_a_part(gpu: Any, name: str) -> None:
+    part = gpu.PARTS[name](gpu.Options("cpu", True, 0.0, 1))
+    assert part["facts"]
+    assert "error" not in part, part
 
 
 @pytest.fixture
@@ -73,17 +82,17 @@ Run = Callable[..., int]
 def test_a_finished_part_is_not_repeated(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A part that failed is run again."""
     output = tmp_path / "gpu.json"
-    assert run(output, "products") == 0, capsys.readouterr().err
+    assert run(output, "ceilings") == 0, capsys.readouterr().err
     record = json.loads(output.read_text("utf-8"))
-    check(record["parts"]["products"])
+    check(record["parts"]["ceilings"])
     assert record["machine"]["torch"]
-    record["parts"] |= {"ddp": record["parts"]["products"], "products": {"error": "took longer than 180 seconds"}}
+    record["parts"] |= {"ddp": record["parts"]["ceilings"], "ceilings": {"error": "took longer than 180 seconds"}}
     output.write_text(json.dumps(record), encoding="utf-8")
-    run(output, "ddp", "products")
+    run(output, "ddp", "ceilings")
     assert "ddp: already in" in capsys.readouterr().out
     after = json.loads(output.read_text("utf-8"))
     assert after["parts"]["ddp"] == record["parts"]["ddp"]
-    check(after["parts"]["products"])
+    check(after["parts"]["ceilings"])
 
 
 @pytest.mark.slow
@@ -95,10 +104,10 @@ def test_ddp_over_two_processes_runs(run: Run, tmp_path: Path, capsys: pytest.Ca
 def test_results_of_another_machine_are_not_mixed(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "gpu.json"
     output.write_text(json.dumps({"machine": {"name": "another"}, "parts": {}}), encoding="utf-8")
-    assert run(output, "products") == 2
+    assert run(output, "ceilings") == 2
     assert "holds results with another name; give another --output" in capsys.readouterr().err
 
 
 def test_an_unknown_part_is_named(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path / "gpu.json", "training") == 2
-    assert "there is no part 'training'; the parts are products," in capsys.readouterr().err
+    assert "there is no part 'training'; the parts are ceilings," in capsys.readouterr().err

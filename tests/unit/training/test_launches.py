@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -13,10 +14,13 @@ from launches import Launches, as_on_cuda, reads
 from torch import Tensor
 
 from manyheads.catalogue import build_model
-from manyheads.data.batch import PackedBatch, PairBatch
+from manyheads.data.batch import PackedBatch, PairBatch, SegmentBatch
 from manyheads.errors import RequestError
 from manyheads.models.transformer.config import PRESETS, TransformerConfig
 from manyheads.nn import Bias, Causal, Lengths, LinearHead, MultiHeadAttention
+from manyheads.nn.attention.lsh import LSHSelfAttention, LSHSettings
+from manyheads.nn.attention.masks import KeyPadding
+from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.kernels import policy
 from manyheads.nn.layers import FeedForward
 from manyheads.tasks.translation.settings import TrainConfig
@@ -51,7 +55,7 @@ def _batch(config: TransformerConfig, rows: int, length: int, device: str = "cpu
 
 def _train_step(model: Any, config: TransformerConfig, precision: Any, device: str, **more: Any) -> TrainStep:
     settings = TrainConfig(
-        model=config, precision=precision, optimiser=OptimiserSettings(clip_norm=1.0, **more),
+        precision=precision, optimiser=OptimiserSettings(clip_norm=1.0, **more),
         training=TrainingSettings(label_smoothing=0.1),
     )  # fmt: skip
     return TrainStep(model, build_optimiser(model, settings.optimiser), settings, torch.device(device))
@@ -76,6 +80,71 @@ def test_launches_of_a_step_of_base(packed: bool, most: int, monkeypatch: pytest
             train_step.run([batch], 2, 1e-4)
     assert launches.count <= most, launches.by_name.most_common()
     assert launches.by_name["_varlen_attn"] == launches.by_name["_varlen_attn_backward"] == (18 if packed else 0)
+
+
+# Bare models, counted by hand: forward, backward and, per layer of attention, its maps.
+# - decoder: a layer has 15 operations forward (two norms; q, k and v at once; attention; its output; two dropouts and
+#   two sums; inner map, GELU, outer map; three layouts) and 22 backward: 12 x 37; embedding, loss and update 25: 469.
+# - Transformer-XL: 30 forward (the memory in front; q; k and v; r; q + u, q + v; their product, factor, shift with its
+#   copy, mask, attention; output, two dropouts, two sums, two norms, two maps, ReLU, the memory kept, empty rows and
+#   copies of layouts) and 38 backward: 12 x 68; masks, positions, loss and update 65: 881.
+# - Reformer: a layer of hashed attention has no bare form in torch; exact attention with the same widths and recomputed
+#   layers has 4 x 60 + 50 = 290. The rest is hashing, sorting and the tables of chunks, twice a layer.
+@pytest.mark.parametrize(
+    ("name", "preset", "sizes", "rows", "length", "bar"),
+    [
+        ("decoder", "gpt2", {"vocab_size": 32_000}, 8, 512, 475),
+        ("transformer_xl", "enwik8-base", {"vocab_size": 204}, 22, 512, 895),
+        ("reformer", "small", {"vocab_size": 256, "max_len": 4096}, 1, 4096, 1930),
+    ],
+)
+def test_launches_of_a_step_of_a_language_model(
+    name: str, preset: str, sizes: dict[str, int], rows: int, length: int, bar: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(import_module(f"manyheads.models.{name}.config").PRESETS[preset], **sizes)
+    with torch.device("meta"):
+        model = build_model(config).train()
+        ids = torch.zeros(rows, length + 1, dtype=torch.int64)
+        full, resets = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.bool)
+    batch = SegmentBatch(ids[:, :-1], ids[:, 1:], full, resets, torch.arange(rows))
+    monkeypatch.setattr(SegmentBatch, "num_target_tokens", lambda batch: rows * length)
+    with as_on_cuda(), policy.fast(), reads(1):
+        train_step = _train_step(model, config, "bf16", "meta")
+        train_step.run([batch], 1, 1e-4)
+        train_step.run([batch], 2, 1e-4)  # with a memory
+        with Launches() as launches:
+            train_step.run([batch], 3, 1e-4)
+    assert launches.count <= bar, launches.by_name.most_common()
+
+
+@pytest.mark.usefixtures("saving")
+def test_hashing_in_one_operation_finds_the_same_buckets() -> None:
+    settings = LSHSettings(num_hashes=2, chunk_len=4)
+    attention = LSHSelfAttention(8, 2, settings=settings, max_len=64).double()
+    x = torch.randn(2, 40, 8, dtype=torch.float64, requires_grad=True)
+    found = []
+    for fast in (True, False):
+        with policy.fast(fast):
+            buckets = attention.buckets_of(x, seed=3)
+            out = attention(x, seed=3)
+            found.append([buckets, out, *torch.autograd.grad(out.square().sum(), [x, *attention.parameters()])])
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.usefixtures("saving")
+def test_layers_of_relative_attention_share_a_mask() -> None:
+    attention = RelativeAttention(8, 2).double()
+    x, memory = torch.randn(2, 4, 8, dtype=torch.float64), torch.randn(2, 3, 8, dtype=torch.float64)
+    keep = torch.tensor([[True] * 7, [False] * 4 + [True] * 3])
+    mask = KeyPadding(keep)
+    with policy.using_relative_path("sdpa"):
+        for step in range(2):
+            first, second = attention(x, memory, mask=mask), attention(x + 1, memory, mask=mask)
+            with policy.fast(False), policy.using_relative_path("products"):
+                torch.testing.assert_close(first, attention(x, memory, mask=mask))
+                torch.testing.assert_close(second, attention(x + 1, memory, mask=mask))
+            keep[0, 1 + step] = False  # a mask that changes is computed again
 
 
 def test_the_counter_counts_as_by_hand() -> None:

@@ -345,10 +345,10 @@ class TransformerXL(nn.Module):
 
     def compute_step(self, step: XLStep) -> Float[Tensor, "lanes new_len d_model"]:
         """Return the hidden states at the new tokens, and write their keys and values behind the stored ones."""
-        x = self.dropout(low_precision(self.embedding(step.tokens)))
+        x, mask = self.dropout(low_precision(self.embedding(step.tokens))), Dense(step.seen)
         for index, layer in enumerate(cast(list[RelativeLayer], list(self.layers))):
             positions, bias = step.distances(index)
-            x = layer.extend(x, step.layers[index], positions, bias, Dense(step.seen))
+            x = layer.extend(x, step.layers[index], positions, bias, mask)
         return x  # type: ignore[no-any-return]
 
     def _prepare(self, tokens: Tensor, state: XLState) -> tuple[XLStep, XLState]:
