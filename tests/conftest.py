@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +109,24 @@ def quick_runs() -> Iterator[None]:
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device, "gc", SimpleNamespace(**dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: 0)))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_disks() -> Iterator[None]:
+    """Files and folders are not synced, which takes milliseconds each and shows nothing while the power is on.
+
+    Tests of the order of operations put their own function in this place, or watch a process from outside.
+    """
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        mode = os.fstat(handle).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            real(handle)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
         yield
 
 

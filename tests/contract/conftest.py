@@ -253,66 +253,25 @@ def mode() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=subjects("language-modelling", memory=True), ids=lambda subject: subject.name)
-def language_model(request: pytest.FixtureRequest) -> Subject:
-    torch.manual_seed(0)
-    return request.param  # type: ignore[no-any-return]
+def each(chosen: list[Subject]) -> Any:
+    """A fixture: one model after the other, with the same random numbers."""
+
+    @pytest.fixture(params=chosen, ids=lambda subject: subject.name)
+    def one(request: pytest.FixtureRequest) -> Subject:
+        torch.manual_seed(0)
+        return request.param  # type: ignore[no-any-return]
+
+    return one
 
 
-@pytest.fixture(params=subjects("language-modelling", memory=False), ids=lambda subject: subject.name)
-def memoryless(request: pytest.FixtureRequest) -> Subject:
-    """A language model that remembers no earlier segment."""
-    torch.manual_seed(0)
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture(
-    params=[one for one in subjects("language-modelling") if one.config.draws_hashes], ids=lambda subject: subject.name
-)
-def hashing(request: pytest.FixtureRequest) -> Subject:
-    """A language model that hashes."""
-    torch.manual_seed(0)
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture(
-    params=[one for one in subjects("language-modelling") if hasattr(one.config, "reversible")],
-    ids=lambda subject: subject.name,
-)
-def reversible(request: pytest.FixtureRequest) -> Subject:
-    """A language model whose layers can be reversible."""
-    torch.manual_seed(0)
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture(params=subjects("classification"), ids=lambda subject: subject.name)
-def classifier(request: pytest.FixtureRequest) -> Subject:
-    """An encoder with a class head."""
-    torch.manual_seed(0)
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture(
-    params=[one for one in subjects("classification") if getattr(one.config, "reversible", False)],
-    ids=lambda subject: subject.name,
-)
-def reversible_classifier(request: pytest.FixtureRequest) -> Subject:
-    """A classifier whose layers are reversible."""
-    torch.manual_seed(0)
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture(params=subjects("spans"), ids=lambda subject: subject.name)
-def span_parser(request: pytest.FixtureRequest) -> Subject:
-    """A chart parser."""
-    torch.manual_seed(0)
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture(params=subjects(), ids=lambda subject: subject.name)
-def any_subject(request: pytest.FixtureRequest) -> Subject:
-    torch.manual_seed(0)
-    return request.param  # type: ignore[no-any-return]
+language_model = each(subjects("language-modelling", memory=True))
+memoryless = each(subjects("language-modelling", memory=False))  # remembers no earlier segment
+hashing = each([one for one in subjects("language-modelling") if one.config.draws_hashes])
+reversible = each([one for one in subjects("language-modelling") if hasattr(one.config, "reversible")])
+classifier = each(subjects("classification"))
+reversible_classifier = each([one for one in subjects("classification") if getattr(one.config, "reversible", False)])
+span_parser = each(subjects("spans"))
+any_subject = each(subjects())
 
 
 @pytest.fixture(params=subjects("translation"), ids=lambda subject: subject.name)

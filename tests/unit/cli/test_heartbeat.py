@@ -5,18 +5,9 @@ from __future__ import annotations
 import threading
 
 import pytest
+from clock import Clock
 
 from manyheads.cli.watching.phases import Heartbeat, Phase
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_phase_says_how_far_it_is_and_since_when() -> None:

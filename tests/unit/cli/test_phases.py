@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from clock import Clock
 from rich.console import Console
 
 from manyheads.cli.watching.phases import (
@@ -68,16 +69,6 @@ def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[st
         "encode train: 50,000 of 50,000",
         "",
     ]
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_notebook_gets_fewer_lines_the_longer_the_work_takes(

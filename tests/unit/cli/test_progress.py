@@ -12,22 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clock import Clock
 from rich.console import Console
 
 from manyheads.cli.watching import training as progress
 from manyheads.cli.watching.training import LineReporter, LiveReporter, NotebookReporter, QuietReporter, watching
 from manyheads.training.record.log import PlainReporter
 from manyheads.training.record.report import RunStart, Sample, StepReport, TrainResult, ValidationReport
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def step(number: int, *, logged: bool = False, elapsed: float = 65.0, eta: float | None = 30.0) -> StepReport:
