@@ -101,7 +101,7 @@ def test_transformer_xl(flops: ModuleType, monkeypatch: pytest.MonkeyPatch) -> N
     """Training with a full memory, by the oracle's plain autograd, which computes nothing twice."""
 
     def plainly(query: Any, key: Any, value: Any, *rest: Any) -> Any:
-        *parts, mask, _rate, causal = rest
+        *parts, mask, _rate, causal, _fused = rest
         return torch.matmul(relative_weights(query, key, *parts, mask, causal), value)
 
     monkeypatch.setattr(relative_module, "relative_attention", plainly)

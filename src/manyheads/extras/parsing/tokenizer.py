@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.parsing.bracketing import places
@@ -81,6 +85,11 @@ class ParsingTokenizer(Tokenizer):
         """Return the ids of sentences. Raises: DataError: a text contains an unpaired surrogate."""
         lists = super().encode_batch([" ".join(words_of(text)) for text in texts])
         return [[piece for index in ids for piece in self._spelled(index)] for ids in lists]
+
+    def encode_many(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """See `Tokenizer.encode_many`. A tree is one part, and a word means something else in it than in a sentence."""
+        lists = self.encode_batch(texts)
+        return np.fromiter(chain.from_iterable(lists), np.int32), np.array([*map(len, lists)], np.int64)
 
     def _spelled(self, index: int) -> Sequence[int]:
         """Return the byte encoding of a word that is spelled like a symbol, such as the tag NN."""
