@@ -423,13 +423,8 @@ class _EncodedLines:
             control, long, ids, lengths = self._encoded(kept, content)
             head = [control, long, len(lines) - len(kept), *_sizes(content), len(lengths)]
             ends = np.insert(ids, np.cumsum(lengths), self.vocabulary.line_id)
-            return b"".join(
-                [
-                    np.array(head, np.int64).tobytes(),
-                    (lengths + 1).astype(np.int32).tobytes(),
-                    ends.astype(_item(self.vocabulary)).tobytes(),
-                ]
-            )
+            arrays = np.array(head, np.int64), (lengths + 1).astype(np.int32), ends.astype(_item(self.vocabulary))
+            return b"".join(array.tobytes() for array in arrays)
 
         if self.folder is None or len(block) < PART_BYTES:
             yield make()
