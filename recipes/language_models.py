@@ -46,7 +46,8 @@ def bits_per_byte(row: str, seed: int, options: argparse.Namespace) -> float:
         limit = ["--max-tokens", "2000"] if options.updates else []
         said = manyheads("evaluate", str(run), "--split", "test", "--precision", options.precision, "--json", *limit)
         result.write_text(said, encoding="utf-8")
-    return float(json.loads(result.read_text("utf-8"))["bits_per_byte"])
+    [figures] = json.loads(result.read_text("utf-8"))["results"]
+    return float(figures.get("bits_per_byte", figures["bits_per_token"]))  # of a part of a text: of a token, here a byte
 
 
 def main() -> None:

@@ -218,3 +218,13 @@ def test_the_commands_of_a_recipe_run(recipe: Path, shared: Path, tmp_path: Path
         assert done.returncode == 0, f"{shlex.join(whole)}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     figure("recipes", recipe.stem, commands=len(given), settings=yaml.safe_load(recipe.read_text())["model"])
     shutil.rmtree(tmp_path / "runs", ignore_errors=True)  # gigabytes, which pytest would keep
+
+
+@pytest.mark.slow
+def test_four_language_models_side_by_side(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "recipes" / "language_models.py"
+    command = [sys.executable, str(script), "--updates", "1", "--seeds", "1", "--work", str(tmp_path)]
+    table = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert re.findall(r"^\| (.*?) \| [78]\.\d{3} \| [78]\.\d{3} \|$", table, re.MULTILINE) == [
+        "decoder", "Transformer-XL without memory", "Transformer-XL", "Reformer, local and hashed",
+    ]  # fmt: skip
