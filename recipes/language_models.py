@@ -47,7 +47,7 @@ def bits_per_byte(row: str, seed: int, options: argparse.Namespace) -> float:
         said = manyheads("evaluate", str(run), "--split", "test", "--precision", options.precision, "--json", *limit)
         result.write_text(said, encoding="utf-8")
     [figures] = json.loads(result.read_text("utf-8"))["results"]
-    return float(figures.get("bits_per_byte", figures["bits_per_token"]))  # of a part of a text: of a token, here a byte
+    return float(figures.get("bits_per_byte", figures["bits_per_token"]))  # of a part: tokens, which are bytes
 
 
 def main() -> None:
