@@ -138,7 +138,7 @@ NOT_RUN: dict[str, str] = {
     "docs/sources/reformer.md:209": "it needs the reader's model",
     "docs/transformers.md:98": "it needs the package lm-eval",
     "docs/sources/transformer-xl.md:297": "it needs the published models, gigabytes",
-    "docs/which-language-model.md:32": "it takes an hour and a half",
+    "docs/which-language-model.md:33": "it takes an hour and a half",
 }
 
 
