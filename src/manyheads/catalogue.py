@@ -61,7 +61,7 @@ class Table(Mapping[str, T], Generic[T]):
         self._has_plugins = False
 
     def __getitem__(self, name: str) -> T:
-        """Raises: ConfigError: the entry is of a plug-in that cannot be imported, or several have this name."""
+        """Raises: ConfigError: the plug-in of this entry cannot be imported, or several entries have this name."""
         self._check_name(name)
         if name not in self._entries:
             self._add_plugins()
@@ -384,7 +384,7 @@ ARCHITECTURES: Table[Architecture] = Table(
 
 
 def refusal(name: str) -> ConfigError | None:
-    """Return why an architecture or a score of this name is refused; None: it is not, or there is none."""
+    """Return why no architecture or score of this name can be used; None: one can be, or nothing has this name."""
     return ARCHITECTURES.refused.get(name) or ATTENTIONS.refused.get(name)
 
 

@@ -177,8 +177,7 @@ def _encoded_texts(tokenizer: str, folder: Path | None) -> EncodedTexts:
 
 
 def rows_of(content: bytes, num_texts: int, tokenizer: Tokenizer, counts: dict[str, int], side: str) -> Rows:
-    """Return the ids that `EncodedTexts` has made and their number for each text, and count; see
-    `SidesSource.encoded`."""
+    """Return the ids that `EncodedTexts` has made and their number for each text, and add to the counts."""
     lengths = np.frombuffer(content, "<i4", num_texts)
     ids = np.frombuffer(content, _item(tokenizer), offset=lengths.nbytes)
     counts[f"{side}tokens"] += len(ids)

@@ -8,7 +8,8 @@ it follows, the University of Amsterdam's; its training classes are of Lightning
 The same numbers as the text's code, also for a query that may attend to no key: equal weights for all keys. Repaired:
 `input_dim` may differ from `embed_dim`; a mask (batch, length, length) is one for each sentence, where the text takes
 its first axis for the heads; the positions have their first frequency; `get_attention_maps` gives the mask to every
-layer, where the text's layers compute their outputs without it; a warm-up of 0 steps is none.
+layer, where the text's layers compute their outputs without it; with 0 steps of warm-up the rate begins at its highest
+value.
 
 In masks 0 (or False) = blocked.
 """

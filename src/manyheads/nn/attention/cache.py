@@ -426,7 +426,7 @@ class DecoderState(State):
     Shape: past: caches of the target positions, one for all layers or one for each; source: keys and values of the
         encoder's output, one row per sentence, for any number of beams; length () int64 on the CPU: number of target
         positions so far; source_seen (sentences, 1, 1, source_len) bool: False at the source's padding, None if there
-        is none. A source without tokens has values of zero and sees all of them, so that no step looks for such rows.
+        is none. The values of a source without tokens are zero, and all of them are seen: no step looks for such rows.
     """
 
     past: tuple[Any, ...]

@@ -408,7 +408,7 @@ def _scores_of_distances(
 def _hidden_of_layers(
     mask: Mask | None, query: Tensor, k_len: int, causal: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the keys that are hidden from queries with others, and the queries without keys; None: there are none.
+    """Return the hidden keys of queries that see other keys, and the queries that see no key; None: there are no such.
 
     Where launches count, all layers that are called with one mask share them.
     """
