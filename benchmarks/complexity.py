@@ -29,7 +29,7 @@ from manyheads.models.reformer.config import LayerKind, ReformerConfig
 from manyheads.nn import Causal, LocalSelfAttention, LSHSettings, MultiHeadAttention, dot_product_attention
 from manyheads.nn.attention.local import local_attention
 from manyheads.nn.attention.lsh import hash_vectors, lsh_attention, rotations
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.attention import plain_attention
 from manyheads.training.plan.planner import peak_bytes
 
@@ -96,7 +96,7 @@ class Flops(TorchDispatchMode):
 
 def cost(run: Callable[[], object]) -> Cost:
     """Measure `run`, which is called three times: the first call makes what stays, such as gradients of weights."""
-    with policy.fast():
+    with modes.fast():
         run()
         _, peak = peak_bytes(run)
         with Flops() as counter:

@@ -29,7 +29,7 @@ import torch
 from machine import machine_class
 
 from manyheads import Translator
-from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.data.corpora import load_tatoeba
 from manyheads.errors import ManyHeadsError
 from manyheads.evaluation.bleu import corpus_bleu
 from manyheads.extras.exports.onnx import Decoder

@@ -50,7 +50,7 @@ from manyheads.models.transformer.model import build as build_transformer
 from manyheads.models.transformer_xl import config as xls
 from manyheads.models.transformer_xl.model import build as build_xl
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.relative import relative_attention
 from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.run.step import TrainStep
@@ -310,7 +310,7 @@ def _training(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
-        with policy.fast(), torch.autocast(options.device, dtype=torch.bfloat16):
+        with modes.fast(), torch.autocast(options.device, dtype=torch.bfloat16):
             value = loss()
         value.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -343,7 +343,7 @@ def _of_a_run(
 
     def step() -> None:
         number = next(turn)
-        with policy.fast(), inside():
+        with modes.fast(), inside():
             result = train_step.run([batches[number % len(batches)]], number, 1e-4)
         assert result.fault is None, result.fault
 
@@ -352,7 +352,7 @@ def _of_a_run(
 
 BOTH: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "ours, plain": nullcontext,
-    "ours, fewer launches": policy.saving_launches,
+    "ours, fewer launches": modes.saving_launches,
 }
 
 
@@ -582,7 +582,7 @@ def _xl(options: Options) -> dict[str, Any]:
 
     makers = {name: ours(inside) for name, inside in BOTH.items()}
     if policy.triton_lack(torch.device(options.device), torch.bfloat16) is None:
-        makers["ours, Triton"] = ours(policy.using_triton)
+        makers["ours, Triton"] = ours(modes.using_triton)
     return _compare({**makers, "SDPA decoder without memory": decoder}, options)
 
 
@@ -664,10 +664,10 @@ def _correct(options: Options) -> dict[str, Any]:
     device, facts, failed = torch.device(options.device), {}, []
     has_triton = policy.triton_lack(device, torch.bfloat16) is None
     ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-        "default": policy.fast, "fewer launches": lambda: _both(policy.fast(), policy.saving_launches()),
+        "default": modes.fast, "fewer launches": lambda: _both(modes.fast(), modes.saving_launches()),
     }  # fmt: skip
     if has_triton:
-        ways["Triton"] = lambda: _both(policy.fast(), policy.using_triton())
+        ways["Triton"] = lambda: _both(modes.fast(), modes.using_triton())
     else:
         facts["Triton"] = f"left out: it {policy.triton_lack(device, torch.bfloat16)}"
 
@@ -678,7 +678,7 @@ def _correct(options: Options) -> dict[str, Any]:
             factor = torch.sin(torch.arange(out.numel(), device=device)).view(out.shape)
             return [out.detach(), *torch.autograd.grad((out * factor.to(out.dtype)).sum(), leaves)]
 
-        with policy.fast(False):
+        with modes.fast(False):
             true, rough = results([x.double() for x in given]), results(given)
         for way, inside in ways.items():
             with inside():
@@ -754,7 +754,7 @@ def _decoding(options: Options) -> dict[str, Any]:
         def made() -> Side:
             steps: Any = model
             if compiled:
-                from manyheads.decoding.compiled import CompiledSteps
+                from manyheads.decoding.model_runner import CompiledSteps
 
                 steps = CompiledSteps(model)
             step = torch.no_grad()(lambda: search(steps))

@@ -28,8 +28,8 @@ from torch import Tensor, nn  # noqa: E402
 from manyheads.catalogue import build_model  # noqa: E402
 from manyheads.data.batch import PairBatch  # noqa: E402
 from manyheads.data.language.segments import SegmentBatch  # noqa: E402
-from manyheads.decoding.compiled import CompiledSteps  # noqa: E402
 from manyheads.decoding.device import inference, narrow, pack  # noqa: E402
+from manyheads.decoding.model_runner import CompiledSteps  # noqa: E402
 from manyheads.decoding.search import run_to_end, search_steps  # noqa: E402
 from manyheads.decoding.settings import DecodingSettings  # noqa: E402
 from manyheads.decoding.shortlist import Shortlist  # noqa: E402
@@ -42,7 +42,7 @@ from manyheads.models.reformer.config import ReformerConfig  # noqa: E402
 from manyheads.models.transformer.config import TransformerConfig  # noqa: E402
 from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig  # noqa: E402
 from manyheads.nn import MultiHeadAttention  # noqa: E402
-from manyheads.nn.kernels.policy import fast  # noqa: E402
+from manyheads.nn.kernels.modes import fast  # noqa: E402
 from manyheads.tasks.language_modelling.objective import begin_hashing  # noqa: E402
 from manyheads.tasks.language_modelling.settings import TextConfig  # noqa: E402
 from manyheads.tasks.translation.settings import TrainConfig  # noqa: E402

@@ -53,7 +53,7 @@ def prepare(what: str) -> Step:
 
 def tokenise() -> Step:
     """Ids of the embedded pairs' sentences, in batches, by a tokenizer of 8,000 pieces learned from them."""
-    from manyheads.data.corpora.tatoeba import load_tatoeba
+    from manyheads.data.corpora import load_tatoeba
     from manyheads.text.of_folder import load_tokenizer
 
     folder = _folder()
@@ -123,7 +123,7 @@ def _folder() -> Path:
 
 
 def _write_pairs(folder: Path) -> Path:
-    from manyheads.data.corpora.tatoeba import load_tatoeba
+    from manyheads.data.corpora import load_tatoeba
 
     path = folder / "pairs.tsv"
     path.write_text("".join(f"{source}\t{target}\n" for source, target in load_tatoeba("train")), encoding="utf-8")
@@ -131,7 +131,7 @@ def _write_pairs(folder: Path) -> Path:
 
 
 def _write_novel(folder: Path) -> Path:
-    from manyheads.data.corpora.novel import load_novel
+    from manyheads.data.corpora import load_novel
 
     path = folder / "novel.txt"
     path.write_bytes(b"".join(load_novel().values()))

@@ -67,7 +67,7 @@ def step(model: Any, optimiser: Any, length: int, *, bf16: bool) -> float:
     """One training step. Returns: the loss in nats a token."""
     import torch
 
-    from manyheads.nn.kernels.policy import fast
+    from manyheads.nn.kernels.modes import fast
 
     with fast(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
         output = model(segment(length))

@@ -20,7 +20,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from manyheads.catalogue import build_model
-from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.data.corpora import load_tatoeba
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.exports import ExportOptions

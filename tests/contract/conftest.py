@@ -27,7 +27,7 @@ from torch import Tensor
 from manyheads.catalogue import ARCHITECTURES
 from manyheads.data.batch import PairBatch
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 
 torch.set_num_threads(1)  # tensors this small only wait for one another
 
@@ -249,7 +249,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def mode() -> Iterator[None]:
     """The fast implementations; `test_modes` compares them with the plain ones."""
-    with policy.fast():
+    with modes.fast():
         yield
 
 
@@ -280,7 +280,7 @@ def subject(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     by_products = "on SDPA" not in request.param.name
 
     def path(query: Tensor, key: Tensor, value: Tensor, dropout_rate: float) -> policy.AttentionPath:
-        if policy.compiles_a_step():
+        if modes.compiles_a_step():
             return "sums"
         is_part = key.element_size() < 4 and not key.is_contiguous() and not (dropout_rate or torch.is_grad_enabled())
         return "sdpa" if not by_products else "rounded products" if is_part else "products"

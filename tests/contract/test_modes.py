@@ -10,7 +10,7 @@ import torch
 from segment_batches import batch_of, ids
 from torch import Tensor
 
-from manyheads.nn.kernels.policy import fast
+from manyheads.nn.kernels.modes import fast
 
 
 @pytest.fixture(autouse=True)

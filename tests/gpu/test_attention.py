@@ -21,7 +21,7 @@ from manyheads.nn.attention.local import local_attention
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import Causal, Lengths, Mask, Segments, dense_mask
 from manyheads.nn.attention.scores import AdditiveScore
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes
 from manyheads.nn.kernels.attention import dot_product_attention, masked_weights
 from manyheads.nn.kernels.lsh import attend_pairs, chunked_attention, sorting_order
 from manyheads.nn.kernels.relative import relative_attention, relative_weights
@@ -82,7 +82,7 @@ def _packed(causal: bool) -> Case:
 
     def attend(q: Tensor, k: Tensor, v: Tensor, is_fast: bool) -> Tensor:
         bounds = [one.int().to(q.device) for one in starts]
-        with policy.fast(is_fast and q.dtype is torch.bfloat16):
+        with modes.fast(is_fast and q.dtype is torch.bfloat16):
             return dot_product_attention(q, k, v, Segments(*bounds, longest=Q, causal=causal))
 
     def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def _relative(mask: str, path: Any, causal: bool = True) -> Case:
     distances = K if causal else K + Q - 1
 
     def fast(q: Tensor, k: Tensor, v: Tensor, *parts: Tensor) -> Tensor:
-        with policy.using_relative_path(path):
+        with modes.using_relative_path(path):
             return relative_attention(q, k, v, *parts, _mask(mask, q.device), causal=causal)
 
     def plain(q: Tensor, k: Tensor, v: Tensor, *parts: Tensor) -> Tensor:

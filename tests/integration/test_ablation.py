@@ -127,16 +127,15 @@ def test_finished_runs_are_not_repeated(small: Path, tmp_path: Path) -> None:
         ({}, ["--updates", "0"], "--updates is 0; give at least 1"),
     ],
 )
-def test_mistakes(small: Path, tmp_path: Path, changes: dict[str, Any], options: list[str], message: str) -> None:
+def test_mistakes(ablation, small, tmp_path, monkeypatch, capsys, changes, options, message):
     small.write_text(yaml.safe_dump({**yaml.safe_load(small.read_text("utf-8")), **changes}, sort_keys=False), "utf-8")
-    found = run(small, "--work", tmp_path / "work", *options)
-    assert found.returncode == 2
-    assert message in found.stderr
-    assert "Traceback" not in found.stderr
+    monkeypatch.setattr(sys, "argv", ["ablation.py", str(small), "--work", str(tmp_path / "work"), *options])
+    assert ablation.main() == 2
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "work").exists()
 
 
-def test_results_of_other_settings_are_not_shown(small: Path, tmp_path: Path) -> None:
+def test_results_of_other_settings_are_not_shown(ablation, small, tmp_path, monkeypatch, capsys):
     """A row whose settings, or a file whose updates changed, is measured again."""
     work = tmp_path / "work"
     work.mkdir()
@@ -147,5 +146,7 @@ def test_results_of_other_settings_are_not_shown(small: Path, tmp_path: Path) ->
         {**common, "row": "D, no dropout", "updates": 2, "changes": {"model.dropout": 0.1}},
     ]
     (work / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records), "utf-8")
-    shown = run(small, "--work", work, "--report").stdout.strip().split("\n")[2:]
+    monkeypatch.setattr(sys, "argv", ["ablation.py", str(small), "--work", str(work), "--report"])
+    assert ablation.main() == 0
+    shown = capsys.readouterr().out.strip().split("\n")[2:]
     assert [line.split(" | ")[0] for line in shown] == ["| A, one head"]

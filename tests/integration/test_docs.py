@@ -31,8 +31,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from manyheads.catalogue import build_model
-from manyheads.data.corpora.novel import load_novel
-from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.data.corpora import load_novel, load_tatoeba
 from manyheads.extras.peers import PEERS
 from manyheads.extras.sample_model.packaged import copy_model
 from manyheads.models.transformer_xl.config import TransformerXLConfig

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.data.corpora import load_tatoeba
 from manyheads.data.translation.prepared import PreparedData
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads peaks of memory")]

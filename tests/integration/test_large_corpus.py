@@ -21,7 +21,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.data.corpora import load_tatoeba
 from manyheads.data.language.prepared import TextData
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads peaks of memory")]

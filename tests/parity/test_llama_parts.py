@@ -14,7 +14,7 @@ from torch import Tensor
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.models.transformer.config import PRESETS
 from manyheads.nn import Causal, FeedForward, KeyValueCache, MultiHeadAttention, RotaryPositions
-from manyheads.nn.kernels.policy import fast
+from manyheads.nn.kernels.modes import fast
 from manyheads.nn.layers import build_norm
 
 llama: Any = pytest.importorskip("transformers.models.llama.modeling_llama", reason="transformers is not installed")

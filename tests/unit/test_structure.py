@@ -122,15 +122,16 @@ def test_training_and_everything_below_know_no_task() -> None:
 # Modules that ask about devices or compilers for another reason than speed.
 ASKING = {
     "manyheads.cli.commands.doctor": "prints what the machine has",
-    "manyheads.decoding.compiled": "a compiler is needed on CPUs only",
+    "manyheads.decoding.model_runner": "a compiler is needed on CPUs only",
     "manyheads.decoding.device": "chooses the device",
-    "manyheads.decoding.text_search": "another engine runs on CPUs only",
+    "manyheads.decoding.translation_model": "another engine runs on CPUs only",
     "manyheads.distributed.process": "the GPU of this rank",
     "manyheads.distributed.group": "tensors of NCCL are on GPUs",
     "manyheads.nn.kernels.loss": "autocast",
     "manyheads.nn.kernels.reversible": "autocast, and the random generators of GPUs",
     "manyheads.nn.kernels.precision": "measures larger products on a GPU",
     "manyheads.nn.kernels.linear": "autocast",
+    "manyheads.nn.kernels.modes": "is a compiler tracing what the caller asked for",
     "manyheads.extras.sample_model.making": "records the processor's instruction set in the card",
     "manyheads.training.run.arithmetic": "records the device's name",
     "manyheads.training.run.device": "chooses the device",

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from manyheads.errors import RequestError
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes
 from manyheads.nn.kernels.linear import Packed, Packs
 from manyheads.nn.kernels.precision import measure_precision
 
@@ -95,7 +95,7 @@ def pack(model: nn.Module) -> None:
     Use this only for inference, after `narrow`. If weights change later, the new values are used; but a change through
     `weight.data` is not detected: call this function again.
     """
-    with policy.fast():
+    with modes.fast():
         for module in model.modules():
             if isinstance(module, Packs):
                 maps = module.packed_maps()
@@ -115,8 +115,8 @@ def on_cpu_by_default() -> AbstractContextManager[Any]:
 def inference(device: torch.device, precision: InferencePrecision, *, plain: bool = False) -> Iterator[None]:
     """Disable gradients and, for `bf16`, enable autocast. A tensor whose device is not named is made on the CPU.
 
-    Args: plain: compute with torch's own operations alone; see `kernels.policy.fast`.
+    Args: plain: compute with torch's own operations alone; see `kernels.fast`.
     """
     casting = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
-    with on_cpu_by_default(), torch.inference_mode(), policy.fast(not plain), casting:
+    with on_cpu_by_default(), torch.inference_mode(), modes.fast(not plain), casting:
         yield

@@ -1,16 +1,26 @@
-"""A model that is ready for inference: on a device, in a precision, with or without compiled steps."""
+"""A model that is ready for inference: on a device, in a precision, with or without compiled steps.
+
+A step of a search has about a hundred small operations, and for most of them the call takes longer than the
+computation. The compiled program has a third as many and no Python between them. Decisions (the slots of keys, the
+order of hypotheses, the end of a sentence) stay outside, so one program serves all batches, lengths and beams.
+Compiling takes half a minute; loading the program from torch's cache on disk takes some seconds. See
+docs/decisions/016.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, ModelTask
-from manyheads.decoding.compiled import CompiledSteps
 from manyheads.decoding.device import (
     Precision,
     choose_device,
@@ -22,8 +32,157 @@ from manyheads.decoding.device import (
 )
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.models.hub import resolve_model_path
+from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import read_config
+from manyheads.models.protocols import PreparesSteps, Searchable
+from manyheads.nn.kernels.linear import Packs, define_packed_linear
+from manyheads.nn.kernels.modes import compiling_a_step
 from manyheads.text.of_folder import has_tokenizer
+
+
+@dataclass(frozen=True)
+class _State:
+    """The state of a model, its number of sentences or lanes, and whether the search began with one."""
+
+    inner: Any
+    sentences: int
+    began_alone: bool
+
+    def reorder(self, rows: Tensor) -> _State:
+        began_alone = self.began_alone and len(rows) == 1  # several continuations of one prompt are several rows
+        return _State(self.inner.reorder(rows), len(rows), began_alone)
+
+    def clone(self) -> _State:
+        return replace(self, inner=self.inner.clone())
+
+
+class CompiledSteps:
+    """A searchable model that wraps the given one and compiles its steps; everything else is unchanged.
+
+    The weights must not change after the first step; create another object if they do. Not safe for several threads
+    before the end of the first search.
+
+    Args: model: in evaluation mode, after `device.narrow` and `device.pack`.
+
+    Raises: RequestError: the steps of the model cannot be compiled, or this machine has no C++ compiler.
+    """
+
+    def __init__(self, model: Searchable | LanguageModel) -> None:
+        if not (isinstance(model, PreparesSteps) and isinstance(model, nn.Module) and model.prepares_steps):
+            name = getattr(getattr(model, "config", None), "architecture", type(model).__name__)
+            raise RequestError(
+                f"steps of this {name} cannot be compiled, because they depend on values; leave out --compile."
+            )
+        _check_compiler(next(model.parameters()).device)
+        define_packed_linear()
+        self._model: Any = model
+        self._kinds: set[Any] = set()
+        self._packed: list[Any] = []
+        self._hooks = [one for part in model.modules() for one in (part._forward_pre_hooks, part._forward_hooks)]
+
+    @cached_property
+    def _compute(self) -> Callable[[Any, bool], Tensor]:
+        """The compiled step. It is made in the first step, so that weights can be packed before."""
+        # The program contains the numbers of packed weights, so these must not be reused while it exists.
+        self._packed = [module.packed for module in self._model.modules() if isinstance(module, Packs)]
+        return _compiled(self._model)
+
+    @property
+    def max_len(self) -> int | None:
+        return cast("int | None", self._model.max_len)
+
+    def start(self, given: Any, *more: Any) -> _State:
+        """See `protocols.Searchable.start`; of a language model, see `LanguageModel.start`."""
+        sentences = given if isinstance(given, int) else len(given)
+        return _State(self._model.start(given, *more), sentences, sentences == 1)
+
+    def step(
+        self, tokens: Tensor, state: Any, lengths: Tensor | None = None, *, logits: bool = False
+    ) -> tuple[Tensor, _State]:
+        """See `protocols.Searchable.step`. lengths: of the prompts of a language model, see `LanguageModel.step`.
+
+        Raises: RequestError: the compiler failed.
+        """
+        if lengths is not None:
+            scores, inner = self._model.step(tokens, state.inner, lengths, logits=logits)
+            return scores, replace(state, inner=inner)
+        prepared, inner = self._model.prepare_step(tokens, state.inner)
+        after = replace(state, inner=inner)
+        # A size of one needs a separate program, which does not pay for a batch that has shrunk to one sentence. The
+        # program does not see hooks that come and go.
+        if not (prepared.can_compile and (state.sentences > 1 or state.began_alone)) or any(self._hooks):
+            return self._model.compute_step(prepared, logits), after
+        prepared = prepared.for_compiler()
+        kind = (prepared.kind, logits)
+        if kind in self._kinds:
+            return self._compute(prepared, logits), after
+        with _compiling():
+            scores = self._compute(prepared, logits)
+        self._kinds.add(kind)
+        return scores, after
+
+
+def _compiled(model: PreparesSteps) -> Callable[[Any, bool], Tensor]:
+    def compute(prepared: Any, logits: bool) -> Tensor:
+        return model.compute_step(prepared, logits)
+
+    # The compiler stores programs with the code object of a function. All functions made here would share it, and one
+    # model would use the program of another, because guards on the model are removed.
+    compute.__code__ = compute.__code__.replace(co_name=f"compute_{next(_NUMBERS)}")
+    options: dict[str, str | int | bool | Callable[..., Any]] = {
+        "guard_filter_fn": _of_what_is_given,
+        # Checks of the sizes and alignment of intermediate tensors would take longer than some operations.
+        "size_asserts": False,
+        "alignment_asserts": False,
+    }  # a new dict for each call, because the compiler removes entries
+    return torch.compile(compute, dynamic=True, fullgraph=True, options=options)
+
+
+def _of_what_is_given(guards: Sequence[Any]) -> list[bool]:
+    """Return which guards to check in every step: those on its argument, not those on the model.
+
+    The model has about a thousand guards, which took a fifth of a step.
+    """
+    return [not (guard.is_global or guard.name.startswith("model")) for guard in guards]
+
+
+_NUMBERS = itertools.count()
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Compile with our settings within the block, and turn failures of the compiler into errors.
+
+    Raises: RequestError: the compiler failed.
+    """
+    from torch._dynamo import config as reading
+    from torch._dynamo.exc import TorchDynamoException
+    from torch.fx.experimental import _config as sizes
+
+    # Sizes that are equal in the first batch can differ in the next; floats such as the epsilon of a norm do not.
+    with compiling_a_step(), cast(Any, sizes).patch(use_duck_shape=False), reading.patch(specialize_float=True):
+        try:
+            yield
+        except TorchDynamoException as error:
+            first = str(error).strip().splitlines()[0].rstrip(".:")
+            raise RequestError(f"torch could not compile the model's step: {first}. Leave out --compile.") from error
+
+
+def _check_compiler(device: torch.device) -> None:
+    """Raises: RequestError: the device is a CPU, and this machine has no C++ compiler."""
+    if device.type != "cpu":
+        return
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        raise RequestError(
+            "torch needs a C++ compiler for --compile and found none; install g++ or clang++, name one in the variable"
+            " CXX, or leave out --compile."
+        ) from None
+
 
 M = TypeVar("M")
 
@@ -36,7 +195,7 @@ class ModelRunner(Generic[M]):
         device: `auto` chooses one.
         precision: see `device.choose_precision`.
         compile_steps: compile the steps of a search.
-        plain: compute with torch's own operations alone; see `kernels.policy.fast`.
+        plain: compute with torch's own operations alone; see `kernels.fast`.
 
     Attributes: steps: the model, or `CompiledSteps` of it.
 

@@ -39,7 +39,7 @@ class Translator(TranslationModel):
             takes `int8`.)
         compile_steps: compile a step of the search (see `compiled.CompiledSteps`); the first batch is slow.
         shortlist: search only candidates for each batch and not the whole vocabulary; not with compile_steps.
-        plain: compute with torch's own operations alone, for example to compare; see `kernels.policy.fast`.
+        plain: compute with torch's own operations alone, for example to compare; see `kernels.fast`.
 
     Attributes: languages: source and target of each direction that the model folder records; empty if unknown.
         target_lang: the target language, of a translator made by `into`.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from manyheads.nn.heads.adaptive import AdaptiveHead as AdaptiveLogSoftmax
     from manyheads.nn.heads.linear import LinearHead
     from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights, masked_softmax
-    from manyheads.nn.kernels.policy import fast
+    from manyheads.nn.kernels.modes import fast
     from manyheads.nn.kernels.relative import relative_shift
     from manyheads.nn.kernels.triton import fused_relative_attention, fused_relative_attention_of_segments
     from manyheads.nn.layers import FeedForward, Residual, ReversibleSequence
@@ -74,7 +74,7 @@ _LAZY = {
     "Window": "attention.masks",
     "dot_product_attention": "kernels.attention",
     "dot_product_weights": "kernels.attention",
-    "fast": "kernels.policy",
+    "fast": "kernels.modes",
     "fused_relative_attention": "kernels.triton",
     "fused_relative_attention_of_segments": "kernels.triton",
     "masked_softmax": "kernels.attention",

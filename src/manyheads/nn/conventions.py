@@ -25,7 +25,7 @@ from torch import Tensor
 
 from manyheads.errors import ShapeError
 from manyheads.nn.attention.masks import Bias, Dense, Lengths, Mask
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes
 
 # Layouts of other libraries by number of axes. "batch*heads" is torch's: heads vary fastest.
 _READINGS = {
@@ -135,7 +135,7 @@ def from_sequence_first(mask: Tensor, sizes: Sizes | None = None) -> Dense:
 
 
 def _refuse_numbers(mask: Tensor, name: str) -> None:
-    if mask.is_floating_point() and not policy.is_compiled() and not bool(((mask == 0) | (mask == 1)).all()):
+    if mask.is_floating_point() and not modes.is_compiled() and not bool(((mask == 0) | (mask == 1)).all()):
         raise ShapeError(
             f"{name} was given numbers other than 0 and 1; if they are to be added to the scores, use from_additive."
         )

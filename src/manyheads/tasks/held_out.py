@@ -81,7 +81,7 @@ def pairs_of_split(
     Raises: DataError: no such folder, damaged, or without that split. ConfigError: no such embedded corpus.
     """
     if data == EMBEDDED:
-        from manyheads.data.corpora.tatoeba import load_tatoeba
+        from manyheads.data.corpora import load_tatoeba
 
         return load_tatoeba(split or "test"), split or "test"
     if data == COPY_TASK:

@@ -127,7 +127,7 @@ class TrainingSettings:
         parallel: with several ranks (torchrun): `ddp`, every rank has a copy of the model; or `fsdp` (FSDP2), every
             rank has a shard of each tensor, for models whose weights, gradients and moments do not fit into one device.
         deterministic: use torch's deterministic algorithms.
-        plain: compute with torch's own operations alone, which is slower; see `kernels.policy.fast`.
+        plain: compute with torch's own operations alone, which is slower; see `kernels.fast`.
         same_arithmetic: refuse to resume under other arithmetic (torch version, processor, instruction sets, threads,
             precision, ranks), where the run would not have the bytes of an uninterrupted one; false: warn.
         ignore_memory: train although a model seems too large for the free memory: warn instead of refusing.

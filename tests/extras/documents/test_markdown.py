@@ -204,7 +204,7 @@ def test_our_own_pages_keep_their_code_and_markup(path: Path) -> None:
 
 
 @given(st.text("ab *_`[]()<>!#-+|\\\n&;~$^\t:>1.", max_size=40))
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_is_read_and_comes_back(page: str) -> None:
     document = read_document(page, "file", "markdown")
     ends = 0

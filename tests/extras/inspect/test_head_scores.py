@@ -29,7 +29,7 @@ from manyheads.models.language_model import LanguageModel
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.transformer.config import PRESETS
 from manyheads.models.transformer_xl.config import TransformerXLConfig
-from manyheads.nn.kernels.policy import fast
+from manyheads.nn.kernels.modes import fast
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from manyheads.catalogue import build_model
-from manyheads.decoding.compiled import CompiledSteps
+from manyheads.decoding.model_runner import CompiledSteps
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.extras.inspect.heads.pruning import prune
 from manyheads.extras.inspect.heads.scores import attention_layers, masked_heads, masks_without
@@ -249,7 +249,7 @@ def test_heads_of_a_reformer_are_masked(is_reversible: bool) -> None:
 def test_compiled_steps_see_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     """They run uncompiled meanwhile, because the program is made once."""
     model = translator()
-    monkeypatch.setattr("manyheads.decoding.compiled._check_compiler", lambda device: None)
+    monkeypatch.setattr("manyheads.decoding.model_runner._check_compiler", lambda device: None)
     steps = CompiledSteps(model)
     source, lengths, target = inputs()
 

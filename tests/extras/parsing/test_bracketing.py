@@ -70,7 +70,7 @@ def test_roots_that_stand_for_nothing(root: str) -> None:
     assert format_tree(restore(linearise(tree, LOSSLESS), ["b"], LOSSLESS).tree) == root
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(tree=NODES)
 @example(tree=parse_tree("(ROOT (ROOT (A b)))"))
 @example(tree=parse_tree("(ROOT (ROOT (NP (A b))))"))
@@ -101,7 +101,7 @@ def test_every_tree_of_gum_comes_back(shared: Path, split: str) -> None:
         assert (found.tree, dict(found.repairs)) == (normal_form(tree, PAPER), {})
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=120)
 @given(
     tokens=st.lists(TOKENS, max_size=30),
     words=st.lists(WORDS, min_size=1, max_size=6),

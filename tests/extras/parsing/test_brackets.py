@@ -167,7 +167,7 @@ def tree_over(draw: st.DrawFn, leaves: list[Leaf]) -> Node:
     return Node("ROOT", tuple(children))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(data=st.data())
 def test_the_same_as_slowly(data: st.DataObject) -> None:
     tags = data.draw(st.lists(st.sampled_from(["NN", "IN", ",", ".", ":"]), min_size=1, max_size=9))

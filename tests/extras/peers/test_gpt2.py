@@ -20,7 +20,7 @@ from manyheads.extras.exports.engine import export_model
 from manyheads.extras.peers.convert import export_folder, guess_peer, import_folder
 from manyheads.models.decoder.config import DecoderConfig
 from manyheads.models.pretrained import load, save_pretrained
-from manyheads.nn.kernels.policy import fast
+from manyheads.nn.kernels.modes import fast
 
 GPT2, NANOGPT = PEERS["transformers/GPT2"], PEERS["karpathy/nanoGPT"]
 NEW, BEAMS = 32, 4

@@ -17,8 +17,7 @@ from tiny_run import TINY, changed
 from manyheads.catalogue import PRESETS, build_model
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml, to_yaml
-from manyheads.data.corpora import NOTICES
-from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.data.corpora import NOTICES, load_tatoeba
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.evaluation.bleu import corpus_bleu

@@ -17,7 +17,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
 from manyheads.errors import NonFiniteError
 from manyheads.extras.serving.app import build_app
-from manyheads.extras.serving.scoring import _chosen
+from manyheads.extras.serving.jobs import _chosen
 from manyheads.extras.serving.settings import ServingSettings
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.reformer.config import PRESETS

@@ -86,10 +86,10 @@ def test_translations_made_elsewhere(printed, files, tmp_path):
 
 
 def test_data_by_name(printed, model_folder, tmp_path, monkeypatch):
-    from manyheads.data.corpora import tatoeba
+    from manyheads.data import corpora
 
-    real = tatoeba.load_tatoeba
-    monkeypatch.setattr(tatoeba, "load_tatoeba", lambda split: real(split)[:3])
+    real = corpora.load_tatoeba
+    monkeypatch.setattr(corpora, "load_tatoeba", lambda split: real(split)[:3])
     fast = ["--max-new-tokens", "4"]
     data = ["--data", "embedded:tatoeba-en-de"]
     assert "embedded:tatoeba-en-de test\n  sentences  3" in printed("evaluate", model_folder, *data, *fast)

@@ -181,9 +181,9 @@ def test_replace_spares_what_is_no_prepared_data(manyheads, refused, files, tmp_
 
 
 @pytest.mark.parametrize(("number", "num_lines"), [(signal.SIGINT, 30_000), (signal.SIGTERM, 3)])
-def test_signals_leave_nothing(tmp_path: Path, number: signal.Signals, num_lines: int) -> None:
+def test_signals_leave_nothing(tmp_path: Path, number: signal.Signals, num_lines: int, warm_program: list[str]) -> None:
     """A signal while it reads from a pipe that stays open: the hardest place, as in the end nothing moves there."""
-    command = [sys.executable, "-m", "manyheads.cli.main", "prepare", "--tsv", "-", "--valid-count", "0"]
+    command = [*warm_program, "prepare", "--tsv", "-", "--valid-count", "0"]
     (tmp_path / "work").mkdir()
     process = subprocess.Popen(
         [*command, "--output", str(tmp_path / "work" / "data")],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.data.corpora import load_tatoeba
 from manyheads.data.translation.prepared import PreparedData
 
 Cli = Callable[..., int]

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -157,9 +156,9 @@ def test_a_folder_is_replaced_when_asked(manyheads: Cli, corpus: Path, tmp_path:
     assert TextData.open(tmp_path / "data").vocabulary.kind == "words"
 
 
-def test_a_signal_ends_it_in_order(tmp_path: Path) -> None:
+def test_a_signal_ends_it_in_order(tmp_path: Path, warm_program: list[str]) -> None:
     """A pipe that never ends, and SIGTERM: exit code 143, and nothing half written."""
-    command = [sys.executable, "-m", "manyheads.cli.main", "prepare", "--task", "lm", "--corpus", "-"]
+    command = [*warm_program, "prepare", "--task", "lm", "--corpus", "-"]
     process = subprocess.Popen(
         [*command, "--valid-bytes", "0", "-o", str(tmp_path / "data")],
         stdin=subprocess.PIPE,

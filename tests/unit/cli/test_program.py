@@ -34,28 +34,38 @@ def test_every_command_is_there() -> None:
         assert callable(module_of(name).run), name
 
 
-@pytest.mark.first_minute
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_has_two_examples_and_imports_nothing_heavy(command: str) -> None:
+@pytest.fixture(scope="module")
+def help_pages() -> list[str]:
+    """The page of the program and of each command, printed one after the other by one process.
+
+    The last line of each names the heavy modules that were imported by then.
+    """
     script = (
         "import sys\n"
         "from manyheads.cli.main import main\n"
-        "try: main(sys.argv[1:])\n"
-        "except SystemExit as stop: assert not stop.code\n"
-        f"print('IMPORTED', [name for name in {HEAVY!r} if name in sys.modules])\n"
+        f"for command in {[[], *([name] for name in COMMANDS)]!r}:\n"
+        "    try: main([*command, '--help'])\n"
+        "    except SystemExit as stop: assert not stop.code\n"
+        f"    print('IMPORTED', [name for name in {HEAVY!r} if name in sys.modules], end='\\0')\n"
     )
-    arguments = [command, "--help"] if command else ["--help"]
     result = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True, encoding="utf-8"
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, encoding="utf-8"
     )
-    assert result.stdout.endswith("IMPORTED []\n")
     assert result.stderr == ""
-    examples = result.stdout.partition("examples:\n")[2].partition("\n\n")[0].split("\n")
+    return result.stdout.removesuffix("\0").split("\0")
+
+
+@pytest.mark.first_minute
+@pytest.mark.parametrize(("number", "command"), enumerate(["", *COMMANDS]), ids=str)
+def test_help_has_two_examples_and_imports_nothing_heavy(number: int, command: str, help_pages: list[str]) -> None:
+    page = help_pages[number]
+    assert page.endswith("IMPORTED []")
+    examples = page.partition("examples:\n")[2].partition("\n\n")[0].split("\n")
     assert len(examples) >= 2
     named = [example for example in examples if f"manyheads {command}".strip() in example]
     assert len(named) >= 2, examples
-    assert "exit codes: 0 success, 2 " in result.stdout
-    assert "4 the model of `make demo` did not learn" in " ".join(result.stdout.split())
+    assert "exit codes: 0 success, 2 " in page
+    assert "4 the model of `make demo` did not learn" in " ".join(page.split())
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,6 +173,7 @@ def test_settings_as_an_object_or_a_file(prepared: Any, tmp_path: Path) -> None:
 def test_settings_that_are_refused(config: Any, settings: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         package.train(config, **{"run_dir": tmp_path / "run", **settings})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_evaluation_that_is_refused(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.cli.command_line.pages import program
-from manyheads.data.corpora.novel import load_novel
-from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.data.corpora import load_novel, load_tatoeba
 
 Program = Callable[..., int]
 NAMES = {

@@ -129,7 +129,7 @@ def test_dump_is_read_back_and_deterministic() -> None:
     assert text.startswith("run_dir: runs/run\nseed: 1\n")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(ConfigError):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.data.corpora import load_tatoeba
 from manyheads.data.sampler import mix
 from manyheads.data.settings import DataSettings
 from manyheads.data.store import PairStore

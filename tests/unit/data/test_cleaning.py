@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.data.corpora import load_tatoeba
 from manyheads.data.lines import ReadReport
 from manyheads.data.translation.cleaning.cleaner import (
     CLEANING_RULES,

@@ -45,7 +45,7 @@ def test_a_length_holds_until_its_share() -> None:
     assert stages_of((), 16) == ()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(
     tokens=st.integers(1, 400),
     lanes=st.integers(1, 4),

@@ -19,7 +19,7 @@ from manyheads.errors import ConfigError, DataError
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(2, 30)), min_size=1, max_size=120)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(size=st.integers(0, 3000), seed=st.integers(-(2**40), 2**40), epoch=st.integers(0, 1000))
 def test_every_thing_stands_somewhere_once(size: int, seed: int, epoch: int) -> None:
     order = Permutation(size, seed, epoch)
@@ -27,7 +27,7 @@ def test_every_thing_stands_somewhere_once(size: int, seed: int, epoch: int) -> 
     assert len(order) == size
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(size=st.integers(1, 10**12), seed=st.integers(0, 2**32), data=st.data())
 def test_seeking_in_huge_sizes(size: int, seed: int, data: st.DataObject) -> None:
     """Distinct positions hold distinct things inside the range, and one at a time is the same as all at once."""
@@ -92,7 +92,7 @@ def build(lengths: list[tuple[int, int]], max_tokens: int, **options: int) -> Ep
     return EpochBatches.build(source, target, **{"max_tokens": max_tokens, "seed": 1, "epoch": 0, **options})  # type: ignore[arg-type]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(
     lengths=LENGTHS,
     max_tokens=st.integers(30, 400),
@@ -190,7 +190,7 @@ def test_rows_out_of_range(row: int) -> None:
         build([(3, 4)], 40)[row]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(longest=st.lists(st.integers(0, 50), max_size=60), max_tokens=st.integers(1, 200))
 def test_rows_are_cut_as_late_as_possible(longest: list[int], max_tokens: int) -> None:
     bounds = cut_rows(np.array(longest, np.int64), max_tokens).tolist()

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import manyheads.data.manifest as data_manifest
-from manyheads.data.corpora.novel import NOVEL_DIGEST, load_novel
+from manyheads.data.corpora import NOVEL_DIGEST, load_novel
 from manyheads.data.language.prepared import NOVEL, TextData, open_text
 from manyheads.data.language.preparing import prepare_text
 from manyheads.data.language.texts import LAYOUTS, TextBlock, TextFiles, find_layout
@@ -326,7 +326,7 @@ def test_the_embedded_novel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert open_text(options, VocabularySettings(documents="files"), tmp_path).path != data.path
     next(data.path.rglob("tokens.ids.bin")).write_bytes(b"damaged")
     assert open_text(options, BYTES, tmp_path).digest == again.digest
-    monkeypatch.setattr("manyheads.data.corpora.novel.NOVEL_DIGEST", "0")
+    monkeypatch.setattr("manyheads.data.corpora.NOVEL_DIGEST", "0")
     with pytest.raises(DataError, match="damaged; install manyheads again"):
         load_novel()
 

@@ -60,7 +60,7 @@ def test_lines(tmp_path: Path, content: bytes, expected: list[str]) -> None:
     assert lines_of(tmp_path, content) == expected
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(
     texts=st.lists(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\n\r\ufeff"))),
     packed=st.booleans(),
@@ -319,7 +319,7 @@ def test_contradictions_are_refused(options: dict[str, str], message: str) -> No
         PairFiles(**options)  # type: ignore[arg-type]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(
     content=st.binary(max_size=200),
     form=st.sampled_from(["tsv", "jsonl", "source"]),

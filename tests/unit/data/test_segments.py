@@ -87,7 +87,7 @@ def documents_lanes(documents: list[list[int]], lanes: int, length: int) -> list
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(lengths=LENGTHS, data=st.data())
 def test_training_segments(lengths: list[int], data: st.DataObject) -> None:
     documents = documents_of(lengths)
@@ -128,7 +128,7 @@ def test_training_segments(lengths: list[int], data: st.DataObject) -> None:
         assert step.num_target_tokens() == sum(max(0, count) for count in counted)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(lengths=LENGTHS, data=st.data())
 def test_evaluation_predicts_every_token_once(lengths: list[int], data: st.DataObject) -> None:
     documents = documents_of(lengths)

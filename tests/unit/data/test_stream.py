@@ -33,7 +33,7 @@ def rows_of(ids: torch.Tensor, lengths: torch.Tensor) -> list[list[int]]:
     return [row[:length].tolist() for row, length in zip(ids, lengths.tolist(), strict=True)]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(pairs=PAIRS, data=st.data())
 def test_collate(pairs: list[tuple[list[int], list[int]]], data: st.DataObject) -> None:
     store = PairStore.from_lists(pairs, 100)

@@ -10,7 +10,7 @@ import torch
 from manyheads.catalogue import build_model
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.settings import GenerationSettings
-from manyheads.extras.serving.scoring import TextBatch
+from manyheads.extras.serving.jobs import TextBatch
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.tasks.language_modelling.score import score_texts

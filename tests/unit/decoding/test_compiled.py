@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from manyheads.catalogue import build_model
-from manyheads.decoding import compiled
-from manyheads.decoding.compiled import CompiledSteps
+from manyheads.decoding import model_runner
 from manyheads.decoding.device import inference, narrow, pack
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.model_runner import CompiledSteps
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.errors import RequestError
@@ -359,4 +359,4 @@ def test_guards_of_what_is_given_are_kept() -> None:
         Guard(is_global=True, name="G['model']"),
         Guard(is_global=False, name="model._modules['body']"),
     ]
-    assert compiled._of_what_is_given(guards) == [True, True, False, False]
+    assert model_runner._of_what_is_given(guards) == [True, True, False, False]

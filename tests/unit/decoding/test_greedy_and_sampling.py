@@ -169,7 +169,7 @@ def test_no_sentences(hash_model: Any) -> None:
     assert search_all(hash_model(), [], GREEDY, **IDS) == []
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 300), st.integers(1, 5))
 def test_batches_hold_the_budget(lengths: list[int], budget: int, rows: int) -> None:
     batches = cut_batches(lengths, budget, rows)
@@ -208,7 +208,7 @@ def test_the_likeliest_is_the_argmax(rows: int, size: int, seed: int, has_ties: 
     assert likeliest(values)[0] == seed % size
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     st.integers(1, 6), st.integers(1, 5), st.sampled_from([9, 128, 1000, 4099]), st.integers(1, 10), st.integers(0, 99)
 )

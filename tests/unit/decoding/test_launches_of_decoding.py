@@ -18,7 +18,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.models.transformer.config import PRESETS, TransformerConfig
 from manyheads.nn import Lengths, MultiHeadAttention
 from manyheads.nn.attention.cache import DecoderState, KeyValueCache, source_mask
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 
 IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
 
@@ -26,7 +26,7 @@ IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
 @pytest.fixture
 def saving(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operations of a GPU on the CPU."""
-    monkeypatch.setattr(policy, "saves_launches", lambda device: policy.is_fast())
+    monkeypatch.setattr(policy, "saves_launches", lambda device: modes.is_fast())
 
 
 # A bare model has 15 operations in each of 6 layers: q, k and v; a copy to the cache; attention; its output; sum and
@@ -43,7 +43,7 @@ def test_launches_of_a_step_of_decoding(beams: int, bar: int, monkeypatch: pytes
     for module in (greedy_and_sampling, beam):
         monkeypatch.setattr(module, "range_of", lambda limits: (100, 100))
     pack(model)
-    with torch.inference_mode(), as_on_cuda(), reads(0, size=4), policy.fast():
+    with torch.inference_mode(), as_on_cuda(), reads(0, size=4), modes.fast():
         steps = search_steps(model, source, lengths, DecodingSettings(num_beams=beams), **IDS)
         for _ in range(6):
             next(steps)
@@ -74,7 +74,7 @@ def test_search_with_few_launches_finds_the_same(options: dict[str, Any], relati
     wanted = found()
     assert len({len(ids) for ids, _ in wanted}) > 1, "all end at once"
     pack(model)
-    with torch.inference_mode(), policy.fast(), Launches():
+    with torch.inference_mode(), modes.fast(), Launches():
         assert found() == wanted
 
 
@@ -86,7 +86,7 @@ def test_a_source_without_tokens_gives_zeros(fast: bool) -> None:
     wanted = attention(x, key=memory, mask=Lengths(lengths))[0]
     source = attention.project_memory(memory)
     state = DecoderState.begin([], [source], source_mask(lengths, 3))
-    with torch.inference_mode(), policy.fast(fast):
+    with torch.inference_mode(), modes.fast(fast):
         out = attention.step_across(x, state.source.keys[0], state.source.values[0], state.memory_mask)
     torch.testing.assert_close(out, wanted)
     torch.testing.assert_close(out[0, 0], attention.out_proj.bias)
@@ -99,7 +99,7 @@ def test_keys_and_values_are_written_by_one_copy() -> None:
     wanted = attention(x, state=attention.empty_cache(3, x))[0]
     pack(attention)
     cache = KeyValueCache.empty(3, 2, 4, x)
-    with torch.inference_mode(), policy.fast():
+    with torch.inference_mode(), modes.fast():
         for place in range(4):
             (step,), cache = cache.prepare(1)
             out = attention.step(x[:, place : place + 1], step)

@@ -15,7 +15,7 @@ from manyheads.decoding.settings import GenerationSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError
 from manyheads.models.transformer_xl.config import TransformerXLConfig
-from manyheads.nn.kernels.policy import is_fast
+from manyheads.nn.kernels.modes import is_fast
 from manyheads.text.vocabulary import ByteVocabulary
 
 TEXTS = ["I am hungry.", "the cat sees a dog"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from manyheads.distributed.liveness import Liveness
+from manyheads.distributed.group import Liveness
 
 TIMEOUT_SECONDS = 2.0
 PATIENCE_SECONDS = 30

@@ -43,7 +43,7 @@ EXCEPTIONS = {
     "files/safe_open.py": "the module itself",
     "files/commit.py": "folders, to sync them, and new files, which `x` never writes through a link",
     "data/corpora/__init__.py": "the package's own texts",
-    "data/corpora/sample.py": "compares with what it wrote, after its kind and size",
+    "cli/commands/sample_data.py": "compares with what it wrote, after its kind and size",
     "extras/exports/web.py": "the package's own page",
     "extras/serving/api/operations.py": "the package's own page",
     "extras/inspect/drawings/pages.py": "the package's own page",

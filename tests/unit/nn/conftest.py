@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Lengths, Mask, Window
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 
 torch.set_num_threads(1)  # tensors this small only wait for one another
 
@@ -21,7 +21,7 @@ def _seeded() -> None:
 @pytest.fixture(autouse=True)
 def mode() -> Iterator[None]:
     """The fast implementations, which these tests compare with formulas; other modules of tests override this."""
-    with policy.fast():
+    with modes.fast():
         yield
 
 

@@ -20,7 +20,7 @@ from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
-from manyheads.nn.kernels.policy import fast
+from manyheads.nn.kernels.modes import fast
 from manyheads.nn.layers import FeedForward, Linear
 
 

@@ -28,7 +28,7 @@ from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.attention import dot_product_attention, plain_attention
 from manyheads.nn.kernels.loss import plain_loss, smoothed_loss
-from manyheads.nn.kernels.policy import fast
+from manyheads.nn.kernels.modes import fast
 from manyheads.nn.kernels.reversible import recomputed
 from manyheads.nn.layers import ReversibleSequence
 

@@ -14,7 +14,7 @@ from naive_attention import naive_relative_attention
 from torch import Tensor
 
 from manyheads.nn.attention.masks import Causal, Mask, dense_mask
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.relative import relative_attention, relative_weights
 
 B, H, D, E = 3, 2, 4, 5
@@ -46,7 +46,7 @@ def slow(given: list[Any], mask: Mask | None, causal: bool) -> Tensor:
 
 
 def by_sdpa(given: list[Any], mask: Mask | None, causal: bool, rate: float = 0.0) -> Tensor:
-    with policy.using_relative_path("sdpa"):
+    with modes.using_relative_path("sdpa"):
         return relative_attention(*given, mask, rate, causal)
 
 
@@ -130,5 +130,5 @@ def test_which_path_is_taken_where(monkeypatch: pytest.MonkeyPatch) -> None:
     assert policy.relative_path(cpu, False) == "products"
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert policy.relative_path(cpu, True) == "products"
-    with policy.compiling_a_step():
+    with modes.compiling_a_step():
         assert policy.relative_path(cpu, True) == "sums"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.data.corpora import load_tatoeba
 from manyheads.errors import ConfigError
 from manyheads.text.sides import guess_language, language_tag, same_language, warn_of_languages
 

@@ -40,7 +40,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return Tokenizer.train(SENTENCES, TokenizerSettings(kind=request.param, vocab_size=400))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(words=st.lists(st.sampled_from([odd for odd in ODD if odd]), min_size=1, max_size=40), most=st.integers(16, 40))
 def test_cut_at_spaces_the_ids_are_those_of_the_whole(tokenizer: Tokenizer, words: list[str], most: int) -> None:
     text = " ".join(words)
@@ -51,7 +51,7 @@ def test_cut_at_spaces_the_ids_are_those_of_the_whole(tokenizer: Tokenizer, word
         assert [index for part, _ in parts for index in tokenizer.encode(part)] == whole
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(texts=st.lists(PIECES, max_size=6), most=st.integers(1, 30))
 def test_every_text_comes_back(tokenizer: Tokenizer, texts: list[str], most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return Tokenizer.train(SENTENCES, TokenizerSettings(kind=request.param, vocab_size=400))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(text=NORMAL_TEXT)
 def test_every_nfc_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
@@ -168,18 +169,19 @@ def test_lowercase_survives_the_file(tmp_path: Path) -> None:
     assert (tmp_path / "tokenizer.json").read_bytes() == folded.to_json().encode()
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram", "word"])
-def test_trained_anywhere_the_bytes_are_the_same(kind: str) -> None:
+def test_trained_anywhere_the_bytes_are_the_same() -> None:
+    kinds: tuple[Any, ...] = ("bpe", "unigram", "word")
     program = (
         "import sys, json\n"
         "from manyheads.text.settings import TokenizerSettings\n"
         "from manyheads.text.tokenizer import Tokenizer\n"
-        f"settings = TokenizerSettings(kind={kind!r}, vocab_size=420)\n"
-        "print(Tokenizer.train(json.loads(sys.stdin.read()), settings).digest)"
+        "texts = json.loads(sys.stdin.read())\n"
+        f"for kind in {kinds!r}:\n"
+        "    print(Tokenizer.train(texts, TokenizerSettings(kind=kind, vocab_size=420)).digest)"
     )
     texts = SENTENCES + [f"Satz {number} mit Wort{number % 37} und word{number % 53}" for number in range(500)]
-    digests = set()
-    for threads, hash_seed in (("1", "1"), ("2", "2"), ("3", "3")):
+    here = [Tokenizer.train(texts, TokenizerSettings(kind=kind, vocab_size=420)).digest for kind in kinds]
+    for threads, hash_seed in (("1", "1"), ("3", "3")):
         environment = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": hash_seed}
         result = subprocess.run(
             [sys.executable, "-c", program],
@@ -189,9 +191,7 @@ def test_trained_anywhere_the_bytes_are_the_same(kind: str) -> None:
             text=True,
             check=True,
         )
-        digests.add(result.stdout.strip())
-    digests.add(Tokenizer.train(texts, TokenizerSettings(kind=kind, vocab_size=420)).digest)  # type: ignore[arg-type]
-    assert len(digests) == 1
+        assert result.stdout.split() == here
 
 
 def test_vocabulary_is_at_most_what_was_asked(tokenizer: Tokenizer) -> None:

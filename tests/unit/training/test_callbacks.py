@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -170,8 +171,8 @@ def test_one_that_is_slow_is_named_once(small: Make, monkeypatch: pytest.MonkeyP
     config = small()
     monkeypatch.setattr(callbacks, "SLOW_SECONDS", 0.01)
     train(config, callbacks=[Slow(), object.__new__(Slow)])
-    assert log_of(config).count("Slow took 0.0 s in on_step; training waits for it.") == 1
-    assert log_of(config).count("Slow 2 took 0.0 s in on_step") == 1
+    named = re.findall(r"(Slow|Slow 2) took \d+\.\d s in on_step; training waits for it\.", log_of(config))
+    assert sorted(named) == ["Slow", "Slow 2"]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def test_what_is_no_callback(chosen: Any, message: str, small: Make) -> None:
     with pytest.raises(ConfigError) as refused:
         train(config, callbacks=chosen)
     assert message in str(refused.value)
-    assert not (Path(config.run_dir) / "metrics.jsonl").exists()
+    assert not Path(config.run_dir).exists()
 
 
 def test_one_can_refuse_to_begin_and_the_others_are_closed(small: Make) -> None:

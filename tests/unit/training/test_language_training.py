@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tiny_run import TINY_TEXT, changed, outcome
 
 import manyheads.training.optim.optimiser
-from manyheads.data.corpora.novel import load_novel
+from manyheads.data.corpora import load_novel
 from manyheads.data.language.preparing import prepare_text
 from manyheads.data.language.texts import TextBlock
 from manyheads.data.preparing import Holdout

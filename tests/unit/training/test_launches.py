@@ -21,7 +21,7 @@ from manyheads.nn import Bias, Causal, Lengths, LinearHead, MultiHeadAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention, LSHSettings
 from manyheads.nn.attention.masks import KeyPadding
 from manyheads.nn.attention.relative import RelativeAttention
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.layers import FeedForward
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.optim.optimiser import build_optimiser
@@ -39,8 +39,8 @@ SMALL = TransformerConfig(
 @pytest.fixture
 def saving(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The operations of a GPU on the CPU."""
-    monkeypatch.setattr(policy, "saves_launches", lambda device: policy.is_fast())
-    with policy.fast():
+    monkeypatch.setattr(policy, "saves_launches", lambda device: modes.is_fast())
+    with modes.fast():
         yield
 
 
@@ -72,7 +72,7 @@ def test_launches_of_a_step_of_base(packed: bool, most: int, monkeypatch: pytest
     with torch.device("meta"):
         model = build_model(config).train()
     monkeypatch.setattr(PairBatch, "num_target_tokens", lambda batch: 128 * 64)
-    with as_on_cuda(), policy.fast(), reads(1):  # the step's only wait for the device, after the backward pass
+    with as_on_cuda(), modes.fast(), reads(1):  # the step's only wait for the device, after the backward pass
         train_step = _train_step(model, config, "bf16", "meta")
         batch = PackedBatch.of(_batch(config, 128, 64)).to("meta") if packed else _batch(config, 128, 64, "meta")
         train_step.run([batch], 1, 1e-4)
@@ -101,7 +101,7 @@ def test_launches_of_a_step_of_a_language_model(
         full, resets = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.bool)
     batch = SegmentBatch(ids[:, :-1], ids[:, 1:], full, resets, torch.arange(rows))
     monkeypatch.setattr(SegmentBatch, "num_target_tokens", lambda batch: rows * length)
-    with as_on_cuda(), policy.fast(), reads(1):
+    with as_on_cuda(), modes.fast(), reads(1):
         train_step = _train_step(model, config, "bf16", "meta")
         train_step.run([batch], 1, 1e-4)
         train_step.run([batch], 2, 1e-4)  # with a memory
@@ -117,7 +117,7 @@ def test_hashing_in_one_operation_finds_the_same_buckets() -> None:
     x = torch.randn(2, 40, 8, dtype=torch.float64, requires_grad=True)
     found = []
     for fast in (True, False):
-        with policy.fast(fast):
+        with modes.fast(fast):
             buckets = attention.buckets_of(x, seed=3)
             out = attention(x, seed=3)
             found.append([buckets, out, *torch.autograd.grad(out.square().sum(), [x, *attention.parameters()])])
@@ -131,10 +131,10 @@ def test_layers_of_relative_attention_share_a_mask() -> None:
     x, memory = torch.randn(2, 4, 8, dtype=torch.float64), torch.randn(2, 3, 8, dtype=torch.float64)
     keep = torch.tensor([[True] * 7, [False] * 4 + [True] * 3])
     mask = KeyPadding(keep)
-    with policy.using_relative_path("sdpa"):
+    with modes.using_relative_path("sdpa"):
         for step in range(2):
             first, second = attention(x, memory, mask=mask), attention(x + 1, memory, mask=mask)
-            with policy.fast(False), policy.using_relative_path("products"):
+            with modes.fast(False), modes.using_relative_path("products"):
                 torch.testing.assert_close(first, attention(x, memory, mask=mask))
                 torch.testing.assert_close(second, attention(x + 1, memory, mask=mask))
             keep[0, 1 + step] = False  # a mask that changes is computed again
@@ -171,7 +171,7 @@ def test_loss_of_kept_rows(kind: Any, bias: bool, rows_at_once: int, monkeypatch
     inputs = [hidden, *head.parameters()]
     found = []
     for plain in (True, False):
-        with policy.fast(not plain):
+        with modes.fast(not plain):
             for smoothing in (0.0, 0.1):
                 loss, nll = head.loss(hidden, targets, keep, label_smoothing=smoothing, smoothing_kind=kind)
                 found.append([loss, nll, *torch.autograd.grad(loss / 7, inputs)])
@@ -191,13 +191,13 @@ def test_layers_share_a_mask() -> None:
     slope = torch.randn(1, 2, 4, 4, dtype=torch.float64)
     for mask in (Lengths(lengths), Causal() & Lengths(lengths), Causal() & Bias(slope)):
         first, second = attention(x, mask=mask)[0], attention(x + 1, mask=mask)[0]
-        with policy.fast(False):
+        with modes.fast(False):
             torch.testing.assert_close(first, attention(x, mask=mask)[0])
             torch.testing.assert_close(second, attention(x + 1, mask=mask)[0])
     mask = Lengths(lengths)
     attention(x, mask=mask)
     lengths[1] = 3  # a mask that changes is computed again
-    with policy.fast(False):
+    with modes.fast(False):
         wanted = attention(x, mask=mask)[0]
     torch.testing.assert_close(attention(x, mask=mask)[0], wanted)
 
@@ -208,7 +208,7 @@ def _gradients(fast: bool, precision: Any, batches: list[PairBatch]) -> tuple[di
     train_step = _train_step(model, SMALL, precision, "cpu")
     before = {name: (id(one), one.detach().clone()) for name, one in model.named_parameters()}
     train_step.update = lambda *given: None  # type: ignore[method-assign]
-    with policy.fast(fast):
+    with modes.fast(fast):
         result = train_step.run(batches, 1, 1e-4)
     for name, parameter in model.named_parameters():
         assert (id(parameter), True) == (before[name][0], torch.equal(parameter, before[name][1])), name
@@ -225,7 +225,7 @@ def test_narrow_weights_give_the_gradients_of_autocast(
     batches = [_batch(SMALL, 6, 9) for _ in range(count)]
     exact, exact_loss = _gradients(False, "fp32", batches)
     cast, cast_loss = _gradients(True, "bf16", batches)
-    monkeypatch.setattr(policy, "saves_launches", lambda device: policy.is_fast())
+    monkeypatch.setattr(policy, "saves_launches", lambda device: modes.is_fast())
     monkeypatch.setattr(step, "NarrowWeights", partial(NarrowWeights, dtype=dtype))
     mine, loss = _gradients(True, "bf16", batches)
     if dtype is torch.float32:  # the same sums in another order
@@ -247,7 +247,7 @@ def test_maps_of_one_input_lie_side_by_side() -> None:
     wanted = torch.autograd.grad(attention(x)[0].sum(), attention.v_proj.weight)[0]
     narrow = NarrowWeights(attention, torch.float32)
     narrow.cast()
-    with Launches() as launches, policy.fast(), narrow.applied():
+    with Launches() as launches, modes.fast(), narrow.applied():
         attention(x)[0].sum().backward()
     assert launches.by_name["cat"] == 0
     assert attention.v_proj.weight.grad is not None

@@ -6,7 +6,6 @@ import io
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -101,13 +100,13 @@ def test_a_signal_sets_the_flag_and_handlers_come_back() -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_second_signal_ends_the_process_at_once(number: signal.Signals, code: int) -> None:
+def test_the_second_signal_ends_the_process_at_once(number: signal.Signals, code: int, warm_program: list[str]) -> None:
     program = (
         "import os, time\nfrom manyheads.training.run.signals import *\nflag = StopFlag()\nwith catch_signals(flag):\n"
         f"  os.kill(os.getpid(), {int(number)}); print(bool(flag), flush=True)\n"
         f"  os.kill(os.getpid(), {int(number)}); time.sleep(600)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*warm_program, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == code
     assert done.stdout == "True\n"
     assert done.stderr == ""
@@ -126,7 +125,7 @@ def test_a_closed_terminal_sets_the_flag_unless_it_is_ignored() -> None:
             signal.signal(signal.SIGHUP, kept)
 
 
-def test_the_second_signal_says_what_is_saved(tmp_path: Path) -> None:
+def test_the_second_signal_says_what_is_saved(tmp_path: Path, warm_program: list[str]) -> None:
     folder = RunFolder(tmp_path)
     assert "nothing is saved yet" in folder.last_words()
     (folder.checkpoints / "step-00000010").mkdir(parents=True)
@@ -136,7 +135,7 @@ def test_the_second_signal_says_what_is_saved(tmp_path: Path) -> None:
         f"with catch_signals(StopFlag(), last_words=RunFolder(pathlib.Path({str(tmp_path)!r})).last_words):\n"
         "  os.kill(os.getpid(), 2); os.kill(os.getpid(), 2)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*warm_program, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 130
     assert f"saved is {folder.checkpoints / 'step-00000010'}" in done.stderr
 

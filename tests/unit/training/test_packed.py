@@ -20,7 +20,7 @@ from manyheads.errors import ConfigError, RequestError
 from manyheads.models.reformer.config import ReformerSeq2SeqConfig
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.dropout import numbered_rows
 from manyheads.tasks.translation.objective import TranslationObjective
 from manyheads.tasks.translation.settings import TrainConfig
@@ -73,7 +73,7 @@ def results(model: Any, given: Any, **options: Any) -> dict[str, Tensor]:
 @pytest.mark.parametrize("fast", [True, False])
 def test_packed_is_padded(changes: dict[str, Any], fast: bool) -> None:
     model, options = model_of(**changes), {"label_smoothing": 0.1}
-    with policy.fast(fast):
+    with modes.fast(fast):
         wanted = results(model, batch(), **options)
         for packed in (PackedBatch.of(batch()), PackedBatch.of(batch(), SHAPE)):
             torch.testing.assert_close(results(model, packed, **options), wanted, rtol=1e-9, atol=1e-12)
@@ -224,7 +224,7 @@ def test_what_a_gpu_cannot_compute(
     objective: Any = object.__new__(TranslationObjective)
     objective.config = small(**{"precision": "bf16", "data": {"batching": "packed"}, **sections})
     is_refused = message and not message.endswith(("other", "padded"))
-    is_fast = policy.fast(not objective.config.training.plain)  # as a run computes
+    is_fast = modes.fast(not objective.config.training.plain)  # as a run computes
     with is_fast, pytest.raises(ConfigError, match=message) if is_refused else nullcontext():
         (note,) = objective.check_device(torch.device("cuda"))
         assert (message or "torch's kernel") in note

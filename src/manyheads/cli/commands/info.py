@@ -1,27 +1,27 @@
-"""A table that compares several runs: their settings and their best scores.
-
-`manyheads info PATH`: the contents of a model, a run or prepared data.
-"""
+"""`manyheads info PATH`: the contents of a model, a run or prepared data, or a table that compares several runs."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from manyheads.catalogue import HOOKS, load
+from manyheads.catalogue import HOOKS, PRESETS, load
 from manyheads.cli.command_line.parsing import command
 from manyheads.cli.lines.output import lines_of
 from manyheads.cli.machine import set_up_machine
 from manyheads.cli.records import describe_folder
 from manyheads.cli.streams import echo, say_or_json
 from manyheads.cli.watching.phases import showing_if_long
+from manyheads.config.build import resolve
 from manyheads.config.checks import did_you_mean
+from manyheads.config.files import load_yaml
 from manyheads.config.options import CommandPage, Shared, argument, option, refuse_given
 from manyheads.errors import ConfigError
-from manyheads.tasks.language_modelling.find_config import find_config
+from manyheads.tasks.language_modelling.settings import TextConfig
+from manyheads.tasks.table import RUNS
 
 _LARGER_IS_BETTER = ("bleu", "chrf", "f1", "accuracy")
 _LOSSES = ("valid_nll", "perplexity", "bits_per_byte", "bits_per_character", "bits_per_dim")
@@ -228,3 +228,43 @@ def _predict_memory(options: InfoOptions, length: int) -> None:
     with showing_if_long() as progress:
         found = Planner(config).memory(length, options.batch, progress)
     say_or_json({"path": str(options.path), **found.to_json()}, found.describe(), as_json=options.json)
+
+
+def find_config(path: Path) -> TextConfig:
+    """Return the training settings that a path names.
+
+    Args: path: the folder of a run or a model, a YAML file of settings, or the name of a preset.
+
+    Raises: ConfigError: it is none of them, or it is not of a language model.
+    """
+    run_file = path / "config.yaml" if path.is_dir() else path
+    if (path / "config.json").is_file():
+        from manyheads.models.pretrained import read_config
+
+        model = read_config(path)
+        _check_language_model(path, model.architecture)
+        return replace(TextConfig(), model=model)
+    if run_file.is_file():
+        source = load_yaml(run_file, may_be_pipe=run_file == path)
+        section = source.values.get("model")
+        known = section if isinstance(section, dict) else {}
+        _check_language_model(path, known.get("architecture", "transformer"))
+        return resolve(TextConfig, [source])
+    presets: dict[str, Any] = {name: make() for name, make in PRESETS.items()}
+    if str(path) in presets:
+        config = presets[str(path)]
+        _check_language_model(path, config.model.architecture)
+        return config  # type: ignore[no-any-return]
+    names = [name for name, config in presets.items() if RUNS[config.model.architecture] is TextConfig]
+    raise ConfigError(
+        f"{path} is neither a run, a model, a file of settings nor a preset; the presets of language models are"
+        f" {', '.join(names)}."
+    )
+
+
+def _check_language_model(path: Path, architecture: object) -> None:
+    if RUNS.get(str(architecture)) is not TextConfig:
+        raise ConfigError(
+            f"{path} is a {architecture}, whose batches have sequences of many lengths; --length is of language models."
+            " For the memory of a step use `manyheads train --dry-run`."
+        )

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from manyheads.data.corpora.tatoeba import NUM_TRAIN
+from manyheads.data.corpora import NUM_TRAIN
 from manyheads.data.translation.readers import PairFiles
 from manyheads.errors import DataError
 

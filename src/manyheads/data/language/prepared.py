@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from manyheads.data.corpora.novel import NOVEL_DIGEST, load_novel
+from manyheads.data.corpora import NOVEL_DIGEST, load_novel
 from manyheads.data.language.preparing import prepare_text
 from manyheads.data.language.texts import TextBlock
 from manyheads.data.lines import Progress

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -230,8 +229,8 @@ class TrainingStream:
         plan, samples = self._plan(epoch)
         return [samples[share] for share in plan[row]]
 
-    def at(self, epoch: int, row: int, progress: float = 1.0) -> list[Any]:
-        """Return the micro-batches of one optimiser step, each a `PairBatch` or, if they are packed, a `PackedBatch`.
+    def at(self, epoch: int, row: int, progress: float = 1.0) -> list[PairBatch] | list[PackedBatch]:
+        """Return the micro-batches of one optimiser step; they are packed if `data.batching` says so.
 
         They are at most `accumulate`, none of them empty.
 

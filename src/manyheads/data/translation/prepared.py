@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
+from manyheads.data.corpora import DIGESTS, load_tatoeba
 from manyheads.data.lines import Progress
 from manyheads.data.prepared_folder import (
     EMBEDDED,

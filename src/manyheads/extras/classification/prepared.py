@@ -12,7 +12,7 @@ from operator import length_hint
 from pathlib import Path
 from typing import Any
 
-from manyheads.data.corpora.tatoeba import DIGESTS, load_tatoeba
+from manyheads.data.corpora import DIGESTS, load_tatoeba
 from manyheads.data.lines import Progress, blocks_of, phase_progress, stored_lines
 from manyheads.data.prepared_folder import (
     PreparedFolder,

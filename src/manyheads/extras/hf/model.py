@@ -18,7 +18,7 @@ from manyheads.extras.hf.config import TASKS, ManyHeadsConfig, config_of
 from manyheads.extras.hf.loading import load_own
 from manyheads.models.attentions import Attentions, by_stack
 from manyheads.nn.attention.observing import observe
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 
 IGNORED_LABEL = -100
 """A label that does not count, as in all of transformers."""
@@ -235,7 +235,7 @@ class ManyHeadsModel(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
 
     def generate(self, *arguments: Any, **named: Any) -> Any:
         """Return token ids, as `GenerationMixin.generate`, with the fast implementations of this package."""
-        with policy.fast():
+        with modes.fast():
             return super().generate(*arguments, **named)
 
 

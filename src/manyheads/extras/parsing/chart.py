@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.shapes import Bool, Float, Int
 
@@ -127,7 +127,7 @@ def log_partition(
 
     Args: scores: see `best_splits`; lengths: words of each row, at least 1.
     """
-    if not policy.is_fast():
+    if not modes.is_fast():
         return _sums(scores, lengths)[0]
     value: Tensor = _LogPartition.apply(scores, lengths)  # type: ignore[no-untyped-call]
     return value

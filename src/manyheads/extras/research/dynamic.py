@@ -30,7 +30,7 @@ from manyheads.evaluation.language_model import segments_of
 from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.text_task.options import EvaluateOptions
-from manyheads.nn.kernels.policy import fast
+from manyheads.nn.kernels.modes import fast
 from manyheads.tasks.held_out import run_file
 from manyheads.tasks.language_modelling import options as task
 from manyheads.tasks.language_modelling.evaluate import Scoring

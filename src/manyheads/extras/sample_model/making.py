@@ -19,8 +19,7 @@ from manyheads.cli.main import guarded
 from manyheads.cli.streams import echo
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
-from manyheads.data.corpora import NOTICES
-from manyheads.data.corpora.tatoeba import load_tatoeba
+from manyheads.data.corpora import NOTICES, load_tatoeba
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf

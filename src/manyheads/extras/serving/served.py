@@ -21,9 +21,16 @@ from manyheads.decoding.text_ids import encode_texts, with_end
 from manyheads.decoding.translator import Translator
 from manyheads.decoding.truncation import source_limit
 from manyheads.extras.inspect.attending import open_model
-from manyheads.extras.serving.jobs import GenerationBatch, Prompt, Row, RuntimeBatch, TranslationBatch
+from manyheads.extras.serving.jobs import (
+    GenerationBatch,
+    PairBatch,
+    Prompt,
+    Row,
+    RuntimeBatch,
+    TextBatch,
+    TranslationBatch,
+)
 from manyheads.extras.serving.refusals import Refusal, too_long
-from manyheads.extras.serving.scoring import PairBatch, TextBatch
 from manyheads.extras.serving.settings import ServingSettings, names_of_models, plain_tag
 from manyheads.files.safe_open import read_limited
 from manyheads.models.hub import resolve_model_path

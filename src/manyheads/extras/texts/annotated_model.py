@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.extras.texts.common import check_at_least, check_axes, check_rates, shape_of, table_of_positions
 from manyheads.nn import masked_softmax, merge_heads, split_heads
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes
 
 
 class HeadsError(ConfigError, AssertionError, ZeroDivisionError, TypeError):
@@ -394,7 +394,7 @@ def _check_kind(mask: Any) -> None:
             f"the mask is a {type(mask).__name__}; it must be a tensor in which 0 is blocked, such as"
             " (src != pad).unsqueeze(-2) or subsequent_mask(size); torch.as_tensor converts an array."
         )
-    is_number = mask.is_floating_point() and not policy.is_compiled()
+    is_number = mask.is_floating_point() and not modes.is_compiled()
     if is_number and not bool(((mask == 0) | (mask == 1)).all()):
         raise MaskError(
             f"a mask of {mask.dtype} contains other numbers than 0 (blocked) and 1, as masks that are added to scores"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ManyHeadsError, RequestError, ShapeError
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes
 
 _REQUIRED = inspect.Parameter.empty
 
@@ -172,7 +172,7 @@ def check_ids(ids: Tensor, name: str, size: int, remedy: str = "make the model w
         kind = f"has the type {ids.dtype}" if isinstance(ids, Tensor) else f"is {type(ids).__name__}"
         other = f"call {name}.long()" if isinstance(ids, Tensor) else "give a tensor of ids"
         raise also(TextShapeError, TypeError)(f"{name} {kind}; it must be whole numbers: {other}.")
-    if policy.is_compiled() or not ids.numel():
+    if modes.is_compiled() or not ids.numel():
         return
     lowest, highest = int(ids.min()), int(ids.max())
     if lowest < 0 or highest >= size:
@@ -197,7 +197,7 @@ def table_of_positions(count: int, d_model: int) -> Tensor:
 
 def refuse_added(mask: Tensor) -> None:
     """Refuse a mask of numbers that are added to the scores, where 0 means blocked: 0 allows in such a mask."""
-    if not mask.is_floating_point() or policy.is_compiled() or bool(((mask == 0) | (mask == 1)).all()):
+    if not mask.is_floating_point() or modes.is_compiled() or bool(((mask == 0) | (mask == 1)).all()):
         return
     raise also(ShapeError, ValueError)(
         f"the mask of shape {tuple(mask.shape)} has numbers other than 0 and 1, as one that is added to the scores;"

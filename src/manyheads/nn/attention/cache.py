@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from manyheads.nn.attention.masks import KeyPadding, Lengths, Mask, NeverEmpty, dense_mask
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.pytrees import State, register_state
 from manyheads.nn.shapes import Bool, Float, Int
 
@@ -126,7 +126,7 @@ def _by_group(new: Tensor, slots: Slots) -> Tensor:
 
 def _side_by_side(key: Tensor, value: Tensor) -> Tensor | None:
     """Return both as one tensor, (2, *shape), if they lie in one memory and launches count; otherwise None."""
-    if policy.is_compiled() or not policy.saves_launches(key.device) or torch.is_grad_enabled():
+    if modes.is_compiled() or not policy.saves_launches(key.device) or torch.is_grad_enabled():
         return None
     distance = value.storage_offset() - key.storage_offset()
     if not _are_alike(key, value) or distance <= 0 or key.untyped_storage()._cdata != value.untyped_storage()._cdata:

@@ -15,7 +15,7 @@ from manyheads.errors import ShapeError
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.chunking import chunk_slices
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.shapes import Float, Int
 
@@ -90,7 +90,7 @@ def _farthest(rotated: Tensor) -> Tensor:
     for number in range(1, 2 * len(directions)):
         here = directions[number] if number < len(directions) else -directions[number - len(directions)]
         found.masked_fill_(here > best, number)
-        best = torch.maximum(best, here, out=None if policy.is_transformed() else best)
+        best = torch.maximum(best, here, out=None if modes.is_transformed() else best)
     return found
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
 from manyheads.nn.heads.linear import centred_logarithms
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes
 from manyheads.nn.kernels.linear import linear
 from manyheads.nn.kernels.loss import HeadLoss, smoothed_loss
 from manyheads.nn.shapes import Bool, Float, Int
@@ -124,7 +124,7 @@ class AdaptiveEmbedding(nn.Module):
         flat = ids.flatten()
         out: Tensor | None = None
         for index, (low, high) in enumerate(self.clusters.ranges):
-            if policy.is_transformed():  # a transform of `torch.func` cannot select rows
+            if modes.is_transformed():  # a transform of `torch.func` cannot select rows
                 inside = (flat >= low) & (flat < high)
                 vectors = self._project(index, F.embedding((flat - low).clamp(0, high - low - 1), self.tables[index]))
                 out = vectors if out is None else torch.where(inside[:, None], vectors, out)
@@ -255,7 +255,7 @@ class AdaptiveHead(nn.Module):
                 f"num_sampled is {num_sampled}, and this softmax is adaptive; take one of the two: set num_sampled to"
                 " 0, or leave cutoffs empty."
             )
-        if policy.is_transformed():
+        if modes.is_transformed():
             losses = -self.log_probs(hidden).gather(-1, targets[..., None])[..., 0]
             loss = losses.masked_fill(~keep, 0.0).sum()
             return loss, loss.detach()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.linear import Packed, linear_by
 from manyheads.nn.kernels.loss import HeadLoss, plain_loss, smoothed_loss
 from manyheads.nn.shapes import Float, Int
@@ -196,14 +196,14 @@ class LinearHead(nn.Module):
         Cost: memory chunk_tokens x vocab_size, not tokens x vocab_size; tokens x num_sampled with candidates.
         """
         kept, wanted = hidden.flatten(0, -2), targets.flatten()
-        if policy.is_transformed() and not num_sampled:
+        if modes.is_transformed() and not num_sampled:
             smoothing = (label_smoothing, smoothing_kind, pad_id)
             return plain_loss(kept, wanted, self.weight, self.bias, *smoothing, keep.flatten())
         if policy.saves_launches(hidden.device) and not num_sampled:
             more = (chunk_tokens, smoothing_kind, pad_id, keep.flatten())
             return smoothed_loss(kept, wanted, self.weight, self.bias, label_smoothing, *more)
         rows = keep.flatten().nonzero().squeeze(1)
-        if policy.is_compiled() or len(rows) < keep.numel():  # otherwise all rows are kept, and need not be copied
+        if modes.is_compiled() or len(rows) < keep.numel():  # otherwise all rows are kept, and need not be copied
             kept, wanted = kept.index_select(0, rows), wanted.index_select(0, rows)
         if num_sampled:
             if label_smoothing:

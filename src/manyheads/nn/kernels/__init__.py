@@ -5,6 +5,6 @@ Modules compute with torch's own operations. Within a block of `fast()`, which t
 time.
 """
 
-from manyheads.nn.kernels.policy import fast
+from manyheads.nn.kernels.modes import fast
 
 __all__ = ["fast"]

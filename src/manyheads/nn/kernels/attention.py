@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.masks import Bias, Causal, Dense, Mask, NeverEmpty, Segments, dense_bias
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.shapes import Bool, Float
 
@@ -45,7 +45,7 @@ def masked_softmax(
     """
     if fully_masked not in ("zeros", "uniform"):
         raise ConfigError(f"fully_masked is {fully_masked!r}; it must be 'zeros' or 'uniform'.")
-    if not policy.is_compiled():
+    if not modes.is_compiled():
         _check_scores(scores, allowed)
     if allowed is None:
         return torch.softmax(scores, dim=-1)
@@ -190,7 +190,7 @@ def dot_product_weights(
     >>> dot_product_weights(torch.randn(2, 8, 5, 64), torch.randn(2, 8, 7, 64)).shape
     torch.Size([2, 8, 5, 7])
     """
-    if not policy.is_compiled():
+    if not modes.is_compiled():
         _check_call(query, key)
     return masked_weights(dot_product_scores(query, key, scale), mask, first_query)
 
@@ -221,9 +221,9 @@ def dot_product_attention(
     Raises: ShapeError: a tensor has other axes, or keys and values differ in number.
     Cost: O(q_len x k_len) time. Memory: O(q_len x k_len) with matrix products, O(q_len + k_len) with SDPA.
     """
-    if not policy.is_compiled():  # a graph for any length would depend on the comparison
+    if not modes.is_compiled():  # a graph for any length would depend on the comparison
         _check_call(query, key, value)
-    if isinstance(mask, Segments) and not policy.is_transformed():
+    if isinstance(mask, Segments) and not modes.is_transformed():
         return segment_attention(query, key, value, mask, dropout_rate, scale)
     path = policy.attention_path(query, key, value, dropout_rate)
     if path == "sums":
@@ -337,7 +337,7 @@ def _by_sdpa(
         out = out.masked_fill(empty, 0.0)
     # For a mask with a gradient, torch itself computes the formula.
     is_trained = given is not None and given.requires_grad
-    if torch.is_grad_enabled() and out.requires_grad and not (is_trained or policy.is_compiled()):
+    if torch.is_grad_enabled() and out.requires_grad and not (is_trained or modes.is_compiled()):
         arguments = (query, key, value, mask, dropout_rate, scale, first_query)
         return cast(Tensor, _TwiceDifferentiable.apply(out, *arguments))  # type: ignore[no-untyped-call]
     return out
@@ -350,7 +350,7 @@ def _mask_of_layers(
 
     Where launches count, all layers that are called with one mask share what the first of them has computed.
     """
-    if mask is None or not policy.saves_launches(query.device) or policy.is_compiled():
+    if mask is None or not policy.saves_launches(query.device) or modes.is_compiled():
         return *_sdpa_mask(mask, query, k_len, first_query), None
     key = key_of_layers(mask, query, k_len, first_query)
     # The pattern of a sentence's source is the same tensor in every step of a search.

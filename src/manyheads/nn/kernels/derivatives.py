@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import RequestError
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes
 
 
 def first_derivative_only(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
@@ -23,17 +23,17 @@ def first_derivative_only(function: type[torch.autograd.Function]) -> type[torch
 
     @functools.wraps(forward)
     def computed(ctx: Any, *arguments: Any) -> Any:
-        if not policy.is_compiled():
-            ctx.is_fast = policy.is_fast()
+        if not modes.is_compiled():
+            ctx.is_fast = modes.is_fast()
             with torch.enable_grad():
                 ctx.inputs = _Joined.apply(*_differentiable(arguments))  # type: ignore[no-untyped-call]
         return forward(ctx, *arguments)
 
     @functools.wraps(backward)
     def differentiated(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        if policy.is_compiled() or not hasattr(ctx, "is_fast"):  # the forward pass was compiled
+        if modes.is_compiled() or not hasattr(ctx, "is_fast"):  # the forward pass was compiled
             return backward(ctx, *grads)  # type: ignore[no-any-return]
-        with torch.no_grad(), policy.fast(ctx.is_fast):  # in the mode of the forward pass
+        with torch.no_grad(), modes.fast(ctx.is_fast):  # in the mode of the forward pass
             found = backward(ctx, *grads)
         if not torch.is_grad_enabled():  # no `create_graph=True`
             return found  # type: ignore[no-any-return]

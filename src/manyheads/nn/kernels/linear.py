@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.shapes import Float
 
 
@@ -232,8 +232,8 @@ class Packed:
 
         In a compiled step of a search it always is: `CompiledSteps` requires that weights stay unchanged.
         """
-        if policy.is_compiled():  # first, because a compiler would also trace the following lines
-            return policy.compiles_a_step()
+        if modes.is_compiled():  # first, because a compiler would also trace the following lines
+            return modes.compiles_a_step()
         if maps != self._maps or not policy.uses_packed(x, self._dtype, self._out_features):
             return False
         if len(maps) > 1 and not all(is_readable(one) for one in maps):
@@ -245,7 +245,7 @@ class Packed:
 
     def linear(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch all_out_features"]:
         """Return the outputs of the maps, concatenated."""
-        if policy.is_compiled():
+        if modes.is_compiled():
             # A compiler cannot store packed weights in its cache, so the program contains their number.
             x = x.to(self._dtype)
             return cast(Tensor, torch.ops.manyheads.packed_linear(x, self._number, self._out_features))
@@ -306,7 +306,7 @@ class _Linear(torch.autograd.Function):
         needs = ctx.needs_input_grad
         grad_weight = grad_bias = None
         rows = grad.reshape(-1, grad.shape[-1])
-        with policy.fast():  # the mode of the forward pass
+        with modes.fast():  # the mode of the forward pass
             grad_x = product(grad, weight) if needs[0] else None
             if needs[1]:
                 grad_weight = product_of_rows(rows, x.reshape(-1, x.shape[-1])).contiguous()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.linear import autocast_dtype, linear, product, product_of_rows
 from manyheads.nn.kernels.reversible import checkpointed
@@ -82,9 +82,9 @@ def smoothed_loss(
     Cost: memory for chunk_tokens x vocab_size logits and for the gradients of hidden, weight and bias.
     """
     smoothing = (label_smoothing, smoothing_kind, pad_id)
-    if policy.is_transformed():
+    if modes.is_transformed():
         return plain_loss(hidden, targets, weight, bias, *smoothing)
-    if not policy.is_fast():
+    if not modes.is_fast():
         return _chunked_formula(hidden, targets, weight, bias, smoothing, chunk_tokens)
     compute = autocast_dtype(hidden)
     by_triton = policy.uses_triton("the loss", hidden, compute)

@@ -20,7 +20,7 @@ from manyheads.nn.attention.lsh_hash import keys_of, pair_weights, sort_position
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.chunking import chunk_slices
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.lsh_chunks import SAFE_SCORE, Layout, SortedRows, ranks_of, sorted_groups
@@ -99,13 +99,13 @@ def chunked_attention(
     Cost: time O(rounds x length x chunk_len); memory O(rounds x length x width) for a few heads at a time. The
         backward pass stores the inputs, the output and one integer per round and position.
     """
-    if policy.is_transformed():
+    if modes.is_transformed():
         return attend_pairs(qk, v, bucket_ranks(order, qk.shape[2]), settings, lengths, dropout_rate), ()
     keeps = torch.is_grad_enabled() and (qk.requires_grad or v.requires_grad)
     if not keeps:
         qk, v = qk.detach(), v.detach()
     seed = int(torch.randint(1 << 62, (), device="cpu")) if dropout_rate else 0
-    if not policy.is_fast():
+    if not modes.is_fast():
         return _by_formula(qk, v, order, settings, lengths, dropout_rate, seed), ()
     arguments = (qk, v, order, settings, lengths, dropout_rate, seed, keeps, known)
     out, *rest = _ChunkedAttention.apply(*arguments)  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.nn.attention.lsh_settings import LSHSettings
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.dropout import scaled_mask
 
 SAFE_SCORE = 60.0
@@ -153,7 +153,7 @@ class SortedRows(ABC):
         """Sum over the rounds for each position: (chunks, chunk_len, width) -> (rows x length, width)."""
         where = self._ranks_in_list().transpose(1, 2).reshape(self.num_rows * self.length, self.rounds)
         # Both variants add at least in float32 and round once. Of `embedding_bag` torch has a first derivative only.
-        if policy.is_fast() and policy.has_embedding_bag(x.device):
+        if modes.is_fast() and policy.has_embedding_bag(x.device):
             return F.embedding_bag(where.contiguous(), x.flatten(0, 1), mode="sum")
         return x.flatten(0, 1).index_select(0, where.flatten()).view(*where.shape, -1).sum(1)
 

@@ -16,10 +16,9 @@ import math
 import os
 import platform
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -31,6 +30,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import RequestError
+from manyheads.nn.kernels.modes import (
+    RelativePath,
+    asked,
+    asked_relative_path,
+    compiles_a_step,
+    is_compiled,
+    is_fast,
+    is_transformed,
+    measures,
+)
 
 ROUNDS = 7
 """Calls of each implementation that are timed; one more comes first, in which libraries prepare their kernels."""
@@ -60,67 +69,11 @@ def least_seconds(*calls: Callable[[], object], rounds: int = ROUNDS, num_thread
 
 AttentionPath = Literal["products", "rounded products", "sums", "sdpa"]
 SegmentsPath = Literal["products", "loop", "varlen"]
-RelativePath = Literal["products", "tiles", "sums", "sdpa"]
-
-_compiles = False
-_measures = True
-
-
-class _Mode(threading.local):
-    """Of each thread, so that a server does not change what another thread computes. A compiler guards it."""
-
-    is_fast = False
-    saves_launches = False
-    times_longer = 1.0
-    asks_triton = False
-
-
-_mode = _Mode()
-
-
-class fast(AbstractContextManager[None]):  # noqa: N801 - used like a function
-    """Within the block, this thread computes with the fastest implementations, which have a first derivative only.
-
-    The backward pass of what is computed within it uses them, too, also outside the block and in another thread. Not
-    for the body of a generator, whose caller would run in the same mode.
-
-    >>> with fast():
-    ...     is_fast()
-    True
-
-    Args: enabled: False: the plain implementations, within a block of fast ones.
-    """
-
-    def __init__(self, enabled: bool = True) -> None:
-        self._enabled = enabled
-        self._before: list[bool] = []
-
-    def __enter__(self) -> None:
-        self._before.append(_mode.is_fast)
-        _mode.is_fast = self._enabled
-
-    def __exit__(self, *error: object) -> None:
-        _mode.is_fast = self._before.pop()
-
-
-def is_fast() -> bool:
-    """Return whether the fastest implementations are used: within `fast()`, but not under a transform."""
-    return _mode.is_fast and not is_transformed()
 
 
 # Cards, as (compute capability, torch's version), on which `benchmarks/gpu.py correct` has passed with the operations
 # that `saves_launches` selects. Its record lies in benchmarks/.
 _PROVEN: frozenset[tuple[tuple[int, int], str]] = frozenset()
-
-
-@contextmanager
-def saving_launches() -> Iterator[None]:
-    """Within the block, this thread takes fewer and larger operations also on a card that has not been tried."""
-    before, _mode.saves_launches = _mode.saves_launches, True
-    try:
-        yield
-    finally:
-        _mode.saves_launches = before
 
 
 def saves_launches(device: torch.device) -> bool:
@@ -130,7 +83,7 @@ def saves_launches(device: torch.device) -> bool:
     """
     if device.type != "cuda" or not is_fast():
         return device.type == "meta" and is_fast()
-    return _mode.saves_launches or (torch.cuda.get_device_capability(device), torch.__version__) in _PROVEN
+    return asked.saves_launches or (torch.cuda.get_device_capability(device), torch.__version__) in _PROVEN
 
 
 def has_autocast(device: torch.device) -> bool:
@@ -148,46 +101,12 @@ def has_generator(device: torch.device) -> bool:
     return device.type not in ("cpu", "meta")
 
 
-@contextmanager
-def by_fixed_rules() -> Iterator[None]:
-    """Within the block, no measurement of speed selects an implementation, so two processes compute alike. Not safe for
-    several threads.
-    """
-    global _measures
-    before, _measures = _measures, False
-    try:
-        yield
-    finally:
-        _measures = before
-
-
-def compiles_a_step() -> bool:
-    """Return whether a compiler is tracing one step of a search (`decoding.compiled`), and not something else."""
-    return torch.compiler.is_compiling() and _compiles
-
-
-@contextmanager
-def compiling_a_step() -> Iterator[None]:
-    """Declare that what is compiled within the block is a step of a search. Not safe for several threads."""
-    global _compiles
-    before, _compiles = _compiles, True
-    try:
-        yield
-    finally:
-        _compiles = before
-
-
 def can_look(x: Tensor) -> bool:
     """Return whether reading values of x costs nothing.
 
     On a GPU reading waits for the computation; a compiler has no values, and a transform has several.
     """
     return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
-
-
-def is_compiled() -> bool:
-    """Return whether a compiler is tracing this code. Sizes that depend on values are then symbols, not numbers."""
-    return torch.compiler.is_compiling()
 
 
 def steps_between_reads(device: torch.device) -> int:
@@ -198,16 +117,6 @@ def steps_between_reads(device: torch.device) -> int:
 def has_values(x: Tensor) -> bool:
     """Return whether x can be read at all, if need be after a wait: a compiler and `meta` have shapes only."""
     return x.device.type != "meta" and not torch.compiler.is_compiling()
-
-
-def is_transformed() -> bool:
-    """Return whether a transform of `torch.func`, or forward-mode differentiation, runs this code.
-
-    They differentiate torch's own operations only, so the formulas are computed.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 # Linear maps (decision 015).
@@ -283,7 +192,7 @@ def packs(*weights: Tensor) -> bool:
     if first.dtype is not torch.float32:
         return first.dtype is torch.bfloat16 and has_bf16()
     height, width = sum(len(weight) for weight in weights), first.shape[1]
-    is_measured = _measures and height * width >= _LEAST_PACKED_WEIGHT and height >= width and has_packing()
+    is_measured = measures() and height * width >= _LEAST_PACKED_WEIGHT and height >= width and has_packing()
     return onednn_is_faster() or (is_measured and packing_gain() >= _LEAST_PACKING_GAIN)
 
 
@@ -381,7 +290,7 @@ def attention_path(query: Tensor, key: Tensor, value: Tensor, dropout_rate: floa
     if not few or torch.compiler.is_compiling():
         return "sdpa"
     if not onednn_is_faster():
-        is_measured = _measures and q_len > 1 and key.element_size() == 4
+        is_measured = measures() and q_len > 1 and key.element_size() == 4
         is_faster = is_measured and products_gain() >= _LEAST_PRODUCTS_GAIN
         return "products" if is_faster else "sdpa"
     return "rounded products" if key.element_size() < 4 and not key.is_contiguous() else "products"
@@ -468,7 +377,6 @@ _RELATIVE_SCORES = 1 << 19
 # The implementation on CUDA: the fastest one there (experiments, 2026-11-26), without a compiler and with dropout.
 # `benchmarks/gpu.py` measures all; `using_relative_path` selects another one.
 _RELATIVE_ON_CUDA: RelativePath = "sdpa"
-_relative_path: RelativePath | None = None
 
 
 def relative_path(query: Tensor, causal: bool) -> RelativePath:
@@ -477,8 +385,9 @@ def relative_path(query: Tensor, causal: bool) -> RelativePath:
     "sums" and "tiles" are for CPUs. "products" is the formula under autograd, which a compiler fuses. "sdpa" passes the
     scores of the distances to torch's fused kernel as an additive mask.
     """
-    if _relative_path is not None and not is_transformed():
-        return _relative_path
+    path = asked_relative_path()
+    if path is not None and not is_transformed():
+        return path
     if not is_fast():
         return "products"
     if query.device.type in ("cuda", "meta"):
@@ -487,20 +396,6 @@ def relative_path(query: Tensor, causal: bool) -> RelativePath:
         return "sums"
     # A compiler cannot trace the autograd function of "tiles", which supports causal attention only.
     return "products" if torch.compiler.is_compiling() or not causal else "tiles"
-
-
-@contextmanager
-def using_relative_path(path: RelativePath) -> Iterator[None]:
-    """Use this implementation of relative attention within the block, to measure or test it.
-
-    Not safe for several threads.
-    """
-    global _relative_path
-    before, _relative_path = _relative_path, path
-    try:
-        yield
-    finally:
-        _relative_path = before
 
 
 def lanes_at_once(batch: int, scores_each: int, device: torch.device) -> int:
@@ -532,19 +427,9 @@ def lsh_hashed_at_once(numbers_each: int, device: torch.device) -> int:
     return max(1, most // max(1, numbers_each))
 
 
-@contextmanager
-def as_if_longer(times: float) -> Iterator[None]:
-    """Within the block, as few rows are processed at once as of sequences `times` as long, to predict their memory."""
-    before, _mode.times_longer = _mode.times_longer, times
-    try:
-        yield
-    finally:
-        _mode.times_longer = before
-
-
 def lsh_rows_at_once(rows: int, slots_each: int, device: torch.device) -> int:
     """Return how many of `rows` rows, each with rounds x length slots, to process at once."""
-    slots = max(1, round(slots_each * _mode.times_longer))
+    slots = max(1, round(slots_each * asked.times_longer))
     return max(1, _LSH_SLOTS // slots if device.type == "cpu" else rows)
 
 
@@ -635,16 +520,6 @@ _PROVEN_TRITON: frozenset[tuple[tuple[int, int], str, str, TritonKernel]] = froz
 _WIDEST_TRITON_HEAD = 128
 
 
-@contextmanager
-def using_triton() -> Iterator[None]:
-    """Within the block, this thread uses the Triton kernels by name: what they cannot compute is refused."""
-    before, _mode.asks_triton = _mode.asks_triton, True
-    try:
-        yield
-    finally:
-        _mode.asks_triton = before
-
-
 def uses_triton(
     kernel: TritonKernel,
     x: Tensor,
@@ -660,7 +535,7 @@ def uses_triton(
     """
     if is_transformed() or torch.compiler.is_compiling():
         return False
-    by_name = by_name or _mode.asks_triton
+    by_name = by_name or asked.asks_triton
     if not by_name and not (x.is_cuda and _PROVEN_TRITON and is_fast()):
         return False
     lack = triton_lack(x.device, dtype or x.dtype, width, rate)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.nn.attention.masks import Causal, Mask, dense_mask
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.attention import (
     check_distances,
     key_of_layers,
@@ -412,7 +412,7 @@ def _hidden_of_layers(
 
     Where launches count, all layers that are called with one mask share them.
     """
-    q_len, shares = query.shape[2], policy.saves_launches(query.device) and not policy.is_compiled()
+    q_len, shares = query.shape[2], policy.saves_launches(query.device) and not modes.is_compiled()
     asked = (mask, key_of_layers(mask, query, k_len, causal)) if mask is not None and shares else None
     if asked is not None:
         held: tuple[object, tuple[Tensor, Tensor]] | None = asked[0].__dict__.get("_of_relative_layers")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from manyheads.nn.chunking import chunk_slices, in_chunks
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.derivatives import first_derivative_only
 
 _uncompiled: Any = None
@@ -57,9 +57,9 @@ def recomputed(
 
     Cost: memory for the inputs, and for the intermediate tensors of chunk_len positions; time of one more forward pass.
     """
-    if policy.is_transformed():
+    if modes.is_transformed():
         return function(*inputs)
-    if not policy.is_fast():
+    if not modes.is_fast():
         pieces = ([one[:, part] for one in inputs] for part in chunk_slices(inputs[0].shape[1], chunk_len))
         return torch.cat([checkpointed(function, *some, modules=modules) for some in pieces], dim=1)
     parameters = [parameter for module in modules for parameter in module.parameters()]
@@ -73,7 +73,7 @@ def checkpointed(
 
     Args: modules: those that the function calls; None: none, and it draws no random numbers.
     """
-    again: AbstractContextManager[None] = policy.fast(policy.is_fast())
+    again: AbstractContextManager[None] = modes.fast(modes.is_fast())
     if modules is not None and torch.is_grad_enabled():
         again = Replay(next(one.device for one in arguments if isinstance(one, Tensor)), *modules)
     contexts = (nullcontext(), again)
@@ -169,7 +169,7 @@ def autocast_as_now(kind: str, like: tuple[bool, torch.dtype] | None = None) -> 
 class Replay(AbstractContextManager[None]):
     """Restores, within the block, what a second call of the same modules depends on besides its arguments.
 
-    These are the random generators, autocast, `policy.fast`, and the modules' modes (training or evaluation) and
+    These are the random generators, autocast, `modes.fast`, and the modules' modes (training or evaluation) and
     buffers, as they were when this object was created. So statistics such as those of `nn.BatchNorm1d` count each batch
     once.
 
@@ -178,7 +178,7 @@ class Replay(AbstractContextManager[None]):
 
     def __init__(self, device: torch.device, *modules: nn.Module) -> None:
         self._device = device
-        self._is_fast = policy.is_fast()
+        self._is_fast = modes.is_fast()
         self._autocast_state: tuple[bool, torch.dtype] | None = None
         if policy.has_autocast(device):
             self._autocast_state = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
@@ -200,7 +200,7 @@ class Replay(AbstractContextManager[None]):
         devices = [] if self._device_state is None else [self._device]
         self._open.enter_context(torch.random.fork_rng(devices, device_type=kind if devices else "cuda"))
         self._open.enter_context(autocast_as_now(kind, self._autocast_state))
-        self._open.enter_context(policy.fast(self._is_fast))
+        self._open.enter_context(modes.fast(self._is_fast))
         self._open.callback(_set_modes, [(one, one.training) for one, _ in self._modes])
         for owner, name, before in self._buffers:
             self._open.callback(owner.__setitem__, name, owner[name])
@@ -278,7 +278,7 @@ def through_sublayers(
     streams = (x1, x2)
     del x1, x2  # these may be the last references to them
     tape = _Tape()
-    replaying = reversible and torch.is_grad_enabled() and not policy.is_transformed()
+    replaying = reversible and torch.is_grad_enabled() and not modes.is_transformed()
     modules = list(sublayers)
     for index, module in enumerate(modules):
         sublayer, target = cast(Sublayer, module), index % 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.config.build import build
-from manyheads.data.corpora.novel import load_novel
+from manyheads.data.corpora import load_novel
 from manyheads.data.language.prepared import NOVEL, open_text
 from manyheads.data.language.texts import TextFiles
 from manyheads.data.settings import SegmentSettings

@@ -13,7 +13,7 @@ from manyheads.data.language.preparing import prepare_ids, prepare_text
 from manyheads.data.language.texts import IdSource, Pictures, RawFiles, TextFiles, find_layout
 from manyheads.data.preparing import Holdout
 from manyheads.errors import ConfigError
-from manyheads.tasks.language_modelling.prepare_options import PrepareOptions
+from manyheads.tasks.language_modelling.options import PrepareOptions
 from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, summary_of, vocabulary_lines
 from manyheads.text.settings import IdSettings, VocabularySettings
 from manyheads.text.vocabularies import load_vocabulary

@@ -12,7 +12,7 @@ import torch
 
 from manyheads.catalogue import TASKS
 from manyheads.data.cooccurrence import cooccurrence_embeddings
-from manyheads.data.corpora.tatoeba import NUM_TRAIN
+from manyheads.data.corpora import NUM_TRAIN
 from manyheads.data.lines import Progress
 from manyheads.data.mixing import join_pairs, mixed_digest
 from manyheads.data.translation.batches import TrainingStream

@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 from manyheads.catalogue import TASKS, build_model
 from manyheads.data.lines import Progress
 from manyheads.errors import ConfigError
-from manyheads.nn.kernels.policy import as_if_longer
+from manyheads.nn.kernels.modes import as_if_longer
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.run.device import check_capacity, computing, free_memory_bytes, peak_memory_bytes, status_bytes

@@ -101,6 +101,8 @@ class Callbacks:
         log: called with each line of a traceback.
 
     Attributes: wants_stop: one of them has returned `stop`.
+
+    Raises: ConfigError, MissingExtraError: see `callbacks_of`.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class Callbacks:
         ]
         self._off: set[str] = set()
         self._slow: set[str] = set()
-        self._warn, self._log = warn, log
+        self.warn, self.log = warn, log
         self.wants_stop = False
 
     def call(self, event: str, report: Any) -> None:
@@ -140,7 +142,7 @@ class Callbacks:
             seconds = time.monotonic() - began
             if seconds > SLOW_SECONDS and event not in ("on_start", "on_end") and name not in self._slow:
                 self._slow.add(name)
-                self._warn(f"The callback {name} took {seconds:.1f} s in {event}; training waits for it.")
+                self.warn(f"The callback {name} took {seconds:.1f} s in {event}; training waits for it.")
 
     def close(self) -> None:
         """Close all that can be closed."""
@@ -154,14 +156,14 @@ class Callbacks:
     def _turn_off(self, name: str, event: str, error: Exception) -> None:
         self._off.add(name)
         if isinstance(error, ManyHeadsError):
-            self._warn(str(error))
+            self.warn(str(error))
             return
-        self._warn(
+        self.warn(
             f"The callback {name} failed in {event} ({type(error).__name__}: {error}) and is off from now on; the"
             " traceback is in train.log."
         )
         for line in "".join(traceback.format_exception(error)).rstrip("\n").split("\n"):
-            self._log(line)
+            self.log(line)
 
 
 class CsvLogger(Logger):

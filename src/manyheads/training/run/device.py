@@ -16,7 +16,7 @@ import torch
 from manyheads.catalogue import build_model
 from manyheads.decoding.device import on_cpu_by_default
 from manyheads.errors import ConfigError
-from manyheads.nn.kernels.policy import by_fixed_rules, fast
+from manyheads.nn.kernels.modes import by_fixed_rules, fast
 from manyheads.training.run.initial import freeze
 from manyheads.training.settings import RunConfig
 

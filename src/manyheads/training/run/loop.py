@@ -176,6 +176,8 @@ def train(
             group.meet()  # wait until the main rank has prepared the folder
             with computing(config, device):
                 return _run(config, device, folder, resume, Surroundings(Reporters([]), translate, group))
+        # A logger that is refused leaves no folder.
+        called = Callbacks(with_tensorboard(callbacks) if config.training.tensorboard else callbacks)
         folder.create()
         with folder.locked(), computing(config, device):
             moved = folder.finish_setting_aside()
@@ -185,9 +187,8 @@ def train(
             everyone = Reporters([plain] if reporter is None else [plain, reporter])
             if moved is not None:
                 everyone.message(_moved(moved))
-            chosen = with_tensorboard(callbacks) if config.training.tensorboard else callbacks
+            called.warn, called.log = lambda text: everyone.message(text, "warning"), plain.message
             try:
-                called = Callbacks(chosen, lambda text: everyone.message(text, "warning"), plain.message)
                 with closing(called):
                     return _run(config, device, folder, resume, Surroundings(everyone, translate, group, called))
             except ManyHeadsError as error:

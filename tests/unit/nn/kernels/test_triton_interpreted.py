@@ -17,7 +17,7 @@ from manyheads.nn import fused_relative_attention, fused_relative_attention_of_s
 from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, Window, dense_mask
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.loss import plain_loss, smoothed_loss
 from manyheads.nn.kernels.relative import relative_attention
 
@@ -59,7 +59,7 @@ def test_loss(dtype, smoothing, kind, padding):
     loss, nll = plain_loss(wide[0][keep], targets[keep], *wide[1:], smoothing, kind, PAD)
     wanted = torch.autograd.grad(loss * 0.5, wide)
     given = [x.to(dtype).requires_grad_() for x in (hidden, weight, bias)]
-    with policy.using_triton():
+    with modes.using_triton():
         found, found_nll = smoothed_loss(given[0], targets, *given[1:], smoothing, 2048, kind, PAD, keep)
         without_error, _ = smoothed_loss(*[x.detach() for x in given[:1]], targets, *[x.detach() for x in given[1:]],
                                          smoothing, 2048, kind, PAD, keep)  # fmt: skip
@@ -93,7 +93,7 @@ def test_loss_of_a_head_in_the_fast_mode() -> None:
     keep = torch.tensor([[True] * 3, [True, False, False]])
     targets = torch.randint(4, 11, (2, 3))
     wanted = head.loss(hidden, targets, keep, label_smoothing=0.1)
-    with policy.fast(), policy.using_triton():
+    with modes.fast(), modes.using_triton():
         found = head.loss(hidden, targets, keep, label_smoothing=0.1)
     torch.testing.assert_close(found, wanted)
 
@@ -214,7 +214,7 @@ def test_the_module(kind: Any) -> None:
 def test_second_derivatives_are_refused() -> None:
     given = inputs(3, 5, 8, 8, True, torch.float32)
     x, weight = torch.randn(3, WIDTH, requires_grad=True), torch.randn(5, WIDTH)
-    with policy.using_triton():
+    with modes.using_triton():
         loss = smoothed_loss(x, torch.arange(3), weight, None)[0]
     for total, leaf in ((fused_relative_attention(*given).square().sum(), given[0]), (loss, x)):
         [first] = torch.autograd.grad(total, leaf, create_graph=True)

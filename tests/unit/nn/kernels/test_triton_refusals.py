@@ -8,7 +8,7 @@ import torch
 from manyheads.cli.commands.doctor import triton_line
 from manyheads.errors import RequestError
 from manyheads.nn import RelativeMultiHeadAttention, fused_relative_attention
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -49,7 +49,7 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     attention, x = RelativeMultiHeadAttention(8, 2), torch.randn(1, 3, 8)
     wanted = attention(x)
     message = "needs the package triton, which is not installed: pip install triton"
-    with policy.using_triton(), pytest.raises(RequestError, match=message):
+    with modes.using_triton(), pytest.raises(RequestError, match=message):
         attention(x)
     attention.fused = True
     with pytest.raises(RequestError, match=message):
@@ -77,7 +77,7 @@ def test_nothing_is_a_default_before_it_is_proven(card: None, monkeypatch: pytes
         return policy.uses_triton("relative attention", OnCUDA(), width=64, rate=rate)  # type: ignore[arg-type]
 
     monkeypatch.setattr(policy, "version", lambda name: "3.7.1")
-    with policy.fast():
+    with modes.fast():
         assert not policy._PROVEN_TRITON
         assert not uses()
         monkeypatch.setattr(
@@ -87,7 +87,7 @@ def test_nothing_is_a_default_before_it_is_proven(card: None, monkeypatch: pytes
         assert not uses(rate=0.1)
         monkeypatch.setattr(policy, "version", lambda name: "3.6.0")
         assert not uses()
-    with policy.using_triton():
+    with modes.using_triton():
         assert uses()
         with pytest.raises(RequestError, match="The Triton kernel of relative attention has no dropout"):
             uses(rate=0.1)

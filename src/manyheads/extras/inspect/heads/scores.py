@@ -23,7 +23,7 @@ from manyheads.models.head_names import Head, HeadKind, all_heads, prunable
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention.observing import observe
-from manyheads.nn.kernels.policy import fast
+from manyheads.nn.kernels.modes import fast
 
 Model = Seq2Seq | LanguageModel
 Batches = Sequence[PairBatch] | Sequence[SegmentBatch]

@@ -40,9 +40,8 @@ from manyheads.extras.serving.api.shared import (
     server_event,
     whole_or_events,
 )
-from manyheads.extras.serving.jobs import Done, Row, Written
+from manyheads.extras.serving.jobs import Done, Row, ScoredIds, Written
 from manyheads.extras.serving.refusals import Refusal, invalid, openai_error, refuse_unsupported, too_long
-from manyheads.extras.serving.scoring import ScoredIds
 from manyheads.extras.serving.served import AnyServed, ServedGenerator, find_model
 from manyheads.extras.serving.service import Service
 from manyheads.text.vocabulary import Vocabulary

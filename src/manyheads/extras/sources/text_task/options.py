@@ -8,7 +8,7 @@ from manyheads.config.options import group, option
 from manyheads.errors import ConfigError
 from manyheads.extras.research.text_task.options import EVALUATE, SCORE
 from manyheads.extras.sources.options import SourceOptions
-from manyheads.tasks.language_modelling import prepare_options as task
+from manyheads.tasks.language_modelling import options as task
 
 __all__ = ["EVALUATE", "PREPARE", "SCORE", "PrepareOptions"]
 

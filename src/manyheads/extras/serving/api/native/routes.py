@@ -33,9 +33,8 @@ from manyheads.extras.serving.api.shared import (
     translator_for,
     whole_or_events,
 )
-from manyheads.extras.serving.jobs import Done, Row, Written
+from manyheads.extras.serving.jobs import MOST_MAPPED, Done, Row, ScoredIds, Written, attention_maps, mean_map
 from manyheads.extras.serving.refusals import Refusal, invalid, openai_error, too_long
-from manyheads.extras.serving.scoring import MOST_MAPPED, ScoredIds, attention_maps, mean_map
 from manyheads.extras.serving.served import ServedGenerator, ServedModel, find_model
 from manyheads.extras.serving.service import Service
 

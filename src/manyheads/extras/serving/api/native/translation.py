@@ -20,9 +20,8 @@ from manyheads.extras.serving.api.glossaries import parse_terms
 from manyheads.extras.serving.api.native.bodies import TranslateBody, of_alternatives, of_tokens, rounded
 from manyheads.extras.serving.api.shared import finite, given, large_answer, server_event, translator_for
 from manyheads.extras.serving.glossaries import NOTE
-from manyheads.extras.serving.jobs import Done, Row
+from manyheads.extras.serving.jobs import MOST_MAPPED, Done, Row, ScoredIds, attention_maps, mean_map
 from manyheads.extras.serving.refusals import Refusal, invalid, openai_error
-from manyheads.extras.serving.scoring import MOST_MAPPED, ScoredIds, attention_maps, mean_map
 from manyheads.extras.serving.served import ServedTranslator
 from manyheads.extras.serving.service import Service
 from manyheads.extras.serving.texts import KeptRows, Sentence, rejoin, split

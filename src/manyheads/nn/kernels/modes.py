@@ -1,0 +1,159 @@
+"""What a caller asks for within a block, of this thread or this process; `policy` takes it into account.
+
+Outside `fast()` the modules compute with torch's own operations. The other blocks are for the runners of whole models,
+tests and benchmarks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Literal
+
+import torch
+
+RelativePath = Literal["products", "tiles", "sums", "sdpa"]
+
+
+class _Asked(threading.local):
+    """Of each thread, so that a server does not change what another thread computes. A compiler guards it."""
+
+    is_fast = False
+    saves_launches = False
+    times_longer = 1.0
+    asks_triton = False
+
+
+asked = _Asked()
+_compiles = False
+_measures = True
+_relative_path: RelativePath | None = None
+
+
+class fast(AbstractContextManager[None]):  # noqa: N801 - used like a function
+    """Within the block, this thread computes with the fastest implementations, which have a first derivative only.
+
+    The backward pass of what is computed within it uses them, too, also outside the block and in another thread. Not
+    for the body of a generator, whose caller would run in the same mode.
+
+    >>> with fast():
+    ...     is_fast()
+    True
+
+    Args: enabled: False: the plain implementations, within a block of fast ones.
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        self._enabled = enabled
+        self._before: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._before.append(asked.is_fast)
+        asked.is_fast = self._enabled
+
+    def __exit__(self, *error: object) -> None:
+        asked.is_fast = self._before.pop()
+
+
+def is_fast() -> bool:
+    """Return whether the fastest implementations are used: within `fast()`, but not under a transform."""
+    return asked.is_fast and not is_transformed()
+
+
+def is_transformed() -> bool:
+    """Return whether a transform of `torch.func`, or forward-mode differentiation, runs this code.
+
+    They differentiate torch's own operations only, so the formulas are computed.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+
+
+def is_compiled() -> bool:
+    """Return whether a compiler is tracing this code. Sizes that depend on values are then symbols, not numbers."""
+    return torch.compiler.is_compiling()
+
+
+@contextmanager
+def saving_launches() -> Iterator[None]:
+    """Within the block, this thread takes fewer and larger operations also on a card that has not been tried."""
+    before, asked.saves_launches = asked.saves_launches, True
+    try:
+        yield
+    finally:
+        asked.saves_launches = before
+
+
+@contextmanager
+def using_triton() -> Iterator[None]:
+    """Within the block, this thread uses the Triton kernels by name: what they cannot compute is refused."""
+    before, asked.asks_triton = asked.asks_triton, True
+    try:
+        yield
+    finally:
+        asked.asks_triton = before
+
+
+@contextmanager
+def as_if_longer(times: float) -> Iterator[None]:
+    """Within the block, as few rows are processed at once as of sequences `times` as long, to predict their memory."""
+    before, asked.times_longer = asked.times_longer, times
+    try:
+        yield
+    finally:
+        asked.times_longer = before
+
+
+@contextmanager
+def by_fixed_rules() -> Iterator[None]:
+    """Within the block, no measurement of speed selects an implementation, so two processes compute alike. Not safe for
+    several threads.
+    """
+    global _measures
+    before, _measures = _measures, False
+    try:
+        yield
+    finally:
+        _measures = before
+
+
+def measures() -> bool:
+    """Return whether a measurement of speed may select an implementation: not within `by_fixed_rules()`."""
+    return _measures
+
+
+@contextmanager
+def compiling_a_step() -> Iterator[None]:
+    """Declare that what is compiled within the block is a step of a search. Not safe for several threads."""
+    global _compiles
+    before, _compiles = _compiles, True
+    try:
+        yield
+    finally:
+        _compiles = before
+
+
+def compiles_a_step() -> bool:
+    """Return whether a compiler is tracing one step of a search (`decoding.model_runner`), and not something else."""
+    return torch.compiler.is_compiling() and _compiles
+
+
+@contextmanager
+def using_relative_path(path: RelativePath) -> Iterator[None]:
+    """Use this implementation of relative attention within the block, to measure or test it.
+
+    Not safe for several threads.
+    """
+    global _relative_path
+    before, _relative_path = _relative_path, path
+    try:
+        yield
+    finally:
+        _relative_path = before
+
+
+def asked_relative_path() -> RelativePath | None:
+    """Return the implementation that `using_relative_path` asks for; None: `policy` chooses."""
+    return _relative_path
