@@ -56,6 +56,8 @@ manyheads train --preset lm-demo --minutes 2 --run-dir runs/lm-demo""",
 }
 """Commands that write what a page supposes to be there; they are the second cell."""
 IN_CHINESE = "zh/"
+_OF_SUPPOSED = "The next cell writes what this page supposes to be there. If it trains a model, it takes minutes."
+_OF_SUPPOSED_IN_CHINESE = "下一格生成本页所需的文件。如果其中要训练模型，需要几分钟。"
 MOST_NOTEBOOK_BYTES = 1_000_000
 MOST_PICTURE_BYTES = 100_000
 MOST_LINES = 200
@@ -97,7 +99,9 @@ def notebook_of(page: str) -> Any:
         raise NotebookError(f"{path.relative_to(ROOT)} has no block of code to run, so it makes no notebook.")
     first = [nbformat.v4.new_code_cell(installation(page))]
     supposed = SUPPOSED.get(page.removeprefix(IN_CHINESE))
-    first += [nbformat.v4.new_code_cell(f"%%sh\n{supposed}")] if supposed else []
+    if supposed:
+        note = _OF_SUPPOSED_IN_CHINESE if page.startswith(IN_CHINESE) else _OF_SUPPOSED
+        first += [nbformat.v4.new_markdown_cell(note), nbformat.v4.new_code_cell(f"%%sh\n{supposed}")]
     title, _, rest = notebook.cells[0].source.partition("\n\n")  # these cells follow the title, not a half of the page
     texts = [nbformat.v4.new_markdown_cell(title)], [nbformat.v4.new_markdown_cell(rest)] if rest else []
     notebook.cells = [*texts[0], *first, *texts[1], *notebook.cells[1:]]
@@ -201,6 +205,17 @@ def limited(cell: Any, place: str, folder: str) -> list[Any]:
         elif "image/png" in output.get("data", {}):
             output["data"].pop("text/html", None)  # the page in a frame; the picture shows the same
             output["data"]["image/png"] = smaller(output["data"]["image/png"], place)
+    return plain(cell.source, outputs)
+
+
+def plain(source: str, outputs: list[Any]) -> list[Any]:
+    """Return a cell's outputs, in a shell cell all as standard output: notebooks colour the other stream as a failure.
+
+    A cell that fails is not kept, and our commands write their progress to standard error.
+    """
+    for output in outputs:
+        if source.startswith("%%sh") and output["output_type"] == "stream":
+            output["name"] = "stdout"
     return outputs
 
 
@@ -232,7 +247,7 @@ def keep_outputs(notebook: Any, path: Path) -> None:
     if [cell.source for cell in old[1:]] != [cell.source for cell in new[1:]] or not old:
         raise NotebookError(f"{path.relative_to(ROOT)} has other cells of code than its page; run it: make notebooks.")
     for cell, before in zip(new, old, strict=True):
-        cell.outputs, cell.execution_count = before.outputs, before.execution_count
+        cell.outputs, cell.execution_count = plain(cell.source, before.outputs), before.execution_count
 
 
 def write(notebook: Any, path: Path) -> None:
