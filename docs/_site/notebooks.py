@@ -161,9 +161,12 @@ def _relinked(text: str, page: str) -> str:
 def run(notebook: Any, page: str, folder: Path) -> None:
     """Run all cells in a new kernel, in a folder, and keep what they show, within limits.
 
-    Raises: NotebookError: there is no kernel, a cell fails, or its output is too large.
+    Raises: NotebookError: there is no kernel, it ends, a cell fails or takes too long, or its output is too large.
     """
-    import nbclient
+    try:
+        import nbclient
+    except ImportError:
+        raise NotebookError("nbclient is missing; pip install nbclient ipykernel.") from None
     from jupyter_client.kernelspec import NoSuchKernel
 
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -175,6 +178,14 @@ def run(notebook: Any, page: str, folder: Path) -> None:
         raise NotebookError("there is no kernel python3 here; pip install ipykernel.") from None
     except nbclient.exceptions.CellExecutionError as error:
         raise NotebookError(f"docs/{page}.md does not run in a kernel: {str(error).strip()[-2000:]}") from None
+    except nbclient.exceptions.DeadKernelError:
+        raise NotebookError(
+            f"docs/{page}.md ended its kernel; look at what its cells start, and at the memory."
+        ) from None
+    except nbclient.exceptions.CellTimeoutError:
+        raise NotebookError(
+            f"docs/{page}.md has a cell that runs for more than {CELL_SECONDS:,} s; do less there."
+        ) from None
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "code":
             cell.outputs = limited(cell, f"docs/{page}.md, cell {number}", str(folder))
@@ -231,7 +242,10 @@ def smaller(picture: str, place: str) -> str:
         drawn.resize(size).quantize(128, dither=Image.Dither.NONE).save(content, format="PNG", optimize=True)
         if len(content.getvalue()) <= MOST_PICTURE_BYTES:
             return base64.b64encode(content.getvalue()).decode("ascii")
-    raise NotebookError(f"{place} draws a picture of more than {MOST_PICTURE_BYTES:,} bytes; draw a simpler one.")
+    raise NotebookError(
+        f"{place} draws a picture of {len(content.getvalue()):,} bytes even at {part:g} of its size, more than"
+        f" {MOST_PICTURE_BYTES:,}; draw a simpler one."
+    )
 
 
 def keep_outputs(notebook: Any, path: Path) -> None:
