@@ -56,6 +56,8 @@ manyheads train --preset lm-demo --minutes 2 --run-dir runs/lm-demo""",
 }
 """Commands that write what a page supposes to be there; they are the second cell."""
 IN_CHINESE = "zh/"
+_OF_SUPPOSED = "The next cell writes what this page supposes to be there. If it trains a model, it takes minutes."
+_OF_SUPPOSED_IN_CHINESE = "下一格生成本页所需的文件。如果其中要训练模型，需要几分钟。"
 MOST_NOTEBOOK_BYTES = 1_000_000
 MOST_PICTURE_BYTES = 100_000
 MOST_LINES = 200
@@ -97,7 +99,9 @@ def notebook_of(page: str) -> Any:
         raise NotebookError(f"{path.relative_to(ROOT)} has no block of code to run, so it makes no notebook.")
     first = [nbformat.v4.new_code_cell(installation(page))]
     supposed = SUPPOSED.get(page.removeprefix(IN_CHINESE))
-    first += [nbformat.v4.new_code_cell(f"%%sh\n{supposed}")] if supposed else []
+    if supposed:
+        note = _OF_SUPPOSED_IN_CHINESE if page.startswith(IN_CHINESE) else _OF_SUPPOSED
+        first += [nbformat.v4.new_markdown_cell(note), nbformat.v4.new_code_cell(f"%%sh\n{supposed}")]
     title, _, rest = notebook.cells[0].source.partition("\n\n")  # these cells follow the title, not a half of the page
     texts = [nbformat.v4.new_markdown_cell(title)], [nbformat.v4.new_markdown_cell(rest)] if rest else []
     notebook.cells = [*texts[0], *first, *texts[1], *notebook.cells[1:]]
@@ -157,9 +161,12 @@ def _relinked(text: str, page: str) -> str:
 def run(notebook: Any, page: str, folder: Path) -> None:
     """Run all cells in a new kernel, in a folder, and keep what they show, within limits.
 
-    Raises: NotebookError: there is no kernel, a cell fails, or its output is too large.
+    Raises: NotebookError: there is no kernel, it ends, a cell fails or takes too long, or its output is too large.
     """
-    import nbclient
+    try:
+        import nbclient
+    except ImportError:
+        raise NotebookError("nbclient is missing; pip install nbclient ipykernel.") from None
     from jupyter_client.kernelspec import NoSuchKernel
 
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -171,6 +178,14 @@ def run(notebook: Any, page: str, folder: Path) -> None:
         raise NotebookError("there is no kernel python3 here; pip install ipykernel.") from None
     except nbclient.exceptions.CellExecutionError as error:
         raise NotebookError(f"docs/{page}.md does not run in a kernel: {str(error).strip()[-2000:]}") from None
+    except nbclient.exceptions.DeadKernelError:
+        raise NotebookError(
+            f"docs/{page}.md ended its kernel; look at what its cells start, and at the memory."
+        ) from None
+    except nbclient.exceptions.CellTimeoutError:
+        raise NotebookError(
+            f"docs/{page}.md has a cell that runs for more than {CELL_SECONDS:,} s; do less there."
+        ) from None
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "code":
             cell.outputs = limited(cell, f"docs/{page}.md, cell {number}", str(folder))
@@ -201,6 +216,17 @@ def limited(cell: Any, place: str, folder: str) -> list[Any]:
         elif "image/png" in output.get("data", {}):
             output["data"].pop("text/html", None)  # the page in a frame; the picture shows the same
             output["data"]["image/png"] = smaller(output["data"]["image/png"], place)
+    return plain(cell.source, outputs)
+
+
+def plain(source: str, outputs: list[Any]) -> list[Any]:
+    """Return a cell's outputs, in a shell cell all as standard output: notebooks colour the other stream as a failure.
+
+    A cell that fails is not kept, and our commands write their progress to standard error.
+    """
+    for output in outputs:
+        if source.startswith("%%sh") and output["output_type"] == "stream":
+            output["name"] = "stdout"
     return outputs
 
 
@@ -216,7 +242,10 @@ def smaller(picture: str, place: str) -> str:
         drawn.resize(size).quantize(128, dither=Image.Dither.NONE).save(content, format="PNG", optimize=True)
         if len(content.getvalue()) <= MOST_PICTURE_BYTES:
             return base64.b64encode(content.getvalue()).decode("ascii")
-    raise NotebookError(f"{place} draws a picture of more than {MOST_PICTURE_BYTES:,} bytes; draw a simpler one.")
+    raise NotebookError(
+        f"{place} draws a picture of {len(content.getvalue()):,} bytes even at {part:g} of its size, more than"
+        f" {MOST_PICTURE_BYTES:,}; draw a simpler one."
+    )
 
 
 def keep_outputs(notebook: Any, path: Path) -> None:
@@ -232,7 +261,7 @@ def keep_outputs(notebook: Any, path: Path) -> None:
     if [cell.source for cell in old[1:]] != [cell.source for cell in new[1:]] or not old:
         raise NotebookError(f"{path.relative_to(ROOT)} has other cells of code than its page; run it: make notebooks.")
     for cell, before in zip(new, old, strict=True):
-        cell.outputs, cell.execution_count = before.outputs, before.execution_count
+        cell.outputs, cell.execution_count = plain(cell.source, before.outputs), before.execution_count
 
 
 def write(notebook: Any, path: Path) -> None:

@@ -20,8 +20,12 @@ FORBIDDEN = (
     *("pickle.find_class", "os.putenv", "os.setxattr", "sys.setprofile", "sys.settrace"),
 )
 """Events; `pickle.find_class` is raised by Python's own unpickler, whatever module calls it."""
-OUR_OWN = {"ctypes.dlopen": (None,), "ctypes.dlsym": ("gnu_get_libc_version", "mallopt")}
-"""What `train` does to set up the machine: the C library that is there already, and two of its functions."""
+OUR_OWN = {
+    "ctypes.dlopen": (None, "libnvidia-ml.so.1"),
+    "ctypes.dlsym": ("gnu_get_libc_version", "mallopt", "nvmlInit", "nvmlDeviceGetCount_v2"),
+}
+"""What `train` does to set up the machine: the C library that is there already, and two of its functions. And how
+torch's build for CUDA counts GPUs: NVIDIA's library, and two functions of it."""
 MODULES = frozenset(
     (
         "antigravity",

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +90,7 @@ def test_a_notebook_ran_whole_and_is_small(page: str, script: Any) -> None:
         assert cell["execution_count"] is not None
         for output in cell["outputs"]:
             assert output["output_type"] != "error"
+            assert output.get("name") != "stderr" or not "".join(cell["source"]).startswith("%%sh")
             assert len(base64.b64decode(output.get("data", {}).get("image/png", ""))) <= script.MOST_PICTURE_BYTES
             most = script.TRAINING_LINES if "manyheads train" in "".join(cell["source"]) else script.MOST_LINES
             assert len(output.get("text", ())) <= most
@@ -118,6 +120,9 @@ def test_outputs_have_limits(script: Any) -> None:
     training.outputs = [stream("".join(f"{i}\n" for i in range(90))), stream("/run/a/model is written\n")]
     [kept] = script.limited(training, "page", "/run/a")
     assert kept["text"].splitlines() == [*(str(i) for i in range(71, 90)), "model is written"]
+    progress = Output(output_type="stream", name="stderr", text="step 1\n")
+    shell, code = (SimpleNamespace(source=source, outputs=[Output(progress)]) for source in ("%%sh\nls", "ls()"))
+    assert [script.limited(cell, "page", "/run/a")[0]["name"] for cell in (shell, code)] == ["stdout", "stderr"]
     printing = SimpleNamespace(source="print()", outputs=[stream("x\n" * 201)])
     with pytest.raises(script.NotebookError, match=r"docs/a\.md, cell 3 prints 201 lines, more than 200"):
         script.limited(printing, "docs/a.md, cell 3", "/run/a")
@@ -156,11 +161,32 @@ def test_no_kernel_and_too_large_get_one_sentence(script: Any, tmp_path: Path, m
     monkeypatch.setattr("nbclient.NotebookClient.execute", no_kernel)
     with pytest.raises(script.NotebookError, match="there is no kernel python3 here; pip install ipykernel"):
         script.run(notebook, "sources/labml", tmp_path)
+    monkeypatch.setitem(sys.modules, "nbclient", None)
+    with pytest.raises(script.NotebookError, match="nbclient is missing; pip install nbclient ipykernel"):
+        script.run(notebook, "sources/labml", tmp_path)
+    monkeypatch.undo()
     monkeypatch.setattr(script, "MOST_NOTEBOOK_BYTES", 100)
     monkeypatch.setattr(script, "ROOT", tmp_path)
     with pytest.raises(script.NotebookError, match=r"a\.ipynb would have [0-9,]+ bytes, more than 100"):
         script.write(notebook, tmp_path / "a.ipynb")
     assert not (tmp_path / "a.ipynb").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "said"),
+    [
+        ("import os; os._exit(3)", 600, r"docs/heads\.md ended its kernel"),
+        ("while True: pass", 1, r"runs for more than 1 s; do less"),
+    ],
+)
+def test_a_kernel_that_ends_or_does_not_end_gets_one_sentence(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, seconds: int, said: str
+) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    monkeypatch.setattr(script, "CELL_SECONDS", seconds)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    with pytest.raises(script.NotebookError, match=said):
+        script.run(notebook, "heads", tmp_path)
 
 
 def test_the_first_cell_installs_from_where_the_addresses_say(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:

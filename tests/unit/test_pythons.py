@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +52,19 @@ def test_a_python_that_is_not_there_is_said_and_no_failure(
 
 def test_a_row_of_the_table_is_added_once(pythons: Any) -> None:
     page = pythons.PAGE.read_text(encoding="utf-8")
-    row = "| 3.12.1 | 2.13.0 | Linux x86_64 | `make test` | 2026-01-01 | failed |"
-    once = pythons.with_row(page, "3.12", row)
+    row = "| 3.99.1 | 2.13.0 | Linux x86_64 | `make test` | 2026-01-01 | failed |"
+    once = pythons.with_row(page, "3.99", row)
     later = row.replace("failed", "passed")
-    twice = pythons.with_row(once, "3.12", later)
+    twice = pythons.with_row(once, "3.99", later)
     assert (once.count(row), twice.count(row), twice.count(later)) == (1, 0, 1)
     assert twice.replace(f"{later}\n", "") == page
     with pytest.raises(SystemExit, match="no table"):
         pythons.with_row("# A page\n", "3.12", row)
+
+
+def test_the_classifiers_name_what_ran_whole(pythons: Any) -> None:
+    page = pythons.PAGE.read_text(encoding="utf-8")
+    row = r"^\| (3\.\d+)(?:\.\d+)? \|.*\| `(?:make test|\.ci/run)`[^|]*\|[^|]*\| passed\b.*\|$"
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["classifiers"]
+    named = [one.rpartition(" ")[2] for one in classifiers if re.search(r"Python :: 3\.\d+$", one)]
+    assert named == sorted(set(re.findall(row, page, re.MULTILINE)))

@@ -144,7 +144,7 @@ def token_losses(
             state = state if attending is not None else None  # without memory, segments are independent
             columns = torch.arange(batch.targets.shape[1])
             scored = (columns >= batch.num_context) & (columns < batch.lengths[:, None])
-            values = losses.double().cpu()[scored]
+            values = losses.cpu().double()[scored]  # MPS has no float64
             refuse_nan(bool(values.isnan().any()))
             found[place.targets[scored].numpy()] = values.numpy()
             num_tokens += batch.num_target_tokens()

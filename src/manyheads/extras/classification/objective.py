@@ -39,7 +39,7 @@ class ClassJudge(EncoderJudge):
             moved = batch.to(self.device)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
                 log_probs = self.model.log_probs(moved.tokens, moved.lengths)
-            nll -= float(log_probs.gather(1, moved.labels[:, None]).double().sum())
+            nll -= float(log_probs.gather(1, moved.labels[:, None]).cpu().double().sum())
             best, chosen = log_probs.max(1)
             predicted |= zip(
                 batch.sample_ids.tolist(), zip(chosen.tolist(), best.exp().tolist(), strict=True), strict=True

@@ -201,7 +201,7 @@ def evaluate_duplication(
             batch = batch.to(device)
             targets = batch.targets[:, batch.num_context :]
             log_probs = model.log_probs(batch.tokens)[:, batch.num_context :]
-            sums.append(-float(log_probs.gather(2, targets[:, :, None]).sum(dtype=torch.float64)))
+            sums.append(-float(log_probs.gather(2, targets[:, :, None]).cpu().sum(dtype=torch.float64)))
             num_correct += int((log_probs.argmax(-1) == targets).sum())
             num_tokens += targets.numel()
     return Duplicated(math.fsum(sums), num_tokens, num_correct)

@@ -88,13 +88,16 @@ def gradient_rms(
     Raises: DataError: there is nothing to read.
     """
     parameters = dict(model.named_parameters())
-    squares = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in parameters.items()}
+    where = {name: "cpu" if one.device.type == "mps" else one.device for name, one in parameters.items()}  # no float64
+    squares = {
+        name: torch.zeros(one.shape, dtype=torch.float64, device=where[name]) for name, one in parameters.items()
+    }
     batches = 0
     for _ in _segments(model, store, reading, vocabulary, device, on_progress):
         for name, gradient in _gradients(parameters):
-            squares[name] += gradient.double() ** 2
+            squares[name] += gradient.to(where[name]).double() ** 2
         batches += 1
-    return {name: (one / batches).sqrt().to(parameters[name].dtype) for name, one in squares.items()}
+    return {name: (one / batches).sqrt().to(parameters[name]) for name, one in squares.items()}
 
 
 def evaluate_dynamically(

@@ -101,7 +101,7 @@ def losses_by_context(
             predicted = windows[:, None] + contexts  # (windows, contexts), in steps
             targets = ids[(predicted * step).clamp(max=len(ids) - 1)].to(device)
             state = None if attending is None else model.start(len(windows), attending)
-            losses = model.losses_at(tokens, (contexts * step - 1).to(device), targets, lengths, state).double().cpu()
+            losses = model.losses_at(tokens, (contexts * step - 1).to(device), targets, lengths, state).cpu().double()
             inside = predicted <= num_targets
             refuse_nan(bool(losses[inside].isnan().any()), name)
             rows = (contexts - 1).expand_as(predicted)

@@ -262,9 +262,9 @@ class _Tally:
         """Add weights (batch, heads, q_len, k_len) at the real queries (batch, q_len)."""
         rows = weights.float().transpose(0, 1)[:, real]  # (heads, queries, k_len)
         self._count += rows.shape[1]
-        self._entropy.append(torch.special.entr(rows).sum((1, 2)).double().cpu() / math.log(2))
+        self._entropy.append(torch.special.entr(rows).sum((1, 2)).cpu().double() / math.log(2))
         largest, places = rows.max(dim=2)
-        self._largest.append(largest.sum(1).double().cpu())
+        self._largest.append(largest.sum(1).cpu().double())
         if self._is_self:
             self._offsets = self._offsets or [{} for _ in range(rows.shape[0])]
             first = weights.shape[3] - weights.shape[2]  # after memory
