@@ -116,7 +116,7 @@ class Pattern:
 
         Raises: ConfigError: it is too long, or not JSON. MissingExtraError: llguidance is not installed.
         """
-        with needing_extra("--regex and --json-schema need the package llguidance", "constrained"):
+        with needing_extra("regex and json_schema need the package llguidance", "constrained"):
             from llguidance import LLMatcher
         name, text, most = ("regex", regex, MOST_REGEX_CHARS) if regex else ("json_schema", schema, MOST_SCHEMA_CHARS)
         if len(text) > most:

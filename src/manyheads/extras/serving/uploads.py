@@ -28,7 +28,7 @@ from manyheads.extras.documents.terms import Terms
 from manyheads.extras.documents.translating import UnitTranslator
 from manyheads.extras.serving.engine import SHARE_KEPT
 from manyheads.extras.serving.markup import sentences_of, translate_units
-from manyheads.extras.serving.refusals import Refusal
+from manyheads.extras.serving.refusals import Refusal, told
 from manyheads.extras.serving.served import ServedTranslator
 from manyheads.extras.serving.service import Service
 
@@ -228,7 +228,7 @@ class Uploads:
         if isinstance(error, TimeoutError):
             found.reason = str(self._service.too_late())
         elif isinstance(error, Refusal | ManyHeadsError):
-            found.reason = str(error)
+            found.reason = told(error)
         else:
             _log.error("document %s failed: %s", found.id[:8], type(error).__name__, exc_info=error)
             found.reason = "The server failed."
