@@ -187,7 +187,7 @@ DAMAGED = [
     ("csv", "a.csv", b"id,text\n1,a\n", ""),
     ("csv", "a.csv", b"id,text\n1,a\n", "7"),
     ("csv", "a.csv", b'id,text\n1,"a\n', "text"),
-    ("csv", "a.csv", b"id,text\n1\n", "text"),
+    ("csv", "a.csv", b"id,text\n1,a,b,c\n", "text"),
     ("tsv", "a.tsv", b"id\ttext\n1\ta\n", "other"),
     ("jsonl", "a.jsonl", b'{"a": "b"}\n', "text"),
     ("jsonl", "a.jsonl", b"a\n", "text"),
@@ -284,10 +284,13 @@ def test_a_disk_that_fills(server: Server, monkeypatch: pytest.MonkeyPatch) -> N
 
         def write(self, data: bytes) -> None:
             self.file.write(data[:1])
+
+        def flush(self) -> None:
             raise OSError(28, "No space left on device")
 
         def close(self) -> None:
             self.file.close()
+            self.flush()  # a real one does it, too
 
     def second_is_full(**given: Any) -> Any:
         made.append(given)

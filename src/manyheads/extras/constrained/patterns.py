@@ -279,5 +279,5 @@ def read_schema(given: str) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"--json-schema {given}: the file cannot be read ({reason}); give the name of a file, or the schema itself."
+            f"json_schema: the file {given} cannot be read ({reason}); give the name of a file, or the schema itself."
         ) from None

@@ -7,6 +7,7 @@ Its work is that of a request of its client: it holds a slot, has a deadline fro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import secrets
@@ -281,7 +282,8 @@ def _spooled(data: bytes) -> IO[bytes]:
         file.flush()
     except OSError as error:
         if file is not None:
-            file.close()
+            with contextlib.suppress(OSError):  # it writes once more what it could not write
+                file.close()
         _log.error("a document could not be kept: %s", error.strerror)
         raise Refusal(
             507, "The server cannot keep the document: its disk is full or cannot be written. Try again later.",
