@@ -46,7 +46,7 @@ LOGGERS_VENV ?= .venv-loggers
 TRITON_VENV ?= .venv-triton
 # `make check-container`: what runs containers; some hosts run runc and not crun.
 RUNTIME ?= runc
-# Where podman-compose is installed for it.
+# Where podman-compose, and the client of DeepL, are installed for it.
 COMPOSE_VENV ?= .venv-compose
 # `make pictures`: which files (all). `make notebooks`: which pages (all).
 NAMES ?=

@@ -11,9 +11,22 @@ from contextlib import contextmanager
 
 
 class ManyHeadsError(Exception):
-    """Base of all errors that a user's input can cause."""
+    """Base of all errors that a user's input can cause.
+
+    Args:
+        message: for every user: of a command, of Python, of a server.
+        in_command: what a command adds, with the names of its options.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str = "", *, in_command: str = "") -> None:
+        super().__init__(message)
+        self.in_command = in_command
+
+    def for_command(self) -> str:
+        """Return the message with what a command adds."""
+        return f"{self} {self.in_command}".rstrip()
 
     @property
     def _render_traceback_(self) -> Callable[[], list[str]]:
@@ -34,10 +47,11 @@ class ConfigError(ManyHeadsError):
     Args:
         message: for the user.
         fields: names of the settings, in their dataclass, that it is about.
+        in_command: see `ManyHeadsError`.
     """
 
-    def __init__(self, message: str = "", *, fields: Sequence[str] = ()) -> None:
-        super().__init__(message)
+    def __init__(self, message: str = "", *, fields: Sequence[str] = (), in_command: str = "") -> None:
+        super().__init__(message, in_command=in_command)
         self.fields = tuple(fields)
 
 
@@ -76,7 +90,12 @@ class RankLostError(ManyHeadsError):
 
 
 class MissingExtraError(ManyHeadsError):
-    """An optional package is missing; the message gives the pip command."""
+    """An optional package is missing; the message gives the pip command.
+
+    Attributes: why: the message without the command.
+    """
+
+    why: str = ""
 
 
 def wants_traceback() -> bool:
@@ -108,7 +127,9 @@ def needing_extra(why: str, extra: str) -> Iterator[None]:
     except ImportError as error:
         from manyheads.installation import install_command
 
-        raise MissingExtraError(f"{why}: {install_command(extra)}.") from error
+        missing = MissingExtraError(f"{why}: {install_command(extra)}.")
+        missing.why = why
+        raise missing from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -2,12 +2,12 @@
 
     python tests/clients/check_container.py MODEL [--runtime runc] [--base NAME] [--torch-index URL] [--keep]
 
-For Debian, as root, with podman, its network plug-ins, runc and mmdebstrap installed, and podman-compose of PyPI. It
-pulls nothing from a registry of images: the base is made by mmdebstrap, and the reverse proxy of deploy/compose.yaml is
-Debian's package on it. That composition needs the ports 80 and 443 of this machine. The settings of pip of this
-machine, and the folders that they name, hold in the build as well. Prints sizes, times and memory; exits with 1 after
-a failure. Images, containers, volumes and networks lie in a folder of their own, which is deleted at the end; with
---keep it stays, so that the next run is fast.
+For Debian, as root, with podman, its network plug-ins, runc and mmdebstrap installed, and podman-compose and deepl of
+PyPI. It pulls nothing from a registry of images: the base is made by mmdebstrap, and the reverse proxy of
+deploy/compose.yaml is Debian's package on it. That composition needs the ports 80 and 443 of this machine. The settings
+of pip of this machine, and the folders that they name, hold in the build as well. Prints sizes, times and memory; exits
+with 1 after a failure. Images, containers, volumes and networks lie in a folder of their own, which is deleted at the
+end; with --keep it stays, so that the next run is fast.
 """
 
 from __future__ import annotations
@@ -41,6 +41,15 @@ PACKAGES = "python3,python3-venv,ca-certificates"
 PLUGINS = [Path("/usr/lib/podman/netavark"), Path("/usr/lib/podman/aardvark-dns")]
 COMPOSITION = ROOT / "deploy/compose.yaml"
 KEY = "key-of-the-check"
+TOO_LARGE = """
+import sys
+import deepl
+client = deepl.Translator(sys.argv[1], server_url="https://localhost", verify_ssl=sys.argv[2])
+try:
+    client.translate_document_upload(b"x" * (1 << 23), filename="a.md", source_lang="EN", target_lang="DE")
+except deepl.DeepLException as error:
+    print(error.http_status_code, error)
+"""
 USER = 10001
 
 
@@ -212,7 +221,7 @@ class Composition:
     """deploy/compose.yaml, and requests over TLS to its proxy. Args: program: podman-compose. model: a folder."""
 
     def __init__(self, program: str, model: Path) -> None:
-        keys = STORE / "keys.txt"
+        keys, self._authority = STORE / "keys.txt", STORE / "authority.pem"
         keys.write_text(f"{KEY}\n", encoding="utf-8")
         keys.chmod(0o600)
         os.chown(keys, USER, USER)
@@ -236,7 +245,13 @@ class Composition:
         found = podman("exec", self.container("proxy"), "cat", made, check=False).stdout
         if found:
             self._trusted = ssl.create_default_context(cadata=found)
+            self._authority.write_text(found, encoding="utf-8")
         return bool(found)
+
+    def upload_too_large(self) -> str:
+        """Return what DeepL's own client says about a document that is too large."""
+        python = Path(self._program).parent / "python"
+        return called([python, "-c", TOO_LARGE, KEY, self._authority]).stdout
 
     def ask(self, path: str, body: bytes | None = None, kind: str = "application/json", key: str = KEY) -> bytes:
         """Return the answer to a request. Raises: HTTPError: it is a refusal."""
@@ -306,7 +321,7 @@ ENV XDG_DATA_HOME=/data XDG_CONFIG_HOME=/config
 
 
 def check_requests(composition: Composition) -> None:
-    """A translation, a document, a glossary, and a wrong key."""
+    """A translation, a document, a glossary, a wrong key, and a document that is too large."""
     told = composition.ask_json("/v1/translate", text="I am very hungry.")["translations"][0]["text"]
     document = composition.upload("page.html", b"<p>I am <b>very</b> hungry.</p>\n").decode()
     assert document.startswith("<p>"), document
@@ -321,6 +336,10 @@ def check_requests(composition: Composition) -> None:
         assert error.code == 403, error  # noqa: PT017
     else:
         raise AssertionError("a wrong key was accepted")
+    refused = composition.upload_too_large()
+    assert refused.startswith("413 "), refused
+    assert "the limit of a document is 4,194,304" in refused, refused
+    print(f"a document of 8 MiB, by DeepL's client: {refused.strip()}")
     print(f"over TLS: {told!r}, {document.strip()!r}, with a term {found['text']!r}")
 
 
@@ -352,7 +371,7 @@ def main() -> int:
     missing = [name for name in needed if shutil.which(name) is None]
     missing += [path.name for path in PLUGINS if not path.is_file()]
     if missing or os.geteuid() != 0:
-        tools = "apt-get install podman netavark aardvark-dns runc mmdebstrap; pip install podman-compose"
+        tools = "apt-get install podman netavark aardvark-dns runc mmdebstrap; pip install podman-compose deepl"
         what = f"{', '.join(missing)}: {tools}" if missing else "root"
         print(f"check_container.py needs {what}.", file=sys.stderr)
         return 2

@@ -274,8 +274,9 @@ class DecodingSettings(_CommonSettings):
         if not self.do_sample and self.num_return_sequences > self.num_beams:
             raise ConfigError(
                 f"num_return_sequences is {self.num_return_sequences} but num_beams is {self.num_beams}; a search"
-                " returns at most num_beams hypotheses. Lower num_return_sequences (--nbest), raise num_beams (--beam),"
-                " or turn do_sample on.",
+                " returns at most num_beams hypotheses. Lower num_return_sequences, raise num_beams, or turn do_sample"
+                " on.",
+                in_command="The options are --nbest and --beam.",
                 fields=("num_return_sequences", "num_beams", "do_sample"),
             )
 

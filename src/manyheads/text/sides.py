@@ -304,6 +304,7 @@ def refuse_untagged(texts: Sequence[str], languages: Sequence[str]) -> None:
         if text.strip() and untagged(text)[1] not in languages:
             raise RequestError(
                 f"text {number} has no target language; choose one of"
-                f" {', '.join(languages)} with --target-lang (in Python: translator.into(language)), or begin the text"
-                f" with a tag, such as {tag_of(languages[0])}."
+                f" {', '.join(languages)} (in Python: translator.into(language)), or begin the text with a tag, such as"
+                f" {tag_of(languages[0])}.",
+                in_command="The option is --target-lang.",
             )

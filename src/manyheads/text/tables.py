@@ -193,8 +193,9 @@ def columns_of(keys: Sequence[str], first: Row, option: str, name: str = "") -> 
         if names.count(key) != 1:
             verb, found = ("are", f"{names.count(key)} columns") if key in names else ("is", "no column")
             raise DataError(
-                f"{name}there {verb} {found} {key!r}; the first line has: {named(names)}. Name the columns by {option};"
-                " numbers, from 1, name the columns of a file without a header."
+                f"{name}there {verb} {found} {key!r}; the first line has: {named(names)}. Numbers, from 1, name"
+                " the columns of a file without a header.",
+                in_command=f"Name the columns by {option}.",
             )
     return Columns(tuple(map(names.index, keys)), True)
 

@@ -278,7 +278,8 @@ class IdVocabulary(Vocabulary):
         """Return nothing for empty lines. Raises: DataError: a line contains text."""
         if any(lines):
             raise DataError(
-                "This model reads numbers, not text; give it ids from a file: manyheads generate MODEL --input FILE."
+                "This model reads numbers, not text; give it ids.",
+                in_command="From a file: manyheads generate MODEL --input FILE.",
             )
         return [[] for _ in lines]
 

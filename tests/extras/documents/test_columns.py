@@ -57,7 +57,7 @@ def test_columns_by_number_have_no_header(texts: Texts) -> None:
         ("jsonl", '{"a": "x"}\n{"a": "\\ud800"}\n', ["a"], "line 2: a text contains half a surrogate pair (U+D800)"),
         ("jsonl", '[{"a": "x"}]\n', ["a"], "line 1"),
         ("jsonl", '{"a": "x"}\n{"a": "x"} {"a": "y"}\n', ["a"], "line 2: text follows the object"),
-        ("markdown", "a", ["a"], "--column a is for csv, tsv and jsonl"),
+        ("markdown", "a", ["a"], "column a is given, but columns are of csv, tsv and jsonl only"),
     ],
 )
 def test_refusals(format_name: str, text: str, columns: list[str], message: str) -> None:

@@ -293,8 +293,9 @@ def test_a_translation_like_times_or_like_a_number_keeps_the_source() -> None:
 @pytest.mark.parametrize("text", ["", "Hello.\n", "WEBVTT\n\nNOTE no text\n", "1\n00:00:01,000\nHello.\n"])
 @pytest.mark.parametrize("format_name", ["srt", "vtt"])
 def test_a_file_without_cues_is_an_error(text: str, format_name: str) -> None:
-    with pytest.raises(DataError, match=r"file: there is no cue; .*00:00:01,000 --> 00:00:04,000.*--format lines"):
+    with pytest.raises(DataError, match=r"file: there is no cue; .*00:00:01,000 --> 00:00:04,000") as raised:
         read_document(text, "file", format_name)
+    assert "--format lines" in raised.value.for_command()
 
 
 FRAGMENTS = [

@@ -147,7 +147,7 @@ def test_a_page_of_our_own_differs_in_its_text_only(manyheads: Cli, model_folder
         (["--json"], "--json is for lines"),
         (["--do-sample"], "--do-sample is for lines"),
         (["--on-bad-utf8", "skip"], "--on-bad-utf8 is for lines"),
-        (["--column", "a"], "--column a is for csv, tsv and jsonl"),
+        (["--column", "a"], "column a is given, but columns are of csv, tsv and jsonl only"),
         (["--terms", "missing.tsv"], "missing.tsv"),
         (["--format", "csv", "--column", "a"], "there is no column 'a'"),
         (["--format", "jsonl", "--column", "a"], "line 1 is not a JSON object"),

@@ -107,6 +107,60 @@ def test_malformed_requests_are_answered_or_closed(quick: tuple[Server, int], co
     assert is_healthy(quick[1])
 
 
+LARGE = 32 << 20  # more than what the system keeps of a connection that nobody reads
+
+
+@pytest.fixture(scope="module")
+def keyed(settings: ServingSettings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a server with a key, whose bodies may arrive slowly."""
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text("own-key-12345\n", encoding="utf-8")
+    keys.chmod(0o600)
+    with running(replace(settings, api_key_file=str(keys), read_seconds=60)) as (_, port):
+        yield port
+
+
+OWN = "Authorization: Bearer own-key-12345"
+CHUNKED = "Transfer-Encoding: chunked"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/translate", [OWN], 413),
+        ("/v2/document", [OWN], 413),
+        ("/v2/document", [OWN, CHUNKED], 413),
+        ("/v2/document", ["Authorization: DeepL-Auth-Key another-key"], 403),
+        ("/v2/document", [OWN, "Origin: https://evil.example"], 403),
+    ],
+)
+def test_a_client_that_sends_everything_first_receives_the_refusal(
+    keyed: int, path: str, headers: list[str], status: int
+) -> None:
+    """As proxies do, and clients over TLS."""
+    is_chunked = CHUNKED in headers
+    head = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", *headers]
+    head += [] if is_chunked else [f"Content-Length: {LARGE}"]
+    with connect(keyed) as opened:
+        opened.settimeout(60)
+        opened.sendall("\r\n".join([*head, "", ""]).encode())
+        if is_chunked:
+            opened.sendall(b"%x\r\n" % LARGE)
+        for _ in range(LARGE >> 16):
+            opened.sendall(b"x" * (1 << 16))
+        if is_chunked:
+            opened.sendall(b"\r\n0\r\n\r\n")
+        found = read_all(opened)
+    assert found.startswith(f"HTTP/1.1 {status} ".encode()), found[:200]
+    assert found.endswith(b"}")
+
+
+@pytest.mark.parametrize("header", [f"Content-Length: {1 << 40}", f"Content-Length: {LARGE}\r\nExpect: 100-continue"])
+def test_a_body_that_is_not_worth_reading_is_refused_at_once(keyed: int, header: str) -> None:
+    head = ["POST /v1/translate HTTP/1.1", "Host: 127.0.0.1", OWN, header]
+    assert answer_of(keyed, "\r\n".join([*head, "", ""]).encode()).startswith(b"HTTP/1.1 413 ")
+
+
 def test_pipelined_requests_are_answered_in_order(quick: tuple[Server, int]) -> None:
     found = answer_of(
         quick[1], request("/healthz") + request("/readyz") + request("/v1/none", b"", "Connection: close")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,7 +17,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from manyheads.decoding.translator import Translator
-from manyheads.extras.documents.formats import read_document
+from manyheads.errors import ConfigError, DataError
+from manyheads.extras.documents import markdown
+from manyheads.extras.documents.formats import FORMATS, decode, read_document
 from manyheads.extras.documents.sentence_ends import split_sentences
 from manyheads.extras.documents.terms import Terms
 from manyheads.extras.documents.translating import DocumentTranslation, UnitTranslator
@@ -172,6 +177,68 @@ def test_a_damaged_document_has_a_reason(server: Server) -> None:
     assert not open_files()
 
 
+DAMAGED = [
+    ("text", "a.txt", b"caf\xe9", ""),
+    ("markdown", "a.md", b"caf\xe9", ""),
+    ("html", "a.html", b"caf\xe9", ""),
+    ("srt", "a.srt", b"no subtitles", ""),
+    ("vtt", "a.vtt", b"WEBVTT\n\nno subtitles\n", ""),
+    ("csv", "a.csv", b"id,text\n1,a\n", "other"),
+    ("csv", "a.csv", b"id,text\n1,a\n", ""),
+    ("csv", "a.csv", b"id,text\n1,a\n", "7"),
+    ("csv", "a.csv", b'id,text\n1,"a\n', "text"),
+    ("csv", "a.csv", b"id,text\n1,a,b,c\n", "text"),
+    ("tsv", "a.tsv", b"id\ttext\n1\ta\n", "other"),
+    ("jsonl", "a.jsonl", b'{"a": "b"}\n', "text"),
+    ("jsonl", "a.jsonl", b"a\n", "text"),
+    ("jsonl", "a.jsonl", b'{"text": 1}\n', "text"),
+    ("jsonl", "a.jsonl", b'{"text": "\\ud800"}\n', "text"),
+]
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+
+
+@pytest.mark.parametrize(("kind", "name", "data", "column"), DAMAGED)
+def test_messages_name_no_options_of_commands(server: Server, kind: str, name: str, data: bytes, column: str) -> None:
+    answer = server.upload(name, data, **({"column": column} if column else {}))
+    said = answer.json().get("message") or server.wait(answer.json())["error_message"]
+    assert said
+    assert not OPTION.search(said)
+    with pytest.raises((ConfigError, DataError)) as raised:
+        read_document(decode(data, name), name, kind, (column,) if column else ())
+    assert not OPTION.search(str(raised.value))
+
+
+def test_all_formats_are_damaged_once() -> None:
+    assert {kind for kind, *_ in DAMAGED} == {*FORMATS}
+
+
+def test_only_commands_add_the_options_of_commands() -> None:
+    """What requests can reach raises no error with an option in its message; `in_command` is for that."""
+    package = Path(module.__file__).parents[2]
+    reached = [*package.glob("extras/documents/*.py"), *package.glob("extras/constrained/*.py"),
+               *package.glob("extras/serving/api/**/*.py"), *package.glob("text/*.py"),
+               package / "decoding/settings.py"]  # fmt: skip
+    not_reached = {"files.py", "vocabulary_extension.py"}  # of commands alone
+    found = []
+    for path in reached:
+        if path.name in not_reached:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                texts = [one.value for given in node.exc.args for one in ast.walk(given)
+                         if isinstance(one, ast.Constant) and isinstance(one.value, str)]  # fmt: skip
+                found += [(path.name, text) for text in texts if OPTION.search(text)]
+    assert not found
+
+
+def test_a_package_that_the_server_lacks(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "markdown_it", None)
+    markdown._parser.cache_clear()
+    said = server.wait(server.upload("a.md", b"Hello").json())["error_message"]
+    assert "which this server does not have" in said
+    assert "pip" not in said
+
+
 def test_ids_and_keys_are_secrets(server: Server) -> None:
     handle = server.upload("a.md", b"Hello").json()
     wrong = ({**handle, "document_key": "A" * 64}, {**handle, "document_id": "A" * 32})
@@ -217,10 +284,13 @@ def test_a_disk_that_fills(server: Server, monkeypatch: pytest.MonkeyPatch) -> N
 
         def write(self, data: bytes) -> None:
             self.file.write(data[:1])
+
+        def flush(self) -> None:
             raise OSError(28, "No space left on device")
 
         def close(self) -> None:
             self.file.close()
+            self.flush()  # a real one does it, too
 
     def second_is_full(**given: Any) -> Any:
         made.append(given)

@@ -81,7 +81,7 @@ def converse(
             reason = error.reason if isinstance(error, UnicodeDecodeError) else "it is not UTF-8"
             echo(f"manyheads: what was typed is not in the terminal's encoding: {reason}.", file=sys.stderr)
         except ManyHeadsError as error:
-            echo(f"manyheads: {error}", file=sys.stderr)
+            echo(f"manyheads: {error.for_command()}", file=sys.stderr)
 
 
 def whole_number(name: str, text: str) -> int:

@@ -116,7 +116,7 @@ class Pattern:
 
         Raises: ConfigError: it is too long, or not JSON. MissingExtraError: llguidance is not installed.
         """
-        with needing_extra("--regex and --json-schema need the package llguidance", "constrained"):
+        with needing_extra("regex and json_schema need the package llguidance", "constrained"):
             from llguidance import LLMatcher
         name, text, most = ("regex", regex, MOST_REGEX_CHARS) if regex else ("json_schema", schema, MOST_SCHEMA_CHARS)
         if len(text) > most:
@@ -279,5 +279,5 @@ def read_schema(given: str) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"--json-schema {given}: the file cannot be read ({reason}); give the name of a file, or the schema itself."
+            f"json_schema: the file {given} cannot be read ({reason}); give the name of a file, or the schema itself."
         ) from None

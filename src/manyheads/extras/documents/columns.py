@@ -42,8 +42,8 @@ def read_csv(text: str, columns: Sequence[str], *, delimiter: str | None = None)
         return Document(text, ())
     if not columns:
         raise ConfigError(
-            f"name the columns to translate with --column, or give --format lines. The first line has these columns:"
-            f" {named([cell.text for cell in first.cells])}."
+            f"name the columns to translate; the first line has {named([cell.text for cell in first.cells])}.",
+            in_command="Name them by --column, or translate all as lines by --format lines.",
         )
     chosen = columns_of(columns, first, "--column")
     places = sorted({*chosen.places})
@@ -94,7 +94,8 @@ def read_jsonl(text: str, keys: Sequence[str]) -> Document:
     """
     if not keys:
         raise ConfigError(
-            "name the keys to translate with --column, for example --column text, or give --format lines."
+            "name the keys to translate, for example text.",
+            in_command="Name them by --column, or translate all as lines by --format lines.",
         )
     segments: list[Segment] = []
     ascii_only = text.isascii() and "\\u" in text

@@ -63,8 +63,8 @@ def format_of(path: str) -> str | None:
     if what := unread_format(name):
         read = ", ".join(one for each in FORMATS.values() for one in each.suffixes)
         raise ConfigError(
-            f"{path} is {what} ({suffix}), which is not read; documents are {read}. Convert it, or insist on"
-            " translating each of its lines, with everything in it: --format lines."
+            f"{path} is {what} ({suffix}), which is not read; documents are {read}. Convert it.",
+            in_command="Or insist on translating each of its lines, with everything in it: --format lines.",
         )
     return next((name for name, one in FORMATS.items() if suffix in one.suffixes), None)
 
@@ -100,13 +100,14 @@ def read_document(text: str, name: str, format_name: str, columns: Sequence[str]
     chosen = FORMATS[format_name]
     if columns and not chosen.has_columns:
         raise ConfigError(
-            f"--column {columns[0]} is for csv, tsv and jsonl only, but {name} is read as {format_name}; leave it out,"
-            " or give another --format."
+            f"column {columns[0]} is given, but columns are of csv, tsv and jsonl only, and {name} is read as"
+            f" {format_name}; leave it out.",
+            in_command="Or give another --format.",
         )
     try:
         return chosen.read(text, columns)
     except (ConfigError, DataError) as error:
-        raise type(error)(f"{name}: {error}") from None
+        raise type(error)(f"{name}: {error}", in_command=error.in_command) from None
 
 
 PARAGRAPH = re.compile(r"(?<![^\r\n\ufeff])[^\r\n]*\S[^\r\n]*(?:(?:\r\n|\r|\n)[^\r\n]*\S[^\r\n]*)*")

@@ -67,8 +67,8 @@ def read_subtitles(text: str, *, entities: bool) -> Document:
     times = [number for number, (start, end) in enumerate(lines) if TIMES.search(text[start:end])]
     if not times:
         raise DataError(
-            "there is no cue; subtitles have lines of times, such as 00:00:01,000 --> 00:00:04,000 with text below"
-            " (translate the lines of another format by --format lines)."
+            "there is no cue; subtitles have lines of times, such as 00:00:01,000 --> 00:00:04,000, with text below.",
+            in_command="Translate the lines of another format by --format lines.",
         )
     has_header = text.startswith(("WEBVTT", "\ufeffWEBVTT"))
     is_vtt = entities or has_header

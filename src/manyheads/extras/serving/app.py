@@ -15,13 +15,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from manyheads import __version__
-from manyheads.errors import ConfigError, DataError, ManyHeadsError, RequestError
+from manyheads.errors import ConfigError, DataError, ManyHeadsError, MissingExtraError, RequestError
 from manyheads.extras.serving.api import deepl, documents, glossaries, libretranslate, openai, operations
 from manyheads.extras.serving.api.native import routes as native
 from manyheads.extras.serving.api.native.bodies import TranslateBody
 from manyheads.extras.serving.api.native.translation import TranslateJob
 from manyheads.extras.serving.guard import Guard
-from manyheads.extras.serving.refusals import Refusal, error_body, status_of
+from manyheads.extras.serving.refusals import Refusal, error_body, status_of, told
 from manyheads.extras.serving.service import Service
 from manyheads.extras.serving.settings import ApiKeys, ServingSettings
 
@@ -151,7 +151,8 @@ def build_app(settings: ServingSettings, *, loads: bool = True) -> FastAPI:
     app.state.service = service
     for protocol in (operations, native, openai, libretranslate, deepl, glossaries, documents):
         app.include_router(protocol.router(service), responses=_ERRORS)
-    errors = {Refusal: _refused, RequestError: _unusable, ConfigError: _unusable, DataError: _unusable}
+    errors = {Refusal: _refused, RequestError: _unusable, ConfigError: _unusable, DataError: _unusable,
+              MissingExtraError: _unusable}  # fmt: skip
     app.add_middleware(Direct, service=service, errors=errors)  # within the guard
     app.add_middleware(Guard, settings=settings, state=service.state, keys=keys, metrics=service.metrics)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -176,7 +177,7 @@ async def _unusable(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ManyHeadsError)
     fields = getattr(error, "fields", ())
     field = fields[0] if fields else None
-    return _answer(request, Refusal(422, str(error), code="invalid", field=field))
+    return _answer(request, Refusal(422, told(error), code="invalid", field=field))
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import secrets
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,6 +18,7 @@ from manyheads.extras.serving.refusals import Refusal, error_body, status_of
 
 _log = logging.getLogger("manyheads.extras.serving.access")
 
+_MOST_BYTES_DISCARDED = 1 << 28
 _SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -96,6 +99,47 @@ class Exchange:
             _log.info("%s", json.dumps(record))
         else:
             _log.info("%s %s %s %d %.1f ms", self.id, self._scope["method"][:10], route, status, milliseconds)
+
+
+class Arriving:
+    """The body of a request while it arrives.
+
+    Args: receive: of ASGI. headers: of the request.
+
+    Attributes: is_whole: nothing follows any more.
+    """
+
+    def __init__(self, receive: Receive, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        found = dict(headers)
+        length = found.get(b"content-length", b"0")
+        self._receive = receive
+        self._length = int(length[:20]) if length.isdigit() else 0
+        self._is_sent = b"expect" not in found  # such a client sends its body after the first call of `part`
+        self.is_whole = False
+
+    async def part(self) -> bytes:
+        """Return the next part. Raises: Refusal: the client has left."""
+        self._is_sent = True
+        message = await self._receive()
+        self.is_whole = not message.get("more_body", False)
+        if message["type"] == "http.disconnect":
+            raise client_gone()
+        return bytes(message.get("body", b""))
+
+    async def discard(self, seconds: float) -> None:
+        """Read the rest and keep nothing of it, so that the client receives the answer.
+
+        Proxies, and most clients over TLS, look for an answer only after they have sent everything. If the connection
+        is closed before, they report that instead. A body that is larger than `_MOST_BYTES_DISCARDED`, or takes longer
+        than this time, is not read to its end.
+        """
+        left = _MOST_BYTES_DISCARDED
+        if not self._is_sent or self._length > left:
+            return
+        with contextlib.suppress(TimeoutError, Refusal):
+            async with asyncio.timeout(seconds):
+                while not self.is_whole and left > 0:
+                    left -= len(await self.part())
 
 
 async def run_until_gone(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:

@@ -1,7 +1,8 @@
 """The outermost layer of the application: it reads a request within limits before any other code sees it.
 
 Order: framing and headers, Host and Origin, key, the size of the body, its arrival in time, its type, a slot. Only then
-the request goes on, with its whole body in memory. If the client leaves, the request is cancelled.
+the request goes on, with its whole body in memory. If the client leaves, the request is cancelled. After a refusal the
+rest of the body is read and not kept, within its deadline: see `Arriving.discard`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from manyheads.extras.serving.engine import SHARE_KEPT
-from manyheads.extras.serving.exchange import Exchange, ServerState, client_gone, run_until_gone
+from manyheads.extras.serving.exchange import Arriving, Exchange, ServerState, run_until_gone
 from manyheads.extras.serving.glossaries import MOST_BODY_BYTES, MOST_BYTES
 from manyheads.extras.serving.metrics import Metrics
 from manyheads.extras.serving.refusals import Refusal, check_shape, protocol_of
@@ -78,6 +79,8 @@ _BODY_METHODS = ("POST", "PUT", "PATCH")
 _BODY_TYPES = ("application/json", "application/x-www-form-urlencoded")
 _DOCUMENTS = "/v2/document"
 _GLOSSARIES = ("/v2/glossaries", "/v3/glossaries")
+_CLOSED_AT_ONCE = ("framing", "headers", "slow_body")
+"""Refusals whose body is not read to its end: where it ends is doubtful, or it was too slow already."""
 _MOST_FIELD_BYTES = 1 << 21
 """Of the fields beside a document: terms of 1 MB, and the rest."""
 
@@ -106,6 +109,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         exchange = Exchange(scope, send, self._state)
+        arriving = Arriving(receive, scope["headers"])
         try:
             headers = self._check_head(scope)
             exchange.more += self._origins.headers(headers)
@@ -114,7 +118,7 @@ class Guard:
                 return
             self._check_key(scope, headers)
             self._check_open(scope)
-            body = await self._read_body(scope, headers, receive)
+            body = await self._read_body(scope, headers, arriving)
             scope["manyheads.body"] = body
             with self._slot(scope):
                 if "json" in headers.get("content-type", ""):
@@ -122,6 +126,8 @@ class Guard:
                 await run_until_gone(self._app, scope, body, receive, exchange.send)
         except Refusal as refusal:
             if not exchange.status:
+                if refusal.code not in _CLOSED_AT_ONCE:
+                    await arriving.discard(self._body_seconds(scope["path"]))
                 await exchange.refuse(refusal)
         except Exception as error:
             _log.error("request %s failed: %s", exchange.id, type(error).__name__, exc_info=error)
@@ -259,7 +265,7 @@ class Guard:
             if not clients[client]:
                 del clients[client]
 
-    async def _read_body(self, scope: Scope, headers: dict[str, str], receive: Receive) -> bytes:
+    async def _read_body(self, scope: Scope, headers: dict[str, str], arriving: Arriving) -> bytes:
         """Return the whole body. Raises: Refusal: it is too large, of a wrong type, or too slow."""
         path = scope["path"]
         limit, types = self._limits(path)
@@ -271,16 +277,11 @@ class Guard:
                 415, "Compressed bodies are not supported; send the body as it is.", code="encoding", close=True
             )
         body = bytearray()
-        # Large bodies get as much time as others for each byte.
-        seconds = self._settings.read_seconds * max(1.0, limit / self._settings.max_body_bytes)
+        seconds = self._body_seconds(path)
         try:
             async with asyncio.timeout(seconds):
-                more = True
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise client_gone()
-                    part = message.get("body", b"")
+                while not arriving.is_whole:
+                    part = await arriving.part()
                     self._bytes_held += len(part)
                     body += part
                     if len(body) > limit:
@@ -294,7 +295,6 @@ class Guard:
                             retry_after=1,
                             close=True,
                         )
-                    more = message.get("more_body", False)
         except TimeoutError:
             raise self._rejected(
                 "slow_body",
@@ -305,6 +305,8 @@ class Guard:
             ) from None
         finally:
             self._bytes_held -= len(body)
+            if not arriving.is_whole:
+                body.clear()  # the refusal refers to it until it is answered
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if body and scope["method"] in _BODY_METHODS and kind not in types:
             raise Refusal(
@@ -320,6 +322,10 @@ class Guard:
         if self._settings.glossaries and path.startswith(_GLOSSARIES):
             limit = max(limit, MOST_BODY_BYTES)
         return limit, _BODY_TYPES
+
+    def _body_seconds(self, path: str) -> float:
+        """Return how long a body may arrive; large ones get as much time as others for each byte."""
+        return self._settings.read_seconds * max(1.0, self._limits(path)[0] / self._settings.max_body_bytes)
 
     def _too_large(self, path: str, limit: int) -> Refusal:
         """Return the refusal of a body, by what it holds: texts, a document, or a glossary."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from manyheads.errors import ManyHeadsError, MissingExtraError
 from manyheads.extras.serving.settings import ServingSettings
 
 PROTOCOLS = {
@@ -73,6 +74,13 @@ class Refusal(Exception):  # noqa: N818  (an answer, not a fault)
         if self.close:
             found["connection"] = "close"
         return found
+
+
+def told(error: Refusal | ManyHeadsError) -> str:
+    """Return the message of an error without what only a command, or the owner of the server, can do."""
+    if isinstance(error, MissingExtraError) and error.why:
+        return f"{error.why}, which this server does not have; leave it out, or ask the owner of the server to add it."
+    return str(error)
 
 
 def invalid(field: str, reason: str) -> Refusal:

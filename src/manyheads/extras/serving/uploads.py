@@ -7,6 +7,7 @@ Its work is that of a request of its client: it holds a slot, has a deadline fro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import secrets
@@ -28,7 +29,7 @@ from manyheads.extras.documents.terms import Terms
 from manyheads.extras.documents.translating import UnitTranslator
 from manyheads.extras.serving.engine import SHARE_KEPT
 from manyheads.extras.serving.markup import sentences_of, translate_units
-from manyheads.extras.serving.refusals import Refusal
+from manyheads.extras.serving.refusals import Refusal, told
 from manyheads.extras.serving.served import ServedTranslator
 from manyheads.extras.serving.service import Service
 
@@ -228,7 +229,7 @@ class Uploads:
         if isinstance(error, TimeoutError):
             found.reason = str(self._service.too_late())
         elif isinstance(error, Refusal | ManyHeadsError):
-            found.reason = str(error)
+            found.reason = told(error)
         else:
             _log.error("document %s failed: %s", found.id[:8], type(error).__name__, exc_info=error)
             found.reason = "The server failed."
@@ -281,7 +282,8 @@ def _spooled(data: bytes) -> IO[bytes]:
         file.flush()
     except OSError as error:
         if file is not None:
-            file.close()
+            with contextlib.suppress(OSError):  # it writes once more what it could not write
+                file.close()
         _log.error("a document could not be kept: %s", error.strerror)
         raise Refusal(
             507, "The server cannot keep the document: its disk is full or cannot be written. Try again later.",

@@ -225,7 +225,10 @@ def _owned(service: Service, request: Request) -> tuple[Glossaries, str]:
 
 
 def _none_kept() -> Refusal:
-    told = "This server keeps no glossaries; start it with --glossaries FOLDER."
+    told = (
+        "This server keeps no glossaries; give terms in the field terms of POST /v1/translate or /v2/document, or ask"
+        " its owner to start it with --glossaries."
+    )
     return Refusal(404, told, code="glossaries", field="glossary_id")
 
 
