@@ -74,7 +74,7 @@ def guarded(command: Callable[[], int], *, debug: bool = False) -> int:
     try:
         return command()
     except ManyHeadsError as error:
-        return _fail(f"manyheads: {error}", error.exit_code, debug)
+        return _fail(" ".join([f"manyheads: {error}", *getattr(error, "__notes__", ())]), error.exit_code, debug)
     except BrokenPipeError:
         abandon_output()  # the reader has closed it, as `head` does
         return 0

@@ -3,8 +3,8 @@
 The folder contains tokenizer.json; `train`, `valid` and `test`, each a store of ids; manifest.json with settings,
 counts and SHA-256 sums; and further files of the source. It appears under its name only when it is complete.
 
-Until then finished parts are in `OUTPUT.preparing/`, for the same command after a kill. The name of a part is the
-SHA-256 of all that it is made of, so that other options, changed inputs and other versions never get it.
+Until then finished parts are in `OUTPUT.preparing/`, for the same command after a kill or an error. The name of a part
+is the SHA-256 of all that it is made of, so that other options, changed inputs and other versions never get it.
 """
 
 from __future__ import annotations
@@ -47,10 +47,16 @@ def parts_folder(output: Path) -> Path:
     return output.absolute().with_name(f"{output.name}.preparing")
 
 
+def num_finished(folder: Path) -> int:
+    """Return the number of finished parts in a folder of them. Raises: OSError: it cannot be listed."""
+    return sum(len(path.name) == 2 * _DIGEST_BYTES for path in folder.iterdir())
+
+
 class Parts:
     """The folder of finished parts, made with the first of them.
 
-    It is removed at the end of the block, also after an error that names a cause. It stays after a kill or a signal.
+    It is removed at the end of the block. After an error it stays if a part was finished, which the error then says;
+    after a kill or a signal it stays as it is.
 
     Args: output: the folder that is prepared. progress: told how many parts were found.
     """
@@ -66,10 +72,14 @@ class Parts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._held, suppress(ManyHeadsError):
+        with self._held, suppress(ManyHeadsError, OSError):
             if kind is None and not self._is_claimed and (self._folder / MARK).is_file():
                 self._claim()
-            if self._is_claimed and (kind is None or issubclass(kind, ManyHeadsError)):
+            if not self._is_claimed:
+                return
+            if isinstance(error, ManyHeadsError) and num_finished(self._folder):
+                error.add_note(f"The same command continues from the finished parts in {self._folder}.")
+            elif kind is None or issubclass(kind, ManyHeadsError):
                 remove_folder(self._folder)
 
     def kept(self, made_of: Iterable[str], make: Callable[[], bytes]) -> bytes:
@@ -100,7 +110,7 @@ class Parts:
         write_text(self._folder / MARK, ABOUT)
         self._held.enter_context(locked(self._folder / ".lock", in_use))
         self._is_claimed = True
-        if found := sum(len(path.name) == 2 * _DIGEST_BYTES for path in self._folder.iterdir()):
+        if found := num_finished(self._folder):
             self._progress(f"finished parts found in {self._folder}", found, found)
 
 

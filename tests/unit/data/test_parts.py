@@ -13,7 +13,7 @@ from manyheads.data.language.preparing import prepare_text
 from manyheads.data.language.texts import TextBlock
 from manyheads.data.preparing import Parts, in_order, parts_folder
 from manyheads.data.translation.preparing import PairList, prepare_corpus
-from manyheads.errors import ConfigError, DataError
+from manyheads.errors import ConfigError, DataError, ManyHeadsError, SaveError
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -146,13 +146,33 @@ def test_a_damaged_part_is_made_again(begun: Path, tmp_path: Path, work: list[st
     assert content(begun) == content(tmp_path / "undisturbed")
 
 
-def test_an_error_of_the_input_leaves_no_parts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [DataError("this cannot be encoded"), SaveError("the disk is full")])
+def test_an_error_of_the_input_or_the_disk_keeps_parts(tmp_path: Path, work: list[str], error: ManyHeadsError) -> None:
     def fail(what: str, done: int, total: int) -> None:
         if what == "encode train" and done >= 9:
-            raise DataError("this cannot be encoded")
+            raise error
 
-    with pytest.raises(DataError):
+    with pytest.raises(type(error)) as told:
         run(tmp_path / "data", progress=fail)
+    folder = parts_folder(tmp_path / "data")
+    assert told.value.__notes__ == [f"The same command continues from the finished parts in {folder}."]
+    assert list(tmp_path.iterdir()) == [folder]
+    work.clear()
+    run(tmp_path / "data")
+    assert work == [side for start in (8, 12, 16) for side in PAIRS[start]]
+    run(tmp_path / "undisturbed")
+    assert content(tmp_path / "data") == content(tmp_path / "undisturbed")
+    assert not folder.exists()
+
+
+def test_an_error_before_the_first_part_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*texts: Any, **options: Any) -> Tokenizer:
+        raise DataError("nothing can be learned")
+
+    monkeypatch.setattr(Tokenizer, "train", fail)
+    with pytest.raises(DataError) as told:
+        run(tmp_path / "data")
+    assert not hasattr(told.value, "__notes__")
     assert list(tmp_path.iterdir()) == []
 
 
