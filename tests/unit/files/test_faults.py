@@ -161,10 +161,11 @@ def test_too_little_space_is_found_before_anything_is_written(tmp_path: Path, mo
 def test_the_free_space_is_that_of_the_failure(
     save: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(handle: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     usage = shutil.disk_usage(tmp_path)
+
+    def fail(handle: int) -> None:
+        if list(tmp_path.rglob("*.tmp-*")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def used(path: Path) -> object:
         return usage._replace(free=7) if list(tmp_path.rglob("*.tmp-*")) else usage
