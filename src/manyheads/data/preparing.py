@@ -12,15 +12,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import multiprocessing
-import os
 import re
-import signal
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -29,7 +24,7 @@ import tokenizers
 
 from manyheads.data.lines import Progress
 from manyheads.data.manifest import file_record, write_data
-from manyheads.errors import ConfigError, DataError, ManyHeadsError
+from manyheads.errors import ConfigError, ManyHeadsError
 from manyheads.files.commit import make_folder, remove_folder, write_file, write_text
 from manyheads.files.output_safety import locked
 from manyheads.files.safe_open import read_limited
@@ -134,84 +129,14 @@ def kept_part(folder: Path, made_of: Iterable[str], make: Callable[[], bytes]) -
     return content
 
 
-def in_order(work: Callable[[Any], Iterable[T]], items: Iterable[Any], processes: int) -> Iterator[T]:
-    """Yield the results of `work` for each item, in the order of the items.
-
-    Each process has one item at a time, so memory does not grow with the number of items.
-
-    Args:
-        work: makes any number of results of an item; pickled, if there are several processes.
-        items: taken one by one, in this process.
-        processes: 1: all work is done in this one.
-
-    Raises: what `work` raises. DataError: a process was ended from outside.
-    """
-    if processes == 1:
-        for item in items:
-            yield from work(item)
-        return
-    context = multiprocessing.get_context("spawn")  # the same on all systems; fork would copy locks of threads
-    lanes: list[tuple[Any, Connection]] = []
-    busy = 0
-    try:
-        for number, item in enumerate(items):
-            place = number % processes
-            if place == len(lanes):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(work, theirs), daemon=True)
-                process.start()
-                theirs.close()  # so that reading ends when the process does
-                lanes.append((process, ours))
-            else:
-                yield from _results(lanes[place][1])
-            try:
-                lanes[place][1].send(item)
-            except OSError:
-                raise _ended(processes) from None
-            busy = number + 1
-        for number in range(max(0, busy - processes), busy):
-            yield from _results(lanes[number % processes][1])
-    except EOFError:
-        raise _ended(processes) from None
-    finally:
-        for process, ours in lanes:
-            ours.close()  # a process that waits for an item ends
-            process.join(1)
-            process.kill()
-            process.join()
+def in_this_process(work: Callable[[Any], Iterable[T]], items: Iterable[Any]) -> Iterator[T]:
+    """Yield the results of `work` for each item, in order."""
+    for item in items:
+        yield from work(item)
 
 
-def _ended(processes: int) -> DataError:
-    return DataError(
-        f"One of the {processes} processes was ended from outside, perhaps because memory was full; run the command"
-        " again with fewer --processes, and it continues."
-    )
-
-
-def _results(connection: Connection) -> Iterator[Any]:
-    while (found := connection.recv()) is not None:
-        is_result, content = found
-        if not is_result:
-            raise content
-        yield content
-
-
-def _serve(work: Callable[[Any], Iterable[Any]], connection: Connection) -> None:
-    """Do the work of one process until the other end of the connection closes, also by a kill."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process stops the others
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    with suppress(EOFError, OSError):
-        while True:
-            item = connection.recv()
-            try:
-                for result in work(item):
-                    connection.send((True, result))
-            except ManyHeadsError as error:
-                connection.send((False, error))
-            except Exception:
-                connection.send((False, RuntimeError(traceback.format_exc())))
-            else:
-                connection.send(None)
+InOrder = Callable[[Callable[[Any], Iterable[Any]], Iterable[Any]], Iterator[Any]]
+"""Works like `in_this_process`, perhaps with several processes, for which `work` can be pickled."""
 
 
 FORMAT = "manyheads.prepared"
@@ -231,14 +156,14 @@ class Source(ABC):
         folder: the folder to write to; set by `prepare`.
         progress: set by `prepare`.
         parts: set by `prepare`; what took long to make, and is found again after a kill.
-        processes: set by `prepare`; how many encode.
+        in_order: set by `prepare`; does the work of encoding.
     """
 
     settings: Any
     folder: Path
     progress: Progress
     parts: Parts
-    processes: int = 1
+    in_order: InOrder
 
     @abstractmethod
     def read(self) -> dict[str, str]:
@@ -272,7 +197,7 @@ def prepare(
     replace: bool = False,
     progress: Progress | None = None,
     key: str = "",
-    processes: int = 1,
+    in_order: InOrder = in_this_process,
 ) -> dict[str, Any]:
     """Make a folder of prepared data.
 
@@ -282,8 +207,7 @@ def prepare(
         replace: replace an older folder of that name when this one is complete.
         progress: called with the phase, the amount done, and the total or 0.
         key: stored in the manifest, to recognise the folder.
-        processes: how many encode; the folder is the same for any number. Several need a main module that can be
-            imported, see the package `multiprocessing`.
+        in_order: does the work of encoding, such as `extras.sources.processes.in_order`; the folder is the same.
 
     Returns: the manifest.
     Raises:
@@ -310,7 +234,7 @@ def prepare(
             **source.record(),
         }
 
-    source.processes = processes
+    source.in_order = in_order
     source.progress = progress or (lambda phase, done, total: None)
     with Parts(Path(folder), source.progress) as source.parts:
         return write_data(Path(folder), write, replace=replace)

@@ -18,9 +18,10 @@ from manyheads.data.preparing import (
     LANGUAGE_TASK,
     SPLITS,
     Holdout,
+    InOrder,
     Source,
     given_splits,
-    in_order,
+    in_this_process,
     kept_part,
     prepare,
 )
@@ -238,7 +239,7 @@ def prepare_text(
     progress: Progress | None = None,
     key: str = "",
     published_tokens: dict[str, int] | None = None,
-    processes: int = 1,
+    in_order: InOrder = in_this_process,
 ) -> dict[str, Any]:
     """Make a folder of data for a language model; read it with `prepared_text.TextData.open`.
 
@@ -257,7 +258,7 @@ def prepare_text(
         progress: called with the phase, the number of bytes done, and the total or 0.
         key: stored in the manifest, to recognise the folder.
         published_tokens: number of tokens of each split in the literature; stored in the manifest beside our counts.
-        processes: see `preparing.prepare`.
+        in_order: see `preparing.prepare`.
 
     Returns: the manifest.
     Raises:
@@ -266,7 +267,7 @@ def prepare_text(
         SaveError: the disk is full or refuses; nothing is left behind.
     """
     source = _TextSource(given_splits(train, valid, test), vocabulary, holdout, published_tokens or {})
-    return prepare(folder, source, replace=replace, progress=progress, key=key, processes=processes)
+    return prepare(folder, source, replace=replace, progress=progress, key=key, in_order=in_order)
 
 
 class _TextSource(TokenSource):
@@ -348,7 +349,7 @@ class _TextSource(TokenSource):
             return _byte_pieces(part, self.vocabulary, counts)
         folder = self.parts.claimed() if len(part) >= PART_BYTES else None
         work = _EncodedLines(self.vocabulary, folder)
-        return _line_pieces(part, self.vocabulary, counts, lambda blocks: in_order(work, blocks, self.processes))
+        return _line_pieces(part, self.vocabulary, counts, lambda blocks: self.in_order(work, blocks))
 
 
 class _Counter:
