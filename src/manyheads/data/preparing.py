@@ -109,13 +109,16 @@ class Parts:
             self._progress(f"finished parts found in {self._folder}", found, found)
 
 
-def kept_part(folder: Path, made_of: Iterable[str], make: Callable[[], bytes]) -> bytes:
+def kept_part(folder: Path | None, made_of: Iterable[str], make: Callable[[], bytes]) -> bytes:
     """Return a part: the one that an earlier command has left, or else the result of `make`, which is kept.
 
-    Args: folder: `Parts.claimed`. made_of: everything that determines the result, besides the versions of the code.
+    Args: folder: `Parts.claimed`; None: nothing is kept. made_of: everything that determines the result, besides the
+        versions of the code.
 
     Raises: SaveError: see `write_file`.
     """
+    if folder is None:
+        return make()
     name = hashlib.sha256()
     for text in (VERSION, tokenizers.__version__, *made_of):
         name.update(f"{len(text)}:{text}".encode())

@@ -395,7 +395,7 @@ _HEAD = ("control_characters", "long_lines", "empty_dropped", *("sizes",) * 6)
 
 @dataclass(frozen=True)
 class _EncodedLines:
-    """Encodes blocks of whole lines, perhaps in a process of its own; see `preparing.in_order`.
+    """Encodes blocks of whole lines, perhaps in a process of its own; see `preparing.InOrder`.
 
     Args: folder: where whole blocks are kept as parts; None: nowhere.
     """
@@ -427,10 +427,8 @@ class _EncodedLines:
             arrays = np.array(head, np.int64), (lengths + 1).astype(np.int32), ends.astype(_item(self.vocabulary))
             return b"".join(array.tobytes() for array in arrays)
 
-        if self.folder is None or len(block) < PART_BYTES:
-            yield make()
-        else:
-            yield kept_part(self.folder, [self.vocabulary.digest, "lines", block.decode("latin-1")], make)
+        folder = self.folder if len(block) >= PART_BYTES else None
+        yield kept_part(folder, [self.vocabulary.digest, "lines", block.decode("latin-1")], make)
 
     def _encoded(self, lines: list[bytes], content: bytes) -> tuple[int, int, IntArray, IntArray]:
         """Return the numbers of lines with control characters and of long ones, the ids in a row, and the lengths."""

@@ -139,7 +139,7 @@ class SidesSource(Source):
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """Encodes texts, perhaps in a process of its own; see `preparing.in_order`.
+    """Encodes texts, perhaps in a process of its own; see `preparing.InOrder`.
 
     Args: folder: where whole blocks are kept as parts; None: nowhere. on_progress: called with the number of
         texts that are done; not in another process.
@@ -166,10 +166,8 @@ class EncodedTexts:
                 self.on_progress(start + len(numbers))
             return b"".join(lengths + ids)
 
-        if self.folder is None or len(texts) < PART_ROWS:
-            yield make()
-        else:
-            yield kept_part(self.folder, [tokenizer.digest, side, *texts], make)
+        folder = self.folder if len(texts) >= PART_ROWS else None
+        yield kept_part(folder, [tokenizer.digest, side, *texts], make)
 
 
 def _encoded_texts(tokenizer: str, folder: Path | None) -> EncodedTexts:
