@@ -74,7 +74,8 @@ def guarded(command: Callable[[], int], *, debug: bool = False) -> int:
     try:
         return command()
     except ManyHeadsError as error:
-        return _fail(f"manyheads: {error.for_command()}", error.exit_code, debug)
+        text = " ".join([error.for_command(), *getattr(error, "__notes__", ())])
+        return _fail(f"manyheads: {text}", error.exit_code, debug)
     except BrokenPipeError:
         abandon_output()  # the reader has closed it, as `head` does
         return 0

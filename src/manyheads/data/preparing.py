@@ -3,8 +3,8 @@
 The folder contains tokenizer.json; `train`, `valid` and `test`, each a store of ids; manifest.json with settings,
 counts and SHA-256 sums; and further files of the source. It appears under its name only when it is complete.
 
-Until then finished parts are in `OUTPUT.preparing/`, for the same command after a kill. The name of a part is the
-SHA-256 of all that it is made of, so that other options, changed inputs and other versions never get it.
+Until then finished parts are in `OUTPUT.preparing/`, for the same command after a kill or an error. The name of a part
+is the SHA-256 of all that it is made of, so that other options, changed inputs and other versions never get it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import multiprocessing
-import os
 import re
-import signal
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -29,7 +24,7 @@ import tokenizers
 
 from manyheads.data.lines import Progress
 from manyheads.data.manifest import file_record, write_data
-from manyheads.errors import ConfigError, DataError, ManyHeadsError
+from manyheads.errors import ConfigError, ManyHeadsError
 from manyheads.files.commit import make_folder, remove_folder, write_file, write_text
 from manyheads.files.output_safety import locked
 from manyheads.files.safe_open import read_limited
@@ -47,10 +42,16 @@ def parts_folder(output: Path) -> Path:
     return output.absolute().with_name(f"{output.name}.preparing")
 
 
+def num_finished(folder: Path) -> int:
+    """Return the number of finished parts in a folder of them. Raises: OSError: it cannot be listed."""
+    return sum(len(path.name) == 2 * _DIGEST_BYTES for path in folder.iterdir())
+
+
 class Parts:
     """The folder of finished parts, made with the first of them.
 
-    It is removed at the end of the block, also after an error that names a cause. It stays after a kill or a signal.
+    It is removed at the end of the block. After an error it stays if a part was finished, which the error then says;
+    after a kill or a signal it stays as it is.
 
     Args: output: the folder that is prepared. progress: told how many parts were found.
     """
@@ -66,10 +67,14 @@ class Parts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._held, suppress(ManyHeadsError):
+        with self._held, suppress(ManyHeadsError, OSError):
             if kind is None and not self._is_claimed and (self._folder / MARK).is_file():
                 self._claim()
-            if self._is_claimed and (kind is None or issubclass(kind, ManyHeadsError)):
+            if not self._is_claimed:
+                return
+            if isinstance(error, ManyHeadsError) and num_finished(self._folder):
+                error.add_note(f"The same command continues from the finished parts in {self._folder}.")
+            elif kind is None or issubclass(kind, ManyHeadsError):
                 remove_folder(self._folder)
 
     def kept(self, made_of: Iterable[str], make: Callable[[], bytes]) -> bytes:
@@ -100,17 +105,20 @@ class Parts:
         write_text(self._folder / MARK, ABOUT)
         self._held.enter_context(locked(self._folder / ".lock", in_use))
         self._is_claimed = True
-        if found := sum(len(path.name) == 2 * _DIGEST_BYTES for path in self._folder.iterdir()):
+        if found := num_finished(self._folder):
             self._progress(f"finished parts found in {self._folder}", found, found)
 
 
-def kept_part(folder: Path, made_of: Iterable[str], make: Callable[[], bytes]) -> bytes:
+def kept_part(folder: Path | None, made_of: Iterable[str], make: Callable[[], bytes]) -> bytes:
     """Return a part: the one that an earlier command has left, or else the result of `make`, which is kept.
 
-    Args: folder: `Parts.claimed`. made_of: everything that determines the result, besides the versions of the code.
+    Args: folder: `Parts.claimed`; None: nothing is kept. made_of: everything that determines the result, besides the
+        versions of the code.
 
     Raises: SaveError: see `write_file`.
     """
+    if folder is None:
+        return make()
     name = hashlib.sha256()
     for text in (VERSION, tokenizers.__version__, *made_of):
         name.update(f"{len(text)}:{text}".encode())
@@ -124,84 +132,14 @@ def kept_part(folder: Path, made_of: Iterable[str], make: Callable[[], bytes]) -
     return content
 
 
-def in_order(work: Callable[[Any], Iterable[T]], items: Iterable[Any], processes: int) -> Iterator[T]:
-    """Yield the results of `work` for each item, in the order of the items.
-
-    Each process has one item at a time, so memory does not grow with the number of items.
-
-    Args:
-        work: makes any number of results of an item; pickled, if there are several processes.
-        items: taken one by one, in this process.
-        processes: 1: all work is done in this one.
-
-    Raises: what `work` raises. DataError: a process was ended from outside.
-    """
-    if processes == 1:
-        for item in items:
-            yield from work(item)
-        return
-    context = multiprocessing.get_context("spawn")  # the same on all systems; fork would copy locks of threads
-    lanes: list[tuple[Any, Connection]] = []
-    busy = 0
-    try:
-        for number, item in enumerate(items):
-            place = number % processes
-            if place == len(lanes):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(work, theirs), daemon=True)
-                process.start()
-                theirs.close()  # so that reading ends when the process does
-                lanes.append((process, ours))
-            else:
-                yield from _results(lanes[place][1])
-            try:
-                lanes[place][1].send(item)
-            except OSError:
-                raise _ended(processes) from None
-            busy = number + 1
-        for number in range(max(0, busy - processes), busy):
-            yield from _results(lanes[number % processes][1])
-    except EOFError:
-        raise _ended(processes) from None
-    finally:
-        for process, ours in lanes:
-            ours.close()  # a process that waits for an item ends
-            process.join(1)
-            process.kill()
-            process.join()
+def in_this_process(work: Callable[[Any], Iterable[T]], items: Iterable[Any]) -> Iterator[T]:
+    """Yield the results of `work` for each item, in order."""
+    for item in items:
+        yield from work(item)
 
 
-def _ended(processes: int) -> DataError:
-    return DataError(
-        f"One of the {processes} processes was ended from outside, perhaps because memory was full; run the command"
-        " again with fewer --processes, and it continues."
-    )
-
-
-def _results(connection: Connection) -> Iterator[Any]:
-    while (found := connection.recv()) is not None:
-        is_result, content = found
-        if not is_result:
-            raise content
-        yield content
-
-
-def _serve(work: Callable[[Any], Iterable[Any]], connection: Connection) -> None:
-    """Do the work of one process until the other end of the connection closes, also by a kill."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process stops the others
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    with suppress(EOFError, OSError):
-        while True:
-            item = connection.recv()
-            try:
-                for result in work(item):
-                    connection.send((True, result))
-            except ManyHeadsError as error:
-                connection.send((False, error))
-            except Exception:
-                connection.send((False, RuntimeError(traceback.format_exc())))
-            else:
-                connection.send(None)
+InOrder = Callable[[Callable[[Any], Iterable[Any]], Iterable[Any]], Iterator[Any]]
+"""Works like `in_this_process`, perhaps with several processes, for which `work` can be pickled."""
 
 
 FORMAT = "manyheads.prepared"
@@ -221,14 +159,14 @@ class Source(ABC):
         folder: the folder to write to; set by `prepare`.
         progress: set by `prepare`.
         parts: set by `prepare`; what took long to make, and is found again after a kill.
-        processes: set by `prepare`; how many encode.
+        in_order: set by `prepare`; does the work of encoding.
     """
 
     settings: Any
     folder: Path
     progress: Progress
     parts: Parts
-    processes: int = 1
+    in_order: InOrder
 
     @abstractmethod
     def read(self) -> dict[str, str]:
@@ -262,7 +200,7 @@ def prepare(
     replace: bool = False,
     progress: Progress | None = None,
     key: str = "",
-    processes: int = 1,
+    in_order: InOrder = in_this_process,
 ) -> dict[str, Any]:
     """Make a folder of prepared data.
 
@@ -272,8 +210,7 @@ def prepare(
         replace: replace an older folder of that name when this one is complete.
         progress: called with the phase, the amount done, and the total or 0.
         key: stored in the manifest, to recognise the folder.
-        processes: how many encode; the folder is the same for any number. Several need a main module that can be
-            imported, see the package `multiprocessing`.
+        in_order: does the work of encoding, such as `extras.sources.processes.in_order`; the folder is the same.
 
     Returns: the manifest.
     Raises:
@@ -300,7 +237,7 @@ def prepare(
             **source.record(),
         }
 
-    source.processes = processes
+    source.in_order = in_order
     source.progress = progress or (lambda phase, done, total: None)
     with Parts(Path(folder), source.progress) as source.parts:
         return write_data(Path(folder), write, replace=replace)

@@ -86,27 +86,21 @@ class ArrayOfFiles:
         size = self._per_file
         if isinstance(index, slice):
             start, stop, step = index.indices(self._length)
-            if step != 1:
-                return self[np.arange(start, stop, step)]
-            numbers = range(start // size, max(start, stop - 1) // size + 1)
-            found = [part[max(0, start - at) : max(0, stop - at)] for at, part in self._at(numbers)]
-            return found[0] if len(found) == 1 else np.concatenate([self._parts[0][:0], *found])
+            first = min(start // size, len(self._parts) - 1)
+            if step == 1 and stop <= (first + 1) * size:
+                return self._parts[first][start - first * size : max(start, stop) - first * size]
+            index = np.arange(start, stop, step)
         places = np.asarray(index)
         if places.dtype == np.bool_:
             places = np.flatnonzero(places)
         places = np.where(places < 0, places + self._length, places)
         if places.size and not 0 <= places.min() <= places.max() < self._length:
             raise IndexError(f"a position is outside of {self._length} numbers")
-        files = places // size
-        values = np.empty(places.shape, self.dtype)
-        for at, part in self._at(np.unique(files).tolist()):
-            here = files == at // size
-            values[here] = part[places[here] - at]
+        files, values = places // size, np.empty(places.shape, self.dtype)
+        for number in np.unique(files):
+            here = files == number
+            values[here] = self._parts[number][places[here] - number * size]
         return values if values.shape else values[()]
-
-    def _at(self, numbers: Iterable[int]) -> list[tuple[int, IntArray]]:
-        """Return the position of the first number, and the array, of these files; there may be fewer."""
-        return [(number * self._per_file, self._parts[number]) for number in numbers if number < len(self._parts)]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> IntArray:
         return np.concatenate(self._parts).astype(dtype or self.dtype, copy=False)

@@ -118,12 +118,12 @@ def write_folder(
         left behind, an older `final` is unchanged.
     """
     temporary = temporary_name(final)
-    with saving(final, needed_bytes):
-        check_free_space(final.parent, needed_bytes)
-        make_folder(final.parent)
-        remove_stale(final.absolute().parent, final.name)
-        _discard(temporary)
-        try:
+    try:
+        with saving(final, needed_bytes):
+            check_free_space(final.parent, needed_bytes)
+            make_folder(final.parent)
+            remove_stale(final.absolute().parent, final.name)
+            _discard(temporary)
             temporary.mkdir()
             write(temporary)
             for name in list_files(temporary):
@@ -144,8 +144,8 @@ def write_folder(
             elif not swap(temporary, final):
                 _exchange(temporary, final)
             sync(final.parent)
-        finally:
-            _discard(temporary)
+    finally:  # outside of `saving`, which tells the free space at the failure
+        _discard(temporary)
 
 
 def make_folder(path: Path) -> None:
@@ -171,9 +171,9 @@ def write_text(path: Path, text: str) -> None:
 def write_file(path: Path, data: bytes) -> None:
     """Replace a small file atomically and durably; see `write_text`. The permissions stay."""
     temporary = temporary_name(path)
-    with saving(path, len(data)):
-        make_folder(path.parent)
-        try:
+    try:
+        with saving(path, len(data)):
+            make_folder(path.parent)
             if os.path.lexists(temporary):
                 _discard(temporary)
             with temporary.open("xb") as file:  # x: a link of this name is never written through
@@ -185,8 +185,8 @@ def write_file(path: Path, data: bytes) -> None:
                 os.fsync(file.fileno())
             temporary.replace(path)
             sync(path.parent)
-        finally:
-            _discard(temporary)
+    finally:
+        _discard(temporary)
 
 
 def write_output(path: Path, data: bytes) -> None:
@@ -305,10 +305,10 @@ def place_of_processes() -> str:
 
 def _discard(path: Path) -> None:
     """Delete a path if it exists. Errors are ignored: cleaning up must not hide the error that made it necessary."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.unlink(missing_ok=True)
 
 

@@ -18,7 +18,8 @@ from itertools import product, takewhile
 from pathlib import Path
 from typing import Any
 
-from manyheads.errors import DataError, SaveError
+from manyheads.errors import DataError
+from manyheads.files.commit import write_output
 from manyheads.files.safe_open import read_limited
 from manyheads.text.sides import TAG
 
@@ -143,14 +144,11 @@ class TokenizerFile(ABC):
         return {"tokenizer.json": self.to_json().encode("utf-8")}
 
     def save(self, path: str | Path) -> None:
-        """Write tokenizer.json without syncing it; a caller that commits a whole folder syncs the files.
+        """Write tokenizer.json in one step.
 
-        Raises: SaveError: the path cannot be written.
+        Raises: SaveError: the path cannot be written; an older file is unchanged.
         """
-        try:
-            Path(path).write_bytes(self.to_json().encode("utf-8"))
-        except OSError as error:
-            raise SaveError(f"Cannot write the tokenizer {path}: {error.strerror or error}.") from error
+        write_output(Path(path), self.to_json().encode("utf-8"))
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
         """Return the ids as integers. Raises: DataError: an id is outside the vocabulary."""

@@ -7,8 +7,10 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pyarrow
@@ -17,9 +19,14 @@ import pytest
 from extras.sources.test_sources import DE, EN, LANGUAGES, refused, text
 
 from manyheads.data.language.prepared import TextData
+from manyheads.data.language.preparing import prepare_text
+from manyheads.data.language.texts import TextBlock
 from manyheads.data.lines import limited_input
+from manyheads.data.translation.preparing import PairList, prepare_corpus
+from manyheads.errors import DataError
 from manyheads.extras.sources import shards
 from manyheads.extras.sources.storage import fetch_shard, listed_at
+from manyheads.text.settings import TokenizerSettings, VocabularySettings
 
 Run = Callable[..., int]
 VALID = ("--valid-count", "2")
@@ -78,6 +85,39 @@ def test_shards_of_pairs_are_one_stream_with_any_number_of_processes(
         made.append(files(tmp_path / "data"))
         shutil.rmtree(tmp_path / "data")
     assert made[0] == made[1] == made[2]
+
+
+def test_encoding_in_several_processes_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyheads.data.language.preparing.PART_BYTES", 40)
+    monkeypatch.setattr("manyheads.data.translation.preparing.PART_ROWS", 4)
+    pieces = {"vocab_size": 300}
+    made: dict[str, list[dict[str, bytes]]] = {}
+    for processes in (1, 3):
+        share: dict[str, Any] = {"in_order": partial(shards.in_order, processes=processes)}
+        for documents in ("none", "lines"):
+            settings = VocabularySettings(level="bpe", documents=documents, **pieces)  # type: ignore[arg-type]
+            folder = tmp_path / f"{documents}{processes}"
+            prepare_text(folder, train=TextBlock("x", text([*EN, "", *DE])), vocabulary=settings, **share)
+            made.setdefault(documents, []).append(files(folder))
+        pairs = PairList("x", [*zip(EN, DE, strict=True)])
+        prepare_corpus(tmp_path / f"{processes}", train=pairs, tokenizer=TokenizerSettings(**pieces), **share)
+        made.setdefault("pairs", []).append(files(tmp_path / f"{processes}"))
+    for one, three in made.values():
+        assert one == three
+
+
+def test_an_error_of_another_process_is_raised_in_this_one() -> None:
+    for work, error in ((int, ValueError), (len, TypeError)):  # not errors of ours, so they are told with their place
+        with pytest.raises(RuntimeError, match=error.__name__):
+            list(shards.in_order(work, ["a", 1], processes=2))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="fewer --processes"):
+        list(shards.in_order(os._exit, [1, 1], processes=2))  # type: ignore[arg-type]
+
+
+def test_a_process_is_started_only_for_several_items() -> None:
+    for processes, items in ((1, ["a", "b"]), (2, ["a"]), (2, [])):
+        found = list(shards.in_order(lambda item: [item, os.getpid()], items, processes=processes))
+        assert found == [each for item in items for each in (item, os.getpid())]
 
 
 def test_shards_of_texts_at_an_address(manyheads: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

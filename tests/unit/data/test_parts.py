@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ import pytest
 
 from manyheads.data.language.preparing import prepare_text
 from manyheads.data.language.texts import TextBlock
-from manyheads.data.preparing import Parts, in_order, parts_folder
+from manyheads.data.preparing import Parts, parts_folder
 from manyheads.data.translation.preparing import PairList, prepare_corpus
-from manyheads.errors import ConfigError, DataError
+from manyheads.errors import ConfigError, DataError, ManyHeadsError, SaveError
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -81,29 +80,6 @@ def test_the_same_command_continues_with_the_same_bytes(begun: Path, tmp_path: P
     assert content(begun) == content(tmp_path / "undisturbed")
 
 
-def test_several_processes_give_the_same_bytes(tmp_path: Path) -> None:
-    text = "".join(f"{line}\n\n" for pair in PAIRS for line in pair).encode()
-    for documents in ("none", "lines"):
-        settings = VocabularySettings(level="bpe", vocab_size=300, documents=documents)  # type: ignore[arg-type]
-        made = []
-        for processes in (1, 2):
-            folder = tmp_path / f"{documents}{processes}"
-            prepare_text(folder, train=TextBlock("x", text), vocabulary=settings, processes=processes)
-            made.append(content(folder))
-        assert made[0] == made[1]
-    run(tmp_path / "one")
-    run(tmp_path / "three", processes=3)
-    assert content(tmp_path / "one") == content(tmp_path / "three")
-
-
-def test_an_error_of_another_process_is_raised_in_this_one() -> None:
-    for work, error in ((int, ValueError), (len, TypeError)):  # not errors of ours, so they are told with their place
-        with pytest.raises(RuntimeError, match=error.__name__):
-            list(in_order(work, ["a", 1], 2))  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="fewer --processes"):
-        list(in_order(os._exit, [1, 1], 2))  # type: ignore[arg-type]
-
-
 def test_a_killed_text_continues(tmp_path: Path, work: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyheads.data.language.preparing.PART_BYTES", 40)
     text = TextBlock("x", "".join(f"{pair[0]}\n" for pair in PAIRS).encode())
@@ -146,13 +122,33 @@ def test_a_damaged_part_is_made_again(begun: Path, tmp_path: Path, work: list[st
     assert content(begun) == content(tmp_path / "undisturbed")
 
 
-def test_an_error_of_the_input_leaves_no_parts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [DataError("this cannot be encoded"), SaveError("the disk is full")])
+def test_an_error_of_the_input_or_the_disk_keeps_parts(tmp_path: Path, work: list[str], error: ManyHeadsError) -> None:
     def fail(what: str, done: int, total: int) -> None:
         if what == "encode train" and done >= 9:
-            raise DataError("this cannot be encoded")
+            raise error
 
-    with pytest.raises(DataError):
+    with pytest.raises(type(error)) as told:
         run(tmp_path / "data", progress=fail)
+    folder = parts_folder(tmp_path / "data")
+    assert told.value.__notes__ == [f"The same command continues from the finished parts in {folder}."]
+    assert list(tmp_path.iterdir()) == [folder]
+    work.clear()
+    run(tmp_path / "data")
+    assert work == [side for start in (8, 12, 16) for side in PAIRS[start]]
+    run(tmp_path / "undisturbed")
+    assert content(tmp_path / "data") == content(tmp_path / "undisturbed")
+    assert not folder.exists()
+
+
+def test_an_error_before_the_first_part_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*texts: Any, **options: Any) -> Tokenizer:
+        raise DataError("nothing can be learned")
+
+    monkeypatch.setattr(Tokenizer, "train", fail)
+    with pytest.raises(DataError) as told:
+        run(tmp_path / "data")
+    assert not hasattr(told.value, "__notes__")
     assert list(tmp_path.iterdir()) == []
 
 

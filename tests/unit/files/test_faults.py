@@ -157,6 +157,26 @@ def test_too_little_space_is_found_before_anything_is_written(tmp_path: Path, mo
         check_free_space(tmp_path, 1001)
 
 
+@pytest.mark.parametrize("save", [lambda path: write_text(path, "x"), lambda path: save_checkpoint(path, 1, {}, {})])
+def test_the_free_space_is_that_of_the_failure(
+    save: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+
+    def fail(handle: int) -> None:
+        if list(tmp_path.rglob("*.tmp-*")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def used(path: Path) -> object:
+        return usage._replace(free=7) if list(tmp_path.rglob("*.tmp-*")) else usage
+
+    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(shutil, "disk_usage", used)
+    with pytest.raises(SaveError, match=r"[( ]7 bytes are free"):
+        save(tmp_path / "saved")
+    assert not list(tmp_path.rglob("*.tmp-*"))
+
+
 def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     with pytest.raises(SaveError):

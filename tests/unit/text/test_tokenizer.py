@@ -293,7 +293,7 @@ def test_missing_file_and_folder_and_size(tmp_path: Path, monkeypatch: pytest.Mo
     for path in (tmp_path / "nowhere.json", tmp_path):
         with pytest.raises(DataError, match="Cannot read"):
             Tokenizer.load(path)
-    with pytest.raises(SaveError, match="Cannot write"):
+    with pytest.raises(SaveError, match="Cannot save"):
         Tokenizer.train(SENTENCES, TokenizerSettings(vocab_size=400)).save(tmp_path)
     monkeypatch.setattr("manyheads.text.pipeline.MAX_FILE_BYTES", 10)
     (tmp_path / "large.json").write_text(" " * 11)

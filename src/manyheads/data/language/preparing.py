@@ -18,9 +18,10 @@ from manyheads.data.preparing import (
     LANGUAGE_TASK,
     SPLITS,
     Holdout,
+    InOrder,
     Source,
     given_splits,
-    in_order,
+    in_this_process,
     kept_part,
     prepare,
 )
@@ -238,7 +239,7 @@ def prepare_text(
     progress: Progress | None = None,
     key: str = "",
     published_tokens: dict[str, int] | None = None,
-    processes: int = 1,
+    in_order: InOrder = in_this_process,
 ) -> dict[str, Any]:
     """Make a folder of data for a language model; read it with `prepared_text.TextData.open`.
 
@@ -257,7 +258,7 @@ def prepare_text(
         progress: called with the phase, the number of bytes done, and the total or 0.
         key: stored in the manifest, to recognise the folder.
         published_tokens: number of tokens of each split in the literature; stored in the manifest beside our counts.
-        processes: see `preparing.prepare`.
+        in_order: see `preparing.prepare`.
 
     Returns: the manifest.
     Raises:
@@ -266,7 +267,7 @@ def prepare_text(
         SaveError: the disk is full or refuses; nothing is left behind.
     """
     source = _TextSource(given_splits(train, valid, test), vocabulary, holdout, published_tokens or {})
-    return prepare(folder, source, replace=replace, progress=progress, key=key, processes=processes)
+    return prepare(folder, source, replace=replace, progress=progress, key=key, in_order=in_order)
 
 
 class _TextSource(TokenSource):
@@ -348,7 +349,7 @@ class _TextSource(TokenSource):
             return _byte_pieces(part, self.vocabulary, counts)
         folder = self.parts.claimed() if len(part) >= PART_BYTES else None
         work = _EncodedLines(self.vocabulary, folder)
-        return _line_pieces(part, self.vocabulary, counts, lambda blocks: in_order(work, blocks, self.processes))
+        return _line_pieces(part, self.vocabulary, counts, lambda blocks: self.in_order(work, blocks))
 
 
 class _Counter:
@@ -394,7 +395,7 @@ _HEAD = ("control_characters", "long_lines", "empty_dropped", *("sizes",) * 6)
 
 @dataclass(frozen=True)
 class _EncodedLines:
-    """Encodes blocks of whole lines, perhaps in a process of its own; see `preparing.in_order`.
+    """Encodes blocks of whole lines, perhaps in a process of its own; see `preparing.InOrder`.
 
     Args: folder: where whole blocks are kept as parts; None: nowhere.
     """
@@ -426,10 +427,8 @@ class _EncodedLines:
             arrays = np.array(head, np.int64), (lengths + 1).astype(np.int32), ends.astype(_item(self.vocabulary))
             return b"".join(array.tobytes() for array in arrays)
 
-        if self.folder is None or len(block) < PART_BYTES:
-            yield make()
-        else:
-            yield kept_part(self.folder, [self.vocabulary.digest, "lines", block.decode("latin-1")], make)
+        folder = self.folder if len(block) >= PART_BYTES else None
+        yield kept_part(folder, [self.vocabulary.digest, "lines", block.decode("latin-1")], make)
 
     def _encoded(self, lines: list[bytes], content: bytes) -> tuple[int, int, IntArray, IntArray]:
         """Return the numbers of lines with control characters and of long ones, the ids in a row, and the lengths."""

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from manyheads.data.lines import Progress, ReadReport, blocks_of, stored_lines
-from manyheads.data.preparing import CONTROL, Source, given_splits, in_order, kept_part, prepare
+from manyheads.data.preparing import CONTROL, InOrder, Source, given_splits, in_this_process, kept_part, prepare
 from manyheads.data.store import IntArray, Rows, write_blocks_of_pairs
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.verify import file_sha256
@@ -139,7 +139,7 @@ class SidesSource(Source):
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """Encodes texts, perhaps in a process of its own; see `preparing.in_order`.
+    """Encodes texts, perhaps in a process of its own; see `preparing.InOrder`.
 
     Args: folder: where whole blocks are kept as parts; None: nowhere. on_progress: called with the number of
         texts that are done; not in another process.
@@ -166,10 +166,8 @@ class EncodedTexts:
                 self.on_progress(start + len(numbers))
             return b"".join(lengths + ids)
 
-        if self.folder is None or len(texts) < PART_ROWS:
-            yield make()
-        else:
-            yield kept_part(self.folder, [tokenizer.digest, side, *texts], make)
+        folder = self.folder if len(texts) >= PART_ROWS else None
+        yield kept_part(folder, [tokenizer.digest, side, *texts], make)
 
 
 def _encoded_texts(tokenizer: str, folder: Path | None) -> EncodedTexts:
@@ -236,7 +234,7 @@ def prepare_corpus(
     cleaning: Callable[[], Mapping[str, Any]] | None = None,
     languages: Sequence[LanguagePair] = (),
     without_held_back: WithoutHeldBack | None = None,
-    processes: int = 1,
+    in_order: InOrder = in_this_process,
 ) -> dict[str, Any]:
     """Make a folder of prepared data; read it with `prepared.PreparedData.open`.
 
@@ -259,7 +257,7 @@ def prepare_corpus(
             `tagged.TaggedPairs`, whose targets then have a tag each.
         without_held_back: called when all splits were read, with the training and the validation pairs; it returns the
             training pairs to use.
-        processes: see `preparing.prepare`.
+        in_order: see `preparing.prepare`.
 
     Returns: the manifest.
     Raises:
@@ -267,7 +265,7 @@ def prepare_corpus(
         SaveError: the disk is full or refuses; nothing is left behind.
     """
     source = PairSource(given_splits(train, valid, test), tokenizer, cleaning, languages, without_held_back)
-    return prepare(folder, source, replace=replace, progress=progress, key=key, processes=processes)
+    return prepare(folder, source, replace=replace, progress=progress, key=key, in_order=in_order)
 
 
 class PairSource(SidesSource):
@@ -381,7 +379,7 @@ class PairSource(SidesSource):
         def encoded() -> Iterator[tuple[Rows, Rows]]:
             nonlocal done
             folder = self.parts.claimed() if counts["pairs"] >= PART_ROWS else None
-            contents = in_order(EncodedTexts(tokenizer, folder, on_progress), blocks(), self.processes)
+            contents = self.in_order(EncodedTexts(tokenizer, folder, on_progress), blocks())
             for both in zip(contents, contents, strict=True):
                 rows: list[Rows] = []
                 for side, content in zip(SIDES, both, strict=True):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from manyheads.config.options import option
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
+    from manyheads.data.preparing import InOrder
     from manyheads.extras.sources.finding import Wanted
 
 
@@ -60,6 +62,13 @@ class SourceOptions:
     @property
     def is_given(self) -> bool:
         return bool(self.train or self.valid or self.test)
+
+    @property
+    def in_order(self) -> InOrder:
+        """Does the work of encoding in that number of processes."""
+        from manyheads.extras.sources.shards import in_order
+
+        return partial(in_order, processes=self.processes)
 
     def wanted(self) -> dict[str, list[Wanted]]:
         """Return the sources of each split. Raises: ConfigError: one is unknown, or its terms were not accepted."""

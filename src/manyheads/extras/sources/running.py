@@ -11,7 +11,7 @@ from typing import Any
 
 from manyheads.data.lines import Progress
 from manyheads.data.manifest import write_manifest
-from manyheads.data.preparing import ABOUT, MARK, parts_folder
+from manyheads.data.preparing import ABOUT, MARK, num_finished, parts_folder
 from manyheads.errors import DataError, ManyHeadsError
 from manyheads.extras.sources.fetching import Fetcher, Lock
 from manyheads.extras.sources.finding import Found, find, plan_lines
@@ -92,7 +92,7 @@ def _as_in_first_pass(output: Path, found: dict[str, list[Found]]) -> Iterator[N
         yield
     except ManyHeadsError:  # a mistake in the input is mended before the next command
         with suppress(ManyHeadsError):
-            if is_ours and path.is_file():
+            if is_ours and path.is_file() and not num_finished(folder):
                 remove_folder(folder)
         raise
 

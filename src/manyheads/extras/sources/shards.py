@@ -1,19 +1,25 @@
 """Shards: files of records (JSON lines, also .gz and .zst, and Parquet) that are read in order by several processes.
 
 JSON lines are unpacked here and divided into blocks of whole lines, Parquet files into their groups of rows. A block is
-parsed by one process, and the results come back in order (`data.preparing.in_order`), so the stream is the same for any
-number of processes.
+parsed by one process, and the results come back in order (`in_order`), so the stream is the same for any number of
+processes.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+from itertools import chain, islice
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from manyheads.data.lines import (
     CHUNK_BYTES,
@@ -25,9 +31,9 @@ from manyheads.data.lines import (
     limited,
     read_chunks,
 )
-from manyheads.data.preparing import in_order
+from manyheads.data.preparing import in_this_process
 from manyheads.data.translation.readers import json_record, jsonl_pairs, parquet_pairs
-from manyheads.errors import DataError, needing_extra
+from manyheads.errors import DataError, ManyHeadsError, needing_extra
 from manyheads.files.safe_open import open_regular
 
 PACKED = (".gz", ".zst")
@@ -36,6 +42,89 @@ BLOCK_BYTES = 2**22  # of lines that are parsed together
 BATCH_ROWS = 4096
 
 Pair = tuple[str, str]
+T = TypeVar("T")
+
+
+def in_order(work: Callable[[Any], Iterable[T]], items: Iterable[Any], *, processes: int) -> Iterator[T]:
+    """Yield the results of `work` for each item, in the order of the items.
+
+    Each process has one item at a time, so memory does not grow with the number of items.
+
+    Args:
+        work: makes any number of results of an item; pickled, if there are several processes.
+        items: taken one by one, in this process.
+        processes: 1: all work is done in this one, as is that of a single item.
+
+    Raises: what `work` raises. DataError: a process was ended from outside.
+    """
+    rest = iter(items)
+    first = list(islice(rest, min(processes, 2)))
+    items = chain(first, rest)
+    if len(first) < 2:
+        yield from in_this_process(work, items)
+        return
+    context = multiprocessing.get_context("spawn")  # the same on all systems; fork would copy locks of threads
+    lanes: list[tuple[Any, Connection]] = []
+    busy = 0
+    try:
+        for number, item in enumerate(items):
+            place = number % processes
+            if place == len(lanes):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(work, theirs), daemon=True)
+                process.start()
+                theirs.close()  # so that reading ends when the process does
+                lanes.append((process, ours))
+            else:
+                yield from _results(lanes[place][1])
+            try:
+                lanes[place][1].send(item)
+            except OSError:
+                raise _ended(processes) from None
+            busy = number + 1
+        for number in range(max(0, busy - processes), busy):
+            yield from _results(lanes[number % processes][1])
+    except EOFError:
+        raise _ended(processes) from None
+    finally:
+        for process, ours in lanes:
+            ours.close()  # a process that waits for an item ends
+            process.join(1)
+            process.kill()
+            process.join()
+
+
+def _ended(processes: int) -> DataError:
+    return DataError(
+        f"One of the {processes} processes was ended from outside, perhaps because memory was full; run the command"
+        " again with fewer --processes, and it continues."
+    )
+
+
+def _results(connection: Connection) -> Iterator[Any]:
+    while (found := connection.recv()) is not None:
+        is_result, content = found
+        if not is_result:
+            raise content
+        yield content
+
+
+def _serve(work: Callable[[Any], Iterable[Any]], connection: Connection) -> None:
+    """Do the work of one process until the other end of the connection closes, also by a kill."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process stops the others
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    with suppress(EOFError, OSError):
+        while True:
+            item = connection.recv()
+            try:
+                for result in work(item):
+                    connection.send((True, result))
+            except ManyHeadsError as error:
+                connection.send((False, error))
+            except Exception:
+                connection.send((False, RuntimeError(traceback.format_exc())))
+            else:
+                connection.send(None)
 
 
 def plain_name(path: Path) -> str:
@@ -179,7 +268,7 @@ class ShardPairs:
         """See `PairFiles.read`."""
         report = report if report is not None else ReadReport()
         blocks = (block for path in self.paths for block in blocks_of_shard(path))
-        for pairs, found in in_order(ParsedPairs(self.keys, self.on_bad_utf8), blocks, self.processes):
+        for pairs, found in in_order(ParsedPairs(self.keys, self.on_bad_utf8), blocks, processes=self.processes):
             add_counts(report, found)
             for pair in pairs:
                 report.lines += 1
@@ -256,7 +345,7 @@ def shard_texts(
 ) -> Iterator[tuple[bytes, bool]]:
     """Yield the texts of shards in blocks, and whether a file ends with each; see `Text.read`."""
     blocks = (block for path in paths for block in blocks_of_shard(path))
-    for content, ends, found in in_order(ParsedTexts(on_bad_utf8), blocks, processes):
+    for content, ends, found in in_order(ParsedTexts(on_bad_utf8), blocks, processes=processes):
         add_counts(report, found)
         yield content, ends
 

@@ -30,7 +30,7 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     )
     if not sources.is_given:
         made = task.preparation(options)
-        return made if options.is_of_ids else partial(made, processes=sources.processes)
+        return made if options.is_of_ids else partial(made, in_order=sources.in_order)
     given = given_options(options)
     for split, name in _FIELDS.items():
         if getattr(sources, split):
@@ -73,7 +73,7 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
             for split, name in names.items()
             if hasattr(made.keywords[split], "on_bad_utf8")
         }
-        return made if options.is_of_ids else partial(made, **texts, processes=sources.processes)
+        return made if options.is_of_ids else partial(made, **texts, in_order=sources.in_order)
 
     return preparing(sources, (None, None), prepare, is_pairs=False)
 

@@ -22,7 +22,7 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     """See `catalogue.Task`. Raises: ConfigError: files and sources of a split are both given; see the task."""
     sources = options.sources
     if not sources.is_given:
-        return partial(task.preparation(options), processes=sources.processes)
+        return partial(task.preparation(options), in_order=sources.in_order)
     given = given_options(options)
     files = {split: [f"--{prefix}{form}" for form in _FORMS] for split, prefix in _PREFIXES.items()}
     for split, names in files.items():
@@ -52,7 +52,7 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
             for split, each in found.items()
         }
         made = task.of_splits({**task.named_files(options, languages), **splits}, options, languages)
-        return partial(made, processes=sources.processes)
+        return partial(made, in_order=sources.in_order)
 
     return preparing(sources, (options.source_lang, options.target_lang), prepare, is_pairs=True)
 
