@@ -38,12 +38,16 @@ class Launches(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.partition("::")[2]
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            with self:  # in inference mode torch does not take it apart before: a product may copy its operands
+                return func.decompose(*args, **(kwargs or {}))
         found = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         on_device = any(x.device.type == "meta" for x in found)
         assert not (name in _WAITING and on_device), f"{name} waits for the device"
         out = func(*args, **(kwargs or {}))
         made = [x for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, Tensor)]
-        is_view = func.is_view or (bool(made) and all(any(x is y for y in found) for x in made) and name[-1] != "_")
+        returns_given = bool(made) and all(any(x is y for y in found) for x in made)
+        is_view = func.is_view or (returns_given and not func._schema.is_mutable)  # `out=` returns what it writes
         if name not in _NO_KERNEL and not is_view and (on_device or any(x.device.type == "meta" for x in made)):
             self.by_name[name] += 1
             self.by_name["zeros"] += name == "_varlen_attn"  # on CUDA it makes a state of random numbers

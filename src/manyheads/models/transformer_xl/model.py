@@ -18,7 +18,7 @@ from manyheads.models.size_checks import check_vocabularies
 from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.models.transformer_xl.state import LayerInputs, XLState, XLStep
 from manyheads.nn.attention.cache import CacheStep, KeyValueCache
-from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Mask, Window
+from manyheads.nn.attention.masks import Causal, KeyPadding, Mask, NeverEmpty, Window
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
@@ -345,7 +345,8 @@ class TransformerXL(nn.Module):
 
     def compute_step(self, step: XLStep) -> Float[Tensor, "lanes new_len d_model"]:
         """Return the hidden states at the new tokens, and write their keys and values behind the stored ones."""
-        x, mask = self.dropout(low_precision(self.embedding(step.tokens))), Dense(step.seen)
+        x = self.dropout(low_precision(self.embedding(step.tokens)))
+        mask = None if step.seen is None else NeverEmpty(step.seen)
         for index, layer in enumerate(cast(list[RelativeLayer], list(self.layers))):
             positions, bias = step.distances(index)
             x = layer.extend(x, step.layers[index], positions, bias, mask)
@@ -366,7 +367,7 @@ class TransformerXL(nn.Module):
             layers=layers,
             positions=state.positions,
             distance_biases=state.distance_biases,
-            seen=self._mask(state, new_len).pattern,
+            seen=None if (mask := self._mask(state, new_len)) is None else mask.pattern,
             can_compile=new_len == 1 and state.columns > 1 and not self._needs_weights,
         )
         return step, state
@@ -388,18 +389,21 @@ class TransformerXL(nn.Module):
         positions = tuple(one.to(like.dtype).contiguous() for one, _ in projected)
         return replace(state, positions=positions, distance_biases=biases)
 
-    def _mask(self, state: XLState, new_len: int) -> Dense:
-        """Return the mask of memory and segment for the segment's queries, computed once for all layers."""
+    def _mask(self, state: XLState, new_len: int) -> NeverEmpty | None:
+        """Return the mask of memory and segment for the segment's queries, computed once for all layers.
+
+        None: one query that sees all.
+        """
         valid = state.valid()
-        if new_len == 1 and state.attending.window is None and valid is None:  # one query that sees all
-            return Dense(torch.ones(1, 1, 1, state.columns + 1, dtype=torch.bool, device=state.memory.device))
+        if new_len == 1 and state.attending.window is None and valid is None:
+            return None
         mask: Mask = Causal()
         if state.attending.window is not None:
             mask = mask & Window(left=state.attending.window, right=None)
         if valid is not None:
             mask = mask & KeyPadding(torch.cat([valid, valid.new_ones(len(valid), new_len)], dim=1))
         keys = torch.arange(state.columns + new_len, device=state.memory.device)
-        return Dense(mask.allowed(keys[state.columns :], keys))
+        return NeverEmpty(mask.allowed(keys[state.columns :], keys))
 
     def _positions(self, state: XLState, new_len: int, lengths: Tensor | None, like: Tensor) -> Tensor | None:
         """Return the positions of memory and segment, in the form that the kind of attention needs."""

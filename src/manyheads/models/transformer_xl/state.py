@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from manyheads.models.language_model import check_marks
 from manyheads.models.transformer_xl.config import Attending
 from manyheads.nn.attention.cache import CacheStep, KeyValueCache, valid_columns
+from manyheads.nn.kernels import policy
 from manyheads.nn.pytrees import State, register_state
 from manyheads.nn.shapes import Bool, Int
 
@@ -152,7 +153,11 @@ class LayerInputs:
             # Column j of the new memory is this one of the old memory followed by the segment.
             rows = torch.arange(columns, device=lengths.device)
             rows = (rows + (self.columns + lengths - columns)[:, None]).clamp(min=0)
-        layers = [_kept(old, new.detach(), first, columns, rows) for old, new in zip(self.layers, inputs, strict=True)]
+        pairs = [(old.to(new.dtype), new.detach()) for old, new in zip(self.layers, inputs, strict=True)]
+        if rows is not None and policy.saves_launches(self.device):
+            layers = _kept_together(pairs, rows)
+        else:
+            layers = [_kept(old, new, first, columns, rows) for old, new in pairs]
         added = new_len if lengths is None else lengths
         return LayerInputs(tuple(layers), (self.lengths + added).clamp(max=columns))
 
@@ -175,7 +180,6 @@ class LayerInputs:
 
 def _kept(old: Tensor, new: Tensor, first: int, columns: int, rows: Tensor | None) -> Tensor:
     """Return columns of old and new, concatenated, as a tensor of its own: a view would keep all of both alive."""
-    old = old.to(new.dtype)
     if rows is not None:
         lanes = torch.arange(len(rows), device=rows.device)[:, None]
         return torch.cat([old, new], dim=1)[lanes, rows]
@@ -183,6 +187,13 @@ def _kept(old: Tensor, new: Tensor, first: int, columns: int, rows: Tensor | Non
     if first >= old.shape[1]:
         return new[:, first - old.shape[1] : end].clone(memory_format=torch.contiguous_format)
     return torch.cat([old[:, first:], new[:, :end]], dim=1)
+
+
+def _kept_together(pairs: Sequence[tuple[Tensor, Tensor]], rows: Tensor) -> Sequence[Tensor]:
+    """Compute `_kept` of all layers in two operations. pairs: old and new columns of each layer."""
+    both = torch.cat([one for pair in pairs for one in pair], dim=1)
+    both = both.unflatten(1, (len(pairs), both.shape[1] // len(pairs)))  # (lanes, layers, columns, *width)
+    return both[torch.arange(len(rows), device=rows.device)[:, None], :, rows].unbind(2)
 
 
 @dataclass(frozen=True)
@@ -193,14 +204,15 @@ class XLStep:
     than needed, as there are free slots in a `KeyValueCache`.
 
     Shape: tokens (lanes, new_len) ids; layers: with space for the new positions; positions, distance_biases: as in
-        `XLState`; seen (1 or lanes, 1, new_len, columns + new_len) bool: the positions that each new one may attend to.
+        `XLState`; seen (1 or lanes, 1, new_len, columns + new_len) bool: the positions that each new one may attend to,
+        at least itself; None: one new position sees all.
     """
 
     tokens: Tensor
     layers: tuple[CacheStep, ...]
     positions: tuple[Tensor, ...]
     distance_biases: tuple[Tensor, ...]
-    seen: Tensor
+    seen: Tensor | None
     can_compile: bool
 
     @property
@@ -208,7 +220,9 @@ class XLStep:
         return self.layers[0].key.dtype, len(self.tokens) == 1
 
     def for_compiler(self) -> XLStep:
-        seen = self.seen.expand(len(self.tokens), -1, -1, -1).contiguous()
+        slots = self.layers[0].slots
+        everything = self.tokens.new_ones(1, 1, 1, slots.end - slots.first, dtype=torch.bool)
+        seen = (everything if self.seen is None else self.seen).expand(len(self.tokens), -1, -1, -1).contiguous()
         # A compiler distinguishes tensors created in inference mode from others; a copy is created in it.
         return replace(self, tokens=self.tokens.clone(), seen=seen)
 

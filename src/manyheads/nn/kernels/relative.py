@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.nn.attention.masks import Causal, Mask, dense_mask
+from manyheads.nn.attention.masks import Causal, Mask, NeverEmpty, dense_mask
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.attention import (
     check_distances,
@@ -349,10 +349,10 @@ def relative_attention(
     if path == "sums":
         return _by_sums(query, key, value, positions, content_bias, position_bias, distance_bias, mask)
     if path == "sdpa":
-        by_distance = _scores_of_distances(query, positions, position_bias, distance_bias)
+        by_position = _scores_of_distances(query, positions, position_bias, distance_bias, causal)
         content_query = query + content_bias[:, None].to(query.dtype)
         hidden, empty = _hidden_of_layers(mask, query, k_len, causal)
-        return _by_sdpa(content_query, key, value, by_distance, hidden, empty, dropout_rate, causal)
+        return _by_sdpa(content_query, key, value, by_position, hidden, empty, dropout_rate)
     if path == "products":
         weights = relative_weights(query, key, positions, content_bias, position_bias, distance_bias, mask, causal)
         return torch.matmul(dropout(weights, dropout_rate), value)
@@ -394,15 +394,42 @@ def _by_sums(
 
 
 def _scores_of_distances(
-    query: Tensor, positions: Tensor, position_bias: Tensor | None, distance_bias: Tensor | None
+    query: Tensor, positions: Tensor, position_bias: Tensor | None, distance_bias: Tensor | None, causal: bool
 ) -> Tensor:
-    """Return the scaled scores of all distances, in the order of `positions`. (batch, heads, q_len, num_distances)"""
+    """Return the scaled scores by distance, shifted: one for each query and key. (batch, heads, q_len, k_len)"""
     scale = 1 / math.sqrt(query.shape[-1])
     position_query = query if position_bias is None else query + position_bias[:, None].to(query.dtype)
+    bias = None if distance_bias is None else (distance_bias[:, None] * scale).to(query.dtype)
+    if causal and policy.saves_launches(query.device) and not policy.is_compiled():
+        return _scores_by_head(position_query, positions, scale, bias)
     by_distance = torch.matmul(position_query * scale, positions.transpose(-1, -2))
-    if distance_bias is not None:
-        by_distance = by_distance + (distance_bias[:, None] * scale).to(by_distance.dtype)
-    return by_distance
+    by_distance = by_distance if bias is None else by_distance + bias
+    return relative_shift(by_distance) if causal else relative_shift_both_ways(by_distance)
+
+
+def _scores_by_head(query: Tensor, positions: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    """Compute `_scores_of_distances` by one product for each head; for each row, the positions would be copied.
+
+    A column before the first is cheap in the positions, and with it a view shifts the scores. Args: bias: (heads, 1, k).
+    """
+    batch, heads, q_len, _ = query.shape
+    queries, k_len = query.transpose(0, 1).flatten(1, 2), positions.shape[1]
+    ahead = int(q_len > 1)
+    if ahead:
+        positions, bias = F.pad(positions, (0, 0, 1, 0)), None if bias is None else F.pad(bias, (1, 0))
+    # Rows of a multiple of 8 numbers, which SDPA would otherwise make.
+    space = queries.new_empty(heads, batch * q_len, 1, -(-k_len // 8) * 8)
+    out = None if torch.is_grad_enabled() or ahead else space[:, :, 0, :k_len]
+    start = space[:, :, 0, :1]  # not read
+    scores = torch.baddbmm(start, queries, positions.transpose(1, 2), beta=0, alpha=scale, out=out)
+    if out is not None:
+        shifted = space[..., :k_len].transpose(0, 1)
+        return shifted if bias is None else shifted + bias
+    scores = scores if bias is None else scores + bias
+    if not ahead:
+        return scores[:, :, None].transpose(0, 1)
+    rows = scores.view(heads, batch, q_len * (k_len + 1))[..., q_len:]
+    return rows.view(heads, batch, q_len, k_len).transpose(0, 1)
 
 
 def _hidden_of_layers(
@@ -415,14 +442,16 @@ def _hidden_of_layers(
     q_len, shares = query.shape[2], policy.saves_launches(query.device) and not modes.is_compiled()
     asked = (mask, key_of_layers(mask, query, k_len, causal)) if mask is not None and shares else None
     if asked is not None:
-        held: tuple[object, tuple[Tensor, Tensor]] | None = asked[0].__dict__.get("_of_relative_layers")
+        held: tuple[object, tuple[Tensor, Tensor | None]] | None = asked[0].__dict__.get("_of_relative_layers")
         if held is not None and held[0] == asked[1]:
             return held[1]
+    if mask is None and causal and q_len == 1:  # the last position
+        return None, None
     allowed = dense_mask(Causal() & mask if causal else mask, q_len, k_len, query.device, k_len - q_len, query.shape[0])
     if allowed is None:
         return None, None
-    some = allowed.any(dim=-1, keepdim=True)
-    found = ~allowed & some, ~some
+    some = None if isinstance(mask, NeverEmpty) else allowed.any(dim=-1, keepdim=True)
+    found = (~allowed, None) if some is None else (~allowed & some, ~some)
     if asked is not None:
         asked[0].__dict__["_of_relative_layers"] = asked[1], found
     return found
@@ -432,20 +461,18 @@ def _by_sdpa(
     content_query: Tensor,
     key: Tensor,
     value: Tensor,
-    by_distance: Tensor,
+    scores: Tensor,
     hidden: Tensor | None,
     empty: Tensor | None,
     dropout_rate: float,
-    causal: bool,
 ) -> Tensor:
     """Use torch's fused kernel, with the scores of the distances as an additive mask that has a gradient; for CUDA.
 
-    Args: content_query: query + u; by_distance: see `_scores_of_distances`; hidden, empty: of `_hidden_of_layers`.
+    Args: content_query: query + u; scores: of `_scores_of_distances`; hidden, empty: of `_hidden_of_layers`.
 
     A query without allowed keys attends to all keys, and zeros then replace its result: kernels differ in what they
     return for a row of -inf, and its gradient would be NaN.
     """
-    scores = relative_shift(by_distance) if causal else relative_shift_both_ways(by_distance)
     if hidden is not None:
         scores = scores.masked_fill(hidden, -math.inf)
     out = F.scaled_dot_product_attention(
