@@ -400,7 +400,7 @@ def _scores_of_distances(
     scale = 1 / math.sqrt(query.shape[-1])
     position_query = query if position_bias is None else query + position_bias[:, None].to(query.dtype)
     bias = None if distance_bias is None else (distance_bias[:, None] * scale).to(query.dtype)
-    if causal and policy.saves_launches(query.device) and not policy.is_compiled():
+    if causal and policy.saves_launches(query.device) and not modes.is_compiled():
         return _scores_by_head(position_query, positions, scale, bias)
     by_distance = torch.matmul(position_query * scale, positions.transpose(-1, -2))
     by_distance = by_distance if bias is None else by_distance + bias
@@ -410,7 +410,9 @@ def _scores_of_distances(
 def _scores_by_head(query: Tensor, positions: Tensor, scale: float, bias: Tensor | None) -> Tensor:
     """Compute `_scores_of_distances` by one product for each head; for each row, the positions would be copied.
 
-    A column before the first is cheap in the positions, and with it a view shifts the scores. Args: bias: (heads, 1, k).
+    A column before the first is cheap in the positions, and with it a view shifts the scores.
+
+    Args: bias: (heads, 1, k).
     """
     batch, heads, q_len, _ = query.shape
     queries, k_len = query.transpose(0, 1).flatten(1, 2), positions.shape[1]
