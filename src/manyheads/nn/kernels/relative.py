@@ -400,7 +400,7 @@ def _scores_of_distances(
     scale = 1 / math.sqrt(query.shape[-1])
     position_query = query if position_bias is None else query + position_bias[:, None].to(query.dtype)
     bias = None if distance_bias is None else (distance_bias[:, None] * scale).to(query.dtype)
-    if causal and policy.saves_launches(query.device) and not policy.is_compiled():
+    if causal and policy.saves_launches(query.device) and not modes.is_compiled():
         return _scores_by_head(position_query, positions, scale, bias)
     by_distance = torch.matmul(position_query * scale, positions.transpose(-1, -2))
     by_distance = by_distance if bias is None else by_distance + bias
