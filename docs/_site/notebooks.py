@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import base64
 import io
+import itertools
 import os
 import posixpath
 import re
@@ -70,6 +71,7 @@ _NOT_RUN = re.compile(r"<!-- not (?:run|in the notebook): (.+?) -->")
 _PYTHON = "---\njupyter:\n  jupytext:\n    main_language: python\n---\n\n"
 """Without it jupytext takes the language of most blocks for the kernel's."""
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
+_PICTURE = re.compile(r"(!\[[^\]]*\]\()([^):\s]+\.png)(?=\))")
 _TRAINING = re.compile(r"manyheads train\b|\btrain\w*\(")
 
 
@@ -107,6 +109,8 @@ def notebook_of(page: str) -> Any:
     notebook.cells = [*texts[0], *first, *texts[1], *notebook.cells[1:]]
     for number, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{number:03d}", {}
+        if cell.cell_type == "markdown":
+            _put_pictures_into(cell, (FOLDER / page).parent)
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     }
@@ -156,6 +160,23 @@ def _relinked(text: str, page: str) -> str:
         return posixpath.relpath(posixpath.normpath(posixpath.join(here, match[1])), there) + (match[2] or "")
 
     return _LINK.sub(linked, text)
+
+
+def _put_pictures_into(cell: Any, folder: Path) -> None:
+    """Attach the pictures that a text shows: what opens a notebook may not find files beside its folder."""
+    attached: dict[str, dict[str, str]] = {}
+
+    def put(match: re.Match[str]) -> str:
+        path = folder / match[2]
+        content = base64.b64encode(path.read_bytes()).decode("ascii")
+        if path.stat().st_size > MOST_PICTURE_BYTES:
+            content = smaller(content, path.name)
+        attached[path.name] = {"image/png": content}
+        return f"{match[1]}attachment:{path.name}"
+
+    cell.source = _PICTURE.sub(put, cell.source)
+    if attached:
+        cell.attachments = attached
 
 
 def run(notebook: Any, page: str, folder: Path) -> None:
@@ -231,15 +252,15 @@ def plain(source: str, outputs: list[Any]) -> list[Any]:
 
 
 def smaller(picture: str, place: str) -> str:
-    """Return a PNG in base64 of at most MOST_PICTURE_BYTES: in 128 colours, and with fewer points if need be."""
+    """Return a PNG in base64 of at most MOST_PICTURE_BYTES: in 128 or 32 colours, with fewer points if need be."""
     from PIL import Image  # comes with matplotlib
 
     with Image.open(io.BytesIO(base64.b64decode(picture))) as opened:
         drawn = opened.convert("RGB")
-    for part in (1.0, 0.8, 0.6, 0.4, 0.3):
+    for part, colours in itertools.product((1.0, 0.8, 0.6, 0.4, 0.3), (128, 32)):
         size = (max(1, round(drawn.width * part)), max(1, round(drawn.height * part)))
         content = io.BytesIO()
-        drawn.resize(size).quantize(128, dither=Image.Dither.NONE).save(content, format="PNG", optimize=True)
+        drawn.resize(size).quantize(colours, dither=Image.Dither.NONE).save(content, format="PNG", optimize=True)
         if len(content.getvalue()) <= MOST_PICTURE_BYTES:
             return base64.b64encode(content.getvalue()).decode("ascii")
     raise NotebookError(

@@ -15,7 +15,11 @@ import pytest
 from doc_pages import REPOSITORY, blocks_of, site_script
 
 FOLDER = REPOSITORY / "docs" / "notebooks"
-STORED = sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.ipynb"))
+STORED = sorted(
+    path.relative_to(FOLDER).with_suffix("").as_posix()
+    for path in FOLDER.rglob("*.ipynb")
+    if path.parent.name != ".ipynb_checkpoints"  # JupyterLab's own
+)
 
 pytestmark = pytest.mark.page
 
@@ -85,6 +89,8 @@ def test_a_notebook_ran_whole_and_is_small(page: str, script: Any) -> None:
     assert path.stat().st_size <= script.MOST_NOTEBOOK_BYTES
     assert "/tmp/" not in path.read_text(encoding="utf-8")  # noqa: S108
     for cell in cells(page):
+        for picture in cell.get("attachments", {}).values():
+            assert len(base64.b64decode(picture["image/png"])) <= script.MOST_PICTURE_BYTES
         if cell["cell_type"] != "code":
             continue
         assert cell["execution_count"] is not None
@@ -94,6 +100,22 @@ def test_a_notebook_ran_whole_and_is_small(page: str, script: Any) -> None:
             assert len(base64.b64decode(output.get("data", {}).get("image/png", ""))) <= script.MOST_PICTURE_BYTES
             most = script.TRAINING_LINES if "manyheads train" in "".join(cell["source"]) else script.MOST_LINES
             assert len(output.get("text", ())) <= most
+
+
+@pytest.mark.parametrize("page", STORED)
+def test_pictures_of_a_page_are_in_its_notebook(page: str, script: Any) -> None:
+    """As they are, but for one that is too large; whoever opens one notebook alone has no other files."""
+    text = (REPOSITORY / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    shown = [path for path in re.findall(r"!\[[^\]]*\]\(([^)]+\.png)\)", text) if ":" not in path]
+    stored = cells(page)
+    named = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", "".join("".join(cell["source"]) + "\n" for cell in stored))
+    assert named == [f"attachment:{Path(path).name}" for path in shown]
+    attached = {name: one["image/png"] for cell in stored for name, one in cell.get("attachments", {}).items()}
+    assert attached.keys() == {Path(path).name for path in shown}
+    for path in shown:
+        file = REPOSITORY / "docs" / Path(page).parent / path
+        if file.stat().st_size <= script.MOST_PICTURE_BYTES:
+            assert base64.b64decode(attached[file.name]) == file.read_bytes()
 
 
 def test_links_of_notebooks_lead_to_files() -> None:
