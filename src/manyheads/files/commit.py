@@ -118,7 +118,7 @@ def write_folder(
         left behind, an older `final` is unchanged.
     """
     temporary = temporary_name(final)
-    try:
+    try:  # deletes outside of `saving`, which tells the free space at the failure
         with saving(final, needed_bytes):
             check_free_space(final.parent, needed_bytes)
             make_folder(final.parent)
@@ -144,7 +144,7 @@ def write_folder(
             elif not swap(temporary, final):
                 _exchange(temporary, final)
             sync(final.parent)
-    finally:  # outside of `saving`, which tells the free space at the failure
+    finally:
         _discard(temporary)
 
 

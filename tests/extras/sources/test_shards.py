@@ -275,6 +275,14 @@ def test_a_shard_that_is_another_after_a_kill(
     assert not (tmp_path / "data.preparing").exists()
 
 
+def test_a_shard_that_is_a_link_to_nothing(manyheads: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_shards(tmp_path / "shards", [{"text": line} for line in EN])[0].parent
+    (folder / "f.jsonl").symlink_to(tmp_path / "gone")
+    command = ("prepare", "--task", "lm", "--from", folder, "--valid-bytes", "9", "-o", tmp_path / "data")
+    refused(manyheads(*command), capsys, tmp_path, "f.jsonl has vanished", "link to nothing")
+    assert [path.name for path in tmp_path.iterdir()] == ["shards"]
+
+
 def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 

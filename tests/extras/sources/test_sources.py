@@ -164,6 +164,14 @@ def test_another_file_at_the_same_address_needs_update(
     assert prepare(*arguments, "--replace") == 0
 
 
+@pytest.mark.parametrize("command", [("wmt14-en-de",), ("text8", "--task", "lm")])
+def test_a_dry_run_needs_no_validation_data(
+    command: tuple[str, ...], prepare: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prepare("--from", *command, "--dry-run") == 0
+    assert "not tried" in capsys.readouterr().out
+
+
 def test_a_dry_run_fetches_nothing(
     site: Site, prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,7 +68,7 @@ def _as_in_first_pass(output: Path, found: dict[str, list[Found]]) -> Iterator[N
     Raises: DataError: a shard of the same source has vanished or changed since then.
     """
     now = {
-        one.origin: {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in shards}
+        one.origin: {str(path): _facts(path) for path in shards}
         for each in found.values()
         for one in each
         if (shards := [path for path in one.files if is_shard(path)])
@@ -95,6 +95,18 @@ def _as_in_first_pass(output: Path, found: dict[str, list[Found]]) -> Iterator[N
             if is_ours and path.is_file() and not num_finished(folder):
                 remove_folder(folder)
         raise
+
+
+def _facts(shard: Path) -> list[int]:
+    """Return what tells a file from another of its name. Raises: DataError: it cannot be read."""
+    try:
+        status = shard.stat()
+    except OSError as error:
+        raise DataError(
+            f"{shard} has vanished since its folder was listed, or is a link to nothing: {error.strerror or error}. Put"
+            " it back, or remove the link."
+        ) from None
+    return [status.st_size, status.st_mtime_ns]
 
 
 def _rewrite(folder: Path, manifest: dict[str, Any]) -> None:

@@ -43,9 +43,9 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     sources.wanted()  # a name that is unknown, or has terms, comes before what else is missing
     if sources.valid:
         refuse_given({"--valid-bytes": "--valid-bytes" in given}, BOTH)
-    elif options.layout is None:
+    elif options.layout is None and not sources.dry_run:
         check_holdout(options, ["--valid-corpus", "--valid-from"], "--valid-bytes", "200000")
-    if options.layout is None:  # an error of an option comes before fetching
+    if options.layout is None and not sources.dry_run:  # an error of an option comes before fetching
         held = options.valid_corpus or ((options.output,) if sources.valid else ())
         task.preparation(replace(options, corpus=options.corpus or (options.output,), valid_corpus=held))
 

@@ -34,7 +34,7 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
     sources.wanted()  # a name that is unknown, or has terms, comes before what else is missing
     if sources.valid:
         refuse_given({"--valid-count": "--valid-count" in given}, BOTH)
-    else:
+    elif not sources.dry_run:
         check_holdout(options, [*files["valid"], "--valid-from"], "--valid-count", "500")
     languages = task.languages_of(options)
     task.of_splits({"train": ChainedPairs([], "")}, options, languages)  # an error of an option comes before fetching
