@@ -224,7 +224,8 @@ class RunConfig:
         run_dir: the run's folder.
         seed: seed of initial weights, dropout, and the order of samples.
         device: the device for training; `auto` chooses cuda, then mps, then cpu.
-        precision: `fp32`; `bf16` (autocast over float32 weights); or `auto`: bf16 if the device multiplies matrices at
+        precision: `fp32`; `tf32` (float32, with factors of 10 bits in products, on NVIDIA GPUs); `bf16` (autocast over
+            float32 weights); or `auto`: bf16 if the device multiplies matrices at
             least 1.3 times as fast in it, otherwise fp32. `auto` is resolved when a run begins and recorded in its
             config.yaml; a resumed run keeps its checkpoint's precision.
         num_threads: CPU threads; 0: torch's default.
@@ -233,7 +234,7 @@ class RunConfig:
     run_dir: str = "runs/run"
     seed: int = 1
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "tf32"] = "auto"
     num_threads: int = 0
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)

@@ -127,6 +127,23 @@ def test_lines_stream_lazily_and_in_order(translator: Translator) -> None:
         translator.translate_lines(lines(), num_beams=0)
 
 
+def test_more_lines_are_sorted_together_on_cuda(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [policy.lines_together(torch.device(name)) for name in ("cpu", "meta", "cuda")] == [256, 256, 4096]
+    read: list[str] = []
+    asked: list[torch.device] = []
+
+    def lines_together(device: torch.device) -> int:
+        asked.append(device)
+        return 5
+
+    monkeypatch.setattr(manyheads.decoding.translator, "lines_together", lines_together)
+    stream = translator.translate_lines(read.append(text) or text for text in TEXTS * 3)  # type: ignore[func-returns-value]
+    assert [next(stream), *stream] == translator.translate(TEXTS * 3)
+    assert asked == [torch.device("cpu")]
+    next(translator.translate_lines(read.append(text) or text for text in TEXTS * 3))  # type: ignore[func-returns-value]
+    assert len(read) == 3 * len(TEXTS) + 5
+
+
 def test_a_line_break_in_the_output_does_not_split_a_line(translator, monkeypatch):
     monkeypatch.setattr(Tokenizer, "decode_batch", lambda self, batch: ["a\nb" for _ in batch])
     assert list(translator.translate_lines(["a dog"])) == ["a b"]

@@ -28,6 +28,7 @@ from manyheads.errors import ConfigError, ManyHeadsError, NonFiniteError, is_out
 from manyheads.files.commit import write_text
 from manyheads.files.safe_open import read_limited
 from manyheads.models.pretrained import load
+from manyheads.nn.kernels.policy import tf32_products
 from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.record.callbacks import Callbacks, with_tensorboard
 from manyheads.training.record.log import LogFile, MetricsLog, PlainReporter, Reporters
@@ -211,7 +212,8 @@ def _run(
     group.is_told_to_end = lambda: stop.signal_number is not None
     # The guard is inside: a launcher ends all ranks when one is lost, and the message must be written before that.
     grace = 0.0 if group.is_alone else SAME_SIGNAL_SECONDS
-    with catch_signals(stop, grace=grace, last_words=folder.last_words), group.guarding():
+    multiplying = tf32_products(config.precision == "tf32")
+    with multiplying, catch_signals(stop, grace=grace, last_words=folder.last_words), group.guarding():
         result = Trainer(components, folder, stop, surroundings).run(resume)
         group.meet()  # the main rank plots and reports, and keeps the lock until all have finished
         return result
