@@ -69,6 +69,8 @@ class JudgingSettings:
 
     Args:
         every_steps: optimiser steps between two validations; 0 validates at the end only.
+        every_minutes: validate also after the first step that ends so many minutes of training after the last
+            validation; 0: by steps alone. Such a run is not bit-reproducible.
         num_samples: number of outputs that are written to samples/ and shown.
         best_by: the score that selects the best checkpoint; `bleu` for translation, `f1` for parsing. If a model
             overfits, its loss rises again before the learning rate has fallen, while the other scores still improve;
@@ -84,12 +86,13 @@ class JudgingSettings:
     scores: ClassVar[tuple[str, ...]] = ("loss", "bleu", "f1")
 
     every_steps: int = 1000
+    every_minutes: float = 0.0
     num_samples: int = 5
     best_by: Literal["loss", "bleu", "f1"] = "loss"
     patience: int = 0
 
     def __post_init__(self) -> None:
-        check(self, "validation.", at_least(0), "every_steps", "num_samples", "patience")
+        check(self, "validation.", at_least(0), "every_steps", "every_minutes", "num_samples", "patience")
         if self.best_by not in self.scores:
             known = " or ".join(map(repr, self.scores))
             raise ConfigError(
@@ -119,6 +122,8 @@ class TrainingSettings:
             there are.
         log_every: optimiser steps between two lines of metrics.
         save_every: optimiser steps between two checkpoints; 0 saves only at the end and on a signal.
+        save_every_minutes: save also after the first step that ends so many minutes of training after the last
+            checkpoint; 0: by steps alone.
         keep: checkpoints kept besides the best one; at least 2, because a crash can damage the newest.
         on_nonfinite: `stop` at a NaN or infinite loss or gradient, or `skip` that update.
         max_skips: stop after this many consecutive skipped updates.
@@ -144,6 +149,7 @@ class TrainingSettings:
     freeze: tuple[str, ...] = ()
     log_every: int = 50
     save_every: int = 1000
+    save_every_minutes: float = 0.0
     keep: int = 3
     on_nonfinite: Literal["stop", "skip"] = "stop"
     max_skips: int = 10
@@ -159,7 +165,16 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         set_tuples(self)
-        check(self, "training.", at_least(0), "max_steps", "save_every", "num_sampled", "max_minutes")
+        check(
+            self,
+            "training.",
+            at_least(0),
+            "max_steps",
+            "save_every",
+            "save_every_minutes",
+            "num_sampled",
+            "max_minutes",
+        )
         check(self, "training.", at_least(1), "log_every", "max_skips", "chunk_tokens")
         check(self, "training.", at_least(2), "keep")
         check(self, "training.", BELOW_ONE, "label_smoothing", "ema_decay")

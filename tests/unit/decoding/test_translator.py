@@ -12,6 +12,7 @@ from unittest import TestCase
 import pytest
 import torch
 
+import manyheads.decoding.translator
 from manyheads.decoding.device import choose_device
 from manyheads.decoding.settings import (
     DecodingOverrides,
@@ -22,6 +23,7 @@ from manyheads.decoding.settings import (
 )
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.nn.kernels import policy
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

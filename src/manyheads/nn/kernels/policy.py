@@ -244,6 +244,11 @@ def waiting_for(device: torch.device) -> Callable[[], object]:
     return lambda: event.synchronize()
 
 
+def steps_made_ahead(device: torch.device) -> int:
+    """Return for how many steps a thread makes batches in advance, which are the same; on a CPU it gains nothing."""
+    return 4 if device.type == "cuda" else 0
+
+
 def lines_together(device: torch.device) -> int:
     """Return how many lines of a file are sorted by length and translated together.
 
