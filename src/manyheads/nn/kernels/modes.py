@@ -106,6 +106,34 @@ def as_if_longer(times: float) -> Iterator[None]:
         asked.times_longer = before
 
 
+_tf32_lock = threading.Lock()
+_tf32_blocks, _before_tf32 = 0, "highest"
+
+
+@contextmanager
+def tf32_products(enabled: bool = True) -> Iterator[None]:
+    """Within the block, a GPU multiplies float32 matrices in TF32: factors of 10 bits, sums in float32.
+
+    torch's setting is that of the process, so other threads compute so too until the last block ends.
+    """
+    global _tf32_blocks, _before_tf32
+    if not enabled:
+        yield
+        return
+    with _tf32_lock:
+        if not _tf32_blocks:
+            _before_tf32 = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("high")
+        _tf32_blocks += 1
+    try:
+        yield
+    finally:
+        with _tf32_lock:
+            _tf32_blocks -= 1
+            if not _tf32_blocks:
+                torch.set_float32_matmul_precision(_before_tf32)
+
+
 @contextmanager
 def by_fixed_rules() -> Iterator[None]:
     """Within the block, no measurement of speed selects an implementation, so two processes compute alike. Not safe for
