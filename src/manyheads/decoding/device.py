@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from manyheads.errors import RequestError
-from manyheads.nn.kernels import modes
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.linear import Packed, Packs
 from manyheads.nn.kernels.precision import FixedPrecision, measure_precision
 
