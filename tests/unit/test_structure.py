@@ -135,6 +135,7 @@ ASKING = {
     "manyheads.extras.sample_model.making": "records the processor's instruction set in the card",
     "manyheads.training.run.arithmetic": "records the device's name",
     "manyheads.training.run.device": "chooses the device",
+    "manyheads.training.run.objective": "pins batches for a GPU",
     "manyheads.training.run.step": "GPUs have a random generator of their own",
 }
 QUESTIONS = ("is_compiling", "get_cpu_capability", "element_size", "is_autocast_enabled", "is_available")

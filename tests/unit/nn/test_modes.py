@@ -26,8 +26,7 @@ from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.kernels.derivatives import first_derivative_only
-from manyheads.nn.kernels.modes import fast, is_fast
+from manyheads.nn.kernels.modes import fast, first_derivative_only, is_fast
 from manyheads.nn.kernels.reversible import recomputed
 from manyheads.nn.layers import ReversibleSequence
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from manyheads.nn.kernels import modes
-from manyheads.nn.kernels.derivatives import first_derivative_only
+from manyheads.nn.kernels.modes import first_derivative_only
 from manyheads.nn.shapes import Bool, Float, Int
 
 _IMPOSSIBLE = float("-inf")

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from manyheads.nn.kernels import modes, policy
-from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.linear import autocast_dtype, linear, product, product_of_rows
+from manyheads.nn.kernels.modes import first_derivative_only
 from manyheads.nn.kernels.reversible import checkpointed
 from manyheads.nn.shapes import Bool, Float, Int
 from manyheads.nn.smoothing import SmoothingKind, spread

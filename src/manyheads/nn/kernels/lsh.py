@@ -21,9 +21,9 @@ from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.kernels import modes, policy
-from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.lsh_chunks import SAFE_SCORE, Layout, SortedRows, ranks_of, sorted_groups
+from manyheads.nn.kernels.modes import first_derivative_only
 from manyheads.nn.kernels.reversible import checkpointed
 from manyheads.nn.shapes import Float, Int
 

@@ -1,17 +1,21 @@
 """What a caller asks for within a block, of this thread or this process; `policy` takes it into account.
 
 Outside `fast()` the modules compute with torch's own operations. The other blocks are for the runners of whole models,
-tests and benchmarks.
+tests and benchmarks. What is computed by hand within `fast()` has first derivatives only (`first_derivative_only`).
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
+
+from manyheads.errors import RequestError
 
 RelativePath = Literal["products", "tiles", "sums", "sdpa"]
 
@@ -185,3 +189,66 @@ def using_relative_path(path: RelativePath) -> Iterator[None]:
 def asked_relative_path() -> RelativePath | None:
     """Return the implementation that `using_relative_path` asks for; None: `policy` chooses."""
     return _relative_path
+
+
+def first_derivative_only(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
+    """Change an autograd function so that to differentiate its gradients raises an error.
+
+    They depend on the function's inputs and on the gradient that comes in, but autograd does not know it, so a second
+    derivative would be too small by this part. `torch.autograd.function.once_differentiable` raises an error only if
+    the gradient that comes in can be differentiated, which that of a loss or a sum cannot.
+    """
+    forward, backward = function.forward, function.backward
+
+    @functools.wraps(forward)
+    def computed(ctx: Any, *arguments: Any) -> Any:
+        if not is_compiled():
+            ctx.is_fast = is_fast()
+            with torch.enable_grad():
+                ctx.inputs = _Joined.apply(*_differentiable(arguments))  # type: ignore[no-untyped-call]
+        return forward(ctx, *arguments)
+
+    @functools.wraps(backward)
+    def differentiated(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        if is_compiled() or not hasattr(ctx, "is_fast"):  # the forward pass was compiled
+            return backward(ctx, *grads)  # type: ignore[no-any-return]
+        with torch.no_grad(), fast(ctx.is_fast):  # in the mode of the forward pass
+            found = backward(ctx, *grads)
+        if not torch.is_grad_enabled():  # no `create_graph=True`
+            return found  # type: ignore[no-any-return]
+        reasons = (ctx.inputs, *_differentiable(grads))
+        return tuple(None if one is None else _Refusing.apply(one, *reasons) for one in found)  # type: ignore[no-untyped-call]
+
+    function.forward, function.backward = staticmethod(computed), staticmethod(differentiated)  # type: ignore[method-assign]
+    return function
+
+
+def _differentiable(values: tuple[Any, ...]) -> list[Tensor]:
+    return [one for one in values if isinstance(one, Tensor) and one.requires_grad]
+
+
+class _Joined(torch.autograd.Function):
+    """An empty tensor that depends on tensors, as far as autograd knows, and keeps none of them in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise AssertionError("only _Refusing, which raises an error, depends on this")
+
+
+class _Refusing(torch.autograd.Function):
+    """The first of its inputs, without a derivative in any of them."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, *_: Tensor) -> Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Tensor:
+        raise RequestError(
+            "these gradients cannot be differentiated again, because a fast implementation or a reversible layer"
+            " computed them. For second derivatives compute outside of kernels.fast(), and with reversible=False."
+        )

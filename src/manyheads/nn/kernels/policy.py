@@ -1,6 +1,4 @@
-"""Compares the speed of implementations on this machine.
-
-Selects the implementation: the only file that asks about processors, compilers, dtypes and sizes for speed.
+"""Selects the implementation: the only file that asks about processors, compilers, dtypes and sizes for speed.
 
 Outside `fast()` the answer is torch's own operations, which autograd, transforms and hooks of torch know. Within it, a
 kernel asks one question and uses the fastest implementation, which the answer names. What saves memory (tiles, chunks,
@@ -12,11 +10,9 @@ weights and the attention of beams.
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import shutil
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -30,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import RequestError
+from manyheads.nn.kernels.measuring import MOST_PACKED_ROWS, packing_gain, products_gain
 from manyheads.nn.kernels.modes import (
     RelativePath,
     asked,
@@ -40,32 +37,6 @@ from manyheads.nn.kernels.modes import (
     is_transformed,
     measures,
 )
-
-ROUNDS = 7
-"""Calls of each implementation that are timed; one more comes first, in which libraries prepare their kernels."""
-
-
-@torch.no_grad()
-def least_seconds(*calls: Callable[[], object], rounds: int = ROUNDS, num_threads: int = 1) -> list[float]:
-    """Call the functions in turn and return the least time of each.
-
-    Other programs on the machine can only make a time longer. By default one thread computes: on a busy machine two
-    threads wait for each other for longer than a small product takes, and the wait would be measured.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        least = [math.inf] * len(calls)
-        for number in range(1 + rounds):
-            for index, call in enumerate(calls):
-                started = time.perf_counter()
-                call()
-                if number:
-                    least[index] = min(least[index], time.perf_counter() - started)
-        return [max(seconds, 1e-9) for seconds in least]
-    finally:
-        torch.set_num_threads(threads)
-
 
 AttentionPath = Literal["products", "rounded products", "sums", "sdpa"]
 SegmentsPath = Literal["products", "loop", "varlen"]
@@ -161,12 +132,6 @@ _LEAST_WORK, _LEAST_PACKED_WORK = 1 << 20, 1 << 17
 # Where oneDNN is not faster in general, one measurement decides for all weights with at least this many numbers and at
 # least as many rows as columns (decision 023). All other weights are about as fast in either layout.
 _LEAST_PACKED_WEIGHT, _LEAST_PACKING_GAIN = 1 << 17, 1.15
-# The measured step: the number of rows, the number of weights and their shape. All weights together have 12 MB, more
-# than the cache of a core, as in a model.
-_MEASURED_ROWS, _MEASURED_WEIGHTS, _MEASURED_SHAPE = 32, 12, (1024, 256)
-# With more rows, torch chooses the library: 128 rows were 1.12 to 1.18 times as fast from packed weights, 2,048 rows
-# were slower.
-_MOST_PACKED_ROWS = 128
 
 
 @cache
@@ -230,28 +195,6 @@ def packs(*weights: Tensor) -> bool:
     return onednn_is_faster() or (is_measured and packing_gain() >= _LEAST_PACKING_GAIN)
 
 
-@cache
-def packing_gain() -> float:
-    """Return how many times as fast products of few rows are with packed float32 weights; 0 if torch cannot pack them.
-
-    All threads compute: a part of what packing saves is a copy that one thread makes while the others wait.
-    """
-    weights = [torch.ones(_MEASURED_SHAPE) for _ in range(_MEASURED_WEIGHTS)]
-    x = torch.ones(_MEASURED_ROWS, _MEASURED_SHAPE[1])
-    try:
-        packed = [torch.ops.mkldnn._reorder_linear_weight(weight, _MOST_PACKED_ROWS) for weight in weights]
-        multiply = torch.ops.mkldnn._linear_pointwise
-        plain_seconds, packed_seconds = least_seconds(
-            lambda: [F.linear(x, weight) for weight in weights],
-            lambda: [multiply(x, weight, None, "none", [], "") for weight in packed],
-            rounds=5,
-            num_threads=torch.get_num_threads(),
-        )
-    except RuntimeError:
-        return 0.0
-    return plain_seconds / packed_seconds
-
-
 def uses_packed(x: Tensor, dtype: torch.dtype, out_features: int) -> bool:
     """Return whether to multiply x by a packed weight of this dtype with `out_features` rows."""
     if not is_fast():
@@ -261,7 +204,7 @@ def uses_packed(x: Tensor, dtype: torch.dtype, out_features: int) -> bool:
     compute = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
     least = 0 if dtype is torch.bfloat16 else _LEAST_PACKED_WORK
     is_large = x.numel() * out_features >= least
-    if dtype is torch.float32 and not onednn_is_faster() and x.numel() > _MOST_PACKED_ROWS * x.shape[-1]:
+    if dtype is torch.float32 and not onednn_is_faster() and x.numel() > MOST_PACKED_ROWS * x.shape[-1]:
         return False
     return compute is dtype and not torch.is_grad_enabled() and is_large and _is_plain(x)
 
@@ -328,21 +271,6 @@ def attention_path(query: Tensor, key: Tensor, value: Tensor, dropout_rate: floa
         is_faster = is_measured and products_gain() >= _LEAST_PRODUCTS_GAIN
         return "products" if is_faster else "sdpa"
     return "rounded products" if key.element_size() < 4 and not key.is_contiguous() else "products"
-
-
-@cache
-def products_gain() -> float:
-    """Return how many times as fast as SDPA matrix products are for four queries (beams) of each (batch, head) pair.
-
-    On two threads with AVX2 SDPA was slower than on one (322 and 201 us; products 132 and 200).
-    """
-    query, key = torch.ones(16, 4, 4, 64), torch.ones(16, 4, 32, 64)
-    products_seconds, sdpa_seconds = least_seconds(
-        lambda: torch.softmax(query @ key.transpose(-1, -2), -1) @ key,
-        lambda: F.scaled_dot_product_attention(query, key, key),
-        num_threads=torch.get_num_threads(),
-    )
-    return sdpa_seconds / products_seconds
 
 
 def segments_path(query: Tensor, value: Tensor) -> SegmentsPath:

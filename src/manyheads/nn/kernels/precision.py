@@ -14,7 +14,7 @@ from torch import Tensor
 
 from manyheads.errors import ConfigError
 from manyheads.nn.kernels.linear import linear
-from manyheads.nn.kernels.policy import least_seconds
+from manyheads.nn.kernels.measuring import least_seconds
 
 FixedPrecision = Literal["fp32", "bf16", "tf32"]
 """`tf32`: float32, with products in TF32 (see `modes.tf32_products`). `auto` never chooses it."""

@@ -27,8 +27,8 @@ from manyheads.nn.kernels.attention import (
     some_row_is_empty,
     weighted_by_sums,
 )
-from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.dropout import RowMasks, dropout
+from manyheads.nn.kernels.modes import first_derivative_only
 from manyheads.nn.shapes import Float
 
 

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from manyheads.nn.chunking import chunk_slices, in_chunks
 from manyheads.nn.kernels import modes, policy
-from manyheads.nn.kernels.derivatives import first_derivative_only
+from manyheads.nn.kernels.modes import first_derivative_only
 
 _uncompiled: Any = None
 

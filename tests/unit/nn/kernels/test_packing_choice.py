@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.linear import Packed
-from manyheads.nn.kernels.policy import ROUNDS, least_seconds
+from manyheads.nn.kernels.measuring import ROUNDS, least_seconds, packing_gain, products_gain
 from manyheads.nn.layers import Linear
 from manyheads.tasks.presets import copy
 from manyheads.training.run.device import computing
@@ -97,5 +97,5 @@ def test_a_measurement_times_both_in_turn_with_one_thread() -> None:
 
 
 def test_real_measurements() -> None:
-    assert policy.packing_gain() > 0
-    assert policy.products_gain() > 0
+    assert packing_gain() > 0
+    assert products_gain() > 0

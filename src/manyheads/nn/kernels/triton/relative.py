@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.nn.kernels.derivatives import first_derivative_only
+from manyheads.nn.kernels.modes import first_derivative_only
 
 
 @dataclass(frozen=True)
