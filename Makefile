@@ -138,7 +138,7 @@ check-serving: $(READY_DEV)
 	  --node $(CLIENTS_VENV) --pictures $(CLIENTS_VENV)/pictures $(CLIENTS)
 
 # The image of deploy/Containerfile on a base of Debian's packages: built, run with a read-only root, asked for a
-# translation, stopped; then deploy/compose.yaml. As root, with podman, netavark, aardvark-dns, runc and mmdebstrap; two
+# translation, stopped; then deploy/compose.yaml. As root, with podman, netavark, aardvark-dns, iptables, runc and mmdebstrap; two
 # idle cores need a few minutes.
 check-container: $(COMPOSE_VENV)/ready
 	$(PYTHON) tests/clients/check_container.py $(or $(MODEL),src/manyheads/extras/sample_model/model) --runtime $(RUNTIME) \
