@@ -29,7 +29,7 @@ from manyheads.nn.chunking import neighbours, real_chunks
 from manyheads.nn.kernels.attention import masked_softmax
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.layers import Linear, initialise
-from manyheads.nn.shapes import Bool, Float, Int
+from manyheads.nn.shapes import Bool, Float, Int, check_tensors
 
 
 def local_attention(
@@ -288,6 +288,7 @@ class LocalSelfAttention(nn.Module):
             if x has none.
         Raises: ShapeError: x has neither two nor three axes.
         """
+        check_tensors(x=x, lengths=lengths)
         if x.dim() not in (2, 3):
             raise ShapeError(f"x of shape {tuple(x.shape)} must be (batch, length, d_model), or (length, d_model).")
         alone = x.dim() == 2

@@ -36,7 +36,7 @@ from manyheads.nn.chunking import neighbours
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.lsh import bucket_ranks, chunked_attention, sorting_order
 from manyheads.nn.layers import Linear, initialise
-from manyheads.nn.shapes import Float, Int
+from manyheads.nn.shapes import Float, Int, check_tensors
 
 __all__ = ["LSHSelfAttention", "LSHSettings", "hash_vectors", "lsh_attention", "rotations", "shared_qk_attention"]
 
@@ -309,6 +309,7 @@ class LSHSelfAttention(nn.Module):
         Raises: RequestError: neither buckets, rotations nor a seed, and something must be hashed. ShapeError: x has
             neither two nor three axes.
         """
+        check_tensors(x=x, lengths=lengths, buckets=buckets, rotations=rotations)
         if x.dim() not in (2, 3):
             raise ShapeError(f"x of shape {tuple(x.shape)} must be (batch, length, d_model), or (length, d_model).")
         alone = x.dim() == 2
