@@ -1,4 +1,4 @@
-"""Measures training and decoding on a GPU, side by side with peers. It needs torch and nothing else.
+"""Measures training and decoding on a GPU, side by side with peers. It needs torch, numpy, safetensors and PyYAML.
 
     python benchmarks/gpu.py --output gpu.json                  # all parts, those in gpu.json excepted
     python benchmarks/gpu.py --minutes 9 --output gpu.json      # the most important parts that fit, in their order
@@ -32,9 +32,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-import torch
-from gpu_parts import FIRST, LEAST_SECONDS, PARTS
-from gpu_sides import PART_SECONDS, Options
+try:
+    import torch
+    from gpu_parts import FIRST, LEAST_SECONDS, PARTS
+    from gpu_sides import PART_SECONDS, Options
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}. Beside torch this needs: pip install numpy safetensors pyyaml")
 
 
 def main() -> int:

@@ -55,7 +55,7 @@ _ENGLISH = (5, 8, 10, 12, 14, 15, 17, 18, 20, 21, 23, 25, 27, 29, 31, 33, 36, 40
 _GERMAN = (5, 8, 10, 12, 13, 15, 16, 17, 19, 20, 22, 24, 26, 28, 30, 32, 36, 39, 45, 57)
 
 
-# The model of `manyheads train --preset demo` in bf16, from `tasks.presets`, which needs more than torch.
+# The model of `manyheads train --preset demo` in bf16 (`tasks.presets`).
 DEMO = transformers.TransformerConfig(
     d_model=256, num_heads=4, d_ff=1024, num_encoder_layers=2, num_decoder_layers=2, dropout=0.0, norm_position="pre",
     positions="none", relative_bias=16,
@@ -349,8 +349,8 @@ def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) 
 def _decoding(beams: int, options: Options) -> dict[str, Any]:
     """A search in bfloat16 with random weights, every sentence to the full length; with and without `--compile`.
 
-    A step of `Side` is one batch, whose tokens are all that it wrote. The search needs numpy, safetensors and PyYAML;
-    where they are missing, only its steps with the most probable token are measured, as those of the static cache.
+    A step of `Side` is one batch, whose tokens are all that it wrote. A side named `steps` takes the most probable
+    token and reads nothing, as the static cache does.
     """
     config = _transformer_config("base", options)
     batch, source_len, length = (2, 5, 4) if options.tiny else (64 if beams == 1 else 32, 32, 64)

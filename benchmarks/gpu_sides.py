@@ -165,7 +165,7 @@ def training(
     return Side(name, step, tokens, flops, ours)
 
 
-# As in `tasks.presets.demo`, which needs more than torch.
+# As in `tasks.presets.demo`.
 DEMO_OPTIMISER = OptimiserSettings(
     name="muon", learning_rate=6e-3, muon_learning_rate=0.02, weight_decay=0.1, clip_norm=1.0
 )
