@@ -169,12 +169,15 @@ class _ChunkedAttention(torch.autograd.Function):
         keeps: bool,
         known: tuple[Tensor, ...],
     ) -> tuple[Tensor, ...]:
+        ctx.layout = None
         if known:
             out, log_sums, alone, safe = known
         else:
             with policy.without_autocast(qk.device):
-                inputs = _Inputs.of(qk, v, settings, is_safe=None)
-                out, log_sums, alone = _forward(_groups(inputs, order, settings, lengths, rate, seed), inputs)
+                inputs, layout = _Inputs.of(qk, v, settings, is_safe=None), Layout.of(order, qk.shape[2], lengths)
+                out, log_sums, alone = _forward(_groups(inputs, layout, settings, rate, seed), inputs)
+                # It needs four times the memory of the order.
+                ctx.layout = layout if keeps and policy.saves_launches(qk.device) else None
                 safe = torch.tensor(inputs.is_safe, device="cpu")
         out = out.view(v.shape).to(v.dtype)  # float16 is computed in float32
         if keeps:
@@ -190,7 +193,9 @@ class _ChunkedAttention(torch.autograd.Function):
         qk, v, out, log_sums, alone, order, lengths = ctx.saved_tensors
         with policy.without_autocast(qk.device):
             inputs = _Inputs.of(qk, v, ctx.settings, ctx.safe)
-            groups = _groups(inputs, order, ctx.settings, lengths, ctx.rate, ctx.seed)
+            layout = ctx.layout or Layout.of(order, qk.shape[2], lengths)
+            ctx.layout = None
+            groups = _groups(inputs, layout, ctx.settings, ctx.rate, ctx.seed)
             grad_qk, grad_v = _backward(groups, inputs, out.flatten(0, 1), log_sums, alone, grad_out.flatten(0, 1))
         return grad_qk.view(qk.shape).to(qk.dtype), grad_v.view(v.shape).to(v.dtype), *[None] * 7
 
@@ -240,10 +245,7 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
             yield tuple(one[row : row + some_rows, part] for one in tensors)
 
 
-def _groups(
-    inputs: _Inputs, order: Tensor, settings: LSHSettings, lengths: Tensor | None, rate: float, seed: int
-) -> Iterator[SortedRows]:
-    layout = Layout.of(order, inputs.q.shape[1], lengths)
+def _groups(inputs: _Inputs, layout: Layout, settings: LSHSettings, rate: float, seed: int) -> Iterator[SortedRows]:
     return sorted_groups(layout, settings, inputs.q.dtype, is_safe=inputs.is_safe, rate=rate, seed=seed)
 
 
@@ -263,15 +265,14 @@ def _table(x: Tensor, extra: Tensor | float | None, codes: int) -> Tensor:
     parts = 0 if extra is None else _columns(x.dtype)
     total = width + parts + codes
     table = x.new_zeros(rows * length + 1, -(-total // 16) * 16 if x.dtype == torch.bfloat16 else total)
-    table[:-1, :width] = x.flatten(0, 1)
+    table[:-1, :width].view(rows, length, width).copy_(x)
     if isinstance(extra, Tensor):
         rest = extra.flatten()
         for column in range(width, width + parts):
-            part = rest.to(x.dtype)
-            table[:-1, column] = part
-            rest = rest - part
+            part = table[:-1, column].copy_(rest)
+            rest = rest - part if column + 1 < width + parts else rest
     elif extra is not None:
-        table[:, width : width + parts] = extra
+        table[:, width : width + parts].fill_(extra)
     return table
 
 
