@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -94,6 +95,13 @@ def test_launches_of_a_step_of_base(packed: bool, most: int, monkeypatch: pytest
 def test_launches_of_a_step_of_a_language_model(
     name: str, preset: str, sizes: dict[str, int], rows: int, length: int, bar: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    launches = _launches_of(name, preset, sizes, rows, length, monkeypatch)
+    assert launches.count <= bar, launches.by_name.most_common()
+
+
+def _launches_of(
+    name: str, preset: str, sizes: dict[str, Any], rows: int, length: int, monkeypatch: pytest.MonkeyPatch
+) -> Launches:
     config = replace(import_module(f"manyheads.models.{name}.config").PRESETS[preset], **sizes)
     with torch.device("meta"):
         model = build_model(config).train()
@@ -107,7 +115,23 @@ def test_launches_of_a_step_of_a_language_model(
         train_step.run([batch], 2, 1e-4)  # with a memory
         with Launches() as launches:
             train_step.run([batch], 3, 1e-4)
-    assert launches.count <= bar, launches.by_name.most_common()
+    return launches
+
+
+@pytest.mark.unhooked
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="TRITON_INTERPRET=1 computes, and meta cannot")
+@pytest.mark.parametrize(("kind", "bar", "own"), [("lsh", 330, 33), ("local", 295, 17)])
+def test_launches_of_a_reformer_by_triton(kind: str, bar: int, own: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was counted at 326 (1,927 without), of local layers alone at 290 (703); `own` of them are Triton kernels."""
+    jit = pytest.importorskip("triton.runtime.jit", reason="the package triton is not installed")
+    run: list[str] = []
+    monkeypatch.setattr(policy, "triton_lack", lambda *given: None)
+    monkeypatch.setattr(jit.JITFunction, "run", lambda kernel, *given, **more: run.append(kernel.__name__))
+    sizes = {"vocab_size": 256, "max_len": 4096, "layers": (kind,)}
+    with policy.using_triton():
+        launches = _launches_of("reformer", "small", sizes, 1, 4096, monkeypatch)
+    assert len(run) // 3 == own, run  # of each of three steps
+    assert launches.count + own <= bar, launches.by_name.most_common()
 
 
 @pytest.mark.usefixtures("saving")
