@@ -96,7 +96,7 @@ def hashed_order(
     if not _uses_triton(qk, qk, settings):
         buckets = mark_padding(hash_vectors(qk, rotations, factors), lengths, math.prod(factors))
         return sorting_order(buckets, settings, lengths)
-    from manyheads.nn.kernels.triton.chunks import fused_order
+    from manyheads.nn.kernels.triton.hashing import fused_order
 
     check_rotations(qk, rotations, factors)
     return fused_order(qk, rotations, factors, settings.chunk_len, lengths)

@@ -169,9 +169,9 @@ def autocast_as_now(kind: str, like: tuple[bool, torch.dtype] | None = None) -> 
 class Replay(AbstractContextManager[None]):
     """Restores, within the block, what a second call of the same modules depends on besides its arguments.
 
-    These are the random generators, autocast, `policy.fast`, `policy.using_triton`, and the modules' modes (training or evaluation) and
-    buffers, as they were when this object was created. So statistics such as those of `nn.BatchNorm1d` count each batch
-    once.
+    These are the random generators, autocast, `policy.fast` and `using_triton`, and the modules' modes (training or
+    evaluation) and buffers, as they were when this object was created. So statistics such as those of
+    `nn.BatchNorm1d` count each batch once.
 
     Args: device: of the computation; modules: those that are called, whose modes may change before the second call.
     """

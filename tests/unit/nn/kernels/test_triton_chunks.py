@@ -41,7 +41,11 @@ LOCAL: dict[str, tuple[int, int, dict[str, Any]]] = {
     "after alone": (9, 4, {"causal": False, "chunks_before": 0, "chunks_after": 1}),
     "around the end, a chunk twice": (8, 4, {"causal": False, "chunks_after": 1, "wrap": True}),
     "penalties": (21, 8, {"penalties": 16}),
-    "penalties, fewer than distances": (13, 4, {"penalties": 3, "causal": False, "chunks_before": 2, "chunks_after": 1}),
+    "penalties, fewer than distances": (
+        13,
+        4,
+        {"penalties": 3, "causal": False, "chunks_before": 2, "chunks_after": 1},
+    ),
 }
 HASHED: dict[str, LSHSettings] = {
     "one round": LSHSettings(chunk_len=CHUNK, num_hashes=1),
@@ -98,7 +102,9 @@ def compare(
         torch.testing.assert_close(one.double(), other.double(), atol=atol, rtol=0)
 
 
-def compare_local(length: int, chunk_len: int, kind: dict[str, Any], dtype: torch.dtype, widths: tuple[int, int]) -> None:
+def compare_local(
+    length: int, chunk_len: int, kind: dict[str, Any], dtype: torch.dtype, widths: tuple[int, int]
+) -> None:
     options = dict(kind)
     distances = options.pop("penalties", None)
     lengths = torch.tensor([length, length // 2])
@@ -210,9 +216,10 @@ def test_padding_is_not_read() -> None:
 def test_order_is_that_of_the_same_buckets(factors: tuple[int, ...], padded: bool) -> None:
     """Small whole numbers are exact in float32, and often equal, so that the first of equal directions counts."""
     settings = LSHSettings(chunk_len=5, num_hashes=2)
-    qk = torch.randint(-2, 3, (B, 39, H, 6)).float().transpose(1, 2)
-    drawn = torch.randint(-2, 3, (H, 6, 2, sum(factors) // 2)).float()
-    lengths = torch.tensor([39, 17]) if padded else None
+    rows, heads, length = (1, 1, 9) if len(factors) > 2 else (B, H, 39)  # with many factors keys have 64 bits
+    qk = torch.randint(-2, 3, (rows, length, heads, 6)).float().transpose(1, 2)
+    drawn = torch.randint(-2, 3, (heads, 6, 2, sum(factors) // 2)).float()
+    lengths = torch.tensor([length, 17])[-rows:].clamp(max=5 if rows == 1 else length) if padded else None
     buckets = hash_vectors(qk, drawn, factors)
     wanted = sorting_order(mark_padding(buckets, lengths, 1 << 31), settings, lengths)
     with policy.using_triton():
@@ -223,27 +230,31 @@ def test_order_is_that_of_the_same_buckets(factors: tuple[int, ...], padded: boo
         broken = hashed_order(torch.full_like(qk, torch.nan), drawn, factors, settings)
     assert torch.equal(found, wanted)
     assert torch.equal(half, wanted)
-    assert torch.equal((broken >> 1).sort(-1).values, torch.arange(40).int().expand_as(broken))
+    assert torch.equal((broken >> 1).sort(-1).values, torch.arange(broken.shape[-1]).int().expand_as(broken))
 
 
 @pytest.mark.parametrize("reversible", [True, False])
 def test_a_model_outside_of_the_block(reversible: bool) -> None:
     """The backward pass is outside of it, and computes the layers again."""
-    config = replace(PRESETS["debug"], dropout=0.0, attention_dropout=0.0, vocab_size=17, reversible=reversible)
+    config = replace(PRESETS["debug"], dropout=0.0, vocab_size=17, reversible=reversible, keep_attention=reversible)
     model = build_model(config).train()
-    x, found = torch.randint(17, (2, 14)), []
+    x, factor, found = torch.randint(17, (1, 14)), torch.randn(1, 14, 32), []
     for by_name in (False, True):
         torch.manual_seed(1)
         with policy.using_triton(by_name):
-            loss = model(x)[0].square().mean()
+            hidden = model(x)[0]
+            loss = (hidden * factor[..., : hidden.shape[2]]).sum()
         found.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
     for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(one, other, atol=1e-4 * max(1.0, other.abs().max().item()), rtol=0)
 
 
 def test_what_is_refused() -> None:
     x = torch.randn(1, 9, 16, requires_grad=True)
-    hashed, local = LSHSelfAttention(16, 2, settings=HASHED["one round"], max_len=32), LocalSelfAttention(16, 2, chunk_len=4)
+    hashed, local = (
+        LSHSelfAttention(16, 2, settings=HASHED["one round"], max_len=32),
+        LocalSelfAttention(16, 2, chunk_len=4),
+    )
     with policy.using_triton():
         for out in (hashed(x, seed=0), local(x)):
             [grad] = torch.autograd.grad(out.square().sum(), x, create_graph=True)

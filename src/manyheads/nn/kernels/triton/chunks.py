@@ -26,15 +26,14 @@ from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.triton.relative import Tiles
 
-POSITIONS, DIRECTIONS, COLUMNS, SLOTS = 32, 16, 32, 1024
-"""Positions, directions and numbers of a vector of which a program computes products at once: with the 128 numbers of
-the widest head it spilled registers. SLOTS: of which a program finds the positions."""
+POSITIONS = 32
+"""Of which a program combines the rounds."""
 
 
 def tiles(kernel: Any, width: int, itemsize: int) -> Tiles:
     """Return a kernel's tiles for heads of this width, of numbers with so many bytes: always the same.
 
-    They were compiled for sm_80 and sm_90 without spilled registers. TODO shared memory.
+    They were compiled for sm_80 and sm_90 without spilled registers. Shared memory: at most 56 KiB.
     """
     if itemsize == 4:
         return Tiles(16, 16, 8, 1)
@@ -44,7 +43,7 @@ def tiles(kernel: Any, width: int, itemsize: int) -> Tiles:
 
 
 @triton.jit
-def _rows(x, batch, head, heads, length, at, columns, WIDTH: tl.constexpr):
+def load_rows(x, batch, head, heads, length, at, columns, WIDTH: tl.constexpr):
     """Load rows of one head; zeros where the position `at` is negative, and beyond WIDTH. (positions, columns)"""
     x += (batch.to(tl.int64) * length * heads + head) * WIDTH
     inside = (at >= 0)[:, None] & (columns < WIDTH)[None, :]
@@ -52,77 +51,12 @@ def _rows(x, batch, head, heads, length, at, columns, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _store_rows(x, values, batch, head, heads, length, at, columns, WIDTH: tl.constexpr):
+def _storeload_rows(x, values, batch, head, heads, length, at, columns, WIDTH: tl.constexpr):
     """Store rows of one head at positions that are not negative."""
     x += (batch.to(tl.int64) * length * heads + head) * WIDTH
     inside = (at >= 0)[:, None] & (columns < WIDTH)[None, :]
     at = at.to(tl.int64)[:, None] * (heads * WIDTH) + columns[None, :]
     tl.store(x + at, values.to(x.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _first_maximum(values, columns, count, highest, found):
-    """Return each row's maximum of `values` and `highest`, and the first column that has it."""
-    values = tl.where((columns < count)[None, :], values, -float("inf"))
-    here = tl.max(values, 1)
-    column = tl.min(tl.where(values == here[:, None], columns[None, :], count - 1), 1)
-    return tl.maximum(here, highest), tl.where(here > highest, column, found)
-
-
-@triton.jit
-def hash_kernel(
-    vectors, rotations, lengths, keys, heads, rounds, length, slots, directions, num_buckets,
-    FACTORS: tl.constexpr, WIDTH: tl.constexpr, POSITIONS: tl.constexpr, DIRECTIONS: tl.constexpr,
-    COLUMNS: tl.constexpr, HAS_LENGTHS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Write bucket x slots + position for each row, round and slot; padding and free slots have two more buckets."""
-    blocks = tl.cdiv(slots, POSITIONS)
-    at = tl.program_id(0) % blocks * POSITIONS + tl.arange(0, POSITIONS)
-    line = tl.program_id(0) // blocks
-    turn, batch, head = line % rounds, line // rounds // heads, line // rounds % heads
-    real = length
-    if HAS_LENGTHS:
-        real = tl.load(lengths + batch).to(tl.int32)
-    hashed = tl.where(at < real, at, -1)
-    bucket = tl.zeros([POSITIONS], tl.int64)
-    first = 0
-    below = 1
-    for factor in tl.static_range(len(FACTORS)):
-        count = FACTORS[factor] // 2
-        highest = tl.full([POSITIONS], -float("inf"), tl.float32)
-        opposite = tl.full([POSITIONS], -float("inf"), tl.float32)
-        found = tl.zeros([POSITIONS], tl.int32)
-        found_opposite = tl.zeros([POSITIONS], tl.int32)
-        for start in range(0, count, DIRECTIONS):
-            columns = start + tl.arange(0, DIRECTIONS)
-            rotated = tl.zeros([POSITIONS, DIRECTIONS], tl.float32)
-            for begin in range(0, WIDTH, COLUMNS):
-                inner = begin + tl.arange(0, COLUMNS)
-                x = _rows(vectors, batch, head, heads, length, hashed, inner, WIDTH).to(tl.float32)
-                across = ((head * WIDTH + inner) * rounds + turn)[:, None] * directions + first + columns[None, :]
-                inside = (inner < WIDTH)[:, None] & (columns < count)[None, :]
-                directed = tl.load(rotations + across, mask=inside, other=0.0)
-                rotated = tl.dot(x, directed, rotated, input_precision=PRECISION)
-            highest, found = _first_maximum(rotated, columns, count, highest, found)
-            opposite, found_opposite = _first_maximum(-rotated, columns, count, opposite, found_opposite)
-        bucket += tl.where(opposite > highest, found_opposite + count, found) * below
-        first += count
-        below *= 2 * count
-    bucket = tl.where(at < real, bucket, tl.where(at < length, num_buckets, num_buckets + 1))
-    key = (bucket * slots + at).to(keys.dtype.element_ty)
-    tl.store(keys + line.to(tl.int64) * slots + at, key, mask=at < slots)
-
-
-@triton.jit
-def order_kernel(keys, order, slots, SLOTS: tl.constexpr):
-    """Write 2 x position for each sorted key, plus 1 if its bucket is not that of the key before."""
-    blocks = tl.cdiv(slots, SLOTS)
-    slot = tl.program_id(0) % blocks * SLOTS + tl.arange(0, SLOTS)
-    at = (tl.program_id(0) // blocks).to(tl.int64) * slots + slot
-    key = tl.load(keys + at, mask=slot < slots, other=0)
-    before = tl.load(keys + at - 1, mask=(slot > 0) & (slot < slots), other=0)
-    changes = (slot > 0) & (key // slots != before // slots)
-    tl.store(order + at, (2 * (key % slots) + changes).to(tl.int32), mask=slot < slots)
 
 
 @triton.jit
@@ -142,9 +76,9 @@ def _block(lengths, heads, length, rounds, slots, ring, unit, HAS_LENGTHS: tl.co
 
 
 @triton.jit
-def _window(first, unit_first, ring, unit, before, after, SIZE: tl.constexpr, SLIDES: tl.constexpr, WRAPS: tl.constexpr):
-    """Return where the slots begin and end that are around a block, or around its unit."""
-    begin, end = unit_first - before, unit_first + unit + after
+def _window(first, low, ring, unit, before, after, SIZE: tl.constexpr, SLIDES: tl.constexpr, WRAPS: tl.constexpr):
+    """Return where the slots begin and end that are around a block, or around its unit, which begins at `low`."""
+    begin, end = low - before, low + unit + after
     if SLIDES:
         begin, end = first - before, first + SIZE + after
     if not WRAPS:
@@ -156,7 +90,7 @@ def _window(first, unit_first, ring, unit, before, after, SIZE: tl.constexpr, SL
 def _positions(
     order, buckets, slots, end, ring, real, HASHED: tl.constexpr, IN_BUCKET: tl.constexpr, WRAPS: tl.constexpr
 ):
-    """Return the positions of slots, the same with -1 for padding, and the buckets. Args: order, buckets: of the ring."""
+    """Return the positions of slots, the same with -1 for padding, and the buckets."""
     inside = slots < end
     if WRAPS:
         slots = (slots % ring + ring) % ring
@@ -220,12 +154,10 @@ def forward_kernel(
     )
     inner, outer = tl.arange(0, BLOCK_WIDTH), tl.arange(0, BLOCK_VALUE)
     in_order = (batch.to(tl.int64) * heads + head) * rounds * slots + ring_first
-    order += in_order
-    buckets += in_order
-    penalties += head * distances
+    order, buckets, penalties = order + in_order, buckets + in_order, penalties + head * distances
     block = first + tl.arange(0, QUERIES)
     given, q_at, q_bucket = _positions(order, buckets, block, unit_first + unit, ring, real, HASHED, IN_BUCKET, False)
-    q = _rows(query, batch, head, heads, length, q_at, inner, WIDTH)
+    q = load_rows(query, batch, head, heads, length, q_at, inner, WIDTH)
     highest = tl.full([QUERIES], -float("inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     summed = tl.zeros([QUERIES, BLOCK_VALUE], tl.float32)
@@ -235,7 +167,7 @@ def forward_kernel(
     for start in range(begin, end, KEYS):
         columns = start + tl.arange(0, KEYS)
         _, k_at, k_bucket = _positions(order, buckets, columns, end, ring, real, HASHED, IN_BUCKET, WRAPS)
-        k = _rows(key, batch, head, heads, length, k_at, inner, WIDTH)
+        k = load_rows(key, batch, head, heads, length, k_at, inner, WIDTH)
         if HASHED:
             k, _ = _unit_length(k, key_eps)
         scores, _ = _scores(
@@ -247,18 +179,18 @@ def forward_kernel(
         weights = tl.exp2(scores - finite[:, None])
         fade = tl.exp2(highest - finite)
         total = total * fade + tl.sum(weights, 1)
-        v = _rows(value, batch, head, heads, length, k_at, outer, VALUE)
+        v = load_rows(value, batch, head, heads, length, k_at, outer, VALUE)
         summed = tl.dot(weights.to(v.dtype), v, summed * fade[:, None], input_precision=PRECISION)
         highest = above
     is_empty = total == 0.0
     total = tl.where(is_empty, 1.0, total)
     line = batch * rounds + (ring_first + first) // slots
     given = tl.where((block < unit_first + unit) & (given < length), given, -1)
-    _store_rows(out, summed / total[:, None], line, head, heads, length, given, outer, VALUE)
+    _storeload_rows(out, summed / total[:, None], line, head, heads, length, given, outer, VALUE)
     # A query that sees nothing has the sum 0 in a round, and in the end weights of 2^-inf in the backward pass.
     nothing = -float("inf") if HASHED else float("inf")
     normaliser = tl.where(is_empty, nothing, highest + tl.log2(total))
-    _store_rows(normalisers, normaliser[:, None], line, head, heads, length, given, tl.arange(0, 1), 1)
+    _storeload_rows(normalisers, normaliser[:, None], line, head, heads, length, given, tl.arange(0, 1), 1)
 
 
 @triton.jit
@@ -281,20 +213,22 @@ def combine_kernel(
     summed = tl.zeros([SIZE, BLOCK_VALUE], tl.float32)
     for turn in range(0, rounds):
         line = batch * rounds + turn
-        here = _rows(part_normalisers, line, head, heads, length, shown, one, 1)
+        here = load_rows(part_normalisers, line, head, heads, length, shown, one, 1)
         here = tl.where((shown >= 0)[:, None], here, -float("inf"))
         above = tl.maximum(highest, here)
         finite = tl.where(above == -float("inf"), 0.0, above)
         weight, fade = tl.exp2(here - finite), tl.exp2(highest - finite)
         total = total * fade + weight
-        summed = summed * fade + _rows(parts, line, head, heads, length, shown, outer, VALUE).to(tl.float32) * weight
+        summed = (
+            summed * fade + load_rows(parts, line, head, heads, length, shown, outer, VALUE).to(tl.float32) * weight
+        )
         highest = above
     is_empty = total == 0.0
     total = tl.where(is_empty, 1.0, total)
-    own = _rows(value, batch, head, heads, length, shown, outer, VALUE).to(tl.float32)
-    _store_rows(out, tl.where(is_empty, own, summed / total), batch, head, heads, length, at, outer, VALUE)
+    own = load_rows(value, batch, head, heads, length, shown, outer, VALUE).to(tl.float32)
+    _storeload_rows(out, tl.where(is_empty, own, summed / total), batch, head, heads, length, at, outer, VALUE)
     normaliser = tl.where(is_empty, float("inf"), highest + tl.log2(total))
-    _store_rows(normalisers, normaliser, batch, head, heads, length, at, one, 1)
+    _storeload_rows(normalisers, normaliser, batch, head, heads, length, at, one, 1)
 
 
 @triton.jit
@@ -312,14 +246,12 @@ def queries_kernel(
     )
     inner, outer = tl.arange(0, BLOCK_WIDTH), tl.arange(0, BLOCK_VALUE)
     in_order = (batch.to(tl.int64) * heads + head) * rounds * slots + ring_first
-    order += in_order
-    buckets += in_order
-    penalties += head * distances
+    order, buckets, penalties = order + in_order, buckets + in_order, penalties + head * distances
     block = first + tl.arange(0, QUERIES)
     given, q_at, q_bucket = _positions(order, buckets, block, unit_first + unit, ring, real, HASHED, IN_BUCKET, False)
-    q = _rows(query, batch, head, heads, length, q_at, inner, WIDTH)
-    grad = _rows(grad_out, batch, head, heads, length, q_at, outer, VALUE)
-    result = _rows(out, batch, head, heads, length, q_at, outer, VALUE)
+    q = load_rows(query, batch, head, heads, length, q_at, inner, WIDTH)
+    grad = load_rows(grad_out, batch, head, heads, length, q_at, outer, VALUE)
+    result = load_rows(out, batch, head, heads, length, q_at, outer, VALUE)
     delta = tl.sum(grad.to(tl.float32) * result.to(tl.float32), 1)
     turn = (ring_first + first) // slots
     here = (batch.to(tl.int64) * length + q_at) * heads + head
@@ -332,10 +264,10 @@ def queries_kernel(
     for start in range(begin, end, KEYS):
         columns = start + tl.arange(0, KEYS)
         _, k_at, k_bucket = _positions(order, buckets, columns, end, ring, real, HASHED, IN_BUCKET, WRAPS)
-        k = _rows(key, batch, head, heads, length, k_at, inner, WIDTH)
+        k = load_rows(key, batch, head, heads, length, k_at, inner, WIDTH)
         if HASHED:
             k, _ = _unit_length(k, key_eps)
-        v = _rows(value, batch, head, heads, length, k_at, outer, VALUE)
+        v = load_rows(value, batch, head, heads, length, k_at, outer, VALUE)
         scores, seen = _scores(
             q, k, block, q_at, q_bucket, columns, k_at, k_bucket, penalties, distances, before, scale,
             HASHED, CAUSAL, SLIDES, IN_BUCKET, HAS_PENALTIES, PRECISION,
@@ -348,7 +280,7 @@ def queries_kernel(
             tl.store(grad_scores + at, errors.to(grad_scores.dtype.element_ty), mask=seen)
         summed = tl.dot((errors * scale).to(k.dtype), k, summed, input_precision=PRECISION)
     given = tl.where((block < unit_first + unit) & (given < length), given, -1)
-    _store_rows(grad_query, summed, batch * rounds + turn, head, heads, length, given, inner, WIDTH)
+    _storeload_rows(grad_query, summed, batch * rounds + turn, head, heads, length, given, inner, WIDTH)
 
 
 @triton.jit
@@ -366,17 +298,15 @@ def keys_kernel(
     )
     inner, outer = tl.arange(0, BLOCK_WIDTH), tl.arange(0, BLOCK_VALUE)
     in_order = (batch.to(tl.int64) * heads + head) * rounds * slots + ring_first
-    order += in_order
-    buckets += in_order
-    penalties += head * distances
-    normalisers += batch.to(tl.int64) * length * heads + head
-    deltas += batch.to(tl.int64) * length * heads + head
+    order, buckets, penalties = order + in_order, buckets + in_order, penalties + head * distances
+    of_head = batch.to(tl.int64) * length * heads + head
+    normalisers, deltas = normalisers + of_head, deltas + of_head
     block = first + tl.arange(0, KEYS)
     given, k_at, k_bucket = _positions(order, buckets, block, unit_first + unit, ring, real, HASHED, IN_BUCKET, False)
-    k = _rows(key, batch, head, heads, length, k_at, inner, WIDTH)
+    k = load_rows(key, batch, head, heads, length, k_at, inner, WIDTH)
     if HASHED:
         k, factors = _unit_length(k, key_eps)
-    v = _rows(value, batch, head, heads, length, k_at, outer, VALUE)
+    v = load_rows(value, batch, head, heads, length, k_at, outer, VALUE)
     summed_key = tl.zeros([KEYS, BLOCK_WIDTH], tl.float32)
     summed_value = tl.zeros([KEYS, BLOCK_VALUE], tl.float32)
     begin, end = _window(first, unit_first, ring, unit, after, before, KEYS, SLIDES, WRAPS)
@@ -385,8 +315,8 @@ def keys_kernel(
     for start in range(begin, end, QUERIES):
         rows = start + tl.arange(0, QUERIES)
         _, q_at, q_bucket = _positions(order, buckets, rows, end, ring, real, HASHED, IN_BUCKET, WRAPS)
-        q = _rows(query, batch, head, heads, length, q_at, inner, WIDTH)
-        grad = _rows(grad_out, batch, head, heads, length, q_at, outer, VALUE)
+        q = load_rows(query, batch, head, heads, length, q_at, inner, WIDTH)
+        grad = load_rows(grad_out, batch, head, heads, length, q_at, outer, VALUE)
         scores, _ = _scores(
             q, k, rows, q_at, q_bucket, block, k_at, k_bucket, penalties, distances, before, scale,
             HASHED, CAUSAL, SLIDES, IN_BUCKET, HAS_PENALTIES, PRECISION,
@@ -402,15 +332,15 @@ def keys_kernel(
     given = tl.where((block < unit_first + unit) & (given < length), given, -1)
     if HASHED:
         # k = f q with f = 1 / sqrt(q.q + eps), so the component along q is removed.
-        wide = _rows(key, batch, head, heads, length, k_at, inner, WIDTH).to(tl.float32)
+        wide = load_rows(key, batch, head, heads, length, k_at, inner, WIDTH).to(tl.float32)
         along = tl.sum(wide * summed_key, 1) * factors * factors
         summed_key = (summed_key - wide * along[:, None]) * factors[:, None]
-        summed_key += _rows(grad_key, line, head, heads, length, given, inner, WIDTH).to(tl.float32)
+        summed_key += load_rows(grad_key, line, head, heads, length, given, inner, WIDTH).to(tl.float32)
         is_alone = tl.load(normalisers + k_at * heads, mask=(k_at >= 0) & (turn == 0), other=0.0) == float("inf")
-        own = _rows(grad_out, batch, head, heads, length, tl.where(is_alone, k_at, -1), outer, VALUE)
+        own = load_rows(grad_out, batch, head, heads, length, tl.where(is_alone, k_at, -1), outer, VALUE)
         summed_value += own.to(tl.float32)
-    _store_rows(grad_key, summed_key, line, head, heads, length, given, inner, WIDTH)
-    _store_rows(grad_value, summed_value, line, head, heads, length, given, outer, VALUE)
+    _storeload_rows(grad_key, summed_key, line, head, heads, length, given, inner, WIDTH)
+    _storeload_rows(grad_value, summed_value, line, head, heads, length, given, outer, VALUE)
 
 
 @dataclass(frozen=True)
@@ -464,28 +394,6 @@ def fused_lsh_attention(
     return out, (out.detach(), normalisers)
 
 
-def fused_order(
-    qk: Tensor, rotations: Tensor, factors: tuple[int, ...], chunk_len: int, lengths: Tensor | None
-) -> Tensor:
-    """Do the same as `kernels.lsh.hashed_order`."""
-    batch, heads, length, width = qk.shape
-    rounds, slots, num_buckets = rotations.shape[2], -(-length // chunk_len) * chunk_len, math.prod(factors)
-    fits = (num_buckets + 2) * slots <= torch.iinfo(torch.int32).max
-    keys = qk.new_empty(batch, heads, rounds, slots, dtype=torch.int32 if fits else torch.int64)
-    order, lines = torch.empty_like(keys, dtype=torch.int32), batch * heads * rounds
-    if keys.numel():
-        vectors, across = _by_length(qk.detach()), rotations.float().contiguous()
-        with torch.cuda.device_of(qk):
-            hash_kernel[(lines * triton.cdiv(slots, POSITIONS),)](
-                vectors, across, vectors if lengths is None else lengths, keys,
-                heads, rounds, length, slots, across.shape[3], num_buckets,
-                FACTORS=factors, WIDTH=width, POSITIONS=POSITIONS, DIRECTIONS=DIRECTIONS, COLUMNS=COLUMNS,
-                HAS_LENGTHS=lengths is not None, PRECISION=_precision(), num_warps=4, num_stages=1,
-            )  # fmt: skip
-            order_kernel[(lines * triton.cdiv(slots, SLOTS),)](keys.sort(dim=-1).values, order, slots, SLOTS=SLOTS)
-    return order
-
-
 @first_derivative_only
 class _Attention(torch.autograd.Function):
     """Sums of values, (batch, heads, length, width), and for each position the logarithm to the base 2 of its sum of
@@ -497,18 +405,14 @@ class _Attention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor | None, value: Tensor, penalties: Tensor | None, order: Tensor | None,
         lengths: Tensor | None, layout: Layout, known: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        q, v = _by_length(query), _by_length(value)
+        q, v = by_length(query), by_length(value)
         penalties = None if penalties is None else penalties.contiguous()
-        k = q if key is None else _by_length(key)
+        k = q if key is None else by_length(key)
         if known:
-            out, normalisers = _by_length(known[0]), known[1].view_as(known[1])  # an output can belong to one graph only
+            # Views, since an output can belong to one graph only.
+            out, normalisers = by_length(known[0]), known[1].view_as(known[1])
         else:
-            parts, part_normalisers = _parts(v, layout.rounds), _parts(v[..., 0], layout.rounds, torch.float32)
-            given = (q, k, v, order, _buckets(order, layout), lengths, penalties)
-            _launch(forward_kernel, layout, given, (parts, part_normalisers))
-            out, normalisers = parts[:, 0], part_normalisers[:, 0]
-            if layout.hashed:
-                out, normalisers = _combined(parts, part_normalisers, v, lengths)
+            out, normalisers = _forward(q, k, v, penalties, order, lengths, layout)
         ctx.save_for_backward(q, k, v, penalties, order, lengths, out, normalisers)
         ctx.layout = layout
         ctx.mark_non_differentiable(normalisers)
@@ -521,7 +425,7 @@ class _Attention(torch.autograd.Function):
         layout: Layout = ctx.layout
         given, rounds = (q, k, v, order, _buckets(order, layout), lengths, penalties), layout.rounds
         grads = [_parts(x, rounds) for x in ((q, v) if layout.hashed else (q, k, v))]
-        grad, deltas, errors = _by_length(grad_out), torch.empty_like(normalisers), None
+        grad, deltas, errors = by_length(grad_out), torch.empty_like(normalisers), None
         if ctx.needs_input_grad[3]:
             seen = layout.before + layout.unit + layout.after
             errors = q.new_zeros(len(q), q.shape[2], layout.slots // layout.unit, layout.unit, seen)
@@ -563,18 +467,23 @@ def _by_distance(x: Tensor, before: int, distances: int) -> Tensor:
     return torch.cat([found[:, : distances - 1], found[:, distances - 1 :].sum(1, keepdim=True)], dim=1)
 
 
-def _combined(
-    parts: Tensor, part_normalisers: Tensor, value: Tensor, lengths: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return the result of all rounds, and the logarithms of all sums."""
-    _, rounds, length, heads, width = parts.shape
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, penalties: Tensor | None, order: Tensor | None,
+    lengths: Tensor | None, layout: Layout,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    batch, length, heads, width = value.shape
+    parts, part_normalisers = _parts(value, layout.rounds), _parts(value[..., 0], layout.rounds, torch.float32)
+    given = (query, key, value, order, _buckets(order, layout), lengths, penalties)
+    _launch(forward_kernel, layout, given, (parts, part_normalisers))
+    if not layout.hashed:
+        return parts[:, 0], part_normalisers[:, 0]
     out, normalisers = torch.empty_like(value), torch.empty_like(part_normalisers[:, 0])
-    programs = len(parts) * heads * triton.cdiv(length, POSITIONS)
+    programs = batch * heads * triton.cdiv(length, POSITIONS)
     if programs:
         with torch.cuda.device_of(value):
             combine_kernel[(programs,)](
                 parts, part_normalisers, value, value if lengths is None else lengths, out, normalisers,
-                heads, length, rounds,
+                heads, length, layout.rounds,
                 VALUE=width, BLOCK_VALUE=_padded(width), SIZE=POSITIONS, HAS_LENGTHS=lengths is not None, num_warps=4,
             )  # fmt: skip
     return out, normalisers
@@ -587,7 +496,7 @@ def _launch(
 
     Args: given: the first tensors of all kernels. more: the kernel's tensors after these.
     """
-    query, key, value, order, buckets, lengths, penalties = given
+    query, value, lengths, penalties = given[0], given[2], given[5], given[6]
     (batch, length, heads, width), value_width = query.shape, value.shape[-1]
     chosen = tiles(kernel, max(width, value_width), query.dtype.itemsize)
     # A block is part of a unit; the smallest product of the GPU's units has 16 rows.
@@ -605,13 +514,13 @@ def _launch(
             WIDTH=width, VALUE=value_width, BLOCK_WIDTH=_padded(width), BLOCK_VALUE=_padded(value_width),
             QUERIES=queries, KEYS=keys, HASHED=layout.hashed, CAUSAL=layout.causal, SLIDES=layout.slides,
             IN_BUCKET=layout.in_bucket, WRAPS=layout.wraps, HAS_LENGTHS=lengths is not None,
-            HAS_PENALTIES=penalties is not None, PRECISION=_precision(), num_warps=chosen.warps,
+            HAS_PENALTIES=penalties is not None, PRECISION=precision(), num_warps=chosen.warps,
             num_stages=chosen.stages, **constants,
         )  # fmt: skip
 
 
-def _by_length(x: Tensor) -> Tensor:
-    """(batch, heads, length, width) -> (batch, length, heads, width), contiguous: a view where heads follow the length."""
+def by_length(x: Tensor) -> Tensor:
+    """Return (batch, heads, length, width) as (batch, length, heads, width), a view where it lies so in memory."""
     return x.transpose(1, 2).contiguous()
 
 
@@ -625,5 +534,5 @@ def _padded(width: int) -> int:
     return max(16, triton.next_power_of_2(width))
 
 
-def _precision() -> str:
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+def precision() -> str:
+    return "ieee" if torch.get_float32_matmulprecision() == "highest" else "tf32"
