@@ -149,15 +149,5 @@ def test_hashing_and_rounds(name: str, card: int, tmp_path: Path) -> None:
         "order_kernel": {"SLOTS": hashing.SLOTS},
         "combine_kernel": {"VALUE": widest, "BLOCK_VALUE": widest, "SIZE": chunks.POSITIONS, "HAS_LENGTHS": True},
     }[name]  # fmt: skip
-    check(
-        compiled(
-            getattr(chunks if name == "combine_kernel" else hashing, name),
-            types,
-            constants,
-            card,
-            num_warps=4,
-            num_stages=1,
-        ),
-        card,
-        tmp_path,
-    )
+    kernel = getattr(chunks if name == "combine_kernel" else hashing, name)
+    check(compiled(kernel, types, constants, card, num_warps=4, num_stages=1), card, tmp_path)

@@ -27,7 +27,7 @@ from manyheads.nn.kernels.derivatives import first_derivative_only
 from manyheads.nn.kernels.triton.relative import Tiles
 
 POSITIONS = 32
-"""Of which a program combines the rounds."""
+"""Positions of which a program combines the rounds."""
 
 
 def tiles(kernel: Any, width: int, itemsize: int) -> Tiles:
@@ -51,7 +51,7 @@ def load_rows(x, batch, head, heads, length, at, columns, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _storeload_rows(x, values, batch, head, heads, length, at, columns, WIDTH: tl.constexpr):
+def _store_rows(x, values, batch, head, heads, length, at, columns, WIDTH: tl.constexpr):
     """Store rows of one head at positions that are not negative."""
     x += (batch.to(tl.int64) * length * heads + head) * WIDTH
     inside = (at >= 0)[:, None] & (columns < WIDTH)[None, :]
@@ -186,11 +186,11 @@ def forward_kernel(
     total = tl.where(is_empty, 1.0, total)
     line = batch * rounds + (ring_first + first) // slots
     given = tl.where((block < unit_first + unit) & (given < length), given, -1)
-    _storeload_rows(out, summed / total[:, None], line, head, heads, length, given, outer, VALUE)
+    _store_rows(out, summed / total[:, None], line, head, heads, length, given, outer, VALUE)
     # A query that sees nothing has the sum 0 in a round, and in the end weights of 2^-inf in the backward pass.
     nothing = -float("inf") if HASHED else float("inf")
     normaliser = tl.where(is_empty, nothing, highest + tl.log2(total))
-    _storeload_rows(normalisers, normaliser[:, None], line, head, heads, length, given, tl.arange(0, 1), 1)
+    _store_rows(normalisers, normaliser[:, None], line, head, heads, length, given, tl.arange(0, 1), 1)
 
 
 @triton.jit
@@ -219,16 +219,15 @@ def combine_kernel(
         finite = tl.where(above == -float("inf"), 0.0, above)
         weight, fade = tl.exp2(here - finite), tl.exp2(highest - finite)
         total = total * fade + weight
-        summed = (
-            summed * fade + load_rows(parts, line, head, heads, length, shown, outer, VALUE).to(tl.float32) * weight
-        )
+        part = load_rows(parts, line, head, heads, length, shown, outer, VALUE)
+        summed = summed * fade + part.to(tl.float32) * weight
         highest = above
     is_empty = total == 0.0
     total = tl.where(is_empty, 1.0, total)
     own = load_rows(value, batch, head, heads, length, shown, outer, VALUE).to(tl.float32)
-    _storeload_rows(out, tl.where(is_empty, own, summed / total), batch, head, heads, length, at, outer, VALUE)
+    _store_rows(out, tl.where(is_empty, own, summed / total), batch, head, heads, length, at, outer, VALUE)
     normaliser = tl.where(is_empty, float("inf"), highest + tl.log2(total))
-    _storeload_rows(normalisers, normaliser, batch, head, heads, length, at, one, 1)
+    _store_rows(normalisers, normaliser, batch, head, heads, length, at, one, 1)
 
 
 @triton.jit
@@ -280,7 +279,7 @@ def queries_kernel(
             tl.store(grad_scores + at, errors.to(grad_scores.dtype.element_ty), mask=seen)
         summed = tl.dot((errors * scale).to(k.dtype), k, summed, input_precision=PRECISION)
     given = tl.where((block < unit_first + unit) & (given < length), given, -1)
-    _storeload_rows(grad_query, summed, batch * rounds + turn, head, heads, length, given, inner, WIDTH)
+    _store_rows(grad_query, summed, batch * rounds + turn, head, heads, length, given, inner, WIDTH)
 
 
 @triton.jit
@@ -339,8 +338,8 @@ def keys_kernel(
         is_alone = tl.load(normalisers + k_at * heads, mask=(k_at >= 0) & (turn == 0), other=0.0) == float("inf")
         own = load_rows(grad_out, batch, head, heads, length, tl.where(is_alone, k_at, -1), outer, VALUE)
         summed_value += own.to(tl.float32)
-    _storeload_rows(grad_key, summed_key, line, head, heads, length, given, inner, WIDTH)
-    _storeload_rows(grad_value, summed_value, line, head, heads, length, given, outer, VALUE)
+    _store_rows(grad_key, summed_key, line, head, heads, length, given, inner, WIDTH)
+    _store_rows(grad_value, summed_value, line, head, heads, length, given, outer, VALUE)
 
 
 @dataclass(frozen=True)
