@@ -534,4 +534,4 @@ def _padded(width: int) -> int:
 
 
 def precision() -> str:
-    return "ieee" if torch.get_float32_matmulprecision() == "highest" else "tf32"
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
