@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ from manyheads.models.transformer import config as transformers
 from manyheads.models.transformer.model import build as build_transformer
 from manyheads.models.transformer_xl import config as xls
 from manyheads.models.transformer_xl.model import build as build_xl
+from manyheads.nn.attention.local import local_attention
+from manyheads.nn.attention.lsh import LSHSettings, lsh_attention
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.relative import relative_attention
@@ -314,6 +317,12 @@ def _correct(options: Options) -> dict[str, Any]:
     shapes += [(heads, k_len, width), (heads, width), (heads, width)]
     given = [torch.randn(shape, device=device).to(torch.bfloat16) for shape in shapes]
     compare("relative attention", relative_attention, given)
+    shape = (2, heads, 40 if options.tiny else 16_384, width)
+    given = [torch.randn(shape, device=device).bfloat16() for _ in range(3)]
+    compare("local attention", partial(local_attention, chunk_len=16 if options.tiny else 128), given)
+    hashing = LSHSettings(chunk_len=8 if options.tiny else 64)
+    buckets = torch.randint(0, 4 if options.tiny else 256, (*shape[:2], 4, shape[2]), device=device)
+    compare("hashed attention", partial(lsh_attention, buckets=buckets, settings=hashing), given[:2])
     del given
     tokens, size, vocab = (8, 16, 50) if options.tiny else (8192, 512, 32_000)
     head = LinearHead(size, vocab, bias=False).to(device)

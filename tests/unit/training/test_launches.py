@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from manyheads.catalogue import build_model
 from manyheads.data.batch import PackedBatch, PairBatch, SegmentBatch
 from manyheads.errors import RequestError
+from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.models.transformer.config import PRESETS, TransformerConfig
 from manyheads.models.transformer_xl.state import LayerInputs
 from manyheads.nn import Bias, Causal, Lengths, LinearHead, MultiHeadAttention
@@ -106,24 +108,43 @@ def test_launches_of_a_step_of_a_language_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = replace(import_module(f"manyheads.models.{name}.config").PRESETS[preset], **sizes)
-    monkeypatch.setattr(SegmentBatch, "num_target_tokens", lambda batch: rows * length)
-    counted = []
-    for make in (build_model, bare):
-        with torch.device("meta"):
-            model: Any = make(config).train()
-            ids = torch.zeros(rows, length + 1, dtype=torch.int64)
-            full, resets = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.bool)
-        batch = SegmentBatch(ids[:, :-1], ids[:, 1:], full, resets, torch.arange(rows))
-        with as_on_cuda(), modes.fast(), reads(1):
-            train_step = _train_step(model, config, "bf16", "meta")
-            train_step.run([batch], 1, 1e-4)
-            train_step.run([batch], 2, 1e-4)  # with a memory
-            with Launches() as launches:
-                train_step.run([batch], 3, 1e-4)
-        counted.append(launches)
-    ours, theirs = counted
+    ours, theirs = (_launches_of(make, config, rows, length, monkeypatch) for make in (build_model, bare))
     assert ours.count <= bar, ours.by_name.most_common()
     assert theirs.count == floor, theirs.by_name.most_common()
+
+
+def _launches_of(
+    make: Callable[[Any], nn.Module], config: Any, rows: int, length: int, monkeypatch: pytest.MonkeyPatch
+) -> Launches:
+    monkeypatch.setattr(SegmentBatch, "num_target_tokens", lambda batch: rows * length)
+    with torch.device("meta"):
+        model: Any = make(config).train()
+        ids = torch.zeros(rows, length + 1, dtype=torch.int64)
+        full, resets = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.bool)
+    batch = SegmentBatch(ids[:, :-1], ids[:, 1:], full, resets, torch.arange(rows))
+    with as_on_cuda(), modes.fast(), reads(1):
+        train_step = _train_step(model, config, "bf16", "meta")
+        train_step.run([batch], 1, 1e-4)
+        train_step.run([batch], 2, 1e-4)  # with a memory
+        with Launches() as launches:
+            train_step.run([batch], 3, 1e-4)
+    return launches
+
+
+@pytest.mark.unhooked
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="TRITON_INTERPRET=1 computes, and meta cannot")
+@pytest.mark.parametrize(("kind", "bar", "own"), [("lsh", 330, 33), ("local", 295, 17)])
+def test_launches_of_a_reformer_by_triton(kind: str, bar: int, own: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was counted at 326 (1,927 without), of local layers alone at 290 (703); `own` of them are Triton kernels."""
+    jit = pytest.importorskip("triton.runtime.jit", reason="the package triton is not installed")
+    run: list[str] = []
+    monkeypatch.setattr(policy, "triton_lack", lambda *given: None)
+    monkeypatch.setattr(jit.JITFunction, "run", lambda kernel, *given, **more: run.append(kernel.__name__))
+    config = replace(REFORMERS["small"], vocab_size=256, max_len=4096, layers=(kind,))
+    with modes.using_triton():
+        launches = _launches_of(build_model, config, 1, 4096, monkeypatch)
+    assert len(run) // 3 == own, run  # of each of three steps
+    assert launches.count + own <= bar, launches.by_name.most_common()
 
 
 @pytest.mark.usefixtures("saving")

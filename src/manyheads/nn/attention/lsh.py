@@ -34,7 +34,7 @@ from manyheads.nn.attention.multi_head import (
 )
 from manyheads.nn.chunking import neighbours
 from manyheads.nn.kernels.dropout import dropout
-from manyheads.nn.kernels.lsh import bucket_ranks, chunked_attention, sorting_order
+from manyheads.nn.kernels.lsh import bucket_ranks, chunked_attention, hashed_order, sorting_order
 from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.shapes import Float, Int, check_tensors
 
@@ -368,8 +368,12 @@ class LSHSelfAttention(nn.Module):
         qk, v = split_heads(self.qk_proj(x), self.num_heads), split_heads(self.v_proj(x), self.num_heads)
         if order is None and not self.is_exact(x.shape[1], num_hashes):
             with torch.no_grad():
-                buckets = self._hash(qk, lengths, rotations, seed, num_hashes)
-                order = sorting_order(buckets, self.settings, lengths)
+                if self.buckets_hook is None:
+                    drawn = self._rotations(rotations, seed, num_hashes)
+                    order = hashed_order(qk, drawn, self.factors, self.settings, lengths)
+                else:
+                    buckets = self._hash(qk, lengths, rotations, seed, num_hashes)
+                    order = sorting_order(buckets, self.settings, lengths)
         return qk, v, order
 
     def _attend(

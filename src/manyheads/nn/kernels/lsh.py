@@ -8,6 +8,7 @@ and the first sum is divided by the second at the end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.nn.attention.lsh_hash import keys_of, pair_weights, sort_positions, visible_pairs
+from manyheads.nn.attention.lsh_hash import (
+    check_rotations,
+    hash_vectors,
+    keys_of,
+    mark_padding,
+    pair_weights,
+    sort_positions,
+    visible_pairs,
+)
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.chunking import chunk_slices
@@ -69,6 +78,30 @@ def sorting_order(
     return (2 * ordered.order + changes).int()
 
 
+def _uses_triton(qk: Tensor, v: Tensor, settings: LSHSettings, rate: float = 0.0) -> bool:
+    lack = None
+    if settings.correct_duplicates:
+        lack = "counts a pair once for each round in which it meets; set correct_duplicates to false, or leave it out."
+    return policy.uses_triton("chunk attention", qk, width=max(qk.shape[-1], v.shape[-1]), rate=rate, lack=lack)
+
+
+def hashed_order(
+    qk: Float[Tensor, "batch heads length head_dim"],
+    rotations: Float[Tensor, "heads head_dim rounds directions"],
+    factors: tuple[int, ...],
+    settings: LSHSettings,
+    lengths: Int[Tensor, " batch"] | None = None,
+) -> Int[Tensor, "batch heads rounds slots"]:
+    """Return the `sorting_order` of the buckets that `hash_vectors` finds."""
+    if not _uses_triton(qk, qk, settings):
+        buckets = mark_padding(hash_vectors(qk, rotations, factors), lengths, math.prod(factors))
+        return sorting_order(buckets, settings, lengths)
+    from manyheads.nn.kernels.triton.hashing import fused_order
+
+    check_rotations(qk, rotations, factors)
+    return fused_order(qk, rotations, factors, settings.chunk_len, lengths)
+
+
 def bucket_ranks(
     order: Int[Tensor, "batch heads rounds slots"], length: int
 ) -> Int[Tensor, "batch heads rounds length"]:
@@ -101,6 +134,10 @@ def chunked_attention(
     """
     if modes.is_transformed():
         return attend_pairs(qk, v, bucket_ranks(order, qk.shape[2]), settings, lengths, dropout_rate), ()
+    if _uses_triton(qk, v, settings, dropout_rate):
+        from manyheads.nn.kernels.triton.chunks import fused_lsh_attention
+
+        return fused_lsh_attention(qk, v, order, settings, lengths, known)
     keeps = torch.is_grad_enabled() and (qk.requires_grad or v.requires_grad)
     if not keeps:
         qk, v = qk.detach(), v.detach()
