@@ -138,7 +138,7 @@ check-serving: $(READY_DEV)
 	  --node $(CLIENTS_VENV) --pictures $(CLIENTS_VENV)/pictures $(CLIENTS)
 
 # The image of deploy/Containerfile on a base of Debian's packages: built, run with a read-only root, asked for a
-# translation, stopped; then deploy/compose.yaml. As root, with podman, netavark, aardvark-dns, runc and mmdebstrap; two
+# translation, stopped; then deploy/compose.yaml. As root, with podman, netavark, aardvark-dns, iptables, runc and mmdebstrap; two
 # idle cores need a few minutes.
 check-container: $(COMPOSE_VENV)/ready
 	$(PYTHON) tests/clients/check_container.py $(or $(MODEL),src/manyheads/extras/sample_model/model) --runtime $(RUNTIME) \
@@ -171,8 +171,8 @@ check-lm-eval:
 # The Triton kernels without a GPU: interpreted, and compiled for two cards. The first installation fetches 200 MB.
 check-triton: WITH_TRITON = PYTHONPATH=$(TRITON_VENV)/3.7.1 MANYHEADS_TYPECHECK=0
 check-triton: $(READY_DEV) $(TRITON_VENV)/3.7.1/ready
-	$(WITH_TRITON) TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/unit/nn/kernels/test_triton_interpreted.py
-	$(WITH_TRITON) $(BIN)/python -m pytest tests/unit/nn/kernels/test_triton_compiled.py
+	$(WITH_TRITON) TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/unit/nn/kernels/test_triton_interpreted.py tests/unit/nn/kernels/test_triton_chunks.py
+	$(WITH_TRITON) $(BIN)/python -m pytest tests/unit/nn/kernels/test_triton_compiled.py tests/unit/training/test_launches.py -k "not test_launches or triton"
 
 # Without its dependencies: torch is there, and an older Triton needs an older numpy.
 $(TRITON_VENV)/%/ready: tests/clients/triton-%.txt $(READY_DEV)

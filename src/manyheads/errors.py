@@ -63,6 +63,10 @@ class ShapeError(ManyHeadsError, ValueError):
     """A tensor has a wrong shape; the message names both shapes and their meaning."""
 
 
+class TensorTypeError(ShapeError, TypeError, AttributeError):
+    """An array or a list was given where a tensor is needed; torch raises a TypeError or AttributeError for it."""
+
+
 class RequestError(ManyHeadsError, ValueError):
     """A request to a loaded model cannot be served: options that contradict each other, input that is too long."""
 

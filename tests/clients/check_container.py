@@ -2,8 +2,8 @@
 
     python tests/clients/check_container.py MODEL [--runtime runc] [--base NAME] [--torch-index URL] [--keep]
 
-For Debian, as root, with podman, its network plug-ins, runc and mmdebstrap installed, and podman-compose and deepl of
-PyPI. It pulls nothing from a registry of images: the base is made by mmdebstrap, and the reverse proxy of
+For Debian, as root, with podman, its network plug-ins, iptables, runc and mmdebstrap installed, and podman-compose and
+deepl of PyPI. It pulls nothing from a registry of images: the base is made by mmdebstrap, and the reverse proxy of
 deploy/compose.yaml is Debian's package on it. That composition needs the ports 80 and 443 of this machine. The settings
 of pip of this machine, and the folders that they name, hold in the build as well. Prints sizes, times and memory; exits
 with 1 after a failure. Images, containers, volumes and networks lie in a folder of their own, which is deleted at the
@@ -367,11 +367,13 @@ def main() -> int:
     parser.add_argument("--torch-index", default="", help="where pip finds torch; empty: where it finds everything")
     parser.add_argument("--keep", action="store_true", help="keep the images")
     options = parser.parse_args()
-    needed = ["podman", options.runtime, options.compose, *(["mmdebstrap"] if options.base == BASE else [])]
+    needed = ["podman", options.runtime, options.compose, "iptables", *(["mmdebstrap"] if options.base == BASE else [])]
     missing = [name for name in needed if shutil.which(name) is None]
     missing += [path.name for path in PLUGINS if not path.is_file()]
     if missing or os.geteuid() != 0:
-        tools = "apt-get install podman netavark aardvark-dns runc mmdebstrap; pip install podman-compose deepl"
+        tools = (
+            "apt-get install podman netavark aardvark-dns iptables runc mmdebstrap; pip install podman-compose deepl"
+        )
         what = f"{', '.join(missing)}: {tools}" if missing else "root"
         print(f"check_container.py needs {what}.", file=sys.stderr)
         return 2

@@ -18,7 +18,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 TEXT = "I am hungry.\n\nWhere is the station? I am hungry."
 WAIT = 120_000  # milliseconds; only stops a check that hangs
-SIZES = {"wide": 1200, "phone": 390}
+SIZES = {"wide": 1440, "phone": 390}
 
 
 class Checked:

@@ -276,7 +276,6 @@ class DecodingSettings(_CommonSettings):
                 f"num_return_sequences is {self.num_return_sequences} but num_beams is {self.num_beams}; a search"
                 " returns at most num_beams hypotheses. Lower num_return_sequences, raise num_beams, or turn do_sample"
                 " on.",
-                in_command="The options are --nbest and --beam.",
                 fields=("num_return_sequences", "num_beams", "do_sample"),
             )
 

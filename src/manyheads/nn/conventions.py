@@ -26,6 +26,7 @@ from torch import Tensor
 from manyheads.errors import ShapeError
 from manyheads.nn.attention.masks import Bias, Dense, Lengths, Mask
 from manyheads.nn.kernels import modes
+from manyheads.nn.shapes import check_tensors
 
 # Layouts of other libraries by number of axes. "batch*heads" is torch's: heads vary fastest.
 _READINGS = {
@@ -59,6 +60,7 @@ def from_valid_lens(valid_lens: Tensor) -> Lengths:
     Differs: for a length of 0, d2l gives every key the same weight; here the output is zeros.
     Raises: ShapeError: another shape, or not whole numbers.
     """
+    check_tensors(valid_lens=valid_lens)
     if valid_lens.dim() not in (1, 2) or valid_lens.is_floating_point() or valid_lens.dtype == torch.bool:
         raise ShapeError(
             f"valid_lens of shape {tuple(valid_lens.shape)} and type {valid_lens.dtype} must be whole numbers, (batch,)"
@@ -105,6 +107,7 @@ def from_additive(mask: Tensor, sizes: Sizes, axes: str | None = None, blocked_a
 
     Raises: ShapeError: see `from_blocked`; or the mask is not of a floating type.
     """
+    check_tensors(mask=mask)
     if not mask.is_floating_point():
         raise ShapeError(
             f"a mask of type {mask.dtype} cannot be added to scores; use from_blocked (True = blocked) or from_allowed"
@@ -135,6 +138,7 @@ def from_sequence_first(mask: Tensor, sizes: Sizes | None = None) -> Dense:
 
 
 def _refuse_numbers(mask: Tensor, name: str) -> None:
+    check_tensors(mask=mask)
     if mask.is_floating_point() and not modes.is_compiled() and not bool(((mask == 0) | (mask == 1)).all()):
         raise ShapeError(
             f"{name} was given numbers other than 0 and 1; if they are to be added to the scores, use from_additive."

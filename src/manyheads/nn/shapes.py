@@ -4,14 +4,20 @@
     def forward(tokens: Int[Tensor, "batch len"]) -> Float[Tensor, "batch len d_model"]: ...
 
 The tests check these shapes at run time, and mypy and editors read them as plain tensors. Without jaxtyping they are
-documentation only, so that the modules of `nn/` and the models need nothing but torch.
+documentation only, so that the modules of `nn/` and the models need nothing but torch. `check_tensors` refuses what is
+no tensor at all, such as an array of numpy.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Bool", "Float", "Int"]
+import torch
+from torch import Tensor
+
+from manyheads.errors import TensorTypeError
+
+__all__ = ["Bool", "Float", "Int", "check_tensors", "no_tensor"]
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -27,3 +33,28 @@ else:
                 return item[0]
 
         Bool = Float = Int = _Unchecked
+
+
+def check_tensors(**given: object) -> None:
+    """Raises: TensorTypeError: an argument, given by its name, is neither a tensor nor None."""
+    for name, x in given.items():
+        if x is not None and not isinstance(x, Tensor):
+            raise no_tensor(name, x)
+
+
+def no_tensor(name: str, x: object, axes: str = "") -> TensorTypeError:
+    """Return the error for an argument that is no tensor, with what makes a tensor of it. axes: their names.
+
+    >>> str(no_tensor("query", [[1.0]], "length, width"))
+    'query is list; give a tensor (length, width): torch.as_tensor(query).'
+    """
+    wanted = f"give a tensor{axes and f' ({axes})'}"
+    try:
+        dtype = torch.as_tensor(x).dtype
+    except (TypeError, ValueError, RuntimeError):  # words, lists of several lengths, or of tensors
+        return TensorTypeError(f"{name} is {type(x).__name__}; {wanted}.")
+    of = name if name.isidentifier() else "..."
+    usual = torch.get_default_dtype()
+    # The numbers of numpy and of lists of them are float64, which the weights of a module seldom are.
+    to_usual = f", dtype={usual}" if dtype.is_floating_point and dtype != usual else ""
+    return TensorTypeError(f"{name} is {type(x).__name__}; {wanted}: torch.as_tensor({of}{to_usual}).")

@@ -45,12 +45,12 @@ def test_columns_by_number_have_no_header(texts: Texts) -> None:
 @pytest.mark.parametrize(
     ("format_name", "text", "columns", "message"),
     [
-        ("csv", "a,b\n", [], "The first line has these columns: a, b"),
+        ("csv", "a,b\n", [], "the first line has a, b"),
         ("csv", "a,b\n", ["c"], "there is no column 'c'; the first line has: a, b"),
         ("csv", "a,b\n", ["3"], "line 1 has 2 columns; column 3 was asked for"),
         ("csv", "a,b\n", ["²"], "there is no column"),
         ("csv", 'a,b\n"x,y\n', ["a"], "line 2 opens a quotation mark that is never closed until the end of the file"),
-        ("jsonl", "{}\n", [], "--column text"),
+        ("jsonl", "{}\n", [], "for example text"),
         ("jsonl", '{"a": 1}\n{"b": 1}\n', ["b"], "line 1 has no key 'b'; its keys are: a"),
         ("jsonl", '{"a": 1}\n', ["a"], "line 1: the value of 'a' is neither a text"),
         ("jsonl", '{"a": "x"}\n{"a": "x"\n', ["a"], "line 2 is not a JSON object"),

@@ -86,6 +86,8 @@ def test_unknown_paths_and_methods(client: TestClient) -> None:
     assert client.get("/v1/nothing").status_code == 404
     assert client.get("/v1/translate").status_code == 405
     assert "POST" in client.get("/v1/translate").headers["allow"]
+    assert client.options("/v3/glossaries/0").headers["allow"] == "DELETE, GET, PATCH"
+    assert client.post("/v3/glossaries/0/dictionaries", json={}).headers["allow"] == "DELETE, PUT"
     assert client.get("/v1/nothing").json()["error"]["message"]
 
 

@@ -34,6 +34,14 @@ def test_the_schema_is_as_recorded(client: TestClient) -> None:
     assert text == SNAPSHOT.read_text(encoding="utf-8")
 
 
+def test_all_references_of_the_schema_lead_somewhere(client: TestClient) -> None:
+    text = client.get("/openapi.json").text
+    names = json.loads(text)["components"]["schemas"]
+    found = set(re.findall(r'"\$ref":\s*"([^"]+)"', text))
+    assert found
+    assert found <= {f"#/components/schemas/{name}" for name in names}
+
+
 def test_files_of_the_page_are_a_fixed_list(client: TestClient) -> None:
     known = [client.get(path).content for path in FILES]
     for path, (_, kind) in FILES.items():

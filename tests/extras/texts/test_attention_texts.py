@@ -466,7 +466,9 @@ LABML, FUSED = labml.MultiHeadAttention(H, D), fused_qkv.MultiheadAttention(D, D
         (lambda: d2l.AdditiveAttention(key_size=2, num_hiddens=8, dropout=0.1), TypeError, "query_size"),
         (lambda: MHA(X3, SEEN, SEEN, torch.tensor([3, 2, 1])), IndexError, r"\(3,\).*queries of shape \(2, 3, 12\)"),
         (lambda: MHA(X3, SEEN, SEEN, torch.ones(2, 5).long()), IndexError, r"\(2, 5\).*here \(2, 3\)"),
-        (lambda: MHA(X3, SEEN, SEEN, [3, 2]), TypeError, r"valid_lens is list; .*torch.tensor\(\[3, 2\]\)"),
+        (lambda: MHA(X3, SEEN, SEEN, [3, 2]), TypeError, r"valid_lens is list; .*torch.as_tensor\(valid_lens\)"),
+        (lambda: d2l.PositionWiseFFN(D, D, D)([[1.0]]), TypeError, r"X is list; .*torch.as_tensor\(X\)"),
+        (lambda: d2l.AddNorm([D], 0.1)(X3, X3.numpy()), TypeError, "Y is ndarray"),
         (lambda: d2l.masked_softmax(X3, [3, 2]), AttributeError, "valid_lens is list"),
         (lambda: MHA(X3, X3, X3, torch.ones(2, 3) > 0), IndexError, "mask of True and False; .*number of valid keys"),
         (

@@ -65,7 +65,7 @@ def test_csv(tmp_path: Path) -> None:
         ("a,b\n", "no column 'en'; the first line has: a, b"),
         ("", "no column 'en'"),
         ("x,en,de\n1,a\n", "line 2 has 2 col"),
-        ("a,b\n", "numbers, from 1, name the columns of a file without a header"),
+        ("a,b\n", "Numbers, from 1, name the columns of a file without a header"),
         ("sep=,\nx,en,de\n1,a\n", "line 3 has 2 col"),
         ("sep=;", "no column 'en'; the first line has: none"),
         ('en,de\na,b\n"c\nd",e\nf,"g\nh,i\n', "line 5 opens a quotation mark that is never closed"),

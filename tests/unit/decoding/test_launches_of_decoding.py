@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
+from bare_models import BareDecoder, BareReformer, BareXL
 from launches import Launches, as_on_cuda, reads
 
 from manyheads.catalogue import build_model
@@ -52,6 +54,37 @@ def test_launches_of_a_step_of_decoding(beams: int, bar: int, monkeypatch: pytes
                 next(steps)
     assert launches.count <= 8 * bar, launches.by_name.most_common()
     assert launches.by_name["stack"] == 1  # the only tensor that the host reads
+
+
+# The second number is that of a bare model of torch's operations, with the projected keys and distances in one buffer.
+@pytest.mark.parametrize(
+    ("name", "preset", "sizes", "bare", "bar", "floor"),
+    [
+        ("decoder", "gpt2", {"vocab_size": 32_000}, BareDecoder, 141, 137),
+        ("transformer_xl", "enwik8-base", {"vocab_size": 204}, BareXL, 162, 159),
+        ("reformer", "small", {"vocab_size": 256, "max_len": 4096}, BareReformer, 415, 150),
+    ],
+)
+def test_launches_of_a_step_of_a_language_model(
+    name: str, preset: str, sizes: dict[str, int], bare: type[Any], bar: int, floor: int
+) -> None:
+    """Log-probabilities of the next token of 32 rows; nothing waits for the device."""
+    config = replace(import_module(f"manyheads.models.{name}.config").PRESETS[preset], **sizes)
+    with torch.device("meta"):
+        model, other = build_model(config).eval(), bare(config).eval()
+        one, prompt = torch.zeros(32, 1, dtype=torch.int64), torch.zeros(32, 64, dtype=torch.int64)
+    pack(model)
+    with torch.inference_mode(), as_on_cuda(), modes.fast():
+        state = model.start(32)
+        for tokens in (prompt, one, one):
+            _, state = model.step(tokens, state)
+        with Launches() as launches:
+            for _ in range(4):
+                _, state = model.step(one, state)
+        with Launches() as least:
+            other.step(one, other.caches(32, 128), 66)
+    assert launches.count <= 4 * bar, launches.by_name.most_common()
+    assert least.count == floor, least.by_name.most_common()
 
 
 @pytest.mark.usefixtures("saving")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from naive_attention import naive_dot_product_attention
@@ -13,11 +14,15 @@ from torch import Tensor
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.cache import KeyValueCache
 from manyheads.nn.attention.local import LocalSelfAttention
-from manyheads.nn.attention.masks import Causal, Dense, KeyPadding, Lengths, Mask, dense_mask
+from manyheads.nn.attention.lsh import LSHSelfAttention
+from manyheads.nn.attention.lsh_settings import LSHSettings
+from manyheads.nn.attention.masks import Bias, Causal, Dense, KeyPadding, Lengths, Mask, dense_mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads, split_heads
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.attention.scores import AdditiveAttention, DotProductAttention
+from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention
+from manyheads.nn.conventions import Sizes, from_additive, from_blocked, from_valid_lens
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights
 
@@ -384,3 +389,55 @@ def test_the_functions_need_four_axes_and_one_width(call: Any) -> None:
             call(*torch.randn(3, *shape))
     with pytest.raises(ShapeError, match="queries have width 4 and keys 6"):
         call(torch.randn(1, 1, 3, 4), torch.randn(1, 1, 5, 6), torch.randn(1, 1, 5, 4))
+
+
+def kinds_of_attention() -> dict[str, Callable[[Any], Any]]:
+    """Every module that attends, and the functions for their masks, each as a function of one wrong argument."""
+    x, key, sizes = torch.randn(2, 5, 16), torch.randn(2, 7, 16), Sizes(batch=2, num_heads=4, q_len=5, k_len=5)
+    settings = LSHSettings(num_buckets=2, chunk_len=4)
+    several, local = MultiHeadAttention(16, 4), LocalSelfAttention(16, 4, chunk_len=4)
+    hashed, relative = LSHSelfAttention(16, 4, settings=settings, max_len=8), RelativeAttention(16, 4)
+    return {
+        "query": several,
+        "key": lambda wrong: several(x, wrong),
+        "value": lambda wrong: several(x, key, wrong),
+        "mask": lambda wrong: several(x, mask=wrong),
+        "mask of relative attention": lambda wrong: relative(x, mask=wrong),
+        "lengths": lambda wrong: several(x, mask=Lengths(wrong)),
+        "keep": lambda wrong: several(x, mask=KeyPadding(wrong)),
+        "pattern": lambda wrong: several(x, mask=Dense(wrong)),
+        "values": lambda wrong: several(x, mask=Bias(wrong)),
+        "x of local attention": local,
+        "lengths of local attention": lambda wrong: local(x, lengths=wrong),
+        "x of hashed attention": lambda wrong: hashed(wrong, seed=0),
+        "lengths of hashed attention": lambda wrong: hashed(x, seed=0, lengths=wrong),
+        "x of relative attention": relative,
+        "memory of relative attention": lambda wrong: relative(x, wrong),
+        "x of learned distances": LearnedRelativeAttention(16, 4, max_len=8),
+        "query of torch's interface": lambda wrong: TorchMultiheadAttention(16, 4)(wrong, x, x),
+        "attn_mask of torch's interface": lambda wrong: TorchMultiheadAttention(16, 4)(x, x, x, attn_mask=wrong),
+        "key of dot products": lambda wrong: DotProductAttention()(x, wrong, x),
+        "value of additive attention": lambda wrong: AdditiveAttention(16, 16, 8)(x, x, wrong),
+        "query of the function": lambda wrong: dot_product_attention(wrong, x[:, None], x[:, None]),
+        "valid_lens": from_valid_lens,
+        "mask of blocked pairs": lambda wrong: from_blocked(wrong, sizes),
+        "mask of added numbers": lambda wrong: from_additive(wrong, sizes),
+    }
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize("name", kinds_of_attention())
+def test_arrays_and_lists_are_named_with_what_makes_a_tensor_of_them(name: str) -> None:
+    """The error is of our kind, and of both types that torch raises."""
+    call, argument = kinds_of_attention()[name], name.split()[0]
+    array = np.zeros((2, 5, 16))
+    for wrong, said in ((array, r", dtype=torch\.float32\)"), (array.astype(np.float32), r"\)"), ([1, 2], r"\)")):
+        kind = type(wrong).__name__
+        with pytest.raises(
+            ShapeError, match=rf"^{argument} is {kind}; .*torch\.as_tensor\({argument}{said}\.$"
+        ) as caught:
+            call(wrong)
+        assert isinstance(caught.value, TypeError)
+        assert isinstance(caught.value, AttributeError)
+    with pytest.raises(TypeError, match=rf"^{argument} is list; give a tensor\.$"):
+        call(["words"])

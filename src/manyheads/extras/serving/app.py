@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
+from starlette.routing import Route, compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from manyheads import __version__
@@ -182,7 +182,7 @@ async def _unusable(request: Request, error: Exception) -> JSONResponse:
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    allowed = (error.headers or {}).get("Allow")
+    allowed = _methods(request, (error.headers or {}).get("Allow", ""))
     texts = {
         400: "The body cannot be read as JSON: a number has too many digits, or it is nested too deeply.",
         404: "There is no such path here; GET /docs lists the paths.",
@@ -193,7 +193,19 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     refusal = Refusal(error.status_code, texts.get(error.status_code, "The request is invalid."), code="http")
     answer = _answer(request, refusal)
     answer.headers.update(error.headers or {})
+    if allowed:
+        answer.headers["allow"] = allowed
     return answer
+
+
+def _methods(request: Request, first: str) -> str:
+    """Return the methods of a path. first: those of its first route, which Starlette names for a wrong method."""
+    found = {one.strip() for one in first.split(",")} if first else set()
+    paths = request.app.openapi()["paths"] if found else {}
+    for path, methods in paths.items():
+        if compile_path(path)[0].match(request.url.path):
+            found |= {method.upper() for method in methods}
+    return ", ".join(sorted(found))
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:

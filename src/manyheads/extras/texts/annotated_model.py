@@ -288,8 +288,7 @@ class Embeddings(nn.Module):
         self.d_model = d_model
 
     def forward(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor):
-            raise IdError(f"the ids are {type(x).__name__}; give a tensor of whole numbers: torch.as_tensor converts.")
+        shape_of("x", x, "ids")
         if x.is_floating_point() or x.dtype == torch.bool:
             raise IdError(f"ids are of type {x.dtype}; they must be whole numbers: call .long() on them.")
         try:
@@ -391,7 +390,7 @@ def _allowed(mask: Tensor, scores: Tensor) -> Tensor:
 def _check_kind(mask: Any) -> None:
     if not isinstance(mask, Tensor):
         raise MaskError(
-            f"the mask is a {type(mask).__name__}; it must be a tensor in which 0 is blocked, such as"
+            f"the mask is {type(mask).__name__}; it must be a tensor in which 0 is blocked, such as"
             " (src != pad).unsqueeze(-2) or subsequent_mask(size); torch.as_tensor converts an array."
         )
     is_number = mask.is_floating_point() and not modes.is_compiled()

@@ -52,6 +52,7 @@ from manyheads.extras.texts.annotated_model import (
     subsequent_mask,
 )
 from manyheads.extras.texts.common import check_at_least, check_axes
+from manyheads.nn.shapes import check_tensors
 from manyheads.training.optim.schedule import noam
 
 __all__ = [
@@ -349,6 +350,7 @@ class LabelSmoothing(nn.Module):
 
         Raises: InputError: the shapes do not fit. IdError: a target is not in the vocabulary.
         """
+        check_tensors(x=x, target=target)
         if x.dim() != 2 or x.shape[1] != self.size or target.shape != x.shape[:1]:
             raise InputError(
                 f"log-probabilities of shape {tuple(x.shape)} and targets of shape {tuple(target.shape)} do not fit a"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ManyHeadsError, RequestError, ShapeError
 from manyheads.nn.kernels import modes
+from manyheads.nn.shapes import check_tensors, no_tensor
 
 _REQUIRED = inspect.Parameter.empty
 
@@ -143,23 +144,24 @@ def check_axes(name: str, x: object, axes: str, *others: type[Exception]) -> Non
 
 
 def check_shape(name: str, x: object, wanted: Sequence[int | str], remedy: str = "") -> None:
-    """Check a tensor's shape. wanted: its sizes; a name stands for any size.
+    """Check a tensor's shape. wanted: its sizes; a name stands for any size, and "..." at the start for any axes.
 
     Raises: TextShapeError: another shape.
     """
     sizes = ", ".join(map(str, wanted))
     shape = shape_of(name, x, sizes)
-    fits = len(shape) == len(wanted) and all(
-        isinstance(size, str) or size == found for size, found in zip(wanted, shape, strict=True)
+    last = wanted[1:] if wanted[:1] == ["..."] else wanted
+    fits = (len(shape) == len(wanted) or (last is not wanted and len(shape) >= len(last))) and all(
+        isinstance(size, str) or size == found for size, found in zip(last[::-1], shape[::-1], strict=False)
     )
     if not fits:
         raise TextShapeError(f"{name} has the shape {shape}; it must be ({sizes}){remedy and f': {remedy}'}.")
 
 
 def shape_of(name: str, x: object, axes: str) -> tuple[int, ...]:
-    """Return a tensor's shape. axes: their names, for the message. Raises: ShapeError: it is no tensor."""
+    """Return a tensor's shape. axes: their names, for the message. Raises: TensorTypeError: it is no tensor."""
     if not isinstance(x, Tensor):
-        raise also(ShapeError, TypeError, AttributeError)(f"{name} is {type(x).__name__}; give a tensor ({axes}).")
+        raise no_tensor(name, x, axes)
     return tuple(x.shape)
 
 
@@ -168,10 +170,11 @@ def check_ids(ids: Tensor, name: str, size: int, remedy: str = "make the model w
 
     Raises: TextShapeError: they are not whole numbers. TextIndexError: an id is outside the table of `size` rows.
     """
-    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
-        kind = f"has the type {ids.dtype}" if isinstance(ids, Tensor) else f"is {type(ids).__name__}"
-        other = f"call {name}.long()" if isinstance(ids, Tensor) else "give a tensor of ids"
-        raise also(TextShapeError, TypeError)(f"{name} {kind}; it must be whole numbers: {other}.")
+    check_tensors(**{name: ids})
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise also(TextShapeError, TypeError)(
+            f"{name} has the type {ids.dtype}; it must be whole numbers: call {name}.long()."
+        )
     if modes.is_compiled() or not ids.numel():
         return
     lowest, highest = int(ids.min()), int(ids.max())

@@ -31,6 +31,7 @@ from manyheads.extras.texts.common import (
     check_ids,
     dropout_layer,
     read_arguments,
+    shape_of,
 )
 
 _VECTORS = "batch, length, width"
@@ -264,7 +265,7 @@ class AddNorm(nn.Module):
 
     def forward(self, X: Tensor, Y: Tensor) -> Tensor:  # noqa: N803
         """Shape: X and Y are alike."""
-        if X.shape != Y.shape:
+        if shape_of("X", X, "..., width") != shape_of("Y", Y, "..., width"):
             raise also(ShapeError, RuntimeError)(
                 f"X has shape {tuple(X.shape)} and Y {tuple(Y.shape)}; a residual connection needs equal shapes."
             )
@@ -516,10 +517,8 @@ def _stack(blocks: Any) -> nn.Sequential:
 
 
 def _check_kind(name: str, lengths: object) -> None:
-    if not isinstance(lengths, Tensor):
-        raise also(ShapeError, TypeError, AttributeError)(
-            f"{name} is {type(lengths).__name__}; give a tensor: torch.tensor({lengths!r})."
-        )
+    shape_of(name, lengths, "batch")
+    assert isinstance(lengths, Tensor)
     if lengths.dtype == torch.bool:
         raise also(ShapeError, *_SHAPE_ERRORS)(
             f"{name} of shape {tuple(lengths.shape)} is a mask of True and False; give the number of valid keys,"
@@ -566,6 +565,7 @@ def _check_call(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tenso
 
 
 def _check_width(name: str, x: Tensor, layer: nn.Linear, argument: str) -> None:
+    shape_of(name, x, "..., width")
     if not isinstance(layer, nn.LazyLinear) and x.shape[-1] != layer.in_features:
         raise also(ShapeError, RuntimeError)(
             f"{name} has shape {tuple(x.shape)}, a width of {x.shape[-1]}, but this module was made for"

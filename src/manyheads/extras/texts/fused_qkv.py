@@ -37,6 +37,7 @@ from manyheads.extras.texts.common import (
     shape_of,
     table_of_positions,
 )
+from manyheads.nn.shapes import no_tensor
 
 __all__ = [
     "CosineWarmupScheduler",
@@ -293,9 +294,7 @@ class CosineWarmupScheduler(torch.optim.lr_scheduler.LRScheduler):
 def _allowed(mask: object, scores: tuple[int, ...]) -> Tensor:
     """Return the mask as True = may attend; it is checked against the shape of the scores."""
     if not isinstance(mask, Tensor):
-        raise also(ShapeError, TypeError, AttributeError)(
-            f"the mask is {type(mask).__name__}; give a tensor in which 0 means blocked."
-        )
+        raise no_tensor("the mask", mask, "..., q_len, k_len")
     refuse_added(mask)
     if mask.dim() > len(scores) or any(a not in (1, b) for a, b in zip(_shape(mask)[::-1], scores[::-1], strict=False)):
         raise also(ShapeError, RuntimeError)(

@@ -25,6 +25,7 @@ from manyheads.extras.texts.common import (
     check_at_least,
     check_ids,
     check_rates,
+    check_shape,
 )
 from manyheads.extras.texts.reformer_attention import (
     TOKEN_SELF_ATTN_VALUE,
@@ -38,6 +39,7 @@ from manyheads.extras.texts.reformer_attention import (
     sort_key_val,
 )
 from manyheads.nn.kernels.reversible import through_sublayers
+from manyheads.nn.shapes import check_tensors
 
 __all__ = [
     "TOKEN_SELF_ATTN_VALUE",
@@ -81,6 +83,7 @@ class FeedForward(nn.Module):
         self.w2 = nn.Linear(dim * mult, dim)
 
     def forward(self, x: Tensor, **_: Any) -> Tensor:
+        check_shape("x", x, ["...", self.w1.in_features])
         inner, gate = self.w1(x).chunk(2, dim=-1) if self.glu else (self.w1(x), 1.0)
         return cast(Tensor, self.w2(self.dropout(self.act(inner) * gate)))
 
@@ -94,6 +97,7 @@ class Chunk(nn.Module):
         self.dim, self.chunks, self.fn = along_dim, chunks, fn
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        check_tensors(x=x)
         if self.chunks == 1:
             return cast(Tensor, self.fn(x, **kwargs))
         return torch.cat([self.fn(part, **kwargs) for part in x.chunk(self.chunks, dim=self.dim)], dim=self.dim)
@@ -289,12 +293,14 @@ class Reformer(nn.Module):
             feed_forward = FeedForward(dim, ff_mult, ff_dropout, ff_activation, ff_glu)
             return attention, Chunk(ff_chunks, feed_forward, along_dim=-2)
 
+        self.dim = dim
         made = [layer()] * depth if weight_tie else [layer() for _ in range(depth)]
         pairs = [tuple(PreNorm(nn.LayerNorm, dim, part) for part in parts) for parts in made]
         self.layers = ReversibleSequence(pairs, layer_dropout, reverse_thres, send_signal=True)
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
         """Return the mean of both streams. kwargs: those of `LSHSelfAttention.forward`."""
+        check_shape("x", x, ["batch", "length", self.dim])
         streams: Tensor = self.layers(torch.cat([x, x], dim=-1), **kwargs)
         return torch.stack(streams.chunk(2, dim=-1)).mean(dim=0)
 
@@ -307,6 +313,7 @@ class AbsolutePositionalEmbedding(nn.Module):
         self.emb = nn.Embedding(max_seq_len, dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_tensors(x=x)
         if x.shape[1] > self.emb.num_embeddings:
             raise TextIndexError(
                 f"the length is {x.shape[1]}, but max_seq_len is {self.emb.num_embeddings}; cut the sequence, or make"
@@ -325,6 +332,7 @@ class FixedPositionalEmbedding(nn.Module):
         self.register_buffer("inv_freq", 1.0 / (10000 ** (torch.arange(0, dim, 2).float() / dim)))
 
     def forward(self, x: Tensor, seq_dim: int = 1) -> Tensor:
+        check_tensors(x=x)
         angles = torch.arange(x.shape[seq_dim], device=x.device).type_as(self.inv_freq)[:, None] * self.inv_freq
         return torch.cat([angles.sin(), angles.cos()], dim=-1)[None].type_as(x)
 

@@ -299,6 +299,8 @@ class LSHSelfAttention(nn.Module):
         """
         check_shape("x", x, ["batch", "length", self.dim])
         batch, length = x.shape[:2]
+        if keys is not None:
+            check_shape("keys", keys, [batch, "keys", self.dim])
         together = x if keys is None else torch.cat([x, keys], dim=1)
         is_full = self.use_full_attn or together.shape[1] <= self.full_attn_thres
         if input_mask is not None or context_mask is not None:
@@ -311,6 +313,7 @@ class LSHSelfAttention(nn.Module):
                 real[:, length:] = context_mask.bool()
             input_mask = real.repeat_interleave(self.heads, dim=0)
         if input_attn_mask is not None:
+            check_shape("input_attn_mask", input_attn_mask, [batch, length, together.shape[1]], "True = may attend")
             input_attn_mask = input_attn_mask.repeat_interleave(self.heads, dim=0)
         qk, v = self._in_heads(self.toqk(together)), self._in_heads(self.tov(together))
         attention = self.full_attn if is_full else self.lsh_attn

@@ -13,6 +13,7 @@ from manyheads.extras.texts.common import (
     check_at_least,
     check_rates,
     check_shape,
+    shape_of,
 )
 from manyheads.nn import masked_softmax, relative_shift
 
@@ -56,7 +57,7 @@ class PositionwiseFF(nn.Module):
         self.layer_norm = nn.LayerNorm(d_model)
 
     def forward(self, inp: Tensor) -> Tensor:
-        check_shape("inp", inp, [*["..."] * (inp.dim() - 1), self.d_model])
+        check_shape("inp", inp, ["...", self.d_model])
         if self.pre_lnorm:
             return inp + cast(Tensor, self.CoreNet(self.layer_norm(inp)))
         return cast(Tensor, self.layer_norm(inp + self.CoreNet(inp)))
@@ -221,7 +222,7 @@ class RelPartialLearnableMultiHeadAttn(RelMultiHeadAttn):
         self._check_bias("r_w_bias", r_w_bias)
         self._check_bias("r_r_bias", r_r_bias)
         q, k, v = self._projected(w, mems)
-        if r.dim() != 3 or r.shape[1] != 1:
+        if len(shape_of("r", r, f"klen, 1, {self.d_model}")) != 3 or r.shape[1] != 1:
             r = r.reshape(r.shape[0], 1, -1) if r.dim() == 2 else r
             check_shape("r", r, ["klen", 1, self.d_model])
         check_shape("r", r, [k.shape[2], 1, self.d_model], "one distance for each key of memory and input")

@@ -353,7 +353,9 @@ class Reformer(nn.Module):
     def _extend(self, tokens: Tensor, lengths: Tensor | None, state: ReformerState) -> tuple[Tensor, ReformerState]:
         """`forward` with caches: only the new tokens' keys, values and buckets are computed."""
         check_evaluates(self, "a state with caches")
-        x1 = x2 = self.embed(tokens, state.positions)
+        # Where all lanes are equally long the host knows where they are, and need not wait for a device to say it.
+        past = state.caches[0].past if isinstance(state.caches[0], LSHCache) else state.caches[0]
+        x1 = x2 = self.embed(tokens, int(past.length) if past.lengths is None else state.positions)
         caches = []
         for (attention, feed_forward), cache in zip(self._pairs(), state.caches, strict=True):
             added, cache = attention.step(x2, cache, lengths)

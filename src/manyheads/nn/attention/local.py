@@ -26,10 +26,11 @@ from manyheads.nn.attention.multi_head import (
 )
 from manyheads.nn.attention.relative_bias import PENALTY_UNIT, local_slopes
 from manyheads.nn.chunking import neighbours, real_chunks
+from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.attention import masked_softmax
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.layers import Linear, initialise
-from manyheads.nn.shapes import Bool, Float, Int
+from manyheads.nn.shapes import Bool, Float, Int, check_tensors
 
 
 def local_attention(
@@ -64,6 +65,13 @@ def local_attention(
     if length <= chunk_len:
         chunk_len = max(1, length)  # one chunk without neighbours
         chunks_before = chunks_after = 0
+    width = max(query.shape[-1], value.shape[-1])
+    if weights_hook is None and policy.uses_triton("chunk attention", query, width=width, rate=dropout_rate):
+        from manyheads.nn.kernels.triton.chunks import fused_local_attention
+
+        return fused_local_attention(
+            query, key, value, penalties, lengths, chunk_len, chunks_before, chunks_after, causal, wrap
+        )
     padding = -length % chunk_len
     query, key, value = (_chunks(x, padding, chunk_len) for x in (query, key, value))
     offsets = range(-chunks_before, chunks_after + 1)
@@ -288,6 +296,7 @@ class LocalSelfAttention(nn.Module):
             if x has none.
         Raises: ShapeError: x has neither two nor three axes.
         """
+        check_tensors(x=x, lengths=lengths)
         if x.dim() not in (2, 3):
             raise ShapeError(f"x of shape {tuple(x.shape)} must be (batch, length, d_model), or (length, d_model).")
         alone = x.dim() == 2

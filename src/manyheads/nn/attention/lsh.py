@@ -34,9 +34,9 @@ from manyheads.nn.attention.multi_head import (
 )
 from manyheads.nn.chunking import neighbours
 from manyheads.nn.kernels.dropout import dropout
-from manyheads.nn.kernels.lsh import bucket_ranks, chunked_attention, sorting_order
+from manyheads.nn.kernels.lsh import bucket_ranks, chunked_attention, hashed_order, sorting_order
 from manyheads.nn.layers import Linear, initialise
-from manyheads.nn.shapes import Float, Int
+from manyheads.nn.shapes import Float, Int, check_tensors
 
 __all__ = ["LSHSelfAttention", "LSHSettings", "hash_vectors", "lsh_attention", "rotations", "shared_qk_attention"]
 
@@ -309,6 +309,7 @@ class LSHSelfAttention(nn.Module):
         Raises: RequestError: neither buckets, rotations nor a seed, and something must be hashed. ShapeError: x has
             neither two nor three axes.
         """
+        check_tensors(x=x, lengths=lengths, buckets=buckets, rotations=rotations)
         if x.dim() not in (2, 3):
             raise ShapeError(f"x of shape {tuple(x.shape)} must be (batch, length, d_model), or (length, d_model).")
         alone = x.dim() == 2
@@ -367,8 +368,12 @@ class LSHSelfAttention(nn.Module):
         qk, v = split_heads(self.qk_proj(x), self.num_heads), split_heads(self.v_proj(x), self.num_heads)
         if order is None and not self.is_exact(x.shape[1], num_hashes):
             with torch.no_grad():
-                buckets = self._hash(qk, lengths, rotations, seed, num_hashes)
-                order = sorting_order(buckets, self.settings, lengths)
+                if self.buckets_hook is None:
+                    drawn = self._rotations(rotations, seed, num_hashes)
+                    order = hashed_order(qk, drawn, self.factors, self.settings, lengths)
+                else:
+                    buckets = self._hash(qk, lengths, rotations, seed, num_hashes)
+                    order = sorting_order(buckets, self.settings, lengths)
         return qk, v, order
 
     def _attend(

@@ -134,48 +134,63 @@ class LSHCache(State):
 
         first: position of the first query in each row. shift: slot of each row's position 0.
         """
-        rows, heads, rounds, count = buckets.shape
-        chunk_len = self.rings.shape[-1]
-        time = torch.arange(count, device=qk.device)
-        together = (buckets[..., :, None] == buckets[..., None, :]) & (time[:, None] > time)
-        ahead = together.sum(dim=-1)  # new positions before it in its bucket
-        before = self.caught.gather(-1, buckets)
-        turns = torch.arange(chunk_len, device=qk.device)
-        # The newest number below `before` at each slot of the ring; negative where the slot is empty.
-        number = before[..., None] - 1 - (before[..., None] - 1 - turns) % chunk_len
-        number = torch.where(before[..., None] > 0, number, -1)
-        allowed = (number >= 0) & (number >= (before + ahead)[..., None] - chunk_len)
-        flat = self.rings.flatten(2, 3)
-        turn = torch.arange(rounds, device=qk.device)[:, None] * self.rings.shape[3]
-        index = (buckets + turn).flatten(2)[..., None].expand(-1, -1, -1, chunk_len)
-        found = flat.gather(2, index).view(rows, heads, rounds, count, chunk_len)
-        number_new = before + ahead
-        self.rings.flatten(-2).scatter_(
-            -1,
-            buckets * chunk_len + number_new % chunk_len,
-            (first[:, None] + time).int()[:, None, None].expand(-1, heads, rounds, -1),
-        )
-        self.caught.scatter_add_(-1, buckets, torch.ones_like(buckets, dtype=torch.int32))
-        # (rows, heads, new_len, rounds x chunk_len)
-        found = torch.where(allowed, found, 0).transpose(2, 3).flatten(3).long()
-        allowed = allowed.transpose(2, 3).flatten(3)
+        count, together, positions = buckets.shape[3], None, first[:, None]
+        if count > 1:  # a single new position sees no other new one
+            time = torch.arange(count, device=qk.device)
+            together = (buckets[..., :, None] == buckets[..., None, :]) & (time[:, None] > time)
+            positions = positions + time
+        found, allowed = self._caught_before(buckets, positions, together)
         slots = found + shift[:, None, None, None]
-        old_keys, old_values = _at(step.key, slots), _at(step.value, slots)
+        old_keys, old_values = _at((step.key, step.value), slots)
         to_old = _wide(torch.matmul(old_keys, qk[..., None])[..., 0])
-        to_new = _wide(torch.matmul(qk, keys.transpose(-1, -2)))
-        new_counts = together.sum(dim=2)
-        old_counts = allowed.to(to_old.dtype)
+        counts, sees_old = allowed.to(to_old.dtype), allowed.any(dim=-1, keepdim=True)
         if settings.correct_duplicates:
-            new_counts = new_counts.clamp(max=1)
             same = (found[..., :, None] == found[..., None, :]) & allowed[..., None, :]
-            old_counts = old_counts / same.sum(dim=-1).clamp(min=1)
-        alone = ~(allowed.any(dim=-1, keepdim=True) | (new_counts > 0).any(dim=-1, keepdim=True))
-        itself = torch.eye(count, dtype=torch.bool, device=qk.device)
-        shown = torch.where(alone & itself, 0.0, new_counts.to(to_new.dtype).log())
-        weights = torch.softmax(torch.cat([to_old + old_counts.log(), to_new + shown], dim=-1), dim=-1).to(v.dtype)
+            counts = counts / same.sum(dim=-1).clamp(min=1)
+        if together is None:
+            to_new = torch.zeros_like(to_old[..., :1]).masked_fill(sees_old, -torch.inf)
+        else:
+            to_new = _wide(torch.matmul(qk, keys.transpose(-1, -2)))
+            new_counts = together.sum(dim=2)
+            if settings.correct_duplicates:
+                new_counts = new_counts.clamp(max=1)
+            alone = ~(sees_old | (new_counts > 0).any(dim=-1, keepdim=True))
+            itself = torch.eye(count, dtype=torch.bool, device=qk.device)
+            to_new = to_new + torch.where(alone & itself, 0.0, new_counts.to(to_new.dtype).log())
+        weights = torch.softmax(torch.cat([to_old + counts.log(), to_new], dim=-1), dim=-1).to(v.dtype)
         of_old, of_new = torch.split(weights, [to_old.shape[-1], count], dim=-1)
         out: Tensor = torch.matmul(of_old[..., None, :], old_values)[..., 0, :] + torch.matmul(of_new, v)
         return out
+
+    def _caught_before(self, buckets: Tensor, positions: Tensor, together: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return what the rings hold for each new position, and what of it that position sees; write the rings.
+
+        Args: positions: (rows, new_len). together: of `_hashed`: whether the second new position is an earlier one of
+            the same bucket; None: there is one new position.
+        Returns: (rows, heads, new_len, rounds x chunk_len) each.
+        """
+        rows, heads, rounds, count = buckets.shape
+        chunk_len = self.rings.shape[-1]
+        before = self.caught.gather(-1, buckets)
+        turns = torch.arange(chunk_len, device=buckets.device)
+        # The newest number below `before` at each slot of the ring; negative where the slot is empty.
+        newest = before[..., None] - 1
+        number = newest - (newest - turns) % chunk_len
+        allowed, number_new = number >= 0, before
+        if together is not None:
+            number_new = before + together.sum(dim=-1)
+            allowed &= number >= number_new[..., None] - chunk_len
+        flat = self.rings.flatten(2, 3)
+        turn = torch.arange(rounds, device=buckets.device)[:, None] * self.rings.shape[3]
+        index = (buckets + turn).flatten(2)[..., None].expand(-1, -1, -1, chunk_len)
+        found = flat.gather(2, index).view(rows, heads, rounds, count, chunk_len) * allowed
+        self.rings.flatten(-2).scatter_(
+            -1,
+            buckets * chunk_len + number_new % chunk_len,
+            positions.int()[:, None, None].expand(-1, heads, rounds, -1),
+        )
+        self.caught.scatter_add_(-1, buckets, torch.ones_like(buckets, dtype=torch.int32))
+        return found.transpose(2, 3).flatten(3).long(), allowed.transpose(2, 3).flatten(3)
 
 
 def _exactly(qk: Tensor, step: CacheStep, first: Tensor, shift: Tensor, stop: int) -> Tensor:
@@ -195,11 +210,12 @@ def _exactly(qk: Tensor, step: CacheStep, first: Tensor, shift: Tensor, stop: in
     return torch.matmul(weights.to(qk.dtype), values[:, :, :stop])
 
 
-def _at(buffer: Tensor, slots: Tensor) -> Tensor:
-    """(rows, heads, new_len, found) -> (rows, heads, new_len, found, head_dim)"""
-    rows, heads, _, width = buffer.shape
-    first = torch.arange(rows * heads, device=buffer.device).view(rows, heads, 1, 1) * buffer.shape[2]
-    return buffer.flatten(0, 2).index_select(0, (first + slots).flatten()).view(*slots.shape, width)
+def _at(buffers: tuple[Tensor, Tensor], slots: Tensor) -> list[Tensor]:
+    """(rows, heads, new_len, found) -> (rows, heads, new_len, found, head_dim), of keys and of values"""
+    rows, heads, capacity, _ = buffers[0].shape
+    first = torch.arange(rows * heads, device=slots.device).view(rows, heads, 1, 1) * capacity
+    index = (first + slots).flatten()
+    return [one.flatten(0, 2).index_select(0, index).view(*slots.shape, one.shape[3]) for one in buffers]
 
 
 def _wide(scores: Tensor) -> Tensor:

@@ -53,12 +53,8 @@ def hash_vectors(
     Paper: Kitaev et al. 2020, sec. 2: h(x) = argmax([xR; -xR]); with factors b1 x b2: h1 + b1 h2.
     Raises: ShapeError: the number of directions is not half the sum of the factors, or heads or widths differ.
     """
+    check_rotations(vectors, rotations, factors)
     heads, head_dim, rounds, directions = rotations.shape
-    if 2 * directions != sum(factors) or (heads, head_dim) != (vectors.shape[1], vectors.shape[3]):
-        raise ShapeError(
-            f"rotations of shape {tuple(rotations.shape)} (heads, head_dim, rounds, directions) do not hash vectors of"
-            f" shape {tuple(vectors.shape)} (batch, heads, length, head_dim) into {factors} buckets."
-        )
     precise = torch.promote_types(vectors.dtype, torch.float32)
     batch, _, length, _ = vectors.shape
     buckets = vectors.new_zeros(batch, heads, rounds, length, dtype=torch.int64)
@@ -75,6 +71,16 @@ def hash_vectors(
                 buckets[..., some].add_(found, alpha=below)
                 first, below = first + factor // 2, below * factor
     return buckets
+
+
+def check_rotations(vectors: Tensor, rotations: Tensor, factors: tuple[int, ...]) -> None:
+    """Raise a ShapeError if `hash_vectors` cannot hash these vectors."""
+    heads, head_dim, _, directions = rotations.shape
+    if 2 * directions != sum(factors) or (heads, head_dim) != (vectors.shape[1], vectors.shape[3]):
+        raise ShapeError(
+            f"rotations of shape {tuple(rotations.shape)} (heads, head_dim, rounds, directions) do not hash vectors of"
+            f" shape {tuple(vectors.shape)} (batch, heads, length, head_dim) into {factors} buckets."
+        )
 
 
 def _farthest(rotated: Tensor) -> Tensor:

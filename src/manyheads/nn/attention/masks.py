@@ -15,7 +15,7 @@ from torch import Tensor
 from manyheads.catalogue import shown_as
 from manyheads.errors import ShapeError
 from manyheads.nn.pytrees import register_state
-from manyheads.nn.shapes import Bool, Float, Int
+from manyheads.nn.shapes import Bool, Float, Int, check_tensors
 
 _LAYOUT = " Vectors are read as (batch, length, width): where the length comes first, give x.transpose(0, 1)."
 
@@ -98,6 +98,7 @@ class Lengths(Mask):
     lengths: Tensor
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
+        check_tensors(lengths=self.lengths)
         if self.lengths.dim() == 1:
             return (keys[None, :] < self.lengths[:, None])[:, None, None, :]
         if self.lengths.dim() != 2 or self.lengths.shape[1] != queries.shape[0]:
@@ -155,6 +156,7 @@ class KeyPadding(Mask):
     keep: Tensor
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
+        check_tensors(keep=self.keep)
         if self.keep.shape[-1] != keys.shape[0]:
             raise ShapeError(
                 f"a key padding mask covers {self.keep.shape[-1]} keys but there are {keys.shape[0]};"
@@ -176,7 +178,7 @@ class Dense(Mask):
     pattern: Tensor
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return _four_axes(self.pattern.bool(), queries, keys)
+        return _four_axes("pattern", self.pattern, queries, keys).bool()
 
 
 @register_state
@@ -202,10 +204,10 @@ class Bias(Mask):
     values: Tensor
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return ~torch.isneginf(_four_axes(self.values, queries, keys))
+        return ~torch.isneginf(_four_axes("values", self.values, queries, keys))
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return _four_axes(self.values, queries, keys)
+        return _four_axes("values", self.values, queries, keys)
 
 
 @register_state
@@ -224,11 +226,12 @@ class Both(Mask):
         return second if first is None else first if second is None else first + second
 
 
-def _four_axes(pattern: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+def _four_axes(name: str, pattern: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     """Return a pattern of two to four axes as (batch or 1, heads or 1, q_len or 1, k_len or 1).
 
-    Raises: ShapeError: its last two axes are not (q_len, k_len) or 1.
+    Raises: ShapeError: its last two axes are not (q_len, k_len) or 1. TensorTypeError: it is no tensor.
     """
+    check_tensors(**{name: pattern})
     given = tuple(pattern.shape)
     if pattern.dim() == 2:
         pattern = pattern[None, None]
@@ -245,8 +248,11 @@ def _four_axes(pattern: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def refuse_tensor(mask: Mask | None) -> None:
-    """Raises: ShapeError: the mask is a bare tensor, which does not say whether True allows or blocks."""
-    if isinstance(mask, Tensor):
+    """Raises: ShapeError: the mask is a bare tensor, which does not say whether True allows or blocks.
+    TensorTypeError: it is neither a mask nor a tensor.
+    """
+    if mask is not None and not isinstance(mask, Mask):
+        check_tensors(mask=mask)
         raise ShapeError(
             f"a mask is a description, not a tensor (here of shape {tuple(mask.shape)}). Convert it with"
             " manyheads.nn.conventions: from_allowed(mask, sizes) if True may be attended to, from_blocked(mask, sizes)"

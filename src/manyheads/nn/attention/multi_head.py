@@ -21,7 +21,7 @@ from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
 from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.positions import RotaryPositions, rotate
-from manyheads.nn.shapes import Float
+from manyheads.nn.shapes import Float, check_tensors
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -299,9 +299,12 @@ class MultiHeadAttention(nn.Module):
             has none.
         Raises: ShapeError: the query has neither two nor three axes, or keys and values have others or another batch
             size; a width is not the one of the projections; keys and values differ in number; the mask is a tensor, or
-            has rows for another batch; keys are given to an attention with rotary positions.
+            has rows for another batch; keys are given to an attention with rotary positions. TensorTypeError: an
+            argument is no tensor.
         """
-        if key is not None or value is not None:
+        if key is None and value is None:
+            check_tensors(query=query)
+        else:
             given = query if key is None else key
             check_vectors(query, given, given if value is None else value)
         if query.dim() == 2:

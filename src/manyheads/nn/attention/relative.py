@@ -32,7 +32,7 @@ from manyheads.nn.kernels.linear import Packed, linears
 from manyheads.nn.kernels.relative import relative_attention, relative_weights
 from manyheads.nn.layers import Linear
 from manyheads.nn.positions import ExactTable, sinusoidal_table
-from manyheads.nn.shapes import Float, Int
+from manyheads.nn.shapes import Float, Int, check_tensors
 
 
 class DistanceEncoding(ExactTable):
@@ -284,6 +284,7 @@ class RelativeAttention(nn.Module):
             x has none.
         Raises: ShapeError: x has neither two nor three axes, or another width than d_model; the mask is a tensor.
         """
+        check_tensors(x=x, memory=memory, distances=distances)
         if x.dim() == 2:
             before = None if memory is None else memory[None]
             answer = self.forward(x[None], before, distances, mask, need_weights=True)

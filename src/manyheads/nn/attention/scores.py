@@ -16,11 +16,14 @@ from manyheads.nn.attention.masks import Mask
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights, masked_weights
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.layers import Linear, initialise
-from manyheads.nn.shapes import Float
+from manyheads.nn.shapes import Float, check_tensors
 
 
 def check_vectors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raises: ShapeError: not all have as many axes, or there are several batch sizes."""
+    """Raises: ShapeError: not all have as many axes, or there are several batch sizes. TensorTypeError: one is no
+    tensor.
+    """
+    check_tensors(query=query, key=key, value=value)
     given, batch = (query, key, value), query.shape[0]
     if not query.dim() == key.dim() == value.dim():
         remedy = "; give all of them as (batch, length, width), or all as (length, width)."
@@ -130,6 +133,7 @@ class AdditiveScore(nn.Module):
     def forward(
         self, query: Float[Tensor, "batch heads q_len head_dim"], key: Float[Tensor, "batch heads k_len head_dim"]
     ) -> Float[Tensor, "batch heads q_len k_len"]:
+        check_tensors(query=query, key=key)
         q = torch.einsum("bhqd,hde->bhqe", query, self.query_weight)
         k = torch.einsum("bhkd,hde->bhke", key, self.key_weight)
         hidden = torch.tanh(q[:, :, :, None] + k[:, :, None])  # (batch, heads, q_len, k_len, hidden_dim)

@@ -20,7 +20,7 @@ from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.masks import Bias, Causal, Dense, Mask, NeverEmpty, Segments, dense_bias
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.dropout import dropout
-from manyheads.nn.shapes import Bool, Float
+from manyheads.nn.shapes import Bool, Float, check_tensors
 
 
 def masked_softmax(
@@ -65,6 +65,7 @@ def masked_softmax(
 
 
 def _check_scores(scores: Tensor, allowed: object) -> None:
+    check_tensors(scores=scores)
     if not scores.is_floating_point():
         raise ShapeError(f"scores are of {scores.dtype}; give numbers of a floating type.")
     if allowed is None:
@@ -296,6 +297,7 @@ def _check_call(query: Tensor, key: Tensor, value: Tensor | None = None) -> None
     """Refuse other axes, and what SDPA on CPUs computes without an error, from memory behind the shorter of keys and
     values (torch 2.13).
     """
+    check_tensors(query=query, key=key, value=value)
     if query.dim() != 4 or key.dim() != 4 or (value is not None and value.dim() != 4):
         shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value) if x is not None)
         raise ShapeError(

@@ -8,6 +8,7 @@ and the first sum is divided by the second at the end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.nn.attention.lsh_hash import keys_of, pair_weights, sort_positions, visible_pairs
+from manyheads.nn.attention.lsh_hash import (
+    check_rotations,
+    hash_vectors,
+    keys_of,
+    mark_padding,
+    pair_weights,
+    sort_positions,
+    visible_pairs,
+)
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.chunking import chunk_slices
@@ -69,6 +78,30 @@ def sorting_order(
     return (2 * ordered.order + changes).int()
 
 
+def _uses_triton(qk: Tensor, v: Tensor, settings: LSHSettings, rate: float = 0.0) -> bool:
+    lack = None
+    if settings.correct_duplicates:
+        lack = "counts a pair once for each round in which it meets; set correct_duplicates to false, or leave it out."
+    return policy.uses_triton("chunk attention", qk, width=max(qk.shape[-1], v.shape[-1]), rate=rate, lack=lack)
+
+
+def hashed_order(
+    qk: Float[Tensor, "batch heads length head_dim"],
+    rotations: Float[Tensor, "heads head_dim rounds directions"],
+    factors: tuple[int, ...],
+    settings: LSHSettings,
+    lengths: Int[Tensor, " batch"] | None = None,
+) -> Int[Tensor, "batch heads rounds slots"]:
+    """Return the `sorting_order` of the buckets that `hash_vectors` finds."""
+    if not _uses_triton(qk, qk, settings):
+        buckets = mark_padding(hash_vectors(qk, rotations, factors), lengths, math.prod(factors))
+        return sorting_order(buckets, settings, lengths)
+    from manyheads.nn.kernels.triton.hashing import fused_order
+
+    check_rotations(qk, rotations, factors)
+    return fused_order(qk, rotations, factors, settings.chunk_len, lengths)
+
+
 def bucket_ranks(
     order: Int[Tensor, "batch heads rounds slots"], length: int
 ) -> Int[Tensor, "batch heads rounds length"]:
@@ -101,6 +134,10 @@ def chunked_attention(
     """
     if modes.is_transformed():
         return attend_pairs(qk, v, bucket_ranks(order, qk.shape[2]), settings, lengths, dropout_rate), ()
+    if _uses_triton(qk, v, settings, dropout_rate):
+        from manyheads.nn.kernels.triton.chunks import fused_lsh_attention
+
+        return fused_lsh_attention(qk, v, order, settings, lengths, known)
     keeps = torch.is_grad_enabled() and (qk.requires_grad or v.requires_grad)
     if not keeps:
         qk, v = qk.detach(), v.detach()
@@ -169,12 +206,15 @@ class _ChunkedAttention(torch.autograd.Function):
         keeps: bool,
         known: tuple[Tensor, ...],
     ) -> tuple[Tensor, ...]:
+        ctx.layout = None
         if known:
             out, log_sums, alone, safe = known
         else:
             with policy.without_autocast(qk.device):
-                inputs = _Inputs.of(qk, v, settings, is_safe=None)
-                out, log_sums, alone = _forward(_groups(inputs, order, settings, lengths, rate, seed), inputs)
+                inputs, layout = _Inputs.of(qk, v, settings, is_safe=None), Layout.of(order, qk.shape[2], lengths)
+                out, log_sums, alone = _forward(_groups(inputs, layout, settings, rate, seed), inputs)
+                # It needs four times the memory of the order.
+                ctx.layout = layout if keeps and policy.saves_launches(qk.device) else None
                 safe = torch.tensor(inputs.is_safe, device="cpu")
         out = out.view(v.shape).to(v.dtype)  # float16 is computed in float32
         if keeps:
@@ -190,7 +230,9 @@ class _ChunkedAttention(torch.autograd.Function):
         qk, v, out, log_sums, alone, order, lengths = ctx.saved_tensors
         with policy.without_autocast(qk.device):
             inputs = _Inputs.of(qk, v, ctx.settings, ctx.safe)
-            groups = _groups(inputs, order, ctx.settings, lengths, ctx.rate, ctx.seed)
+            layout = ctx.layout or Layout.of(order, qk.shape[2], lengths)
+            ctx.layout = None
+            groups = _groups(inputs, layout, ctx.settings, ctx.rate, ctx.seed)
             grad_qk, grad_v = _backward(groups, inputs, out.flatten(0, 1), log_sums, alone, grad_out.flatten(0, 1))
         return grad_qk.view(qk.shape).to(qk.dtype), grad_v.view(v.shape).to(v.dtype), *[None] * 7
 
@@ -240,10 +282,7 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
             yield tuple(one[row : row + some_rows, part] for one in tensors)
 
 
-def _groups(
-    inputs: _Inputs, order: Tensor, settings: LSHSettings, lengths: Tensor | None, rate: float, seed: int
-) -> Iterator[SortedRows]:
-    layout = Layout.of(order, inputs.q.shape[1], lengths)
+def _groups(inputs: _Inputs, layout: Layout, settings: LSHSettings, rate: float, seed: int) -> Iterator[SortedRows]:
     return sorted_groups(layout, settings, inputs.q.dtype, is_safe=inputs.is_safe, rate=rate, seed=seed)
 
 
@@ -263,15 +302,14 @@ def _table(x: Tensor, extra: Tensor | float | None, codes: int) -> Tensor:
     parts = 0 if extra is None else _columns(x.dtype)
     total = width + parts + codes
     table = x.new_zeros(rows * length + 1, -(-total // 16) * 16 if x.dtype == torch.bfloat16 else total)
-    table[:-1, :width] = x.flatten(0, 1)
+    table[:-1, :width].view(rows, length, width).copy_(x)
     if isinstance(extra, Tensor):
         rest = extra.flatten()
         for column in range(width, width + parts):
-            part = rest.to(x.dtype)
-            table[:-1, column] = part
-            rest = rest - part
+            part = table[:-1, column].copy_(rest)
+            rest = rest - part if column + 1 < width + parts else rest
     elif extra is not None:
-        table[:, width : width + parts] = extra
+        table[:, width : width + parts].fill_(extra)
     return table
 
 

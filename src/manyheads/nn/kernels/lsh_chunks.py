@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -81,7 +82,7 @@ class SortedRows(ABC):
         self.num_chunks = self.num_rows * self.rounds * self.num_slots // self.chunk_len
         first = torch.arange(self.num_rows, device=order.device, dtype=torch.int32)[:, None, None] * self.length
         no_row = self.num_rows * self.length
-        self.index = self._by_chunk(torch.where(order < self.length, order + first, no_row), no_row)
+        self.index = self._by_chunk((order + first).masked_fill(order >= self.length, no_row), no_row)
         self._scratch: dict[str, Tensor] = {}
 
     @abstractmethod
@@ -151,11 +152,17 @@ class SortedRows(ABC):
 
     def sum_rounds(self, x: Tensor) -> Tensor:
         """Sum over the rounds for each position: (chunks, chunk_len, width) -> (rows x length, width)."""
-        where = self._ranks_in_list().transpose(1, 2).reshape(self.num_rows * self.length, self.rounds)
+        where = self._slots_of_positions
         # Both variants add at least in float32 and round once. Of `embedding_bag` torch has a first derivative only.
         if modes.is_fast() and policy.has_embedding_bag(x.device):
-            return F.embedding_bag(where.contiguous(), x.flatten(0, 1), mode="sum")
+            return F.embedding_bag(where, x.flatten(0, 1), mode="sum")
         return x.flatten(0, 1).index_select(0, where.flatten()).view(*where.shape, -1).sum(1)
+
+    @cached_property
+    def _slots_of_positions(self) -> Tensor:
+        """Slots in the list of chunks, int32: (rows x length, rounds)."""
+        by_row = self._ranks_in_list().transpose(1, 2)
+        return by_row.reshape(self.num_rows * self.length, self.rounds).contiguous()
 
     def max_of_rounds(self, x: Tensor) -> Tensor:
         """Return the maximum over the rounds for each position: (chunks, chunk_len) -> (rows, length)."""
@@ -200,6 +207,7 @@ class _BucketRows(SortedRows):
         self.buckets = self._by_chunk(buckets, 1 << self.num_bits)
         here = torch.arange(self.chunk_len, device=self.index.device)
         self.near = torch.stack([here[:, None] <= here, here[:, None] > here])
+        self._counts: tuple[slice, Tensor] | None = None
         if settings.correct_duplicates:
             ranks = self._ranks_in_list().long()
             self.rank_of = self._by_row(ranks, -(1 << 40))
@@ -210,10 +218,16 @@ class _BucketRows(SortedRows):
         return [both[:-1], both[1:]]
 
     def counts(self, tile: slice) -> Tensor:
+        if self._counts is not None and self._counts[0] == tile:
+            return self._counts[1]
         both = _with_chunk_before(self.buckets, tile)
         same = torch.stack([both[1:, :, None] == both[at : len(both) - 1 + at, None] for at in range(2)])
         counts = (same & self.near[:, None]).to(self.dtype)
-        return counts.div_(self._meetings(tile)) if self.settings.correct_duplicates else counts
+        if self.settings.correct_duplicates:
+            counts.div_(self._meetings(tile))
+        if policy.saves_launches(counts.device):  # as large as the scores
+            self._counts = tile, counts
+        return counts
 
     def _meetings(self, tile: slice) -> Tensor:
         """Return in how many rounds each pair meets, at least 1. Cost: one pass over the pairs per round."""

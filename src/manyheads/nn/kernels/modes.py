@@ -91,13 +91,21 @@ def saving_launches() -> Iterator[None]:
 
 
 @contextmanager
-def using_triton() -> Iterator[None]:
-    """Within the block, this thread uses the Triton kernels by name: what they cannot compute is refused."""
-    before, asked.asks_triton = asked.asks_triton, True
+def using_triton(enabled: bool = True) -> Iterator[None]:
+    """Within the block, this thread uses the Triton kernels by name: what they cannot compute is refused.
+
+    Args: enabled: False: not by name, within a block that does.
+    """
+    before, asked.asks_triton = asked.asks_triton, enabled
     try:
         yield
     finally:
         asked.asks_triton = before
+
+
+def asks_triton() -> bool:
+    """Return whether this thread is within `using_triton()`."""
+    return asked.asks_triton
 
 
 @contextmanager

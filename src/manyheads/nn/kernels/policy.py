@@ -476,7 +476,7 @@ def pads_rows_to(count: int, device: torch.device) -> int:
 
 # Triton kernels (decision 071).
 
-TritonKernel = Literal["the loss", "relative attention"]
+TritonKernel = Literal["the loss", "relative attention", "chunk attention"]
 # As `_PROVEN`, with the version of Triton and the kernel.
 _PROVEN_TRITON: frozenset[tuple[tuple[int, int], str, str, TritonKernel]] = frozenset()
 _WIDEST_TRITON_HEAD = 128
@@ -489,10 +489,12 @@ def uses_triton(
     width: int = 0,
     rate: float = 0.0,
     by_name: bool = False,
+    lack: str | None = None,
 ) -> bool:
     """Return whether a Triton kernel computes this: if asked by name, or on a card where it has been tried.
 
     Not under a transform, nor in compiled code, which fuses the formula itself.
+    Args: lack: what this kernel alone cannot compute, as the end of a sentence; otherwise see `triton_lack`.
     Raises: RequestError: it is asked for by name, and cannot.
     """
     if is_transformed() or torch.compiler.is_compiling():
@@ -500,7 +502,7 @@ def uses_triton(
     by_name = by_name or asked.asks_triton
     if not by_name and not (x.is_cuda and _PROVEN_TRITON and is_fast()):
         return False
-    lack = triton_lack(x.device, dtype or x.dtype, width, rate)
+    lack = triton_lack(x.device, dtype or x.dtype, width, rate) or lack
     if by_name and lack is not None:
         raise RequestError(f"The Triton kernel of {kernel} {lack}")
     if by_name:

@@ -410,9 +410,8 @@ def _scores_of_distances(
 def _scores_by_head(query: Tensor, positions: Tensor, scale: float, bias: Tensor | None) -> Tensor:
     """Compute `_scores_of_distances` by one product for each head; for each row, the positions would be copied.
 
-    A column before the first is cheap in the positions, and with it a view shifts the scores.
-
-    Args: bias: (heads, 1, k).
+    With a column before the first, a view shifts the scores; it is added to the positions, which are smaller.
+    Args: query: with its bias. bias: of the scores, (heads, 1, k_len).
     """
     batch, heads, q_len, _ = query.shape
     queries, k_len = query.transpose(0, 1).flatten(1, 2), positions.shape[1]

@@ -169,16 +169,16 @@ def autocast_as_now(kind: str, like: tuple[bool, torch.dtype] | None = None) -> 
 class Replay(AbstractContextManager[None]):
     """Restores, within the block, what a second call of the same modules depends on besides its arguments.
 
-    These are the random generators, autocast, `modes.fast`, and the modules' modes (training or evaluation) and
-    buffers, as they were when this object was created. So statistics such as those of `nn.BatchNorm1d` count each batch
-    once.
+    These are the random generators, autocast, `modes.fast` and `using_triton`, and the modules' modes (training or
+    evaluation) and buffers, as they were when this object was created. So statistics such as those of
+    `nn.BatchNorm1d` count each batch once.
 
     Args: device: of the computation; modules: those that are called, whose modes may change before the second call.
     """
 
     def __init__(self, device: torch.device, *modules: nn.Module) -> None:
         self._device = device
-        self._is_fast = modes.is_fast()
+        self._is_fast, self._asks_triton = modes.is_fast(), modes.asks_triton()
         self._autocast_state: tuple[bool, torch.dtype] | None = None
         if policy.has_autocast(device):
             self._autocast_state = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
@@ -201,6 +201,7 @@ class Replay(AbstractContextManager[None]):
         self._open.enter_context(torch.random.fork_rng(devices, device_type=kind if devices else "cuda"))
         self._open.enter_context(autocast_as_now(kind, self._autocast_state))
         self._open.enter_context(modes.fast(self._is_fast))
+        self._open.enter_context(modes.using_triton(self._asks_triton))
         self._open.callback(_set_modes, [(one, one.training) for one, _ in self._modes])
         for owner, name, before in self._buffers:
             self._open.callback(owner.__setitem__, name, owner[name])

@@ -96,3 +96,58 @@ def test_relative_attention(name: str, rows: str, dtype: str, width: int, card: 
         "HAS_MASK": rows == "mask", "PRECISION": "ieee",
     }  # fmt: skip
     check(compiled(kernel, types, constants, card, num_warps=chosen.warps, num_stages=chosen.stages), card, tmp_path)
+
+
+CHUNKS = [
+    ("bucket", "bf16", 64), ("bucket", "bf16", 128), ("ring", "bf16", 128), ("local", "bf16", 64),
+    ("local", "bf16", 128), ("bucket", "fp32", 128), ("local", "fp32", 128), ("one", "bf16", 64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("card", SHARED_BYTES)
+@pytest.mark.parametrize(("kind", "dtype", "width"), CHUNKS)
+@pytest.mark.parametrize("name", ["forward_kernel", "queries_kernel", "keys_kernel"])
+def test_chunks(name: str, kind: str, dtype: str, width: int, card: int, tmp_path: Path) -> None:
+    """Hashed attention by the rule of buckets, and with chunks around the end; local attention with penalties; and one
+    position of one head, as sizes of 1 are constants.
+    """
+    from manyheads.nn.kernels.triton import chunks
+
+    kernel, is_local = getattr(chunks, name), kind in ("local", "one")
+    chosen = chunks.tiles(kernel, width, 4 if dtype == "fp32" else 2)
+    names = ("query", "key", "value", "out", "grad_out", "grad_query", "grad_key", "grad_value", "grad_scores")
+    types = dict.fromkeys(names, f"*{dtype}") | dict.fromkeys(("normalisers", "deltas", "penalties"), "*fp32")
+    types |= {"lengths": "*i64", "order": "*i32", "buckets": "*i32", "scale": "fp32", "key_eps": "fp32"}
+    constants = {
+        "WIDTH": width, "VALUE": width, "BLOCK_WIDTH": width, "BLOCK_VALUE": width, "QUERIES": chosen.queries,
+        "KEYS": chosen.keys, "HASHED": not is_local, "CAUSAL": kind != "ring", "SLIDES": kind == "bucket",
+        "IN_BUCKET": not is_local, "WRAPS": kind == "ring", "HAS_LENGTHS": True, "HAS_PENALTIES": is_local,
+        "PRECISION": "ieee",
+    }  # fmt: skip
+    if name == "queries_kernel":
+        constants["KEEPS_SCORES"] = is_local
+    if kind == "one":
+        constants |= dict.fromkeys(("heads", "length", "rounds", "slots", "ring", "unit", "before", "distances"), 1)
+    code = compiled(kernel, types, constants, card, num_warps=chosen.warps, num_stages=chosen.stages)
+    assert code.metadata.shared <= 64 * 1024
+    check(code, card, tmp_path)
+
+
+@pytest.mark.parametrize("card", SHARED_BYTES)
+@pytest.mark.parametrize("name", ["hash_kernel", "order_kernel", "combine_kernel"])
+def test_hashing_and_rounds(name: str, card: int, tmp_path: Path) -> None:
+    from manyheads.nn.kernels.triton import chunks, hashing
+
+    types = dict.fromkeys(("vectors", "parts", "value", "out"), "*bf16") | {"lengths": "*i64", "keys": "*i64"}
+    types |= {"rotations": "*fp32", "order": "*i32", "part_normalisers": "*fp32", "normalisers": "*fp32"}
+    widest = policy._WIDEST_TRITON_HEAD
+    constants = {
+        "hash_kernel": {
+            "FACTORS": (16, 64), "WIDTH": widest, "POSITIONS": hashing.POSITIONS, "COLUMNS": hashing.COLUMNS,
+            "DIRECTIONS": hashing.DIRECTIONS, "HAS_LENGTHS": True, "PRECISION": "ieee",
+        },
+        "order_kernel": {"SLOTS": hashing.SLOTS},
+        "combine_kernel": {"VALUE": widest, "BLOCK_VALUE": widest, "SIZE": chunks.POSITIONS, "HAS_LENGTHS": True},
+    }[name]  # fmt: skip
+    kernel = getattr(chunks if name == "combine_kernel" else hashing, name)
+    check(compiled(kernel, types, constants, card, num_warps=4, num_stages=1), card, tmp_path)

@@ -14,7 +14,10 @@ FOLDER = Path(__file__).parents[4] / ".venv-triton" / "3.6.0"
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (FOLDER / "ready").exists(), reason="make check-long installs Triton 3.6.0")
-@pytest.mark.parametrize(("file", "interprets"), [("test_triton_interpreted", "1"), ("test_triton_compiled", "0")])
+@pytest.mark.parametrize(
+    ("file", "interprets"),
+    [("test_triton_interpreted", "1"), ("test_triton_chunks", "1"), ("test_triton_compiled", "0")],
+)
 def test_with_triton_3_6(file: str, interprets: str) -> None:
     paths = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {"PYTHONPATH": paths, "TRITON_INTERPRET": interprets, "MANYHEADS_TYPECHECK": "0"}

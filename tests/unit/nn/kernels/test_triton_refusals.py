@@ -8,6 +8,8 @@ import torch
 from manyheads.cli.commands.doctor import triton_line
 from manyheads.errors import RequestError
 from manyheads.nn import RelativeMultiHeadAttention, fused_relative_attention
+from manyheads.nn.attention.local import LocalSelfAttention
+from manyheads.nn.attention.lsh import LSHSelfAttention, LSHSettings
 from manyheads.nn.kernels import modes, policy
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -91,3 +93,31 @@ def test_nothing_is_a_default_before_it_is_proven(card: None, monkeypatch: pytes
         assert uses()
         with pytest.raises(RequestError, match="The Triton kernel of relative attention has no dropout"):
             uses(rate=0.1)
+
+
+def test_hashed_and_local_attention_are_refused_by_name_alone(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise they are computed by torch, and so are weights that are asked for."""
+    once = LSHSelfAttention(8, 2, settings=LSHSettings(chunk_len=4, correct_duplicates=True), max_len=16)
+    hashed, local = (
+        LSHSelfAttention(8, 2, settings=LSHSettings(chunk_len=4), max_len=16, dropout=0.1),
+        LocalSelfAttention(8, 2, chunk_len=4, dropout=0.1),
+    )
+    x = torch.randn(1, 9, 8)
+    wanted = once(x, seed=0)
+    with modes.using_triton():
+        with pytest.raises(RequestError, match="The Triton kernel of chunk attention needs an NVIDIA GPU"):
+            local.eval()(x)
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        with pytest.raises(RequestError, match="meets; set correct_duplicates to false, or leave it out"):
+            once(x, seed=0)
+        for module in (hashed, local.train()):
+            given = {} if module is local else {"buckets": torch.zeros(1, 2, 4, 9, dtype=torch.int64)}
+            with pytest.raises(RequestError, match="of chunk attention has no dropout of attention weights"):
+                module(x, **given)
+        assert local(x, need_weights=True)[1].shape == (1, 2, 9, 9)
+        with modes.using_triton(False):
+            torch.testing.assert_close(once(x, seed=0), wanted)
+    monkeypatch.setattr(policy, "_has_triton", lambda: False)
+    torch.testing.assert_close(once(x, seed=0), wanted)
+    with modes.using_triton(), pytest.raises(RequestError, match="needs the package triton, which is not installed"):
+        hashed(x, seed=0)

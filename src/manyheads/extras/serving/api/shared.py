@@ -155,6 +155,16 @@ _MOST_FIELDS = 1_000
 def form_schema(body: type[BaseModel]) -> dict[str, Any]:
     """Return the description of a request whose body `read_body` reads, for OpenAPI."""
     schema = body.model_json_schema()
+    parts = schema.pop("$defs", {})
+
+    def whole(value: Any) -> Any:
+        """Put the parts where a schema refers to them: below a request their names would not be found."""
+        if isinstance(value, dict):
+            name = str(value.get("$ref", "")).rpartition("/")[2]
+            return whole(parts[name]) if name else {key: whole(one) for key, one in value.items()}
+        return [whole(one) for one in value] if isinstance(value, list) else value
+
+    schema = whole(schema)
     kinds = ("application/json", "application/x-www-form-urlencoded")
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}}
 
