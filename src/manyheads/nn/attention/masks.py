@@ -8,6 +8,7 @@ True = may attend. Descriptions combine with `&`. All kinds of attention return 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -247,7 +248,7 @@ def _four_axes(name: str, pattern: Tensor, queries: Tensor, keys: Tensor) -> Ten
     return pattern
 
 
-def refuse_tensor(mask: Mask | None) -> None:
+def refuse_tensor(mask: Any) -> None:
     """Raises: ShapeError: the mask is a bare tensor, which does not say whether True allows or blocks.
     TensorTypeError: it is neither a mask nor a tensor.
     """

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from manyheads.errors import ConfigError
-from manyheads.nn.kernels import policy as measuring
-from manyheads.nn.kernels import precision
+from manyheads.nn.kernels import measuring, precision
 from manyheads.nn.kernels.precision import LEAST_SPEED_UP, OVERRIDE, PrecisionMeasurement, measure_precision
 
 CPU = torch.device("cpu")

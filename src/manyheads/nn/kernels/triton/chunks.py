@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from manyheads.nn.attention.lsh_settings import LSHSettings
-from manyheads.nn.kernels.derivatives import first_derivative_only
+from manyheads.nn.kernels.modes import first_derivative_only
 from manyheads.nn.kernels.triton.relative import Tiles
 
 POSITIONS = 32
@@ -530,7 +530,7 @@ def _parts(like: Tensor, rounds: int, dtype: torch.dtype | None = None) -> Tenso
 
 def _padded(width: int) -> int:
     """Return the size of a tile for this width; the smallest product of the GPU's units has 16."""
-    return max(16, triton.next_power_of_2(width))
+    return max(16, int(triton.next_power_of_2(width)))
 
 
 def precision() -> str:
