@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,8 +175,13 @@ def test_only_cuda_makes_batches_in_advance() -> None:
 
 def test_pinned_batches_are_copies_of_all_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x.clone())
+    monkeypatch.setattr(policy, "pinning", lambda device: nullcontext())
     batch = PairBatch.of(torch.tensor([[5, 2]]), torch.tensor([[1, 6, 2]]))
-    pinned = batch.pinned()
+    stream = Rows()
+    monkeypatch.setattr(stream, "at", lambda *place: [batch])
+    batches = Batches(stream, float, CPU, 1)
+    (pinned,) = batches.at(0, 0, 0)
+    batches.close()
     for name, value in vars(batch).items():
         mine = getattr(pinned, name)
         if isinstance(value, torch.Tensor):

@@ -111,6 +111,11 @@ def steps_made_ahead(device: torch.device) -> int:
     return 4 if device.type == "cuda" else 0
 
 
+def pinning(device: torch.device) -> AbstractContextManager[object] | None:
+    """Return a block in which memory is pinned for this GPU; None: the device is none that copies by itself."""
+    return torch.cuda.device(device) if device.type == "cuda" else None
+
+
 def lines_together(device: torch.device) -> int:
     """Return how many lines of a file are sorted by length and translated together.
 

@@ -18,6 +18,7 @@ from manyheads.catalogue import TASKS
 from manyheads.data.lines import Progress
 from manyheads.data.sampler import next_position
 from manyheads.distributed.group import Group
+from manyheads.nn.kernels import policy
 from manyheads.text.sides import LanguagePair
 from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.signals import StopFlag
@@ -114,9 +115,10 @@ class Batches:
 
     def _make(self, epoch: int, row: int, step: int) -> Sequence[Any]:
         batches = self._stream.at(epoch, row, self._progress(step))
-        if self._device.type != "cuda":
+        block = policy.pinning(self._device)
+        if block is None:
             return batches
-        with torch.cuda.device(self._device):
+        with block:
             return [batch.pinned() for batch in batches]
 
     def _drop(self) -> None:
