@@ -27,6 +27,10 @@ class RowBatch:
     def to(self, device: torch.device | str) -> Self:
         return self._with(lambda tensor: tensor.to(device, non_blocking=True))
 
+    def pinned(self) -> Self:
+        """Return a copy in memory from which a GPU copies by itself; the copy of `to` then does not wait."""
+        return self._with(Tensor.pin_memory)
+
 
 @dataclass(frozen=True)
 class PairBatch(RowBatch):

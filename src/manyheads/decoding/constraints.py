@@ -80,12 +80,12 @@ class Repetition:
                 scores = torch.where(is_stuck, scores, restrained)
         return scores
 
-    def add(self, tokens: Tensor) -> None:
-        """Add the token that each row produced. tokens: (rows,)"""
+    def add(self, tokens: Tensor, ids: Sequence[int]) -> None:
+        """Add the token that each row produced. tokens: (rows,); ids: the same numbers, on the host."""
         if self._seen is not None:
-            self._seen.scatter_(1, tokens[:, None], True)
+            self._seen = self._seen.scatter(1, tokens[:, None], True)  # `select` may have made it in inference mode
         if self._size:
-            for row, token in enumerate(tokens.tolist()):
+            for row, token in enumerate(ids):
                 self._follow(row, token)
 
     def select(self, rows: Sequence[int]) -> None:

@@ -13,10 +13,9 @@ from torch import nn
 from manyheads.errors import RequestError
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.linear import Packed, Packs
-from manyheads.nn.kernels.precision import measure_precision
+from manyheads.nn.kernels.precision import FixedPrecision, measure_precision
 
-InferencePrecision = Literal["fp32", "bf16"]
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16", "tf32"]
 
 
 def choose_device(name: str | torch.device = "auto") -> torch.device:
@@ -40,10 +39,10 @@ def choose_device(name: str | torch.device = "auto") -> torch.device:
     return device
 
 
-def choose_precision(name: str, device: torch.device) -> InferencePrecision:
+def choose_precision(name: str, device: torch.device) -> FixedPrecision:
     """Return the precision itself, or for `auto` the faster one of fp32 and bf16 (see `kernels.precision`).
 
-    Raises: RequestError: the precision is unknown or another engine's, or the device has no bf16 products.
+    Raises: RequestError: the precision is unknown or another engine's, or the device has no such products.
     """
     if name == "fp32":
         return "fp32"
@@ -54,6 +53,10 @@ def choose_precision(name: str, device: torch.device) -> InferencePrecision:
         )
     if name not in get_args(Precision):
         raise RequestError(f"precision is {name!r}; use {', '.join(get_args(Precision))}.")
+    if name == "tf32":
+        if lack := policy.tf32_lack(device):
+            raise RequestError(f"precision is tf32, {lack}.")
+        return "tf32"
     measured = measure_precision(device)
     if name == "auto":
         return measured.choice
@@ -72,7 +75,7 @@ def warn_of_slow_bf16(device: torch.device) -> None:
         )
 
 
-def narrow(model: nn.Module, precision: InferencePrecision) -> None:
+def narrow(model: nn.Module, precision: FixedPrecision) -> None:
     """For `bf16`, cast the weights of a model's linear layers in place once, instead of in every call under autocast.
 
     The results are identical bit for bit. Embeddings are not cast, so a head that is tied to one gets a copy. Use this
@@ -112,11 +115,12 @@ def on_cpu_by_default() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def inference(device: torch.device, precision: InferencePrecision, *, plain: bool = False) -> Iterator[None]:
-    """Disable gradients and, for `bf16`, enable autocast. A tensor whose device is not named is made on the CPU.
+def inference(device: torch.device, precision: FixedPrecision, *, plain: bool = False) -> Iterator[None]:
+    """Disable gradients, and compute in the precision. A tensor whose device is not named is made on the CPU.
 
     Args: plain: compute with torch's own operations alone; see `kernels.policy.fast`.
     """
     casting = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
-    with on_cpu_by_default(), torch.inference_mode(), policy.fast(not plain), casting:
+    multiplying = policy.tf32_products(precision == "tf32")
+    with on_cpu_by_default(), torch.inference_mode(), policy.fast(not plain), casting, multiplying:
         yield

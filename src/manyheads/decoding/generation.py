@@ -12,7 +12,7 @@ import math
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from manyheads.decoding.text_ids import padded
 from manyheads.errors import RequestError
 from manyheads.models.ensemble import LanguageEnsemble
 from manyheads.models.language_model import LanguageModel
+from manyheads.nn.kernels import policy
 from manyheads.seeding import derive_seed
 from manyheads.text.vocabulary import Vocabulary
 
@@ -203,6 +204,10 @@ READ_AT_ONCE = 512
 """Tokens of a prompt that are read in one call."""
 
 _MEMORY_OF_NONE = 512
+_DRAWN = 64
+"""Steps for which random numbers are drawn at once, because a GPU waits for each copy from the host."""
+
+_Top = list[tuple[int, float]]
 
 
 @dataclass
@@ -272,6 +277,8 @@ class Generation:
         self._num_top, self._stop_asked = num_top, stop_asked
         self._cache = cache if len(prompts) == 1 else None
         self._dropped: set[int] = set()
+        self._banned: tuple[list[int], Tensor] = [], torch.empty(0)
+        self._drawn = torch.empty(0)  # uniform numbers of each row
         self._rows = [
             self._row(
                 prompt if numbers is None else numbers[prompt],
@@ -317,15 +324,46 @@ class Generation:
         while self._rows:
             check_stop(self._stop_asked)
             log_probs = scores.log_softmax(-1) if self._wanted else scores
-            chosen, gained = self._choose(scores, log_probs, step)
-            tops = _top(log_probs[:, : self._vocabulary.vocab_size], self._num_top)
-            new = [self._append(*one) for one in zip(self._rows, chosen.tolist(), gained, tops, strict=True)]
+            chosen = self._choose(scores, step)
+            read = self._reading(chosen, log_probs)
+            # The next step begins before the tokens are read, unless one of them must be the last of its row.
+            late = policy.reads_late(chosen.device) and all(step + 1 < row.most for row in self._rows)
+            if late:
+                with self._runner.inference():
+                    scores, state = self._runner.steps.step(chosen[:, None], state, **self._wanted)
+            ids, gained, tops = read()
+            check_finite(any(map(math.isnan, gained)), step + 1)
+            self._repetition.add(chosen, ids)
+            new = [self._append(*one) for one in zip(self._rows, ids, gained, tops, strict=True)]
             step += 1
             self._dropped.update((yield new) or ())
             with self._runner.inference():
+                if late:
+                    scores, state = self._of_unfinished(scores, state)
+                    continue
                 chosen, state = self._of_unfinished(chosen, state)
                 if self._rows:
                     scores, state = self._runner.steps.step(chosen[:, None], state, **self._wanted)
+
+    def _reading(self, chosen: Tensor, log_probs: Tensor) -> Callable[[], tuple[list[int], list[float], list[_Top]]]:
+        """Begin to copy the tokens of a step to the host.
+
+        Returns: a function that waits for the copy, not for later work, and returns each row's token, its
+            log-probability and the most probable ones.
+        """
+        gained, count = log_probs.gather(1, chosen[:, None])[:, 0], self._num_top
+        known = log_probs[:, : self._vocabulary.vocab_size]
+        best = known.topk(min(count, known.shape[1])) if count else ()
+        copies = [x.to("cpu", non_blocking=True) for x in (chosen, gained, *best)]
+        wait = policy.waiting_for(chosen.device)
+
+        def read() -> tuple[list[int], list[float], list[_Top]]:
+            wait()
+            ids, log_probs, *rest = (copy.tolist() for copy in copies)
+            tops = [list(zip(*row, strict=True)) for row in zip(*rest[::-1], strict=True)] if rest else [[]] * len(ids)
+            return ids, log_probs, tops
+
+        return read
 
     def _of_unfinished(self, values: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Remove rows that ended, or whose prompt is no longer needed, from the batch.
@@ -340,6 +378,7 @@ class Generation:
         self._rows = [self._rows[place] for place in unfinished]
         self._repetition.select(unfinished)
         which = torch.tensor(unfinished, device=self._runner.device, dtype=torch.int64)
+        self._drawn = self._drawn[which] if len(self._drawn) else self._drawn
         return values[which], state.reorder(which) if unfinished else None
 
     def _read(self) -> Generator[list[NewToken], Collection[int] | None, tuple[Tensor, Any]]:
@@ -373,8 +412,8 @@ class Generation:
         assert scores is not None  # because no prompt is empty
         return scores, state
 
-    def _choose(self, scores: Tensor, log_probs: Tensor, step: int) -> tuple[Tensor, list[float]]:
-        """Return the next token of each row, and the model's log-probability of it. scores: logits or log_probs."""
+    def _choose(self, scores: Tensor, step: int) -> Tensor:
+        """Return the next token of each row. scores: logits or log-probabilities."""
         settings, vocabulary = self._settings, self._vocabulary
         if scores.shape[1] > vocabulary.vocab_size:
             scores = scores.clone()
@@ -385,21 +424,20 @@ class Generation:
         if vocabulary.begin_id not in (None, vocabulary.end_id):
             banned.append(vocabulary.begin_id)  # the model only reads this token
         if banned:
-            scores = scores.index_fill(1, torch.tensor(banned, device=scores.device), -torch.inf)
+            if banned != self._banned[0]:
+                self._banned = banned, torch.tensor(banned, device=scores.device)
+            scores = scores.index_fill(1, self._banned[1], -torch.inf)
         if not step and any(self._at_border):
             scores = self._begin_words(scores)
         if self._grammar is not None:
             scores = self._matching(scores, step)
         scores = self._repetition.apply(scores)
-        if settings.do_sample:
-            numbers = torch.tensor([float(row.random.random()) for row in self._rows], device=scores.device)
-            chosen = draw(scores, numbers, **self._filters)
-        else:
-            chosen = scores.argmax(-1)
-        self._repetition.add(chosen)
-        gained = log_probs.gather(1, chosen[:, None])[:, 0].tolist()
-        check_finite(any(map(math.isnan, gained)), step + 1)
-        return chosen, gained
+        if not settings.do_sample:
+            return scores.argmax(-1)
+        if step % _DRAWN == 0:
+            drawn = np.stack([row.random.random(_DRAWN) for row in self._rows])
+            self._drawn = torch.from_numpy(drawn.astype(np.float32)).to(scores.device)
+        return draw(scores, self._drawn[:, step % _DRAWN], **self._filters)
 
     def _matching(self, scores: Tensor, step: int) -> Tensor:
         """Allow only the tokens that the grammar permits."""
@@ -483,11 +521,3 @@ def _context_of(config: Any, settings: GenerationSettings) -> Any:
         return None
     memory_len = settings.memory_len or own.memory_len or _MEMORY_OF_NONE
     return replace(own, memory_len=memory_len, ext_len=0)
-
-
-def _top(log_probs: Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """Return the most probable (id, log-probability) of each row, best first."""
-    if not count:
-        return [[]] * len(log_probs)
-    values, ids = log_probs.topk(min(count, log_probs.shape[1]))
-    return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]

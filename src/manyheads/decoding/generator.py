@@ -97,7 +97,7 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
         vocabulary: the model's vocabulary.
         settings: default options of all calls; default `GenerationSettings()`.
         device: the device of the model; `auto` chooses one.
-        precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device.
+        precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device; `tf32` (NVIDIA GPUs).
         compile_steps: compile a step with torch's compiler (see `decoding.compiled`): slow at first, then faster. The
             model's weights must not change.
         plain: compute with torch's own operations alone, for example to compare; see `kernels.policy.fast`.

@@ -19,8 +19,8 @@ from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
-    from manyheads.decoding.device import InferencePrecision
     from manyheads.decoding.translator import Translator
+    from manyheads.nn.kernels.precision import FixedPrecision
     from manyheads.text.sides import TranslationTokenizer
 
 L = TypeVar("L")
@@ -31,8 +31,10 @@ class DeviceOptions:
     """Where the model runs."""
 
     device: str = option("auto, cpu, cuda, cuda:0 ... or mps.", default="auto", metavar="NAME")
-    precision: Literal["auto", "fp32", "bf16"] = option(
-        "bf16 computes in mixed precision; auto chooses it if it is faster on this device.", default="fp32"
+    precision: Literal["auto", "fp32", "bf16", "tf32"] = option(
+        "bf16 computes in mixed precision; auto chooses it if it is faster on this device. tf32 is fp32 with factors "
+        "of 10 bits in products, on NVIDIA GPUs.",
+        default="fp32",
     )
 
     def announce(self) -> None:
@@ -48,10 +50,10 @@ class DeviceOptions:
         """Other arguments of `from_pretrained`."""
         return {}
 
-    def fixed_precision(self) -> InferencePrecision:
+    def fixed_precision(self) -> FixedPrecision:
         """The precision, which for `auto` is fp32 or bf16. Warns if bf16 is asked for where it is slower.
 
-        Raises: RequestError: the device has no bf16 products. ConfigError: `auto` with several processes.
+        Raises: RequestError: the device has no such products. ConfigError: `auto` with several processes.
         """
         if self.precision == "fp32":
             return "fp32"
@@ -92,9 +94,10 @@ class SearchDeviceOptions(DeviceOptions):
 class TranslationDeviceOptions(SearchDeviceOptions):
     """Device, precision and shortlist."""
 
-    precision: Literal["auto", "fp32", "bf16", "int8"] = option(  # type: ignore[assignment]
-        "bf16 computes in mixed precision; auto chooses it if it is faster on this device. int8 searches with "
-        "CTranslate2, with weights and their inputs in 8 bits; for CPUs (needs the extra ct2).",
+    precision: Literal["auto", "fp32", "bf16", "tf32", "int8"] = option(  # type: ignore[assignment]
+        "bf16 computes in mixed precision; auto chooses it if it is faster on this device. tf32 is fp32 with factors "
+        "of 10 bits in products, on NVIDIA GPUs. int8 searches with CTranslate2, with weights and their inputs in 8 "
+        "bits; for CPUs (needs the extra ct2).",
         default="fp32",
     )
     shortlist: int | None = option(

@@ -16,6 +16,7 @@ from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
 from manyheads.decoding.text_ids import OnProgress, check_texts
 from manyheads.decoding.translation_model import TranslationModel
 from manyheads.errors import RequestError
+from manyheads.nn.kernels.policy import lines_together
 
 __all__ = ["Scored", "Translation", "Translator"]
 
@@ -35,8 +36,8 @@ class Translator(TranslationModel):
         tokenizer: of both sides: a `Tokenizer` for both languages, or another toolkit's.
         settings: default decoding options of all calls; default `DecodingSettings()`.
         device: the device of the model; `auto` chooses one.
-        precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device. (`from_pretrained` also
-            takes `int8`.)
+        precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device; `tf32` on NVIDIA
+            GPUs. (`from_pretrained` also takes `int8`.)
         compile_steps: compile a step of the search (see `compiled.CompiledSteps`); the first batch is slow.
         shortlist: search only candidates for each batch and not the whole vocabulary; not with compile_steps.
         plain: compute with torch's own operations alone, for example to compare; see `kernels.policy.fast`.
@@ -167,11 +168,13 @@ class Translator(TranslationModel):
         self,
         lines: Iterable[str],
         *,
-        lines_at_once: int = 256,
+        lines_at_once: int | None = None,
         stop: Stop | None = None,
         **overrides: Unpack[DecodingOverrides],
     ) -> Iterator[str]:
         """Translate a stream: read `lines_at_once` lines, yield their translations in order, and repeat.
+
+        By default it reads 256 lines, on CUDA 4,096.
 
         One line gives one line: a line break in the model's output becomes a space. Options are checked before the
         first line is read.
@@ -182,7 +185,7 @@ class Translator(TranslationModel):
             raise RequestError(
                 "translate_lines takes lines, such as a list or an open file; use translate for a string."
             )
-        return self._stream(iter(lines), lines_at_once, self.options(**overrides), stop)
+        return self._stream(iter(lines), lines_at_once or lines_together(self.device), self.options(**overrides), stop)
 
     @overload
     def score(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too

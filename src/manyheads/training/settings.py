@@ -69,6 +69,8 @@ class JudgingSettings:
 
     Args:
         every_steps: optimiser steps between two validations; 0 validates at the end only.
+        every_minutes: validate also after the first step that ends so many minutes of training after the last
+            validation; 0: by steps alone. Such a run is not bit-reproducible.
         num_samples: number of outputs that are written to samples/ and shown.
         best_by: the score that selects the best checkpoint; `bleu` for translation, `f1` for parsing. If a model
             overfits, its loss rises again before the learning rate has fallen, while the other scores still improve;
@@ -84,12 +86,13 @@ class JudgingSettings:
     scores: ClassVar[tuple[str, ...]] = ("loss", "bleu", "f1")
 
     every_steps: int = 1000
+    every_minutes: float = 0.0
     num_samples: int = 5
     best_by: Literal["loss", "bleu", "f1"] = "loss"
     patience: int = 0
 
     def __post_init__(self) -> None:
-        check(self, "validation.", at_least(0), "every_steps", "num_samples", "patience")
+        check(self, "validation.", at_least(0), "every_steps", "every_minutes", "num_samples", "patience")
         if self.best_by not in self.scores:
             known = " or ".join(map(repr, self.scores))
             raise ConfigError(
@@ -119,6 +122,8 @@ class TrainingSettings:
             there are.
         log_every: optimiser steps between two lines of metrics.
         save_every: optimiser steps between two checkpoints; 0 saves only at the end and on a signal.
+        save_every_minutes: save also after the first step that ends so many minutes of training after the last
+            checkpoint; 0: by steps alone.
         keep: checkpoints kept besides the best one; at least 2, because a crash can damage the newest.
         on_nonfinite: `stop` at a NaN or infinite loss or gradient, or `skip` that update.
         max_skips: stop after this many consecutive skipped updates.
@@ -144,6 +149,7 @@ class TrainingSettings:
     freeze: tuple[str, ...] = ()
     log_every: int = 50
     save_every: int = 1000
+    save_every_minutes: float = 0.0
     keep: int = 3
     on_nonfinite: Literal["stop", "skip"] = "stop"
     max_skips: int = 10
@@ -159,7 +165,16 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         set_tuples(self)
-        check(self, "training.", at_least(0), "max_steps", "save_every", "num_sampled", "max_minutes")
+        check(
+            self,
+            "training.",
+            at_least(0),
+            "max_steps",
+            "save_every",
+            "save_every_minutes",
+            "num_sampled",
+            "max_minutes",
+        )
         check(self, "training.", at_least(1), "log_every", "max_skips", "chunk_tokens")
         check(self, "training.", at_least(2), "keep")
         check(self, "training.", BELOW_ONE, "label_smoothing", "ema_decay")
@@ -224,7 +239,8 @@ class RunConfig:
         run_dir: the run's folder.
         seed: seed of initial weights, dropout, and the order of samples.
         device: the device for training; `auto` chooses cuda, then mps, then cpu.
-        precision: `fp32`; `bf16` (autocast over float32 weights); or `auto`: bf16 if the device multiplies matrices at
+        precision: `fp32`; `tf32` (float32, with factors of 10 bits in products, on NVIDIA GPUs); `bf16` (autocast over
+            float32 weights); or `auto`: bf16 if the device multiplies matrices at
             least 1.3 times as fast in it, otherwise fp32. `auto` is resolved when a run begins and recorded in its
             config.yaml; a resumed run keeps its checkpoint's precision.
         num_threads: CPU threads; 0: torch's default.
@@ -233,7 +249,7 @@ class RunConfig:
     run_dir: str = "runs/run"
     seed: int = 1
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "tf32"] = "auto"
     num_threads: int = 0
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
 import manyheads.decoding.device
 import manyheads.nn.kernels.precision
+from manyheads.decoding.device import inference
 from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import ConfigError, RequestError
+from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
 
 
@@ -53,3 +57,28 @@ def test_a_device_without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manyheads.decoding.device, "measure_precision", lambda device: PrecisionMeasurement(100.0, 0.0))
     with pytest.raises(RequestError, match="cpu has no bf16 matrix products; use fp32 or auto"):
         DeviceOptions(device="cpu", precision="bf16").fixed_precision()
+
+
+def test_tf32_is_refused_where_there_is_none() -> None:
+    lack = "tf32, which only NVIDIA GPUs of compute capability 8.0 or higher have, and cpu is none; use fp32"
+    with pytest.raises(RequestError, match=f"precision is {lack}"):
+        DeviceOptions(device="cpu", precision="tf32").fixed_precision()
+
+
+def test_tf32_holds_until_the_last_block_of_all_threads_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's setting is of the process: the first of two blocks to end must not end it for the other, nor keep it."""
+    monkeypatch.setattr(policy, "tf32_lack", lambda device: None)
+    assert DeviceOptions(device="cpu", precision="tf32").fixed_precision() == "tf32"
+    assert DeviceOptions(device="cpu", precision="fp32").fixed_precision() == "fp32"
+    before = torch.get_float32_matmul_precision()
+    assert before == "highest"
+    first, second = (inference(torch.device("cpu"), "tf32") for _ in range(2))
+    with ThreadPoolExecutor(1) as other:
+        first.__enter__()
+        other.submit(second.__enter__).result()
+        first.__exit__(None, None, None)
+        assert torch.get_float32_matmul_precision() == "high"
+        other.submit(second.__exit__, None, None, None).result()
+    assert torch.get_float32_matmul_precision() == before
+    with inference(torch.device("cpu"), "fp32"):
+        assert torch.get_float32_matmul_precision() == before

@@ -112,6 +112,16 @@ def test_progress_is_shown(manyheads, model_folder, tmp_path, pairs, stdin, told
     assert told()["translating lines"][-1] == "12"
 
 
+def test_lines_that_are_sorted_together_depend_on_the_device(
+    manyheads: Cli, model_folder: Path, tmp_path: Path, pairs: Any, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file in blocks of the policy's size; a pipe as its lines come, whatever that size."""
+    monkeypatch.setattr("manyheads.cli.lines.translations.lines_together", lambda device: 7)
+    (tmp_path / "in").write_text("".join(f"{source}\n" for source, _ in pairs), encoding="utf-8")
+    assert manyheads("translate", model_folder, tmp_path / "in", "-o", tmp_path / "out") == 0
+    assert told()["translating lines"] == ["0", "7", "7", "12"]
+
+
 def test_nbest_is_a_table(manyheads, model_folder, translator, stdin, capsys):
     stdin(b"I am hungry.\n\nThe cat sees the dog.\n")
     assert manyheads("translate", model_folder, "--nbest", "2") == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from manyheads.decoding.greedy_and_sampling import draw
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.settings import GenerationSettings
 from manyheads.errors import ConfigError, NonFiniteError, RequestError
+from manyheads.models.decoder.config import DecoderConfig
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.transformer_xl.config import TransformerXLConfig
+from manyheads.nn.kernels import policy
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabularies import PieceVocabulary
@@ -250,7 +253,7 @@ def test_the_penalty_is_on_what_was_said() -> None:
     """Prompts count; rows that are dropped take their past along."""
     device = torch.device("cpu")
     repetition = Repetition([[1, 2], [], [3]], 5, penalty=2.0, ngram_size=0, device=device)
-    repetition.add(torch.tensor([4, 0, 3]))
+    repetition.add(torch.tensor([4, 0, 3]), [4, 0, 3])
     said = [{1, 2, 4}, {0}, {3}]
     for rows in ([0, 1, 2], [1, 2]):
         repetition.select(rows)
@@ -408,3 +411,74 @@ def test_alternatives_are_tokens_of_the_vocabulary() -> None:
     generator = Generator(build_model(config), vocabulary, GenerationSettings(max_new_tokens=2), "cpu")  # type: ignore[arg-type]
     found = [token for new in generator.steps([[2]], generator.settings, num_top=20) for token in new]
     assert [sorted(index for index, _ in token.top) for token in found] == [[*range(6)]] * 2
+
+
+LATE = [
+    {},
+    {"do_sample": False, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
+    {"num_return_sequences": 3, "stop": ("e", "ab"), "min_new_tokens": 5},
+]
+
+
+@pytest.mark.parametrize("options", LATE)
+def test_reading_a_step_late_writes_the_same(
+    ending: Generator, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens, stops, alternatives and pieces; but each step begins before its predecessor's tokens are read."""
+    happened: list[str] = []
+    step = ending.model.step
+
+    def stepped(*given: Any, **more: Any) -> Any:
+        happened.append("step")
+        return step(*given, **more)
+
+    def waits(device: torch.device) -> Callable[[], object]:
+        return lambda: happened.append("read")
+
+    def written() -> Any:
+        happened.clear()
+        settings = ending.options(max_new_tokens=40, **options)
+        prompts = ending.encode_prompts(PROMPTS)
+        steps = [[(one.prompt, one.path, one.id, one.text, one.ended) for one in new]
+                 for new in ending.steps(prompts, settings, num_top=2)]  # fmt: skip
+        return steps, list(ending.stream("It is", max_new_tokens=40, **options))
+
+    monkeypatch.setattr(ending.model, "step", stepped)
+    monkeypatch.setattr(policy, "waiting_for", waits)
+    steps, pieces = written()
+    number = happened.count("read")
+    assert happened == ["step", "read"] * number
+    endings = [(place, one[4].ended_by) for place, new in enumerate(steps) for one in new if one[4] is not None]
+    assert len({place for place, _ in endings}) > 1, "all end at once"
+    monkeypatch.setattr(policy, "reads_late", lambda device: True)
+    mine, my_pieces = written()
+    assert happened.count("read") == number
+    assert happened.count("step") <= number + 2  # one in vain for each of the two batches, after a stop
+    assert happened[:5] == ["step", "step", "read", "step", "read"]
+    assert my_pieces == pieces
+    for new, wanted in zip(mine, steps, strict=True):
+        for one, other in zip(new, wanted, strict=True):
+            assert one[:4] == other[:4]
+            assert (one[4] and (one[4].ids, one[4].text, one[4].ended_by)) == (
+                other[4] and (other[4].ids, other[4].text, other[4].ended_by)
+            )
+
+
+def test_a_late_reader_takes_no_step_beyond_the_table_of_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it tell of NaN, or stop, later than before."""
+    vocabulary = ByteVocabulary("none")
+    torch.manual_seed(0)
+    model: Any = build_model(DecoderConfig(vocab_size=256, d_model=16, num_heads=2, d_ff=24, num_layers=1, max_len=12))
+    generator = Generator(model, vocabulary, GenerationSettings(max_new_tokens=50), "cpu")
+    wanted = [[one.ids for one in row] for row in generator.continuations(["a", "abcdef"])]
+    monkeypatch.setattr(policy, "reads_late", lambda device: True)
+    assert [[one.ids for one in row] for row in generator.continuations(["a", "abcdef"])] == wanted
+    assert [len(ids) for [ids] in wanted] == [11, 6]
+    asked = iter([False] * 4 + [True])
+    told: list[Any] = []
+    with pytest.raises(SearchStopped):
+        told += generator.stream("a", stop_asked=lambda: next(asked))
+    with torch.no_grad():
+        model.get_parameter(next(name for name, _ in model.named_parameters())).fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match="token 1"):
+        generator.generate("a")

@@ -12,6 +12,7 @@ from unittest import TestCase
 import pytest
 import torch
 
+import manyheads.decoding.translator
 from manyheads.decoding.device import choose_device
 from manyheads.decoding.settings import (
     DecodingOverrides,
@@ -22,6 +23,7 @@ from manyheads.decoding.settings import (
 )
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.nn.kernels import policy
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 
@@ -125,6 +127,23 @@ def test_lines_stream_lazily_and_in_order(translator: Translator) -> None:
         assert [first, *stream] == translator.translate(TEXTS * 3, **options)
     with pytest.raises(ConfigError):
         translator.translate_lines(lines(), num_beams=0)
+
+
+def test_more_lines_are_sorted_together_on_cuda(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [policy.lines_together(torch.device(name)) for name in ("cpu", "meta", "cuda")] == [256, 256, 4096]
+    read: list[str] = []
+    asked: list[torch.device] = []
+
+    def lines_together(device: torch.device) -> int:
+        asked.append(device)
+        return 5
+
+    monkeypatch.setattr(manyheads.decoding.translator, "lines_together", lines_together)
+    stream = translator.translate_lines(read.append(text) or text for text in TEXTS * 3)  # type: ignore[func-returns-value]
+    assert [next(stream), *stream] == translator.translate(TEXTS * 3)
+    assert asked == [torch.device("cpu")]
+    next(translator.translate_lines(read.append(text) or text for text in TEXTS * 3))  # type: ignore[func-returns-value]
+    assert len(read) == 3 * len(TEXTS) + 5
 
 
 def test_a_line_break_in_the_output_does_not_split_a_line(translator, monkeypatch):

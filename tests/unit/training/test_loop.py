@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,9 +38,11 @@ from manyheads.text.settings import TokenizerSettings
 from manyheads.training.optim.optimiser import MuonWithAdam
 from manyheads.training.plan.first_step import first_step
 from manyheads.training.record.report import TrainResult, ValidationReport
+from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.components import assemble
 from manyheads.training.run.loop import train
 from manyheads.training.run.signals import StopFlag
+from manyheads.training.run.state import Counters
 from manyheads.training.run.step import TrainStep
 
 Make = Callable[..., TrainConfig]
@@ -428,6 +430,53 @@ def test_the_time_of_a_validation_counts_after_a_resume(small: Make, monkeypatch
     assert (again.stopped_by, again.step) == ("minutes", 3)
     [told] = [text for text in reporter.of("message") if "nothing is left" in text]
     assert told.startswith("nothing is left to train, because training.max_minutes is 1. A higher --training.max_min")
+
+
+@pytest.mark.parametrize("killed_at", [None, 5, 8, 11])
+def test_work_that_is_due_by_the_clock(small: Make, monkeypatch: pytest.MonkeyPatch, killed_at: int | None) -> None:
+    """A step takes 10 s and a validation 15. Both limits count from the end of the last one, also over a kill."""
+    now, judged, saved, steps = [0.0], [], [], []
+
+    def slow(self: Validator, step: int) -> ValidationReport:
+        now[0] += 15.0
+        judged.append(step)
+        return ValidationReport(step=step, loss=float(step))  # only the first is the best
+
+    def timed(self: TrainStep, batches: Any, step: int, rate: float) -> Any:
+        if step == killed_at and step not in steps:
+            steps.append(step)
+            raise KeyboardInterrupt
+        now[0] += 10.0
+        return run(self, batches, step, rate)
+
+    run, save = TrainStep.run, CheckpointManager.save
+    monkeypatch.setattr(TrainStep, "run", timed)
+    monkeypatch.setattr(Validator, "run", slow)
+    monkeypatch.setattr(manyheads.training.run.clock, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(
+        CheckpointManager, "save", lambda self, must: (saved.append(self._done()[0]), save(self, must=must))[1]
+    )
+    config = small(
+        training={"max_steps": 12, "save_every": 0, "save_every_minutes": 0.75},
+        validation={"every_steps": 0, "every_minutes": 0.5},
+    )
+    if killed_at:
+        with pytest.raises(KeyboardInterrupt):
+            train(config)
+        now[0] += 1e6  # nobody trained
+    assert train(config).stopped_by == "steps"
+    # Validations end at 45, 90 and 135 s; the first is the best, so it is saved; then saves at 90 and 135 s.
+    assert sorted(set(judged)) == [3, 6, 9, 12]
+    assert sorted(set(saved)) == [3, 6, 9, 12]
+    again = [step for step in judged if judged.count(step) > 1]
+    assert again == [], "what was saved is not judged again"
+
+
+def test_a_checkpoint_of_an_older_version_has_no_time_of_a_validation() -> None:
+    record = {name: value for name, value in asdict(Counters(step=3)).items() if name != "validated_seconds"}
+    assert Counters.from_json(record) == Counters(step=3)
+    with pytest.raises(CheckpointError, match="validated_seconds is 'x'"):
+        Counters.from_json({**record, "validated_seconds": "x"})
 
 
 def test_minutes_end_a_run(small: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
 from manyheads.extras.parsing.span_task.prepare import prepare_spans
 from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.models.reformer.config import ReformerConfig
+from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
 from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
@@ -33,6 +34,7 @@ from manyheads.text.settings import TokenizerSettings
 from manyheads.training.plan.first_step import first_step
 from manyheads.training.run.loop import train
 from manyheads.training.run.precision import resolve_precision
+from manyheads.training.run.step import TrainStep
 from manyheads.training.settings import RunConfig
 
 CPU = torch.device("cpu")
@@ -105,6 +107,29 @@ def test_a_resumed_run_keeps_its_precision(small, machine, first, later):
         assert "--precision fp32" in slow[0]
     else:
         assert slow == []
+
+
+def test_tf32_is_a_word(small: Make, machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stored, resumed, in force during steps and not after them, and never chosen."""
+    machine(None)
+    config = small(precision="tf32", training={"max_steps": 2})
+    with pytest.raises(ConfigError, match=r"precision is tf32, .* and cpu is none; use fp32"):
+        train(config)
+    monkeypatch.setattr(manyheads.training.run.precision, "tf32_lack", lambda device: None)
+    monkeypatch.setattr(policy, "tf32_lack", lambda device: None)
+    seen: list[str] = []
+    run = TrainStep.run
+
+    def spied(self: TrainStep, *given: Any) -> Any:
+        seen.append(torch.get_float32_matmul_precision())
+        return run(self, *given)
+
+    monkeypatch.setattr(TrainStep, "run", spied)
+    train(config)
+    assert stored(config) == "tf32"
+    train(small(precision="auto", training={"max_steps": 4}))
+    assert (stored(config), seen) == ("tf32", ["high"] * 4)
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_the_remedy_works(machine: Any, tmp_path: Path) -> None:

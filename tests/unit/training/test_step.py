@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from launches import Launches
 from torch import nn
 
 from manyheads.catalogue import build_model
@@ -27,6 +29,7 @@ from manyheads.training.optim.optimiser import (
     build_optimiser,
     load_optimiser_tensors,
     optimiser_tensors,
+    orthogonalise,
     split_by_decay,
 )
 from manyheads.training.run.parallel import ParallelModel
@@ -337,6 +340,48 @@ def test_muon_is_that_of_torch_but_for_the_order_of_sums() -> None:
         oracle.step()
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=2e-3, rtol=0)  # a hundredth of what three steps move
+
+
+def _muon(dtype: torch.dtype | None, device: str = "cpu") -> tuple[MuonWithAdam, list[nn.Parameter]]:
+    shapes = [(16, 16), (32, 16), (16, 16), (16, 32), (32, 16)]
+    matrices = [nn.Parameter(torch.randn(shape, device=device)) for shape in shapes]
+    rest = torch.optim.AdamW([nn.Parameter(torch.zeros(1, device=device))])
+    options: dict[str, Any] = {"rate_scale": 0.02, "momentum": 0.95, "weight_decay": 0.1, "dtype": dtype}
+    return MuonWithAdam(matrices, rest, **options), matrices
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_muon_of_many_matrices_at_once_has_the_bytes_of_one_at_a_time(dtype: torch.dtype | None) -> None:
+    optimiser, matrices = _muon(dtype)
+    weights, momenta = [one.detach().clone() for one in matrices], [torch.zeros_like(one) for one in matrices]
+    for _ in range(3):
+        for weight, momentum, matrix in zip(weights, momenta, matrices, strict=True):
+            matrix.grad = torch.randn_like(matrix)
+            momentum.lerp_(matrix.grad, 1 - 0.95)
+            update = orthogonalise(matrix.grad.lerp(momentum, 0.95)[None], dtype)[0].float()
+            rate = 0.02 * max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
+            weight.mul_(1 - 0.02 * 0.1).add_(update, alpha=-rate)
+        optimiser.step()
+    for matrix, weight in zip(matrices, weights, strict=True):
+        assert torch.equal(matrix, weight)
+
+
+def test_launches_of_muon() -> None:
+    """Three shapes: each takes 15 products, and the operations on all its matrices; tall ones are made contiguous."""
+    optimiser, matrices = _muon(torch.bfloat16, "meta")
+    for _ in range(2):
+        for matrix in matrices:
+            matrix.grad = torch.zeros_like(matrix)
+        with Launches() as launches:
+            optimiser.step()
+    # lerp_, lerp, stack, norm, clamp, div, cast, 15 products, cast, mul_, add_; two copies where rows > columns
+    assert launches.count == 3 * 25 + 2, launches.by_name
+    strides: list[Any] = []
+    add = torch._foreach_add_
+    with patch.object(torch, "_foreach_add_", lambda a, b, **more: (strides.append((a, b)), add(a, b, **more))):
+        optimiser.step()
+    for group, updates in strides:  # without equal strides, CUDA would start a kernel for each
+        assert [one.stride() for one in group] == [one.stride() for one in updates]
 
 
 def test_the_moving_average_follows_and_steps_aside() -> None:

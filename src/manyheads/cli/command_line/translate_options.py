@@ -50,10 +50,10 @@ class TranslateOptions:
         "measures both and uses ctranslate2 if it is faster and supports all options.",
         default_is="torch; for --precision int8 ctranslate2",
     )
-    lines_at_once: int = option(
+    lines_at_once: int | None = option(
         "Maximum number of lines that are translated together; fewer if a pipe contains fewer at the moment.",
-        default=256,
         metavar="N",
+        default_is="256, on CUDA 4096",
     )
     verbose: bool = option("Print settings and speed on standard error.", default=False, aliases=("-v",))
     document: Any = group(load(HOOKS["documents"]))

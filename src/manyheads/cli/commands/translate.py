@@ -50,6 +50,7 @@ def translate(options: TranslateOptions, kind: type[TranslationLines] | None = N
     options.run_on.announce()
     from manyheads.cli.lines.translations import TranslationLines
     from manyheads.decoding.translator import Translator
+    from manyheads.nn.kernels.policy import lines_together
 
     opened = partial(Translator.from_pretrained, engine=options.engine)
     translator = options.run_on.load(opened, options.models.all(options.model))
@@ -65,7 +66,7 @@ def translate(options: TranslateOptions, kind: type[TranslationLines] | None = N
             options.model,
             options.output,
             lines.overrides,
-            lines_at_once=options.lines_at_once,
+            lines_at_once=options.lines_at_once or lines_together(lines.translator.device),
             others=options.identity(),
         )
     else:

@@ -22,6 +22,7 @@ from manyheads.decoding.translator import Translator
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import ConfigError, RequestError
 from manyheads.files.verify import json_text
+from manyheads.nn.kernels.policy import lines_together
 from manyheads.tasks.report import LineWork
 
 
@@ -136,11 +137,12 @@ class TranslationLines:
                 speed = f"{num_lines / seconds:,.1f} lines/s, {num_tokens / seconds:,.0f} tokens/s"
                 echo(f"{num_lines:,} lines, {num_tokens:,} tokens in {seconds:.1f} s: {speed}", file=sys.stderr)
 
+        at_once = options.lines_at_once or lines_together(self.translator.device)
         form = (
             options.json,
             options.num_return_sequences,
             options.linearised,
-            options.lines_at_once,
+            at_once,
             options.on_bad_utf8,
         )
         identity = {
@@ -153,7 +155,7 @@ class TranslationLines:
             "target_lang": self.translator.target_lang,
             "terms": [asdict(term) for term in self._terms or ()],
         }
-        source = LinesOf(options.input, options.lines_at_once, options.on_bad_utf8)
+        source = LinesOf(options.input, at_once, options.on_bad_utf8)
         return LineWork(source, work, identity, {"text": options.input})
 
     def lines(self, number: int, source: str, translations: list[Translation]) -> list[str]:

@@ -105,7 +105,7 @@ class RunsEncoder(RunsModel[M]):
         model: a composite; it is put into evaluation mode.
         tokenizer: of texts.
         device: the device of the model; `auto` chooses one.
-        precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device.
+        precision: `fp32`; `bf16` by autocast; `auto`: the faster one of these on the device; `tf32` (NVIDIA GPUs).
 
     Attributes: task: of the model, as in `ARCHITECTURES`. ensemble: the class that makes one model of several.
 

@@ -24,6 +24,7 @@ from manyheads.errors import ConfigError
 from manyheads.extras.parsing.bracketing import repairs_line
 from manyheads.extras.parsing.parser import ChartParser, Parser
 from manyheads.extras.parsing.trees import format_tree
+from manyheads.nn.kernels.policy import lines_together
 from manyheads.tasks.report import LineWork
 from manyheads.text.words import words_of
 
@@ -134,7 +135,8 @@ class _ChartLines:
             "form": (options.json, options.on_bad_utf8),
             "precision": self._parser.precision,
         }
-        source = LinesOf(options.input, options.lines_at_once, options.on_bad_utf8)
+        at_once = options.lines_at_once or lines_together(self._parser.device)
+        source = LinesOf(options.input, at_once, options.on_bad_utf8)
         return LineWork(source, work, identity, {"sentence": options.input})
 
     def report(self) -> None:

@@ -49,9 +49,9 @@ class ServeOptions:
         "Language of the translations, if the model does not record it.", default="", metavar="CODE"
     )
     device: str = option("auto, cpu, cuda, cuda:0 ... or mps.", default="auto", metavar="NAME")
-    precision: Literal["auto", "fp32", "bf16", "int8"] = option(
+    precision: Literal["auto", "fp32", "bf16", "tf32", "int8"] = option(
         "auto chooses the faster one of fp32 and bf16 on this device; int8 searches translations with CTranslate2 in "
-        "8 bits, on CPUs.",
+        "8 bits, on CPUs; tf32 is fp32 with factors of 10 bits in products, on NVIDIA GPUs.",
         default="fp32",
     )
     engine: Literal["torch", "ctranslate2"] | None = option(

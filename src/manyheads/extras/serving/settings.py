@@ -50,7 +50,7 @@ class ServingSettings:
         source_lang: language code of the sources of translation models that record none.
         target_lang: the same for the targets.
         device: `auto`, `cpu`, `cuda`, ...
-        precision: `fp32`, `bf16`, `auto`, or for translators `int8`.
+        precision: `fp32`, `tf32`, `bf16`, `auto`, or for translators `int8`.
         engine: what searches translations: `torch`, or `ctranslate2` on the CPU in fp32 or int8; None: ctranslate2 for
             int8, otherwise torch. Scores, attention, and options that ctranslate2 does not support stay with torch, in
             fp32.

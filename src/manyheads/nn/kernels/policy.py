@@ -148,6 +148,42 @@ def has_generator(device: torch.device) -> bool:
     return device.type not in ("cpu", "meta")
 
 
+_tf32_lock = threading.Lock()
+_tf32_blocks, _before_tf32 = 0, "highest"
+
+
+@contextmanager
+def tf32_products(enabled: bool = True) -> Iterator[None]:
+    """Within the block, a GPU multiplies float32 matrices in TF32: factors of 10 bits, sums in float32.
+
+    torch's setting is that of the process, so other threads compute so too until the last block ends.
+    """
+    global _tf32_blocks, _before_tf32
+    if not enabled:
+        yield
+        return
+    with _tf32_lock:
+        if not _tf32_blocks:
+            _before_tf32 = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("high")
+        _tf32_blocks += 1
+    try:
+        yield
+    finally:
+        with _tf32_lock:
+            _tf32_blocks -= 1
+            if not _tf32_blocks:
+                torch.set_float32_matmul_precision(_before_tf32)
+
+
+def tf32_lack(device: torch.device) -> str | None:
+    """Return why the device has no TF32, as the end of a sentence; None: it has."""
+    has_it = device.type == "cuda" and torch.version.hip is None
+    if has_it and torch.cuda.get_device_capability(device) >= (8, 0):
+        return None
+    return f"which only NVIDIA GPUs of compute capability 8.0 or higher have, and {device} is none; use fp32"
+
+
 @contextmanager
 def by_fixed_rules() -> Iterator[None]:
     """Within the block, no measurement of speed selects an implementation, so two processes compute alike. Not safe for
@@ -193,6 +229,37 @@ def is_compiled() -> bool:
 def steps_between_reads(device: torch.device) -> int:
     """Return every how many steps a search reads which sentences are finished: reading waits for a GPU."""
     return 8 if saves_launches(device) else 1
+
+
+def reads_late(device: torch.device) -> bool:
+    """Return whether a generation reads its tokens while the next step runs. A row that has ended takes part in it."""
+    return saves_launches(device)
+
+
+def waiting_for(device: torch.device) -> Callable[[], object]:
+    """Return a function that waits until the device has done what it has been given so far, and for nothing later."""
+    if device.type != "cuda":
+        return lambda: None
+    event = torch.cuda.current_stream(device).record_event()
+    return lambda: event.synchronize()
+
+
+def steps_made_ahead(device: torch.device) -> int:
+    """Return for how many steps a thread makes batches in advance, which are the same; on a CPU it gains nothing."""
+    return 4 if device.type == "cuda" else 0
+
+
+def pinning(device: torch.device) -> AbstractContextManager[object] | None:
+    """Return a block in which memory is pinned for this GPU; None: the device is none that copies by itself."""
+    return torch.cuda.device(device) if device.type == "cuda" else None
+
+
+def lines_together(device: torch.device) -> int:
+    """Return how many lines of a file are sorted by length and translated together.
+
+    Batches of a GPU have more rows, so more lines are needed to fill them with equal lengths.
+    """
+    return 4096 if device.type == "cuda" else 256
 
 
 def has_values(x: Tensor) -> bool:

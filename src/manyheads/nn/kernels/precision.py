@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ from manyheads.errors import ConfigError
 from manyheads.nn.kernels.linear import linear
 from manyheads.nn.kernels.policy import least_seconds
 
-FixedPrecision = Literal["fp32", "bf16"]
+FixedPrecision = Literal["fp32", "bf16", "tf32"]
+"""`tf32`: float32, with products in TF32 (see `policy.tf32_products`). `auto` never chooses it."""
+_MEASURED = ("fp32", "bf16")
 
 OVERRIDE = "MANYHEADS_PRECISION"
 """Environment variable: `fp32` or `bf16` replaces the measurement, for tests."""
@@ -77,8 +79,8 @@ def measure_precision(device: torch.device) -> PrecisionMeasurement:
     asked = os.environ.get(OVERRIDE)
     if not asked:
         return _measure(device)
-    if asked not in get_args(FixedPrecision):
-        known = " or ".join(get_args(FixedPrecision))
+    if asked not in _MEASURED:
+        known = " or ".join(_MEASURED)
         raise ConfigError(f"The environment variable {OVERRIDE} is {asked!r}; set it to {known}, or unset it.")
     return PrecisionMeasurement(None, None, "bf16" if asked == "bf16" else "fp32")
 

@@ -164,19 +164,21 @@ class MuonWithAdam(torch.optim.Optimizer):
         matrices = [matrix for matrix in group["params"] if matrix.grad is not None]
         if not matrices:
             return
-        ahead = []
         for matrix in matrices:
-            state = self.state[matrix]
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(matrix)
-            momentum = state["momentum_buffer"].lerp_(matrix.grad, 1 - group["momentum"])
-            ahead.append(matrix.grad.lerp(momentum, group["momentum"]))
+            if not self.state[matrix]:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+        gradients: list[Tensor] = [matrix.grad for matrix in matrices if matrix.grad is not None]
+        momenta: list[Tensor] = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
         rows, columns = matrices[0].shape
         rate = group["lr"] * max(1.0, rows / columns) ** 0.5
         updates = orthogonalise(torch.stack([whole(one) for one in ahead]), self._dtype)
-        for matrix, update in zip(matrices, updates, strict=True):
-            matrix.mul_(1 - group["lr"] * group["weight_decay"])
-            matrix.add_(part_of(update.to(matrix.dtype), matrix), alpha=-rate)
+        # A kernel for many tensors needs the strides of the matrices.
+        updates = updates.to(matrices[0].dtype).contiguous()
+        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+        parts = [part_of(update, matrix) for matrix, update in zip(matrices, updates.unbind(), strict=True)]
+        torch._foreach_add_(matrices, parts, alpha=-rate)
 
 
 _ADAM_MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "step"})

@@ -16,7 +16,7 @@ import torch
 from manyheads.catalogue import build_model
 from manyheads.decoding.device import on_cpu_by_default
 from manyheads.errors import ConfigError
-from manyheads.nn.kernels.policy import by_fixed_rules, fast
+from manyheads.nn.kernels.policy import by_fixed_rules, fast, tf32_products
 from manyheads.training.run.initial import freeze
 from manyheads.training.settings import RunConfig
 
@@ -38,7 +38,13 @@ def computing(config: RunConfig, device: torch.device) -> Iterator[None]:
     gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
     try:
         plain = config.training.plain
-        with on_cpu_by_default(), by_fixed_rules(), fast(not plain), torch.random.fork_rng(devices=gpus):
+        with (
+            on_cpu_by_default(),
+            by_fixed_rules(),
+            fast(not plain),
+            tf32_products(config.precision == "tf32"),
+            torch.random.fork_rng(devices=gpus),
+        ):
             yield
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=warn_only)

@@ -28,6 +28,7 @@ from manyheads.errors import ConfigError, ManyHeadsError, NonFiniteError, is_out
 from manyheads.files.commit import write_text
 from manyheads.files.safe_open import read_limited
 from manyheads.models.pretrained import load
+from manyheads.nn.kernels import policy
 from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.record.callbacks import Callbacks, with_tensorboard
 from manyheads.training.record.log import LogFile, MetricsLog, PlainReporter, Reporters
@@ -45,7 +46,7 @@ from manyheads.training.run.clock import RunClock
 from manyheads.training.run.components import RunComponents, Surroundings, assemble, check_same_settings
 from manyheads.training.run.device import computing, settled
 from manyheads.training.run.nonfinite import Fault
-from manyheads.training.run.objective import Batch, Objective, Translate
+from manyheads.training.run.objective import Batch, Batches, Objective, Translate
 from manyheads.training.run.precision import resolve_precision, stored_precision
 from manyheads.training.run.resume import find_checkpoint
 from manyheads.training.run.run_folder import RunFolder
@@ -211,7 +212,8 @@ def _run(
     group.is_told_to_end = lambda: stop.signal_number is not None
     # The guard is inside: a launcher ends all ranks when one is lost, and the message must be written before that.
     grace = 0.0 if group.is_alone else SAME_SIGNAL_SECONDS
-    with catch_signals(stop, grace=grace, last_words=folder.last_words), group.guarding():
+    multiplying = policy.tf32_products(config.precision == "tf32")
+    with multiplying, catch_signals(stop, grace=grace, last_words=folder.last_words), group.guarding():
         result = Trainer(components, folder, stop, surroundings).run(resume)
         group.meet()  # the main rank plots and reports, and keeps the lock until all have finished
         return result
@@ -261,6 +263,7 @@ class Trainer:
         self._reporter.start(start)
         self._call("on_start", start)  # before the clock starts: it may wait for a network
         self._clock = RunClock(self._config.training, counters.elapsed_seconds)
+        self._saved_seconds = counters.elapsed_seconds
         self._recorder = Recorder(self._components, self._folder, self._metrics, self._surroundings, self._clock)
         if counters.step and (reason := self._stop_reason()) not in (None, "signal"):
             self._reporter.message(_already_ended(reason, self._config))
@@ -268,13 +271,21 @@ class Trainer:
         if self._config.initial.model:
             with self._as_judged():
                 self._comparison.before()
-        with closing(self._recorder), settled():
+        self._batches = self._make_batches()
+        with closing(self._recorder), closing(self._batches), settled():
             while True:
                 self._agree()
                 reason = self._do_duties(self._stop_reason())
                 if reason is not None:
                     return self._end(reason)
                 self._advance()
+
+    def _make_batches(self) -> Batches:
+        components = self._components
+        schedule = getattr(getattr(self._config, "data", None), "length_schedule", ())
+        by_clock = self._config.training.max_minutes and schedule  # the time of a later step is not known
+        ahead = 0 if by_clock else policy.steps_made_ahead(components.device)
+        return Batches(components.stream, self._clock.progress, components.device, ahead)
 
     def _describe_start(self) -> RunStart:
         components, config = self._components, self._config
@@ -337,11 +348,13 @@ class Trainer:
         if not self._validate_if_due(ends):
             reason, ends = "signal", False
         reason = reason or self._stop_reason()
-        every = self._config.training.save_every
-        due = reason is not None or counters.best_step == counters.step or (every and counters.step % every == 0)
+        training = self._config.training
+        due = reason is not None or counters.best_step == counters.step
+        due = due or self._is_due(training.save_every, training.save_every_minutes, self._saved_seconds)
         if due and not self._checkpoints.is_saved():
             self._reporter.doing(f"saving step {counters.step}")
-            counters.elapsed_seconds = self._clock.elapsed()  # a validation may have followed the step
+            # A validation may have followed the step.
+            counters.elapsed_seconds = self._saved_seconds = self._clock.elapsed()
             self._recorder.catch_up()
             self._checkpoints.save(must=reason is not None)
             if not self._judge:
@@ -351,17 +364,23 @@ class Trainer:
                 self._call("on_checkpoint", CheckpointReport(step=step, path=self._checkpoints.last, best=best))
         return reason
 
+    def _is_due(self, every_steps: int, every_minutes: float, since: float) -> bool:
+        """Return whether work is due at this step. since: when it was last done, in seconds of the run."""
+        if every_steps and self._components.counters.step % every_steps == 0:
+            return True
+        return bool(every_minutes) and self._clock.elapsed() - since >= 60 * every_minutes
+
     def _validate_if_due(self, ends: bool) -> bool:
         """Validate if it is due at this step and not done yet. Returns: False if a signal interrupted it."""
-        counters, every = self._components.counters, self._config.validation.every_steps
-        due = ends or (every > 0 and counters.step % every == 0)
+        counters, validation = self._components.counters, self._config.validation
+        due = ends or self._is_due(validation.every_steps, validation.every_minutes, counters.validated_seconds)
         if not (due and self._judge and counters.validated_step < counters.step):
             return True
         components = self._components
         self._reporter.doing(f"validation at step {counters.step}")
         with self._as_judged(), _explained_memory(components.objective, "validation"):
             report = self._judge.run(counters.step)
-        score = None if report is None else report.merit(self._config.validation.best_by)
+        score = None if report is None else report.merit(validation.best_by)
         if not self._group.is_alone:
             self._agree()
             # The main rank's score counts: others can differ in the last digit, and all must decide the same.
@@ -376,6 +395,8 @@ class Trainer:
             self._checkpoints.save_model()
         counters.num_worse = 0 if best else counters.num_worse + 1
         counters.validated_step = counters.step
+        if validation.every_minutes:
+            counters.validated_seconds = self._clock.elapsed()
         self._last_validation = replace(report, best=best)
         self._recorder.validation(self._last_validation)
         return True
@@ -407,7 +428,7 @@ class Trainer:
         if counters.row == 0:
             components.memory.forget()
         self._group.doing(f"at step {step}")
-        batches = components.stream.at(counters.epoch, counters.row, self._clock.progress(counters.step))
+        batches = self._batches.at(counters.epoch, counters.row, counters.step)
         with _explained_memory(components.objective, _sizes(step, batches)):
             result = self._train_step.run(batches, step, rate)
         if result.fault is not None:

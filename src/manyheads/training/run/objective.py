@@ -5,7 +5,9 @@ Each task implements `Objective` in `tasks/*/objective.py`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -14,7 +16,9 @@ from torch import Tensor
 
 from manyheads.catalogue import TASKS
 from manyheads.data.lines import Progress
+from manyheads.data.sampler import next_position
 from manyheads.distributed.group import Group
+from manyheads.nn.kernels import policy
 from manyheads.text.sides import LanguagePair
 from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.signals import StopFlag
@@ -64,6 +68,69 @@ class Stream(Protocol):
 
     def at(self, epoch: int, row: int, progress: float = 1.0) -> Sequence[Any]:
         """Return the micro-batches of a step. progress: of the run before the step; 1.0: as at the end of the run."""
+
+
+class Batches:
+    """The batches of a run, step by step; with `ahead`, a thread makes those of the next steps meanwhile.
+
+    They are a function of the position alone, so a thread changes no byte of a run, and nothing of it is stored: after
+    an interruption the counters say where to go on. What it made for other steps than the next one is thrown away.
+
+    Args:
+        stream: of the run.
+        progress: number of finished steps -> progress of the run. With `ahead`, a function of the number alone, unless
+            the stream has no use for it.
+        device: for CUDA, batches are made in pinned memory.
+        ahead: number of steps.
+    """
+
+    def __init__(self, stream: Stream, progress: Callable[[int], float], device: torch.device, ahead: int) -> None:
+        self._stream, self._progress, self._device, self._ahead = stream, progress, device, ahead
+        self._thread = ThreadPoolExecutor(1, "batches") if ahead else None
+        self._made: deque[tuple[tuple[int, int, int], Future[Sequence[Any]]]] = deque()
+
+    def at(self, epoch: int, row: int, step: int) -> Sequence[Any]:
+        """Return the micro-batches of a step. step: number of steps before it. Raises: any error of their making."""
+        if self._thread is None:
+            return self._stream.at(epoch, row, self._progress(step))
+        now = epoch, row, step
+        if self._made and self._made[0][0] != now:
+            self._drop()
+        if not self._made:
+            self._ask(now)
+        found = self._made.popleft()[1].result()
+        last = now
+        for place, _ in self._made:
+            last = place
+        # The thread plans an epoch when it makes its first row; until then its number of rows is not known.
+        while len(self._made) < self._ahead and last[0] == epoch:
+            epoch_and_row = next_position(*last[:2], self._stream.rows(epoch))
+            last = (*epoch_and_row, last[2] + 1)
+            self._ask(last)
+        return found
+
+    def _ask(self, place: tuple[int, int, int]) -> None:
+        assert self._thread is not None
+        self._made.append((place, self._thread.submit(self._make, *place)))
+
+    def _make(self, epoch: int, row: int, step: int) -> Sequence[Any]:
+        batches = self._stream.at(epoch, row, self._progress(step))
+        block = policy.pinning(self._device)
+        if block is None:
+            return batches
+        with block:
+            return [batch.pinned() for batch in batches]
+
+    def _drop(self) -> None:
+        for _, future in self._made:
+            future.cancel()
+        self._made.clear()
+
+    def close(self) -> None:
+        """End the thread, after the batch that it is making."""
+        self._drop()
+        if self._thread is not None:
+            self._thread.shutdown()
 
 
 class HeldOutScorer(Protocol):

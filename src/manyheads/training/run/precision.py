@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import torch
 
@@ -15,6 +15,7 @@ from manyheads.checkpoint.retain import list_checkpoints, read_pointer
 from manyheads.decoding.device import choose_device
 from manyheads.distributed.group import Group
 from manyheads.errors import CheckpointError, ConfigError
+from manyheads.nn.kernels.policy import tf32_lack
 from manyheads.nn.kernels.precision import (
     LEAST_SPEED_UP,
     OVERRIDE,
@@ -37,7 +38,7 @@ def resolve_precision(
     log: Callable[[str, Level], None] = lambda text, level: None,
     group: Group | None = None,
 ) -> C:
-    """Return the config with `fp32` or `bf16` instead of `auto`; the main rank decides for all.
+    """Return the config with `fp32`, `tf32` or `bf16` instead of `auto`; the main rank decides for all.
 
     Args:
         config: of the run.
@@ -46,7 +47,7 @@ def resolve_precision(
         log: receives a message about a measured choice, and a warning if the precision is slow on this device.
         group: the ranks of the run; None: a single process.
 
-    Raises: ConfigError: bf16 is requested or stored, and the device has no bf16 products.
+    Raises: ConfigError: bf16 or tf32 is requested or stored, and the device has no such products.
     """
     group = group or Group()
     precision: FixedPrecision = group.from_main(lambda: _decide(config.precision, device, stored, log))
@@ -70,8 +71,11 @@ def _decide(
         measured = measure_precision(device)
         log(f"precision auto: {measured.choice}{_reason(measured)}", "info")
         return measured.choice
-    precision: FixedPrecision = "bf16" if (stored if asked == "auto" else asked) == "bf16" else "fp32"
-    if precision == "fp32":
+    chosen = stored if asked == "auto" else asked
+    precision: FixedPrecision = "bf16" if chosen == "bf16" else "tf32" if chosen == "tf32" else "fp32"
+    if precision == "tf32" and (lack := tf32_lack(device)):
+        raise ConfigError(f"The precision is tf32, {lack}: --precision fp32.")
+    if precision != "bf16":
         return precision
     measured = measure_precision(device)
     resumed = asked == "auto" or asked == stored
@@ -99,8 +103,8 @@ def _reason(measured: PrecisionMeasurement) -> str:
 def stored_precision(checkpoints_dir: Path, resume: str) -> FixedPrecision | None:
     """Return the precision of the checkpoint that `resume` names (see `resume.find_checkpoint`), without verifying it.
 
-    Returns: `fp32` or `bf16`; None if there is no such checkpoint or its file cannot be read, which is reported when
-        the checkpoint itself is loaded.
+    Returns: `fp32`, `tf32` or `bf16`; None if there is no such checkpoint or its file cannot be read, which is
+        reported when the checkpoint itself is loaded.
     """
     if resume == "none":
         return None
@@ -116,5 +120,5 @@ def stored_precision(checkpoints_dir: Path, resume: str) -> FixedPrecision | Non
             with suppress(CheckpointError):
                 config = read_scalars(path)[1].get("config")
                 precision = config.get("precision") if isinstance(config, dict) else None
-                return precision if precision in ("fp32", "bf16") else None
+                return precision if precision in get_args(FixedPrecision) else None
     return None

@@ -29,6 +29,7 @@ _MAY_CHANGE = (
     "training.max_minutes",
     "training.log_every",
     "training.save_every",
+    "training.save_every_minutes",
     "training.keep",
     "training.on_nonfinite",
     "training.max_skips",

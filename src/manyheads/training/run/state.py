@@ -133,6 +133,7 @@ class Counters:
         best_step: its step.
         num_worse: number of validations since then.
         validated_step: step of the last validation.
+        validated_seconds: elapsed_seconds at its end, with `validation.every_minutes`; otherwise 0.
         metrics_bytes: length of metrics.jsonl at the time of the save.
     """
 
@@ -151,12 +152,15 @@ class Counters:
     best_step: int | None = None
     num_worse: int = 0
     validated_step: int = 0
+    validated_seconds: float = 0.0
     metrics_bytes: int = 0
 
     @classmethod
     def from_json(cls, record: Any) -> Counters:
         """Raises: CheckpointError: a counter is missing, unknown, or not a number."""
         names = {item.name for item in fields(cls)}
+        if isinstance(record, dict):
+            record = {"validated_seconds": 0.0, **record}  # older versions have none
         if not isinstance(record, dict) or record.keys() != names:
             odd = sorted(names ^ set(record)) if isinstance(record, dict) else ["all"]
             raise CheckpointError(
@@ -172,7 +176,7 @@ def _fits(name: str, value: Any) -> bool:
     """Return whether a counter can have this value: sums and scores are finite, all others are counts."""
     if value is None:
         return name in ("best_score", "best_step")
-    if name in ("elapsed_seconds", "window_loss", "window_nll", "window_norm", "best_score"):
+    if name in ("elapsed_seconds", "validated_seconds", "window_loss", "window_nll", "window_norm", "best_score"):
         return type(value) in (int, float) and math.isfinite(value)
     return type(value) is int and 0 <= value < 2**53
 
