@@ -247,7 +247,7 @@ def _four_axes(name: str, pattern: Tensor, queries: Tensor, keys: Tensor) -> Ten
     return pattern
 
 
-def refuse_tensor(mask: Mask | None) -> None:
+def refuse_tensor(mask: Mask | Tensor | None) -> None:
     """Raises: ShapeError: the mask is a bare tensor, which does not say whether True allows or blocks.
     TensorTypeError: it is neither a mask nor a tensor.
     """
