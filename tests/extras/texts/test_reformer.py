@@ -186,7 +186,7 @@ def test_helpers() -> None:
         (lambda: text.ReversibleSequence([[nn.Identity()]]), ValueError, r"1 modules; give a pair \(f, g\)"),
         (lambda: text.FeedForward(4)([[1.0]]), TypeError, r"x is list; give a tensor \(\.\.\., 4\)"),
         (lambda: text.FeedForward(4)(torch.zeros(1, 5)), RuntimeError, r"\(1, 5\); it must be \(\.\.\., 4\)"),
-        (lambda: text.Reformer(4, 1)(torch.zeros(1, 8, 5)), RuntimeError, r"\(batch, length, 4\)"),
+        (lambda: text.Reformer(8, 1)(torch.zeros(1, 4, 5)), RuntimeError, r"\(batch, length, 8\)"),
         (lambda: text.LSHSelfAttention(8)(torch.zeros(1, 4, 8), [1]), TypeError, "keys is list"),
         (lambda: text.FixedPositionalEmbedding(4)([1]), TypeError, r"torch\.as_tensor\(x\)"),
         (lambda: text.LSHAttention()([1], torch.zeros(1, 4, 2)), TypeError, "qk is list; give a tensor"),

@@ -3,9 +3,9 @@
 A converted model draws the peer's rotations (`shared_rotations`) and pads as the peer does (`pad_to_chunks`), so it
 gives the peer's logits. Two differences remain: an unset number of buckets follows there from the first sequence; and
 the peer's float32 weights of a token that sees only itself do not always sum to one if it sees itself several times.
-The first token of a decoder does so in each hash round; see `_is_rounded` for the other cases. Logits then differ by up
-to about 0.005. We do not reproduce this fault: the fixtures contain the correct values under `exact.`, and we compute
-these.
+The first token of a decoder does so in each hash round; see `_is_rounded` for the other cases. Logits then differ by
+about a thousandth of the largest. We do not reproduce this fault: the fixtures contain the correct values under
+`exact.`, and we compute these.
 """
 
 from __future__ import annotations
