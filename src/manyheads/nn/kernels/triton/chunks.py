@@ -33,7 +33,8 @@ POSITIONS = 32
 def tiles(kernel: Any, width: int, itemsize: int) -> Tiles:
     """Return a kernel's tiles for heads of this width, of numbers with so many bytes: always the same.
 
-    They were compiled for sm_80 and sm_90 without spilled registers. Shared memory: at most 56 KiB.
+    They were compiled for sm_80 and sm_90 without spilled registers, except for 4 bytes of keys of 128 float32 numbers
+    on sm_80. Shared memory: at most 56 KiB.
     """
     if itemsize == 4:
         return Tiles(16, 16, 8, 1)
@@ -530,7 +531,7 @@ def _parts(like: Tensor, rounds: int, dtype: torch.dtype | None = None) -> Tenso
 
 def _padded(width: int) -> int:
     """Return the size of a tile for this width; the smallest product of the GPU's units has 16."""
-    return max(16, triton.next_power_of_2(width))
+    return max(16, int(triton.next_power_of_2(width)))
 
 
 def precision() -> str:
