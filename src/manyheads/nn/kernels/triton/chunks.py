@@ -107,7 +107,8 @@ def _positions(
 def _unit_length(rows, key_eps):
     """Return rows with length 1, in their dtype, and the factor of each. Args: key_eps: added to the sum of squares."""
     wide = rows.to(tl.float32)
-    factors = tl.rsqrt(tl.sum(wide * wide, 1) + key_eps)
+    squares = tl.sum(wide * wide, 1) + key_eps
+    factors = tl.where(squares > 0.0, tl.rsqrt(tl.where(squares > 0.0, squares, 1.0)), 0.0)  # 0 x inf would be NaN
     return (wide * factors[:, None]).to(rows.dtype), factors
 
 
