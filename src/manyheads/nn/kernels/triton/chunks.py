@@ -33,7 +33,8 @@ POSITIONS = 32
 def tiles(kernel: Any, width: int, itemsize: int) -> Tiles:
     """Return a kernel's tiles for heads of this width, of numbers with so many bytes: always the same.
 
-    They were compiled for sm_80 and sm_90 without spilled registers. Shared memory: at most 56 KiB.
+    They were compiled for sm_80 and sm_90 without spilled registers, except for 4 bytes of keys of 128 float32 numbers
+    on sm_80. Shared memory: at most 56 KiB.
     """
     if itemsize == 4:
         return Tiles(16, 16, 8, 1)
@@ -106,7 +107,8 @@ def _positions(
 def _unit_length(rows, key_eps):
     """Return rows with length 1, in their dtype, and the factor of each. Args: key_eps: added to the sum of squares."""
     wide = rows.to(tl.float32)
-    factors = tl.rsqrt(tl.sum(wide * wide, 1) + key_eps)
+    squares = tl.sum(wide * wide, 1) + key_eps
+    factors = tl.where(squares > 0.0, tl.rsqrt(tl.where(squares > 0.0, squares, 1.0)), 0.0)  # 0 x inf would be NaN
     return (wide * factors[:, None]).to(rows.dtype), factors
 
 
