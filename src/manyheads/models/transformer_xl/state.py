@@ -194,7 +194,8 @@ def _kept_together(pairs: Sequence[tuple[Tensor, Tensor]], rows: Tensor) -> Sequ
     both = torch.cat([one for pair in pairs for one in pair], dim=1)
     lanes, columns, *width = both.shape
     both = both.view(lanes, len(pairs), columns // len(pairs), *width)
-    return both[torch.arange(len(rows), device=rows.device)[:, None], :, rows].unbind(2)  # type: ignore[no-any-return]
+    layers: Sequence[Tensor] = both[torch.arange(len(rows), device=rows.device)[:, None], :, rows].unbind(2)
+    return layers
 
 
 @dataclass(frozen=True)
