@@ -361,7 +361,10 @@ class StaticDecoder(nn.Module):
 
 
 def static_steps(decoder: StaticDecoder, options: Options, rows: int, first: int, count: int, compiled: bool) -> Side:
-    """Return the side that makes `count` steps from position `first` on, on CUDA as a graph if compiled."""
+    """Return the side that makes `count` steps from position `first` on, on CUDA as a graph if compiled.
+
+    Args: rows: whose tokens count: of several beams one.
+    """
     decoder = decoder.to(options.device, torch.bfloat16).eval()
     mode = "reduce-overhead" if options.device == "cuda" else None
     run: Any = torch.compile(decoder, mode=mode) if compiled else decoder
@@ -369,7 +372,7 @@ def static_steps(decoder: StaticDecoder, options: Options, rows: int, first: int
 
     @torch.no_grad()
     def step() -> None:
-        tokens = torch.zeros(rows, 1, dtype=torch.int64, device=options.device)
+        tokens = torch.zeros(decoder.get_buffer("caches").shape[2], 1, dtype=torch.int64, device=options.device)
         for position in places.split(1):
             tokens = run(tokens, position).clone()
 

@@ -102,14 +102,23 @@ def _dropped(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
 
 
 @contextmanager
-def reads(number: float, size: int = 0) -> Iterator[None]:
-    """Within the block, whoever reads a tensor on `meta` finds this number everywhere, or this size if it is one."""
-    values, single = Tensor.tolist, Tensor.__int__
-    with (
-        patch.object(Tensor, "tolist", lambda x: [number] * x.numel() if x.is_meta else values(x)),
-        patch.object(Tensor, "__int__", lambda x: size if x.is_meta else single(x)),
-    ):
-        yield
+def reads(number: float, size: int = 0) -> Iterator[Counter[str]]:
+    """Within the block, whoever reads a tensor on `meta` finds this number everywhere, or this size if it is one.
+
+    Each is a wait for the device, and is counted in the result.
+    """
+    values, single, counts = Tensor.tolist, Tensor.__int__, Counter[str]()
+
+    def listed(x: Tensor) -> Any:
+        counts["tolist"] += x.is_meta
+        return [number] * x.numel() if x.is_meta else values(x)
+
+    def whole(x: Tensor) -> int:
+        counts["int"] += x.is_meta
+        return size if x.is_meta else single(x)
+
+    with patch.object(Tensor, "tolist", listed), patch.object(Tensor, "__int__", whole):
+        yield counts
 
 
 @contextmanager

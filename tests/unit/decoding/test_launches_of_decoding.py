@@ -62,7 +62,7 @@ def test_launches_of_a_step_of_decoding(beams: int, bar: int, monkeypatch: pytes
     [
         ("decoder", "gpt2", {"vocab_size": 32_000}, BareDecoder, 141, 137),
         ("transformer_xl", "enwik8-base", {"vocab_size": 204}, BareXL, 162, 159),
-        ("reformer", "small", {"vocab_size": 256, "max_len": 4096}, BareReformer, 415, 150),
+        ("reformer", "small", {"vocab_size": 256, "max_len": 4096}, BareReformer, 294, 150),
     ],
 )
 def test_launches_of_a_step_of_a_language_model(

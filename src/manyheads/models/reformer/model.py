@@ -112,6 +112,7 @@ class AttentionSublayer(nn.Module):
     chunk_len = 0
 
     wiring = "reversible"
+    reads_float32 = ("norm",)
 
     @staticmethod
     def equation() -> tuple[str, str]:
@@ -176,6 +177,7 @@ class FeedForwardSublayer(nn.Module):
     """G: dropout(feed-forward(LN(x))), `ff_chunk_len` positions at a time; see `nn.reversible.Sublayer`."""
 
     wiring = "reversible"
+    reads_float32 = ("norm",)
 
     @staticmethod
     def equation() -> tuple[str, str]:
@@ -246,6 +248,7 @@ class Reformer(nn.Module):
     Raises: ConfigError: the vocabulary size is missing.
     """
 
+    reads_float32 = ("norm",)
     traced_parts: ClassVar = {"norm": ("hidden states", "LN([x₁, x₂]), the two streams side by side")}
 
     def __init__(self, config: ReformerConfig) -> None:

@@ -51,6 +51,7 @@ class SelfSublayer(nn.Module):
     chunk_len = 0
 
     wiring = "reversible"
+    reads_float32 = ("norm",)
 
     @staticmethod
     def equation() -> tuple[str, str]:
@@ -112,6 +113,7 @@ class CrossSublayer(nn.Module):
     chunk_len = 0
 
     wiring = "reversible"
+    reads_float32 = ("norm",)
 
     @staticmethod
     def equation() -> tuple[str, str]:
@@ -167,6 +169,7 @@ class ReformerTranslator(nn.Module):
     Raises: ConfigError: a vocabulary size is missing.
     """
 
+    reads_float32 = ("encoder_norm", "decoder_norm")
     traced_parts: ClassVar = {
         "encoder_norm": ("memory", "LN((x₁ + x₂) / 2), of the two streams"),
         "decoder_norm": ("hidden states", "LN((x₁ + x₂) / 2), of the two streams"),

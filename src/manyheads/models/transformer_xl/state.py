@@ -192,9 +192,10 @@ def _kept(old: Tensor, new: Tensor, first: int, columns: int, rows: Tensor | Non
 def _kept_together(pairs: Sequence[tuple[Tensor, Tensor]], rows: Tensor) -> Sequence[Tensor]:
     """Compute `_kept` of all layers in two operations. pairs: old and new columns of each layer."""
     both = torch.cat([one for pair in pairs for one in pair], dim=1)
-    columns = both.shape[1] // len(pairs)
-    both = both.view(len(both), len(pairs), columns, *both.shape[2:])  # (lanes, layers, columns, *width)
-    return both[torch.arange(len(rows), device=rows.device)[:, None], :, rows].unbind(2)
+    lanes, columns, *width = both.shape
+    both = both.view(lanes, len(pairs), columns // len(pairs), *width)
+    layers: Sequence[Tensor] = both[torch.arange(len(rows), device=rows.device)[:, None], :, rows].unbind(2)
+    return layers
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class NarrowWeights:
 
     One operation casts all of them, and one casts their gradients. Maps of one input lie side by side, so that
     `kernels.linear.linears` computes them as one product without a copy. Tables of tokens and positions stay wide, as
-    under autocast, which does not cast what is looked up.
+    under autocast, which does not cast what is looked up, and so do modules that a model names in `reads_float32`.
 
     Args: model: its parameters stay what they are; the copies take half their memory, and so do their gradients.
     """
@@ -72,9 +72,12 @@ class NarrowWeights:
 
     def _held(self) -> Iterator[tuple[dict[str, Any], str, nn.Parameter]]:
         """Yield each use of a parameter that is cast: the dict and the name by which a module has it."""
+        # Layer norm takes weights of its input's type.
+        wide = {id(getattr(one, name)) for one in self._model.modules() for name in getattr(one, "reads_float32", ())}
         for module in self._model.modules():
-            if hasattr(module, "token_table") or hasattr(module, "rows") or isinstance(module, nn.Embedding):
-                continue  # tables
+            is_table = hasattr(module, "token_table") or hasattr(module, "rows") or isinstance(module, nn.Embedding)
+            if is_table or id(module) in wide:
+                continue
             for name, parameter in module._parameters.items():
                 if parameter is not None and parameter.dtype is torch.float32:
                     yield module._parameters, name, parameter
