@@ -16,7 +16,7 @@ from tiny_run import TINY_TEXT, changed
 from manyheads.data.batch import PairBatch
 from manyheads.data.translation.batches import TrainingStream
 from manyheads.errors import DataError
-from manyheads.nn.kernels import policy
+from manyheads.nn.kernels import modes, policy
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.run.loop import train
 from manyheads.training.run.objective import Batches
@@ -169,8 +169,17 @@ def test_a_schedule_by_the_clock_makes_nothing_in_advance(tmp_path: Path, monkey
     assert made == [4, 0, 4]
 
 
-def test_only_cuda_makes_batches_in_advance() -> None:
-    assert [policy.steps_made_ahead(torch.device(name)) for name in ("cpu", "meta", "mps", "cuda")] == [0, 0, 0, 4]
+def test_only_a_card_that_was_tried_makes_batches_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:
+    def steps() -> list[int]:
+        return [policy.steps_made_ahead(torch.device(name)) for name in ("cpu", "meta", "mps", "cuda")]
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    with modes.fast():
+        assert steps() == [0, 0, 0, 0]
+        with modes.saving_launches():
+            assert steps() == [0, 0, 0, 4]
+        monkeypatch.setattr(policy, "_PROVEN", {((9, 0), torch.__version__)})
+        assert steps() == [0, 0, 0, 4]
 
 
 def test_pinned_batches_are_copies_of_all_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def waiting_for(device: torch.device) -> Callable[[], object]:
 
 def steps_made_ahead(device: torch.device) -> int:
     """Return for how many steps a thread makes batches in advance, which are the same; on a CPU it gains nothing."""
-    return 4 if device.type == "cuda" else 0
+    return 4 if device.type == "cuda" and saves_launches(device) else 0
 
 
 def pinning(device: torch.device) -> AbstractContextManager[object] | None:

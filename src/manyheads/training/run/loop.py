@@ -272,8 +272,7 @@ class Trainer:
         if self._config.initial.model:
             with self._as_judged():
                 self._comparison.before()
-        self._batches = self._make_batches()
-        with closing(self._recorder), closing(self._batches), settled():
+        with closing(self._recorder), settled(), closing(self._make_batches()) as self._batches:
             while True:
                 self._agree()
                 reason = self._do_duties(self._stop_reason())
