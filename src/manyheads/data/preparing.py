@@ -210,7 +210,7 @@ def prepare(
         replace: replace an older folder of that name when this one is complete.
         progress: called with the phase, the amount done, and the total or 0.
         key: stored in the manifest, to recognise the folder.
-        in_order: does the work of encoding, such as `extras.sources.processes.in_order`; the folder is the same.
+        in_order: does the work of encoding, such as that of `extras.sources.shards`; the folder is the same.
 
     Returns: the manifest.
     Raises:
