@@ -58,7 +58,7 @@ def test_padding_changes_nothing_for_an_encoder(hashing: Any, precision: Any, si
 def recorded_orders(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Tensor]]:
     """What attention sorts by, in the order of the calls; before it `hashed` where it was worked out anew."""
     seen: list[tuple[str, Tensor]] = []
-    hashing, attending = lsh.hash_vectors, lsh.chunked_attention
+    hashing, attending = lsh_kernel.hash_vectors, lsh.chunked_attention
 
     def noted(qk: Tensor, v: Tensor, order: Tensor, *rest: Any) -> Tensor:
         seen.append(("used", order))
@@ -70,7 +70,7 @@ def recorded_orders(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Tensor]]
         return found  # type: ignore[no-any-return]
 
     monkeypatch.setattr(lsh, "chunked_attention", noted)
-    monkeypatch.setattr(lsh, "hash_vectors", hashed)
+    monkeypatch.setattr(lsh_kernel, "hash_vectors", hashed)
     return seen
 
 

@@ -47,7 +47,7 @@ def check(part: dict[str, Any]) -> None:
 )
 def test_a_part_runs(gpu: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The side with fewer launches takes the operations of a GPU, which a CPU computes here."""
-    monkeypatch.setattr(policy, "saves_launches", lambda device: modes.is_fast() and policy._mode.saves_launches)
+    monkeypatch.setattr(policy, "saves_launches", lambda device: modes.is_fast() and modes.asked.saves_launches)
     part = gpu.PARTS[name](TINY)
     check(part)
     assert bool(part["ratios"]) == (name != "ceilings")
