@@ -235,7 +235,7 @@ def find_config(path: Path) -> TextConfig:
 
     Args: path: the folder of a run or a model, a YAML file of settings, or the name of a preset.
 
-    Raises: ConfigError: it is none of them, or it is not of a language model.
+    Raises: ConfigError: the path names none of these, or what it names belongs to another task.
     """
     run_file = path / "config.yaml" if path.is_dir() else path
     if (path / "config.json").is_file():

@@ -1,4 +1,4 @@
-"""What a caller asks for within a block, of this thread or this process; `policy` takes it into account.
+"""Settings that a caller changes within a block, for one thread or for the whole process. `policy` reads them.
 
 Outside `fast()` the modules compute with torch's own operations. The other blocks are for the runners of whole models,
 tests and benchmarks. What is computed by hand within `fast()` has first derivatives only (`first_derivative_only`).

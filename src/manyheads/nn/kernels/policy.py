@@ -112,7 +112,7 @@ def steps_made_ahead(device: torch.device) -> int:
 
 
 def pinning(device: torch.device) -> AbstractContextManager[object] | None:
-    """Return a block in which memory is pinned for this GPU; None: the device is none that copies by itself."""
+    """Return a block in which memory is pinned for this GPU; None if the device copies nothing by itself."""
     return torch.cuda.device(device) if device.type == "cuda" else None
 
 
