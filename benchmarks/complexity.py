@@ -4,8 +4,9 @@
 
 Forward and backward pass, counted: FLOPs of matrix products, and the largest sum of bytes that torch holds at once
 beside the weights, with one thread, because torch's attention holds a buffer for each. FLOPs are then the same on every
-machine with this version of torch; bytes differ by a few percent where another implementation is chosen. A factor says what twice the length, or twice the number of
-layers, does to them. The chain is the longest sequence of operations of which each needs the one before it.
+machine with this version of torch; bytes differ by a few percent where another implementation is chosen. A factor says
+what twice the length, or twice the number of layers, does to them. The chain is the longest sequence of operations of
+which each needs the one before it.
 """
 
 from __future__ import annotations

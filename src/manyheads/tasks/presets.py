@@ -340,7 +340,8 @@ def million() -> TextConfig:
     """A Reformer that reads the embedded novel, 1,044,000 bytes, as one sequence. A step takes minutes and 18 GiB.
 
     That is what `info million --length 1048576` predicts in fp32; in bf16, which it takes where that is faster, it
-    predicts 14 GiB, and 14.5 were measured. In fp32 steps of up to 262,144 bytes were measured (docs/long-sequences.md).
+    predicts 14 GiB, and 14.5 were measured. In fp32, steps of up to 262,144 bytes were measured; docs/long-sequences.md
+    has the figures.
     """
     return TextConfig(
         run_dir="runs/million",
