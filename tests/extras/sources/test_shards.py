@@ -87,6 +87,18 @@ def test_shards_of_pairs_are_one_stream_with_any_number_of_processes(
     assert made[0] == made[1] == made[2]
 
 
+def test_the_keys_are_those_of_the_first_record_also_if_the_first_shards_are_empty(
+    prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    rows = [json.dumps({"translation": {"en": en, "de": de}}) for en, de in zip(EN, DE, strict=True)]
+    (folder / "a.jsonl").write_bytes(b"")
+    pyarrow.parquet.write_table(pyarrow.table({"translation": pyarrow.array([], pyarrow.null())}), folder / "b.parquet")
+    (folder / "c.jsonl").write_bytes(text(["", *rows]))
+    assert prepare("--from", folder, *VALID, *LANGUAGES) == 0, capsys.readouterr().err
+
+
 def test_encoding_in_several_processes_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyheads.data.language.preparing.PART_BYTES", 40)
     monkeypatch.setattr("manyheads.data.translation.preparing.PART_ROWS", 4)

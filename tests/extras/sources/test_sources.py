@@ -45,9 +45,9 @@ def tsv(start: int, end: int) -> bytes:
     return text([f"{en}\t{de}" for en, de in zip(EN[start:end], DE[start:end], strict=True)])
 
 
-def as_zip(files: dict[str, bytes]) -> bytes:
+def as_zip(files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
     return buffer.getvalue()
@@ -300,6 +300,9 @@ def test_sacrebleu_gives_test_sets_only(
     assert prepare(*arguments, "--test-from", "sacrebleu:wmt14/en-de") == 0, capsys.readouterr().err
     assert counts(tmp_path / "data")["test"] == 2
     shutil.rmtree(tmp_path / "data")
+    (tmp_path / "ref").write_bytes(text(DE[7:9]))
+    changed = prepare(*arguments, "--test-from", "sacrebleu:wmt14/en-de")
+    refused(changed, capsys, tmp_path, "sacrebleu:wmt14/en-de/reference has changed", "--update")
     refused(prepare("--from", "sacrebleu:wmt14/en-de", "--valid-count", "2"), capsys, tmp_path, "is a test set")
     refused(prepare(*arguments, "--test-from", "sacrebleu:wmt41/en-de"), capsys, tmp_path, "Did you mean")
     refused(prepare(*arguments, "--test-from", "sacrebleu:wmt14/en-dd"), capsys, tmp_path, "direction 'en-dd'")
@@ -343,7 +346,9 @@ def test_opus_and_mtdata_are_a_program_of_their_own(
     turned = ("--source-lang", "fr", "--target-lang", "it", "--valid-count", "2")
     refused(prepare("--from", "opus:books-v1-deu-eng", *turned), capsys, tmp_path, "[deu-eng]")
     refused(prepare("--from", "opus:books", "--valid-count", "2"), capsys, tmp_path, "lang1-lang2")
-    monkeypatch.delenv("MANYHEADS_MTDATA")
+    monkeypatch.setenv("MANYHEADS_MTDATA", '"uvx mtdata')
+    refused(prepare("--from", "mtdata:a-b-1-deu-eng", *arguments[2:]), capsys, tmp_path, "which is no command")
+    monkeypatch.setenv("MANYHEADS_MTDATA", " ")
     monkeypatch.setenv("PATH", str(tmp_path))
     refused(prepare("--from", "mtdata:a-b-1-deu-eng", *arguments[2:]), capsys, tmp_path, "install uv or pipx")
 
@@ -363,11 +368,20 @@ BAD = {
     "not there": (["url:{site}/missing.tsv"], ["404"]),
     "a redirect to another scheme": (["url:{site}/ftp"], ["redirects to another place", "only https"]),
     "a redirect to a private address": (["url:{site}/private"], ["redirects to another place", "private network"]),
+    "a redirect to no address": (["url:{site}/bracket"], ["redirects to another place", "Invalid IPv6 URL"]),
+    "a host with an empty part": (["url:https://a..example.org/a.tsv"], ["is not an address", "empty or too long"]),
+    "a host with a long part": ([f"url:https://{'a' * 64}.org/a.tsv"], ["is not an address", "empty or too long"]),
     "a redirect to itself": (["url:{site}/loop"], ["more than 5 times"]),
     "too large": (["url:{site}/a.tsv", "--most-bytes", "100"], ["at most 100 bytes", "--most-bytes"]),
     "an archive that is a bomb": (["url:{site}/bomb.zip"], ["expands to more than"]),
     "an archive with a link": (["url:{site}/link.tar.gz"], ["a link or a device"]),
     "an archive that leads out": (["url:{site}/out.tar.gz"], ["outside of the folder"]),
+    "an archive with a file in a file": (["url:{site}/inside.tar.gz"], ["has a.tsv/b.tsv twice"]),
+    "an archive with a name that is not UTF-8": (["url:{site}/name.zip"], ["name.zip is not an intact archive"]),
+    "bzip2 that is damaged": (["url:{site}/bzip2.zip"], ["bzip2.zip is not an intact archive"]),
+    "lzma that is damaged": (["url:{site}/lzma.zip"], ["lzma.zip is not an intact archive"]),
+    "an archive of three bytes": (["url:{site}/three.tar.gz"], ["three.tar.gz is not an intact archive"]),
+    "an archive with an empty name": (["url:{site}/nameless.zip"], ["whose place is outside"]),
     "a damaged archive": (["url:{site}/damaged.zip"], ["not an intact archive"]),
     "a split that is not there": (["url:{site}/only-test.zip"], ["no train split"]),
     "a side that is missing": (["url:{site}/one-side.zip", *LANGUAGES], ["no file train.de beside it"]),
@@ -387,11 +401,18 @@ def test_bad_input(
         "/bomb.zip": as_zip({"a.tsv": b"a\tb\n" * 100_000}),
         "/link.tar.gz": as_tar({"train.tsv": b""}, type=tarfile.SYMTYPE, linkname="/etc/passwd"),
         "/out.tar.gz": as_tar({"../../train.tsv": tsv(0, 3)}),
+        "/inside.tar.gz": as_tar({"a.tsv": tsv(0, 3), "a.tsv/b.tsv": tsv(0, 3)}),
+        "/name.zip": as_zip({"ä.tsv": tsv(0, 3)}).replace("ä".encode(), b"\xff\xff"),
+        "/bzip2.zip": as_zip({"a.tsv": b"x" * 90}, zipfile.ZIP_BZIP2).replace(b"1AY&SY", b"1AX&SY"),
+        "/lzma.zip": as_zip({"a.tsv": b"x" * 90}, zipfile.ZIP_LZMA).replace(b"\x05\0]\0", b"\x05\0\xff\xff"),
+        "/three.tar.gz": as_tar(CORPUS)[:3],
+        "/nameless.zip": as_zip({"": tsv(0, 3)}),
         "/damaged.zip": as_zip(CORPUS)[:-30],
         "/only-test.zip": as_zip({"test.en": text(EN), "test.de": text(DE)}),
         "/one-side.zip": as_zip({"train.en": text(EN)}),
     }
     site.redirects = {"/ftp": "ftp://example.org/a", "/loop": "/loop", "/private": "https://192.168.0.1/a"}
+    site.redirects["/bracket"] = "https://[::1"
     arguments, words = BAD[kind]
     given = [one.replace("{site}", site.url) for one in arguments]
     refused(prepare("--from", *given, "--valid-count", "2"), capsys, tmp_path, *words)
@@ -411,6 +432,31 @@ def test_what_a_source_lacks_is_said_in_order(
     held = "--valid-bytes" if task else "--valid-count"
     both = ("--from", tmp_path / "a.tsv", "--valid-from", tmp_path / "a.tsv", held, "5")
     refused(prepare(*task, *both), capsys, tmp_path, "leave it out where --valid-from is given")
+
+
+def test_an_archive_on_the_disk_that_was_replaced_is_unpacked_again(
+    prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = tmp_path / "a.zip"
+    for end in (8, 10):
+        archive.write_bytes(as_zip({"a.tsv": tsv(0, end)}))
+        assert prepare("--from", archive, "--valid-count", "2", "--replace") == 0
+        assert counts(tmp_path / "data") == {"train": end - 2, "valid": 2}
+    shutil.rmtree(tmp_path / "data")
+    shutil.rmtree(tmp_path / "a.zip.files")
+    (tmp_path / "a.zip.files").mkdir()
+    (tmp_path / "a.zip.files" / "notes.txt").write_text("mine")
+    refused(prepare("--from", archive, "--valid-count", "2"), capsys, tmp_path, "holds something else")
+    assert (tmp_path / "a.zip.files" / "notes.txt").read_text() == "mine"
+
+
+def test_a_proxy_that_is_no_address(
+    prepare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MANYHEADS_SOURCES", str(tmp_path / "cache"))
+    monkeypatch.setenv("https_proxy", "proxy:port")
+    source = "url:https://example.org/a.tsv"
+    refused(prepare("--from", source, "--valid-count", "2"), capsys, tmp_path, "https_proxy is no address")
 
 
 def test_a_disk_that_is_too_small(

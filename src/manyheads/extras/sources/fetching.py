@@ -35,6 +35,8 @@ TRUSTED: set[str] = set()
 MOST_REDIRECTS = 5
 BLOCK_BYTES = 2**20
 SECONDS = 60.0
+_MOST_LABEL = 64
+"""RFC 1035: a part of a name, between dots, is shorter."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -114,8 +116,9 @@ def check_address(url: str) -> SplitResult:
     try:
         if not ipaddress.ip_address(host).is_global:
             raise DataError(f"{url} is not fetched: {host} is an address of a private network or of this machine.")
-    except ValueError:
-        pass  # a name
+    except ValueError:  # a name
+        if not all(0 < len(label) < _MOST_LABEL for label in host.removesuffix(".").split(".")):
+            raise DataError(f"{url} is not an address: a part of its host is empty or too long.") from None
     return parts
 
 
@@ -149,11 +152,25 @@ def _connect(parts: SplitResult) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(host, parts.port, timeout=SECONDS)
     proxy = urllib.request.getproxies().get("https")
     if proxy and not urllib.request.proxy_bypass(host):  # the proxy looks the name up
-        through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        connection = http.client.HTTPSConnection(through.hostname or "", through.port or 8080, timeout=SECONDS)
+        try:
+            through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+            proxy_host, proxy_port = through.hostname or "", through.port or 8080
+        except ValueError as error:
+            raise DataError(f"https_proxy is no address ({error}); it is http://HOST:PORT, or leave it out.") from None
+        connection = http.client.HTTPSConnection(proxy_host, proxy_port, timeout=SECONDS)
         connection.set_tunnel(host, parts.port or 443)
         return connection
     return _PublicConnection(host, parts.port or 443, timeout=SECONDS)
+
+
+def _redirected(url: str, at: str, place: str) -> str:
+    """Return the address that a redirect leads to. Raises: DataError: it is refused."""
+    try:
+        to = urljoin(at, place)
+        check_address(to)
+    except (DataError, ValueError) as error:
+        raise DataError(f"{url} redirects to another place: {str(error).rstrip('.')}.") from None
+    return to
 
 
 @contextmanager
@@ -174,12 +191,7 @@ def _opened(url: str, begin: int, tag: str) -> Iterator[http.client.HTTPResponse
             connection.request("GET", target, headers=headers)
             answer = connection.getresponse()
             if answer.status in _REDIRECTS and (place := answer.getheader("Location")):
-                to = urljoin(at, place)
-                try:
-                    check_address(to)
-                except DataError as error:
-                    raise DataError(f"{url} redirects to another place: {error}") from None
-                at = to
+                at = _redirected(url, at, place)
                 continue
             if answer.status == 416 and begin:  # nothing is left to send, or the file is another one
                 begin = 0

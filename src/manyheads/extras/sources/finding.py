@@ -433,13 +433,18 @@ def _from_sacrebleu(one: Wanted, fetcher: fetching.Fetcher) -> tuple[list[Path],
         raise DataError(
             f"{one.text} cannot be fetched by sacreBLEU: {_first_line(error)}. Check the network."
         ) from error
+    for side, path in (("source", source), ("reference", reference)):
+        fetcher.lock.check(f"{one.text}/{side}", fetching.digest_of(Path(path), fetcher.progress, f"checking {side}"))
     return [Path(source), Path(reference)], f"{one.text}, sacreBLEU"
 
 
 def mtdata_program() -> list[str]:
     """Return how mtdata is called, in an environment of its own. Raises: ConfigError: there is no way."""
-    if given := os.environ.get("MANYHEADS_MTDATA"):
-        return shlex.split(given)
+    if given := os.environ.get("MANYHEADS_MTDATA", "").strip():
+        try:
+            return shlex.split(given)
+        except ValueError as error:
+            raise ConfigError(f"MANYHEADS_MTDATA is {given!r}, which is no command: {error}.") from None
     if shutil.which("uvx"):
         return ["uvx", "mtdata"]
     if shutil.which("pipx"):

@@ -355,6 +355,8 @@ def first_record(path: Path) -> dict[str, Any]:
     if path.name.lower().endswith(".parquet"):
         with _parquet(path) as file:
             return next((record for batch in file.iter_batches(1) for record in batch.to_pylist()), {})
-    block = next(blocks_of_shard(path))
-    first = next(block.texts("replace", ReadReport()), None) if isinstance(block, Lines) else None
-    return json_record(first, str(path)) if first and first.strip() else {}
+    for block in blocks_of_shard(path):
+        for line in block.texts("replace", ReadReport()) if isinstance(block, Lines) else ():
+            if line and line.strip():
+                return json_record(line, str(path))
+    return {}
