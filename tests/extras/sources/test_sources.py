@@ -380,6 +380,11 @@ BAD = {
     "an archive with a name that is not UTF-8": (["url:{site}/name.zip"], ["name.zip is not an intact archive"]),
     "bzip2 that is damaged": (["url:{site}/bzip2.zip"], ["bzip2.zip is not an intact archive"]),
     "lzma that is damaged": (["url:{site}/lzma.zip"], ["lzma.zip is not an intact archive"]),
+    "an archive in an archive": (["url:{site}/nested.zip"], ["inner.zip", "unpack it, and give the folder"]),
+    "an empty archive": (["url:{site}/empty.zip"], ["has no files of data for the train split"]),
+    "an archive with a long name": (["url:{site}/long.zip"], ["long.zip has a file whose name is too long"]),
+    "gzip in gzip": (["url:{site}/twice.tsv.gz"], ["is packed twice", "gzip -dc"]),
+    "gzip in gzip, records": (["url:{site}/twice.jsonl.gz", *LANGUAGES], ["is packed twice", "gzip -dc"]),
     "an archive of three bytes": (["url:{site}/three.tar.gz"], ["three.tar.gz is not an intact archive"]),
     "an archive with an empty name": (["url:{site}/nameless.zip"], ["whose place is outside"]),
     "a damaged archive": (["url:{site}/damaged.zip"], ["not an intact archive"]),
@@ -405,8 +410,12 @@ def test_bad_input(
         "/name.zip": as_zip({"ä.tsv": tsv(0, 3)}).replace("ä".encode(), b"\xff\xff"),
         "/bzip2.zip": as_zip({"a.tsv": b"x" * 90}, zipfile.ZIP_BZIP2).replace(b"1AY&SY", b"1AX&SY"),
         "/lzma.zip": as_zip({"a.tsv": b"x" * 90}, zipfile.ZIP_LZMA).replace(b"\x05\0]\0", b"\x05\0\xff\xff"),
+        "/nested.zip": as_zip({"inner.zip": as_zip(CORPUS)}),
+        "/empty.zip": as_zip({}),
+        "/long.zip": as_zip({"x" * 300: tsv(0, 3)}),
+        **{f"/twice.{end}.gz": gzip.compress(gzip.compress(tsv(0, 9))) for end in ("tsv", "jsonl")},
         "/three.tar.gz": as_tar(CORPUS)[:3],
-        "/nameless.zip": as_zip({"": tsv(0, 3)}),
+        "/nameless.zip": as_zip({"n.tsv": tsv(0, 3)}).replace(b"n.tsv", b"\0.tsv"),
         "/damaged.zip": as_zip(CORPUS)[:-30],
         "/only-test.zip": as_zip({"test.en": text(EN), "test.de": text(DE)}),
         "/one-side.zip": as_zip({"train.en": text(EN)}),
@@ -418,7 +427,7 @@ def test_bad_input(
     refused(prepare("--from", *given, "--valid-count", "2"), capsys, tmp_path, *words)
     cache = tmp_path / "cache"
     left = [path.name for path in cache.rglob("*") if path.is_dir() and path.name.endswith(".files")]
-    assert left == [name for name in left if name.startswith(("only-test", "one-side"))]
+    assert left == [name for name in left if name.startswith(("only-test", "one-side", "nested", "empty"))]
     assert not list(cache.rglob("*.tmp-*"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import lzma
 import tarfile
@@ -68,6 +69,10 @@ def unpack(path: Path, progress: Progress) -> Path:
                 file = place.open("xb")
             except (FileExistsError, NotADirectoryError, IsADirectoryError):
                 raise DataError(f"{path.name} has {name} twice, or as a file and a folder.") from None
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG:
+                    raise
+                raise DataError(f"{path.name} has a file whose name is too long for this disk.") from None
             with file:
                 while block := _read(content, path):
                     done += len(block)

@@ -33,6 +33,8 @@ _SPLIT = re.compile(r"(?:^|[^a-z])(train|training|valid|validation|val|dev|test|
 _SPLIT_OF = {"train": "train", "training": "train", "test": "test", "eval": "test"}
 _TEXTS = (".txt", ".tokens", ".raw")
 _DATA = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".txt", ".tmx", ".tokens", ".raw")
+_PACKED = (".zip", ".7z", ".rar", ".tar", ".tgz", ".xz", ".txz", ".bz2", ".tbz2", ".zst", ".lz4")
+"""Archives inside archives, and others that are not unpacked."""
 MOST_LISTED = 20_000
 CARD, MOST_CARD_BYTES = "README.md", 2**22
 MTDATA_SECONDS = 24 * 3600
@@ -173,7 +175,7 @@ def find(one: Wanted, fetcher: fetching.Fetcher, *, is_pairs: bool) -> Found:
         return Found(tuple(roots), origin)
     listed = [path for root in roots for path in (_listed(root) if root.is_dir() else [root])]
     files = listed if one.kind == ADDRESS else _of_split(one, listed, roots)
-    if is_pairs:
+    if files and is_pairs:
         files = _sides(one, files, fetcher.languages)
     elif any(map(is_shard, files)):
         files, others = [path for path in files if _is_text(path)], [path for path in files if not _is_text(path)]
@@ -250,6 +252,11 @@ def _sides(one: Wanted, files: Sequence[Path], languages: tuple[str | None, str 
     tables = [path for path in files if plain_name(path).endswith(PAIR_FORMS)]
     if tables:
         return tables
+    if packed := [path.name for path in files if path.suffix.lower() in _PACKED]:
+        raise DataError(
+            f"{one.option} {one.name or one.text} has {packed[0]}, which is packed in a way that is not read here;"
+            " unpack it, and give the folder."
+        )
     plain = {path: path.name.removesuffix(".gz") for path in files}
     ends = {name.rpartition(".")[2] for name in plain.values() if "." in name}
     source, target = languages
