@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -363,6 +364,9 @@ BAD = {
     "a private network": (["url:https://10.1.2.3/a.tsv"], ["private network"]),
     "this machine by its name": (["url:https://localhost/a.tsv"], ["private network"]),
     "version 6": (["url:https://[::1]/a.tsv"], ["private network"]),
+    "version 4 in version 6": (["url:https://[64:ff9b::a00:1]/a.tsv"], ["private network"]),
+    "version 4 in an address of 6to4": (["url:https://[2002:7f00:1::]/a.tsv"], ["private network"]),
+    "many receivers": (["url:https://224.0.0.1/a.tsv"], ["private network"]),
     "a password": (["url:https://me:secret@example.org/a.tsv"], ["without a password"]),
     "no network": (["url:https://no-such-host.invalid/a.tsv"], ["cannot be fetched", "Check the network"]),
     "not there": (["url:{site}/missing.tsv"], ["404"]),
@@ -441,6 +445,35 @@ def test_what_a_source_lacks_is_said_in_order(
     held = "--valid-bytes" if task else "--valid-count"
     both = ("--from", tmp_path / "a.tsv", "--valid-from", tmp_path / "a.tsv", held, "5")
     refused(prepare(*task, *both), capsys, tmp_path, "leave it out where --valid-from is given")
+
+
+def test_what_a_folder_of_pairs_has_beside_tables_is_named_and_a_pipe_is_refused(
+    prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    for name, content in (("train.tsv", tsv(0, 10)), ("train.en", text(EN)), ("train.de", text(DE))):
+        (folder / name).write_bytes(content)
+    assert prepare("--from", folder, "--valid-count", "2", *LANGUAGES) == 0
+    assert "not read, because beside tables they are not looked at: train.de, train.en" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "data")
+    os.mkfifo(folder / "train.2.tsv")
+    refused(prepare("--from", folder, "--valid-count", "2"), capsys, tmp_path, "train.2.tsv is a pipe")
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        ("", "cannot be read as JSON"), ("[]", "must hold one JSON object"), ('{"version": 2, "files": {}}', "version 2"),
+        ('{"version": 1, "files": {"a": 3}}', "is damaged"),
+    ],
+)  # fmt: skip
+def test_a_damaged_lock_has_a_remedy(
+    content: str, word: str, prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sources.lock").write_text(content)
+    (tmp_path / "a.tsv").write_bytes(tsv(0, 10))
+    refused(prepare("--from", tmp_path / "a.tsv", "--valid-count", "2"), capsys, tmp_path, word, "; restore it, or")
 
 
 def test_an_archive_on_the_disk_that_was_replaced_is_unpacked_again(

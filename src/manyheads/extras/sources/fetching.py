@@ -23,13 +23,13 @@ from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from manyheads.data.lines import Progress, phase_progress
-from manyheads.errors import DataError
+from manyheads.errors import DataError, ModelFileError
 from manyheads.files.commit import check_free_space, make_folder, remove_folder, saving, write_text
 from manyheads.files.output_safety import locked
 from manyheads.files.safe_open import check_no_link, open_regular, open_to_append, read_limited
 from manyheads.files.verify import read_object
 
-LOCK = "sources.lock"
+LOCK, VERSION = "sources.lock", 1
 TRUSTED: set[str] = set()
 """Origins, such as http://127.0.0.1:8000, that need neither https nor a public address; for tests."""
 MOST_REDIRECTS = 5
@@ -37,6 +37,8 @@ BLOCK_BYTES = 2**20
 SECONDS = 60.0
 _MOST_LABEL = 64
 """RFC 1035: a part of a name, between dots, is shorter."""
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""RFC 6052: the last four bytes are an address of version 4."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -71,9 +73,16 @@ class Lock:
         path = output.absolute().with_name(LOCK)
         if not path.is_file():
             return cls(path, update)
-        files = read_object(path).get("files")
+        remedy = "restore it, or remove it and fetch again"
+        try:
+            content = read_object(path)
+        except ModelFileError as error:
+            raise DataError(f"{str(error).rstrip('.')}; {remedy}.") from None
+        files, version = content.get("files"), content.get("version")
+        if version != VERSION:
+            raise DataError(f"{path} has the version {version!r}, and only {VERSION} is read; {remedy}.")
         if not isinstance(files, dict) or not all(isinstance(one, dict) for one in files.values()):
-            raise DataError(f"{path} is damaged: it has no `files`; restore it, or remove it and fetch again.")
+            raise DataError(f"{path} is damaged: it has no `files`; {remedy}.")
         return cls(path, update, files)
 
     def check(self, url: str, found: Record) -> None:
@@ -94,7 +103,7 @@ class Lock:
     def save(self) -> None:
         """Write it, if it has changed. Raises: SaveError: it cannot be written."""
         if self.is_changed:
-            write_text(self.path, json.dumps({"version": 1, "files": self.files}, indent=1, sort_keys=True) + "\n")
+            write_text(self.path, json.dumps({"version": VERSION, "files": self.files}, indent=1, sort_keys=True) + "\n")
 
 
 def check_address(url: str) -> SplitResult:
@@ -114,12 +123,26 @@ def check_address(url: str) -> SplitResult:
     if not host or parts.username is not None or not re.fullmatch(r"[!-~]+", url) or port == 0:
         raise DataError(f"{url} is not an address that is fetched: https://HOST/PATH, without a password or spaces.")
     try:
-        if not ipaddress.ip_address(host).is_global:
+        if not _is_public(host):
             raise DataError(f"{url} is not fetched: {host} is an address of a private network or of this machine.")
     except ValueError:  # a name
         if not all(0 < len(label) < _MOST_LABEL for label in host.removesuffix(".").split(".")):
             raise DataError(f"{url} is not an address: a part of its host is empty or too long.") from None
     return parts
+
+
+def _is_public(address: str) -> bool:
+    """Tell whether an IP address is public, and so is the one of version 4 that is inside one of version 6.
+
+    Raises: ValueError: it is no IP address.
+    """
+    found = ipaddress.ip_address(address.partition("%")[0])
+    inside: list[ipaddress.IPv4Address | None] = []
+    if isinstance(found, ipaddress.IPv6Address):
+        inside = [found.ipv4_mapped, found.sixtofour, *(found.teredo or ())]
+        if found in _NAT64:
+            inside.append(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF))
+    return all(one is None or (one.is_global and not one.is_multicast) for one in (found, *inside))
 
 
 def _origin(parts: SplitResult) -> str:
@@ -130,7 +153,7 @@ def public_address(host: str, port: int) -> str:
     """Return an address of a host. Raises: DataError: one of them is private. OSError: the name is unknown."""
     found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     for address in found:
-        if not ipaddress.ip_address(address.partition("%")[0]).is_global:
+        if not _is_public(address):
             raise DataError(
                 f"{host} is not fetched from: its address {address} is one of a private network or of this machine."
             )

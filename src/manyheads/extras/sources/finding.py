@@ -176,15 +176,28 @@ def find(one: Wanted, fetcher: fetching.Fetcher, *, is_pairs: bool) -> Found:
     listed = [path for root in roots for path in (_listed(root) if root.is_dir() else [root])]
     files = listed if one.kind == ADDRESS else _of_split(one, listed, roots)
     if files and is_pairs:
-        files = _sides(one, files, fetcher.languages)
+        found = _sides(one, files, fetcher.languages)
+        if any(map(_is_table, found)):
+            _say_unread(one, [path for path in files if path not in found], "beside tables they are not looked at", fetcher)
+        files = found
     elif any(map(is_shard, files)):
         files, others = [path for path in files if _is_text(path)], [path for path in files if not _is_text(path)]
-        if others:
-            names = ", ".join(path.name for path in others[:3]) + f" and {len(others) - 3} more" * (len(others) > 3)
-            fetcher.said.append(f"{one.name or one.text}: not read, because beside shards they are no text: {names}")
+        _say_unread(one, others, "beside shards they are no text", fetcher)
     if not files:
         raise DataError(f"{one.option} {one.name or one.text} has no files of data for the {one.split} split.")
     return Found(tuple(files), origin, _top(folders[0]) if len(roots) == 1 and folders else None)
+
+
+def _say_unread(one: Wanted, paths: Sequence[Path], why: str, fetcher: fetching.Fetcher) -> None:
+    """Name files of a source that are not read."""
+    if paths:
+        names = ", ".join(path.name for path in paths[:3]) + f" and {len(paths) - 3} more" * (len(paths) > 3)
+        fetcher.said.append(f"{one.name or one.text}: not read, because {why}: {names}")
+
+
+def _is_table(path: Path) -> bool:
+    """Tell whether each record of a file is a pair."""
+    return plain_name(path).endswith(PAIR_FORMS)
 
 
 def _is_text(path: Path) -> bool:
@@ -217,6 +230,8 @@ def _listed(folder: Path) -> list[Path]:
         names[:] = sorted(name for name in names if not name.startswith("."))
         own = {MANIFEST} if place == str(folder) and folder.name.endswith(UNPACKED) else set()  # of `write_folder`
         paths += [Path(place, name) for name in sorted(files) if not name.startswith(".") and name not in own]
+        if odd := next((path for path in paths if path.exists() and not path.is_file()), None):
+            raise DataError(f"{odd} is a pipe, a socket or a device, and no file; take it out of the folder.")
         if len(paths) > MOST_LISTED:
             raise DataError(f"{folder} has more than {MOST_LISTED:,} files; name a folder inside it.")
     return paths
@@ -249,7 +264,7 @@ def _sides(one: Wanted, files: Sequence[Path], languages: tuple[str | None, str 
 
     Raises: ConfigError: the languages are needed. DataError: a side is missing.
     """
-    tables = [path for path in files if plain_name(path).endswith(PAIR_FORMS)]
+    tables = [path for path in files if _is_table(path)]
     if tables:
         return tables
     if packed := [path.name for path in files if path.suffix.lower() in _PACKED]:
