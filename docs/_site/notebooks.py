@@ -208,7 +208,9 @@ def run(notebook: Any, page: str, folder: Path) -> None:
             f"docs/{page}.md has a cell that runs for more than {CELL_SECONDS:,} s; do less there."
         ) from None
     except (OSError, RuntimeError) as error:  # its program is gone, or ends at its start
-        raise NotebookError(f"the kernel python3 cannot be started: {error}; pip install --force-reinstall ipykernel.") from None
+        raise NotebookError(
+            f"the kernel python3 cannot be started: {error}; pip install --force-reinstall ipykernel."
+        ) from None
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "code":
             cell.outputs = limited(cell, f"docs/{page}.md, cell {number}", str(folder))
@@ -281,7 +283,9 @@ def keep_outputs(notebook: Any, path: Path) -> None:
     try:
         stored = nbformat.read(path, as_version=4) if path.is_file() else None
     except (ValueError, KeyError, nbformat.ValidationError):
-        raise NotebookError(f"{path.relative_to(ROOT)} is damaged; restore it, or run its page: make notebooks.") from None
+        raise NotebookError(
+            f"{path.relative_to(ROOT)} is damaged; restore it, or run its page: make notebooks."
+        ) from None
     old = [cell for cell in stored.cells if cell.cell_type == "code"] if stored else []
     new = [cell for cell in notebook.cells if cell.cell_type == "code"]
     if [cell.source for cell in old[1:]] != [cell.source for cell in new[1:]] or not old:

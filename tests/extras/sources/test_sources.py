@@ -464,7 +464,8 @@ def test_what_a_folder_of_pairs_has_beside_tables_is_named_and_a_pipe_is_refused
 @pytest.mark.parametrize(
     ("content", "word"),
     [
-        ("", "cannot be read as JSON"), ("[]", "must hold one JSON object"), ('{"version": 2, "files": {}}', "version 2"),
+        ("", "cannot be read as JSON"), ("[]", "must hold one JSON object"),
+        ('{"version": 2, "files": {}}', "version 2"),
         ('{"version": 1, "files": {"a": 3}}', "is damaged"),
     ],
 )  # fmt: skip

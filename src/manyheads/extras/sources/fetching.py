@@ -103,7 +103,9 @@ class Lock:
     def save(self) -> None:
         """Write it, if it has changed. Raises: SaveError: it cannot be written."""
         if self.is_changed:
-            write_text(self.path, json.dumps({"version": VERSION, "files": self.files}, indent=1, sort_keys=True) + "\n")
+            write_text(
+                self.path, json.dumps({"version": VERSION, "files": self.files}, indent=1, sort_keys=True) + "\n"
+            )
 
 
 def check_address(url: str) -> SplitResult:

@@ -178,7 +178,9 @@ def find(one: Wanted, fetcher: fetching.Fetcher, *, is_pairs: bool) -> Found:
     if files and is_pairs:
         found = _sides(one, files, fetcher.languages)
         if any(map(_is_table, found)):
-            _say_unread(one, [path for path in files if path not in found], "beside tables they are not looked at", fetcher)
+            _say_unread(
+                one, [path for path in files if path not in found], "beside tables they are not looked at", fetcher
+            )
         files = found
     elif any(map(is_shard, files)):
         files, others = [path for path in files if _is_text(path)], [path for path in files if not _is_text(path)]
