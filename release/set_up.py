@@ -216,6 +216,11 @@ def write_constraints(environment: Path, spec: str) -> Path:
     return path
 
 
+def _text(reason: object) -> str:
+    text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+    return text.strip()[-500:].rstrip(".")
+
+
 def summary(environment: Path) -> str:
     """Return the number of packages and their size on disk."""
     places = list(environment.glob("lib/python3*/site-packages"))
@@ -224,13 +229,22 @@ def summary(environment: Path) -> str:
     return f"{environment}: {count} packages, {size / 1e9:.2f} GB"
 
 
+def _has_pip(python: Path) -> bool:
+    """Return whether an environment is there and whole."""
+    try:
+        done = subprocess.run([str(python), "-m", "pip", "--version"], capture_output=True, check=False)
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
 def set_up(environment: Path, extras: str, spec: str, index: str, *, cpu_index: str = CPU_INDEX) -> None:
     """Make or complete the environment.
 
     Raises: SetUpError: pip failed.
     """
     python = environment / "bin" / "python"
-    if not python.exists():
+    if not _has_pip(python):  # also what an interrupted set-up left
         print(f"Setting up {environment}, once.", flush=True)
         venv.create(environment, with_pip=True)
     constraints = write_constraints(environment, spec)
@@ -256,6 +270,13 @@ def main() -> int:
     except SetUpError as error:
         print(error, file=sys.stderr)
         return 2
+    except (OSError, subprocess.CalledProcessError) as error:  # venv's are of both kinds
+        reason = getattr(error, "output", None) or error
+        print(f"set-up: {options.environment} cannot be made: {_text(reason)}.", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nset-up: interrupted; the same command goes on.", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -91,8 +91,8 @@ def notebook_of(page: str) -> Any:
     import nbformat
 
     path = DOCS / f"{page}.md"
-    if not path.is_file():
-        raise NotebookError(f"there is no page {path.relative_to(ROOT)}; pages with notebooks: {', '.join(PAGES)}.")
+    if not path.resolve().is_relative_to(DOCS) or not path.is_file():
+        raise NotebookError(f"there is no page docs/{page}.md; pages with notebooks: {', '.join(PAGES)}.")
     text = path.read_text(encoding="utf-8")
     if page.startswith(IN_CHINESE):
         text = chinese.in_one_line(chinese.pair_of(f"docs/{page}.md").text())
@@ -207,6 +207,10 @@ def run(notebook: Any, page: str, folder: Path) -> None:
         raise NotebookError(
             f"docs/{page}.md has a cell that runs for more than {CELL_SECONDS:,} s; do less there."
         ) from None
+    except (OSError, RuntimeError) as error:  # its program is gone, or ends at its start
+        raise NotebookError(
+            f"the kernel python3 cannot be started: {error}; pip install --force-reinstall ipykernel."
+        ) from None
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "code":
             cell.outputs = limited(cell, f"docs/{page}.md, cell {number}", str(folder))
@@ -276,7 +280,12 @@ def keep_outputs(notebook: Any, path: Path) -> None:
     """
     import nbformat
 
-    stored = nbformat.read(path, as_version=4) if path.is_file() else None
+    try:
+        stored = nbformat.read(path, as_version=4) if path.is_file() else None
+    except (ValueError, KeyError, nbformat.ValidationError):
+        raise NotebookError(
+            f"{path.relative_to(ROOT)} is damaged; restore it, or run its page: make notebooks."
+        ) from None
     old = [cell for cell in stored.cells if cell.cell_type == "code"] if stored else []
     new = [cell for cell in notebook.cells if cell.cell_type == "code"]
     if [cell.source for cell in old[1:]] != [cell.source for cell in new[1:]] or not old:

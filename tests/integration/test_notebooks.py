@@ -163,6 +163,8 @@ def test_a_picture_becomes_small_enough(script: Any) -> None:
     ("page", "said"),
     [
         ("no-such-page", "there is no page docs/no-such-page.md; pages with notebooks: tutorials/attention, "),
+        ("../README", "there is no page docs/../README.md; pages with notebooks: "),
+        ("/etc/hostname", "there is no page docs//etc/hostname.md; pages with notebooks: "),
         ("words", "docs/words.md has no block of code to run, so it makes no notebook"),
     ],
 )
@@ -192,6 +194,26 @@ def test_no_kernel_and_too_large_get_one_sentence(script: Any, tmp_path: Path, m
     with pytest.raises(script.NotebookError, match=r"a\.ipynb would have [0-9,]+ bytes, more than 100"):
         script.write(notebook, tmp_path / "a.ipynb")
     assert not (tmp_path / "a.ipynb").exists()
+    for content in ("", "{", "[]", "{}", '{"nbformat": 4, "nbformat_minor": 5, "cells": 3}'):
+        (tmp_path / "b.ipynb").write_text(content)
+        with pytest.raises(script.NotebookError, match=r"b\.ipynb is damaged; restore it"):
+            script.keep_outputs(notebook, tmp_path / "b.ipynb")
+
+
+@pytest.mark.parametrize("program", ["/no/such/python", sys.executable])
+def test_a_kernel_that_cannot_be_started_gets_one_sentence(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    folder = tmp_path / "kernels" / "python3"
+    folder.mkdir(parents=True)
+    kernel = {"argv": [program, "-c", "raise SystemExit(1)"], "display_name": "Python 3", "language": "python"}
+    (folder / "kernel.json").write_text(json.dumps(kernel))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    monkeypatch.setattr("jupyter_client.kernelspec.KernelSpecManager.ensure_native_kernel", False)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1")])
+    with pytest.raises(script.NotebookError, match="the kernel python3 cannot be started"):
+        script.run(notebook, "heads", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -171,3 +171,29 @@ def test_torch_is_installed_once_and_failures_have_pip_s_words(
     assert "torch==2.13.0" in (python.parents[1] / "constraints.txt").read_text().splitlines()
     with pytest.raises(set_up.SetUpError, match=r"(?s)No matching distribution.*could not install nothing"):
         real(python, "nothing", ["no-such-package-anywhere"])
+
+
+def test_an_interrupted_set_up_is_made_whole_and_a_place_that_is_none_is_named(
+    set_up: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    venv.create(tmp_path / "venv")  # as Ctrl-C leaves it: Python, and no pip yet
+    monkeypatch.setattr(set_up, "choose_torch", lambda *_, **__: None)
+    installed: list[str] = []
+    monkeypatch.setattr(set_up, "install", lambda python, what, arguments: installed.append(what))
+    monkeypatch.setattr(sys, "argv", ["set_up.py", str(tmp_path / "venv")])
+    assert set_up.main() == 0
+    assert installed == ["manyheads[plot]"]
+    assert list((tmp_path / "venv").glob("lib/python3*/site-packages/pip"))
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "argv", ["set_up.py", str(tmp_path / "file" / "venv")])
+    capsys.readouterr()
+    assert set_up.main() == 2
+    assert f"set-up: {tmp_path / 'file' / 'venv'} cannot be made: " in capsys.readouterr().err
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(set_up, "choose_torch", interrupt)
+    monkeypatch.setattr(sys, "argv", ["set_up.py", str(tmp_path / "venv")])
+    assert set_up.main() == 130
+    assert "the same command goes on" in capsys.readouterr().err

@@ -303,6 +303,7 @@ ENCODINGS = {
     b"\xfe\xff": ("begins with the byte order mark of UTF-16", "convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW"),
 }
 PACKED = {
+    b"\x1f\x8b\x08": ("is packed twice, inside by gzip", "unpack it once: gzip -dc FILE > NEW"),
     b"\xfd7zXZ\0": ("is an xz file", "unpack it: xz -dc"),
     b"\x28\xb5\x2f\xfd": ("is a zstd file", "unpack it: zstd -dc"),
     b"PK\x03\x04": ("is a zip file", "unpack it: unzip -p"),

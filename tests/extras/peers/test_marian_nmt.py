@@ -260,7 +260,33 @@ def _bomb(folder: Path) -> None:
     np.savez_compressed(folder / "model.npz", **npz(folder / "model.npz"), zeros=np.zeros(2**25, np.float32))
 
 
+def _shape(folder: Path, header: str, content: bytes = b"") -> None:
+    """An array with a header as it is given."""
+    import zipfile
+
+    with zipfile.ZipFile(folder / "model.npz", "a") as archive:
+        line = header.encode().ljust(117) + b"\n"
+        archive.writestr("odd.npy", b"\x93NUMPY\x01\x00" + len(line).to_bytes(2, "little") + line + content)
+
+
+def _header(**changes: Any) -> str:
+    return str({"descr": "<f4", "fortran_order": False, "shape": (2,), **changes})
+
+
+def _name(folder: Path) -> None:
+    """A name in the archive that is not UTF-8."""
+    _with(folder, ä=np.zeros(3, np.float32))
+    path = folder / "model.npz"
+    path.write_bytes(path.read_bytes().replace("ä".encode(), b"\xff\xff"))
+
+
 DAMAGES: dict[str, tuple[Any, str]] = {
+    "negative sizes": (lambda f: _shape(f, _header(shape=(-1, -1)), bytes(4)), "odd is not an intact array"),
+    "a size beyond all limits": (lambda f: _shape(f, _header(shape=(0, 2**70))), "odd is not an intact array"),
+    "numbers of 16 bytes": (lambda f: _with(f, odd=np.zeros(3, np.longdouble)), "odd is not an intact array"),
+    "a header that is cut off": (lambda f: _shape(f, "{'descr': ("), "odd is not an intact array"),
+    "a header without a type": (lambda f: _shape(f, _header(descr=())), "odd is not an intact array"),
+    "a name that is not UTF-8": (_name, "not an intact .npz"),
     "int8": (lambda f: _with(f, encoder_l1_self_Wq=np.zeros((16, 16), np.int8)), "int8"),
     "pickle": (lambda f: _with(f, x=np.array([{}], object)), "x is not an intact array"),
     "a header that lies": (_lying, "huge is not an intact array"),

@@ -19,7 +19,7 @@ from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml, to_yaml
 from manyheads.data.corpora import NOTICES, load_tatoeba
 from manyheads.decoding.translator import Translator
-from manyheads.errors import ConfigError, ModelFileError
+from manyheads.errors import ConfigError, ModelFileError, SaveError
 from manyheads.evaluation.bleu import corpus_bleu
 from manyheads.extras.sample_model import making, packaged
 from manyheads.models.pretrained import data_notice, save_pretrained
@@ -191,6 +191,29 @@ def test_the_packaged_model_has_the_bleu_of_its_card() -> None:
     assert stated is not None
     assert found.value == pytest.approx(float(stated[1]), abs=0.3)
     assert found.signature == stated[2].replace("\\|", "|")
+
+
+@has_model
+def test_an_empty_folder_becomes_the_model_if_it_can_be_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert packaged.copy_model(tmp_path / "empty")
+    assert not packaged.copy_model(tmp_path / "empty")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    for place in (Path(), tmp_path / "here", tmp_path / "link"):
+        with pytest.raises(SaveError, match=r"is empty and cannot be replaced .*; name a new folder in it"):
+            packaged.copy_model(place)
+    assert Path.cwd() == tmp_path / "here"
+    (tmp_path / "nowhere").symlink_to("gone")
+    with pytest.raises(SaveError, match="is a link to nothing"):
+        packaged.copy_model(tmp_path / "nowhere")
+    (tmp_path / "nowhere").unlink()
+    with pytest.raises(SaveError, match=r"File name too long .* choose another"):
+        packaged.copy_model(tmp_path / ("x" * 300))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "here", "link"]
 
 
 @has_model

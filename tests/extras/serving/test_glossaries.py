@@ -78,8 +78,11 @@ def test_version_3(keyed: TestClient) -> None:
     pair = {"source_lang": "en", "target_lang": "de"}
     changed = {"dictionaries": [{**pair, "entries": "Hungry\tHund\nnew\tneu", "entries_format": "tsv"}]}
     assert keyed.patch(place, json={"name": "more", **changed}).json()["dictionaries"][0]["entry_count"] == 3
+    twice = {"dictionaries": [{**pair, "entries": f"{word}\t{word}"} for word in ("one", "two")]}
+    assert keyed.patch(place, json=twice).json()["dictionaries"][0]["entry_count"] == 5
+    assert keyed.patch(place, json={"name": ""}).status_code == 400
     [terms] = keyed.get(f"{place}/entries", params=pair).json()["dictionaries"]
-    assert terms["entries"] == "Hungry\tHund\nstation\tKatze\nnew\tneu"
+    assert terms["entries"] == "Hungry\tHund\nstation\tKatze\nnew\tneu\none\tone\ntwo\ttwo"
     put = keyed.put(f"{place}/dictionaries", json={**pair, "entries": "a,b,en,de\n", "entries_format": "csv"})
     assert put.json() == {**pair, "entry_count": 1}
     assert keyed.get(place).json()["name"] == "more"
@@ -226,6 +229,8 @@ def test_terms_are_read_anew_after_a_change(folder: Path) -> None:
 def test_lines_of_other_systems() -> None:
     assert parse_entries("a\tb\r\n\r\nc\td", "tsv", ("en", "de")) == (("a", "b"), ("c", "d"))
     assert parse_entries('"a, b",c\r\n', "csv", ("en", "de")) == (("a, b", "c"),)
+    for kind, lines in (("tsv", "\ufeffa\tb"), ("csv", '\ufeff"a",b')):  # as Excel begins a file
+        assert parse_entries(lines, kind, ("en", "de")) == (("a", "b"),)
 
 
 def test_only_with_keys_and_a_folder(settings: ServingSettings, client: TestClient, tmp_path: Path) -> None:

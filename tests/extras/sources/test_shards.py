@@ -87,6 +87,18 @@ def test_shards_of_pairs_are_one_stream_with_any_number_of_processes(
     assert made[0] == made[1] == made[2]
 
 
+def test_the_keys_are_those_of_the_first_record_also_if_the_first_shards_are_empty(
+    prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    rows = [json.dumps({"translation": {"en": en, "de": de}}) for en, de in zip(EN, DE, strict=True)]
+    (folder / "a.jsonl").write_bytes(b"")
+    pyarrow.parquet.write_table(pyarrow.table({"translation": pyarrow.array([], pyarrow.null())}), folder / "b.parquet")
+    (folder / "c.jsonl").write_bytes(text(["", *rows]))
+    assert prepare("--from", folder, *VALID, *LANGUAGES) == 0, capsys.readouterr().err
+
+
 def test_encoding_in_several_processes_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyheads.data.language.preparing.PART_BYTES", 40)
     monkeypatch.setattr("manyheads.data.translation.preparing.PART_ROWS", 4)
@@ -151,6 +163,7 @@ def test_shards_of_texts_at_an_address(manyheads: Run, tmp_path: Path, capsys: p
         memory.rm("/bucket", recursive=True)
 
 
+HALF = b'{"text": "half \\ud800"}\n'
 BAD = {
     "plain http": ("http://example.org/a.jsonl", ["only https"]),
     "https without its kind": ("https://example.org/a.jsonl", ["url:https"]),
@@ -166,6 +179,9 @@ BAD = {
     "no Parquet file": ("memory://bad/a.parquet", ["not an intact Parquet file"]),
     "no JSON": ("memory://bad/b.jsonl", ["line 6 "]),
     "not UTF-8": ("memory://bad/c.jsonl", ["line 5 is not UTF-8", "byte offset 168"]),
+    "half a surrogate pair": ("memory://bad/e.jsonl", ["line 2 holds half a surrogate pair", "--on-bad-utf8"]),
+    "a text that is null": ("memory://bad/f.jsonl", ["line 1: the value of 'text' is not text: 'None'"]),
+    "a column that is not UTF-8": ("memory://bad/f.parquet", ["not an intact Parquet file", "utf-8"]),
     "no text in it": ("memory://bad/d.jsonl", ["line 1 has no text under", '"title"']),
     "other columns": ("memory://bad/d.parquet", ["has no text under", '"title"']),
 }
@@ -176,11 +192,15 @@ def test_bad_shards(kind: str, manyheads: Run, tmp_path: Path, capsys: pytest.Ca
     line = text([json.dumps({"text": "a line of thirty characters."})])
     table = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(pyarrow.table({"title": ["x"]}), table)
+    bad = pyarrow.BufferOutputStream()
+    letters = pyarrow.Array.from_buffers(pyarrow.string(), 1, pyarrow.array([b"\xff"]).buffers())
+    pyarrow.parquet.write_table(pyarrow.table({"text": letters}), bad)
     memory = fsspec.filesystem("memory")
     for name, content in {
         "a.jsonl": line, "a.jsonl.zst": line, "cut.jsonl.zst": zst(line * 9)[:-5], "a.parquet": line,
         "b.jsonl": line * 5 + b"{\n", "c.jsonl": line * 4 + line[:4] + b"\xff\n", "d.jsonl": b'{"title": "x"}\n',
-        "d.parquet": table.getvalue().to_pybytes(),
+        "d.parquet": table.getvalue().to_pybytes(), "e.jsonl": line + HALF, "f.jsonl": b'{"text": null}\n',
+        "f.parquet": bad.getvalue().to_pybytes(),
     }.items():  # fmt: skip
         memory.pipe_file(f"/bad/{name}", content)
     try:
@@ -193,6 +213,18 @@ def test_bad_shards(kind: str, manyheads: Run, tmp_path: Path, capsys: pytest.Ca
         assert not list((tmp_path / "cache").rglob("*.part"))
     finally:
         memory.rm("/bad", recursive=True)
+
+
+@pytest.mark.parametrize(("way", "lines", "count"), [("replace", 11, "replaced"), ("skip", 10, "skipped")])
+def test_half_a_surrogate_pair_in_a_text_is_replaced_or_skipped(
+    way: str, lines: int, count: str, manyheads: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(text([json.dumps({"text": line}) for line in EN]) + HALF)
+    command = ("prepare", "--task", "lm", "--level", "words", "--from", tmp_path / "a.jsonl", "--valid-bytes", "25")
+    assert manyheads(*command, "--on-bad-utf8", way, "-o", tmp_path / "data") == 0
+    counts = TextData.open(tmp_path / "data").manifest["counts"]
+    assert counts["train"]["lines"] + counts["valid"]["lines"] == lines
+    assert counts["train"][f"bad_utf8_{count}"] == 1
 
 
 def test_a_shard_that_vanished_after_it_was_listed(

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -45,9 +46,9 @@ def tsv(start: int, end: int) -> bytes:
     return text([f"{en}\t{de}" for en, de in zip(EN[start:end], DE[start:end], strict=True)])
 
 
-def as_zip(files: dict[str, bytes]) -> bytes:
+def as_zip(files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
     return buffer.getvalue()
@@ -300,6 +301,9 @@ def test_sacrebleu_gives_test_sets_only(
     assert prepare(*arguments, "--test-from", "sacrebleu:wmt14/en-de") == 0, capsys.readouterr().err
     assert counts(tmp_path / "data")["test"] == 2
     shutil.rmtree(tmp_path / "data")
+    (tmp_path / "ref").write_bytes(text(DE[7:9]))
+    changed = prepare(*arguments, "--test-from", "sacrebleu:wmt14/en-de")
+    refused(changed, capsys, tmp_path, "sacrebleu:wmt14/en-de/reference has changed", "--update")
     refused(prepare("--from", "sacrebleu:wmt14/en-de", "--valid-count", "2"), capsys, tmp_path, "is a test set")
     refused(prepare(*arguments, "--test-from", "sacrebleu:wmt41/en-de"), capsys, tmp_path, "Did you mean")
     refused(prepare(*arguments, "--test-from", "sacrebleu:wmt14/en-dd"), capsys, tmp_path, "direction 'en-dd'")
@@ -343,7 +347,9 @@ def test_opus_and_mtdata_are_a_program_of_their_own(
     turned = ("--source-lang", "fr", "--target-lang", "it", "--valid-count", "2")
     refused(prepare("--from", "opus:books-v1-deu-eng", *turned), capsys, tmp_path, "[deu-eng]")
     refused(prepare("--from", "opus:books", "--valid-count", "2"), capsys, tmp_path, "lang1-lang2")
-    monkeypatch.delenv("MANYHEADS_MTDATA")
+    monkeypatch.setenv("MANYHEADS_MTDATA", '"uvx mtdata')
+    refused(prepare("--from", "mtdata:a-b-1-deu-eng", *arguments[2:]), capsys, tmp_path, "which is no command")
+    monkeypatch.setenv("MANYHEADS_MTDATA", " ")
     monkeypatch.setenv("PATH", str(tmp_path))
     refused(prepare("--from", "mtdata:a-b-1-deu-eng", *arguments[2:]), capsys, tmp_path, "install uv or pipx")
 
@@ -358,16 +364,33 @@ BAD = {
     "a private network": (["url:https://10.1.2.3/a.tsv"], ["private network"]),
     "this machine by its name": (["url:https://localhost/a.tsv"], ["private network"]),
     "version 6": (["url:https://[::1]/a.tsv"], ["private network"]),
+    "version 4 in version 6": (["url:https://[64:ff9b::a00:1]/a.tsv"], ["private network"]),
+    "version 4 in an address of 6to4": (["url:https://[2002:7f00:1::]/a.tsv"], ["private network"]),
+    "many receivers": (["url:https://224.0.0.1/a.tsv"], ["private network"]),
     "a password": (["url:https://me:secret@example.org/a.tsv"], ["without a password"]),
     "no network": (["url:https://no-such-host.invalid/a.tsv"], ["cannot be fetched", "Check the network"]),
     "not there": (["url:{site}/missing.tsv"], ["404"]),
     "a redirect to another scheme": (["url:{site}/ftp"], ["redirects to another place", "only https"]),
     "a redirect to a private address": (["url:{site}/private"], ["redirects to another place", "private network"]),
+    "a redirect to no address": (["url:{site}/bracket"], ["redirects to another place", "Invalid IPv6 URL"]),
+    "a host with an empty part": (["url:https://a..example.org/a.tsv"], ["is not an address", "empty or too long"]),
+    "a host with a long part": ([f"url:https://{'a' * 64}.org/a.tsv"], ["is not an address", "empty or too long"]),
     "a redirect to itself": (["url:{site}/loop"], ["more than 5 times"]),
     "too large": (["url:{site}/a.tsv", "--most-bytes", "100"], ["at most 100 bytes", "--most-bytes"]),
     "an archive that is a bomb": (["url:{site}/bomb.zip"], ["expands to more than"]),
     "an archive with a link": (["url:{site}/link.tar.gz"], ["a link or a device"]),
     "an archive that leads out": (["url:{site}/out.tar.gz"], ["outside of the folder"]),
+    "an archive with a file in a file": (["url:{site}/inside.tar.gz"], ["has a.tsv/b.tsv twice"]),
+    "an archive with a name that is not UTF-8": (["url:{site}/name.zip"], ["name.zip is not an intact archive"]),
+    "bzip2 that is damaged": (["url:{site}/bzip2.zip"], ["bzip2.zip is not an intact archive"]),
+    "lzma that is damaged": (["url:{site}/lzma.zip"], ["lzma.zip is not an intact archive"]),
+    "an archive in an archive": (["url:{site}/nested.zip"], ["inner.zip", "unpack it, and give the folder"]),
+    "an empty archive": (["url:{site}/empty.zip"], ["has no files of data for the train split"]),
+    "an archive with a long name": (["url:{site}/long.zip"], ["long.zip has a file whose name is too long"]),
+    "gzip in gzip": (["url:{site}/twice.tsv.gz"], ["is packed twice", "gzip -dc"]),
+    "gzip in gzip, records": (["url:{site}/twice.jsonl.gz", *LANGUAGES], ["is packed twice", "gzip -dc"]),
+    "an archive of three bytes": (["url:{site}/three.tar.gz"], ["three.tar.gz is not an intact archive"]),
+    "an archive with an empty name": (["url:{site}/nameless.zip"], ["whose place is outside"]),
     "a damaged archive": (["url:{site}/damaged.zip"], ["not an intact archive"]),
     "a split that is not there": (["url:{site}/only-test.zip"], ["no train split"]),
     "a side that is missing": (["url:{site}/one-side.zip", *LANGUAGES], ["no file train.de beside it"]),
@@ -387,17 +410,28 @@ def test_bad_input(
         "/bomb.zip": as_zip({"a.tsv": b"a\tb\n" * 100_000}),
         "/link.tar.gz": as_tar({"train.tsv": b""}, type=tarfile.SYMTYPE, linkname="/etc/passwd"),
         "/out.tar.gz": as_tar({"../../train.tsv": tsv(0, 3)}),
+        "/inside.tar.gz": as_tar({"a.tsv": tsv(0, 3), "a.tsv/b.tsv": tsv(0, 3)}),
+        "/name.zip": as_zip({"ä.tsv": tsv(0, 3)}).replace("ä".encode(), b"\xff\xff"),
+        "/bzip2.zip": as_zip({"a.tsv": b"x" * 90}, zipfile.ZIP_BZIP2).replace(b"1AY&SY", b"1AX&SY"),
+        "/lzma.zip": as_zip({"a.tsv": b"x" * 90}, zipfile.ZIP_LZMA).replace(b"\x05\0]\0", b"\x05\0\xff\xff"),
+        "/nested.zip": as_zip({"inner.zip": as_zip(CORPUS)}),
+        "/empty.zip": as_zip({}),
+        "/long.zip": as_zip({"x" * 300: tsv(0, 3)}),
+        **{f"/twice.{end}.gz": gzip.compress(gzip.compress(tsv(0, 9))) for end in ("tsv", "jsonl")},
+        "/three.tar.gz": as_tar(CORPUS)[:3],
+        "/nameless.zip": as_zip({"n.tsv": tsv(0, 3)}).replace(b"n.tsv", b"\0.tsv"),
         "/damaged.zip": as_zip(CORPUS)[:-30],
         "/only-test.zip": as_zip({"test.en": text(EN), "test.de": text(DE)}),
         "/one-side.zip": as_zip({"train.en": text(EN)}),
     }
     site.redirects = {"/ftp": "ftp://example.org/a", "/loop": "/loop", "/private": "https://192.168.0.1/a"}
+    site.redirects["/bracket"] = "https://[::1"
     arguments, words = BAD[kind]
     given = [one.replace("{site}", site.url) for one in arguments]
     refused(prepare("--from", *given, "--valid-count", "2"), capsys, tmp_path, *words)
     cache = tmp_path / "cache"
     left = [path.name for path in cache.rglob("*") if path.is_dir() and path.name.endswith(".files")]
-    assert left == [name for name in left if name.startswith(("only-test", "one-side"))]
+    assert left == [name for name in left if name.startswith(("only-test", "one-side", "nested", "empty"))]
     assert not list(cache.rglob("*.tmp-*"))
 
 
@@ -411,6 +445,61 @@ def test_what_a_source_lacks_is_said_in_order(
     held = "--valid-bytes" if task else "--valid-count"
     both = ("--from", tmp_path / "a.tsv", "--valid-from", tmp_path / "a.tsv", held, "5")
     refused(prepare(*task, *both), capsys, tmp_path, "leave it out where --valid-from is given")
+
+
+def test_what_a_folder_of_pairs_has_beside_tables_is_named_and_a_pipe_is_refused(
+    prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    for name, content in (("train.tsv", tsv(0, 10)), ("train.en", text(EN)), ("train.de", text(DE))):
+        (folder / name).write_bytes(content)
+    assert prepare("--from", folder, "--valid-count", "2", *LANGUAGES) == 0
+    assert "not read, because beside tables they are not looked at: train.de, train.en" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "data")
+    os.mkfifo(folder / "train.2.tsv")
+    refused(prepare("--from", folder, "--valid-count", "2"), capsys, tmp_path, "train.2.tsv is a pipe")
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        ("", "cannot be read as JSON"), ("[]", "must hold one JSON object"),
+        ('{"version": 2, "files": {}}', "version 2"),
+        ('{"version": 1, "files": {"a": 3}}', "is damaged"),
+    ],
+)  # fmt: skip
+def test_a_damaged_lock_has_a_remedy(
+    content: str, word: str, prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sources.lock").write_text(content)
+    (tmp_path / "a.tsv").write_bytes(tsv(0, 10))
+    refused(prepare("--from", tmp_path / "a.tsv", "--valid-count", "2"), capsys, tmp_path, word, "; restore it, or")
+
+
+def test_an_archive_on_the_disk_that_was_replaced_is_unpacked_again(
+    prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = tmp_path / "a.zip"
+    for end in (8, 10):
+        archive.write_bytes(as_zip({"a.tsv": tsv(0, end)}))
+        assert prepare("--from", archive, "--valid-count", "2", "--replace") == 0
+        assert counts(tmp_path / "data") == {"train": end - 2, "valid": 2}
+    shutil.rmtree(tmp_path / "data")
+    shutil.rmtree(tmp_path / "a.zip.files")
+    (tmp_path / "a.zip.files").mkdir()
+    (tmp_path / "a.zip.files" / "notes.txt").write_text("mine")
+    refused(prepare("--from", archive, "--valid-count", "2"), capsys, tmp_path, "holds something else")
+    assert (tmp_path / "a.zip.files" / "notes.txt").read_text() == "mine"
+
+
+def test_a_proxy_that_is_no_address(
+    prepare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MANYHEADS_SOURCES", str(tmp_path / "cache"))
+    monkeypatch.setenv("https_proxy", "proxy:port")
+    source = "url:https://example.org/a.tsv"
+    refused(prepare("--from", source, "--valid-count", "2"), capsys, tmp_path, "https_proxy is no address")
 
 
 def test_a_disk_that_is_too_small(

@@ -80,18 +80,30 @@ def mended(texts: list[str], where: str, on_bad_utf8: OnBadUtf8, report: ReadRep
     Returns: None for a pair that is skipped because of half a surrogate pair.
     Raises: DataError: there is one, and `on_bad_utf8` is `fail`.
     """
-    broken = sum(HALF_PAIR.search(text) is not None for text in texts)
-    if broken and on_bad_utf8 == "fail":
+    whole = [whole_text(text, where, on_bad_utf8, report) for text in texts]
+    if None in whole:
+        return None
+    report.line_breaks_replaced += any("\n" in text for text in texts)
+    first, second = (one_line(text or "") for text in whole)
+    return first, second
+
+
+def whole_text(text: str, where: str, on_bad_utf8: OnBadUtf8, report: ReadReport) -> str | None:
+    """Return a text of a JSON object without half surrogate pairs; None: it is skipped because of one.
+
+    Raises: DataError: there is one, and `on_bad_utf8` is `fail`.
+    """
+    if HALF_PAIR.search(text) is None:
+        return text
+    if on_bad_utf8 == "fail":
         raise DataError(
             f"{where} holds half a surrogate pair (as \\ud800), which is not valid Unicode text."
             " Correct it, or let --on-bad-utf8 replace it."
         )
-    if broken and on_bad_utf8 == "skip":
+    if on_bad_utf8 == "skip":
         return None
-    report.bad_utf8_replaced += broken
-    report.line_breaks_replaced += any("\n" in text for text in texts)
-    first, second = (one_line(HALF_PAIR.sub("\ufffd", text)) for text in texts)
-    return first, second
+    report.bad_utf8_replaced += 1
+    return HALF_PAIR.sub("\ufffd", text)
 
 
 def preview(text: str) -> str:

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import math
 import re
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -49,6 +51,11 @@ _MODEL_FILE = "special:model.yml"
 _MAX_TENSORS = 20_000
 _EXPANSION, _MAX_SPARE_BYTES = 4, 64 * 2**20
 """Weights hardly become smaller by compression: a file whose content is so much larger is no model."""
+_DAMAGES = (
+    *(OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error, lzma.LZMAError),
+    ValueError,  # a name that is not UTF-8
+)
+_BAD_HEADERS = (ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, tokenize.TokenError)
 _NEVER = -1e4
 """The bias of rows without a piece."""
 _LOGITS, _PADDED = "decoder_ff_logit_out", ("Wemb", "encoder_Wemb", "decoder_Wemb")
@@ -350,7 +357,7 @@ def read_npz(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 if name in arrays:
                     raise ModelFileError(f"{path} has the array {name} twice.")
                 arrays[name] = _array(archive.read(member), f"{path}: {name}")
-    except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
+    except _DAMAGES as error:
         raise ModelFileError(f"{path} is not an intact .npz file: {error}.") from error
     if _MODEL_FILE not in arrays:
         raise ModelFileError(f"{path} has no {_MODEL_FILE}, the options of a model of Marian; is it another .npz file?")
@@ -384,12 +391,13 @@ def _array(content: bytes, where: str) -> np.ndarray:
             raise ValueError(f"version {version} of the format is unknown")
         shape, is_transposed, dtype = read_header(stream)
         expected = math.prod(shape) * dtype.itemsize
-        if dtype.hasobject or dtype.kind not in "fiub" or len(content) - stream.tell() != expected:
+        is_kind = dtype.kind in "fiub" and dtype.itemsize <= 8
+        if dtype.hasobject or not is_kind or len(content) - stream.tell() != expected:
             raise ValueError(f"{len(content) - stream.tell():,} bytes are no array of {dtype} with shape {shape}")
         numbers = np.frombuffer(content, dtype, offset=stream.tell())
-    except (ValueError, SyntaxError, TypeError) as error:
+        array = numbers.reshape(shape, order="F" if is_transposed else "C")
+    except _BAD_HEADERS as error:
         raise ModelFileError(f"{where} is not an intact array of numbers: {error}.") from error
-    array = numbers.reshape(shape, order="F" if is_transposed else "C")
     return np.array(array, dtype=dtype.newbyteorder("="), order="C")
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from manyheads.errors import CheckpointError, ModelFileError, SaveError
-from manyheads.files.commit import write_folder
+from manyheads.files.commit import saving, write_folder
 from manyheads.files.verify import MANIFEST, verify_folder
 
 FOLDER = Path(__file__).parent / "model"
@@ -35,18 +36,20 @@ def copy_model(target: Path) -> bool:
     Raises: ModelFileError: see `packaged_model`. SaveError: the folder holds something else, or cannot be written.
     """
     files = {path.name: path.read_bytes() for path in sorted(packaged_model().iterdir()) if path.is_file()}
-    if target.is_dir() and any(target.iterdir()):
-        there = {path.name for path in target.iterdir()}
-        same = there >= {*files} and all(_is_file_of(target / name, content) for name, content in files.items())
-        if not same:
-            raise SaveError(
-                f"{target} exists already and is not this model, so it is not replaced; name another folder."
-            )
-        return False
-    if target.exists() and not target.is_dir():
-        raise SaveError(f"{target} is a file, so no model can be written there; name another folder.")
-    if target.is_dir():
-        target.rmdir()
+    with saving(target, sum(map(len, files.values()))):
+        if target.is_dir() and any(target.iterdir()):
+            there = {path.name for path in target.iterdir()}
+            same = there >= {*files} and all(_is_file_of(target / name, content) for name, content in files.items())
+            if not same:
+                raise SaveError(
+                    f"{target} exists already and is not this model, so it is not replaced; name another folder."
+                )
+            return False
+        if os.path.lexists(target) and not target.is_dir():
+            kind = "a link to nothing" if target.is_symlink() and not target.exists() else "a file"
+            raise SaveError(f"{target} is {kind}, so no model can be written there; name another folder.")
+        if target.is_dir():
+            _remove_empty(target)
 
     def write(folder: Path) -> None:
         for name, content in files.items():
@@ -54,6 +57,19 @@ def copy_model(target: Path) -> bool:
 
     write_folder(target, write, manifest=False, needed_bytes=sum(map(len, files.values())), replace=False)
     return True
+
+
+def _remove_empty(folder: Path) -> None:
+    """Make way for a folder that is written in one step. Raises: SaveError: this one cannot be removed."""
+    try:
+        if folder.samefile(Path.cwd()):
+            raise OSError("it is the working folder")
+        folder.rmdir()
+    except OSError as error:  # a mount point, a link
+        raise SaveError(
+            f"{folder} is empty and cannot be replaced by the model's folder: {error.strerror or error}; name a new"
+            f" folder in it, such as {folder / 'en-de'}."
+        ) from None
 
 
 def _is_file_of(path: Path, content: bytes) -> bool:

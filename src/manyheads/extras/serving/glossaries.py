@@ -124,6 +124,7 @@ def parse_entries(text: str, kind: str, pair: tuple[str, str], field: str = "ent
         raise Refusal(422, f"{field}: the format of entries is tsv or csv.", code="invalid", field="entries_format")
     if len(text.encode()) > MOST_BYTES:
         raise too_large(field)
+    text = text.removeprefix("\ufeff")  # of a file that was saved by Excel
     targets: dict[str, str] = {}
     entries: list[tuple[str, str]] = []
     for number, columns in _rows(text, kind, field):

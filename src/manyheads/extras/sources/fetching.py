@@ -23,18 +23,22 @@ from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from manyheads.data.lines import Progress, phase_progress
-from manyheads.errors import DataError
+from manyheads.errors import DataError, ModelFileError
 from manyheads.files.commit import check_free_space, make_folder, remove_folder, saving, write_text
 from manyheads.files.output_safety import locked
 from manyheads.files.safe_open import check_no_link, open_regular, open_to_append, read_limited
 from manyheads.files.verify import read_object
 
-LOCK = "sources.lock"
+LOCK, VERSION = "sources.lock", 1
 TRUSTED: set[str] = set()
 """Origins, such as http://127.0.0.1:8000, that need neither https nor a public address; for tests."""
 MOST_REDIRECTS = 5
 BLOCK_BYTES = 2**20
 SECONDS = 60.0
+_MOST_LABEL = 64
+"""RFC 1035: a part of a name, between dots, is shorter."""
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""RFC 6052: the last four bytes are an address of version 4."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -69,9 +73,16 @@ class Lock:
         path = output.absolute().with_name(LOCK)
         if not path.is_file():
             return cls(path, update)
-        files = read_object(path).get("files")
+        remedy = "restore it, or remove it and fetch again"
+        try:
+            content = read_object(path)
+        except ModelFileError as error:
+            raise DataError(f"{str(error).rstrip('.')}; {remedy}.") from None
+        files, version = content.get("files"), content.get("version")
+        if version != VERSION:
+            raise DataError(f"{path} has the version {version!r}, and only {VERSION} is read; {remedy}.")
         if not isinstance(files, dict) or not all(isinstance(one, dict) for one in files.values()):
-            raise DataError(f"{path} is damaged: it has no `files`; restore it, or remove it and fetch again.")
+            raise DataError(f"{path} is damaged: it has no `files`; {remedy}.")
         return cls(path, update, files)
 
     def check(self, url: str, found: Record) -> None:
@@ -92,7 +103,9 @@ class Lock:
     def save(self) -> None:
         """Write it, if it has changed. Raises: SaveError: it cannot be written."""
         if self.is_changed:
-            write_text(self.path, json.dumps({"version": 1, "files": self.files}, indent=1, sort_keys=True) + "\n")
+            write_text(
+                self.path, json.dumps({"version": VERSION, "files": self.files}, indent=1, sort_keys=True) + "\n"
+            )
 
 
 def check_address(url: str) -> SplitResult:
@@ -112,11 +125,26 @@ def check_address(url: str) -> SplitResult:
     if not host or parts.username is not None or not re.fullmatch(r"[!-~]+", url) or port == 0:
         raise DataError(f"{url} is not an address that is fetched: https://HOST/PATH, without a password or spaces.")
     try:
-        if not ipaddress.ip_address(host).is_global:
+        if not _is_public(host):
             raise DataError(f"{url} is not fetched: {host} is an address of a private network or of this machine.")
-    except ValueError:
-        pass  # a name
+    except ValueError:  # a name
+        if not all(0 < len(label) < _MOST_LABEL for label in host.removesuffix(".").split(".")):
+            raise DataError(f"{url} is not an address: a part of its host is empty or too long.") from None
     return parts
+
+
+def _is_public(address: str) -> bool:
+    """Tell whether an IP address is public, and so is the one of version 4 that is inside one of version 6.
+
+    Raises: ValueError: it is no IP address.
+    """
+    found = ipaddress.ip_address(address.partition("%")[0])
+    inside: list[ipaddress.IPv4Address | None] = []
+    if isinstance(found, ipaddress.IPv6Address):
+        inside = [found.ipv4_mapped, found.sixtofour, *(found.teredo or ())]
+        if found in _NAT64:
+            inside.append(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF))
+    return all(one is None or (one.is_global and not one.is_multicast) for one in (found, *inside))
 
 
 def _origin(parts: SplitResult) -> str:
@@ -127,7 +155,7 @@ def public_address(host: str, port: int) -> str:
     """Return an address of a host. Raises: DataError: one of them is private. OSError: the name is unknown."""
     found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     for address in found:
-        if not ipaddress.ip_address(address.partition("%")[0]).is_global:
+        if not _is_public(address):
             raise DataError(
                 f"{host} is not fetched from: its address {address} is one of a private network or of this machine."
             )
@@ -149,11 +177,25 @@ def _connect(parts: SplitResult) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(host, parts.port, timeout=SECONDS)
     proxy = urllib.request.getproxies().get("https")
     if proxy and not urllib.request.proxy_bypass(host):  # the proxy looks the name up
-        through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        connection = http.client.HTTPSConnection(through.hostname or "", through.port or 8080, timeout=SECONDS)
+        try:
+            through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+            proxy_host, proxy_port = through.hostname or "", through.port or 8080
+        except ValueError as error:
+            raise DataError(f"https_proxy is no address ({error}); it is http://HOST:PORT, or leave it out.") from None
+        connection = http.client.HTTPSConnection(proxy_host, proxy_port, timeout=SECONDS)
         connection.set_tunnel(host, parts.port or 443)
         return connection
     return _PublicConnection(host, parts.port or 443, timeout=SECONDS)
+
+
+def _redirected(url: str, at: str, place: str) -> str:
+    """Return the address that a redirect leads to. Raises: DataError: it is refused."""
+    try:
+        to = urljoin(at, place)
+        check_address(to)
+    except (DataError, ValueError) as error:
+        raise DataError(f"{url} redirects to another place: {str(error).rstrip('.')}.") from None
+    return to
 
 
 @contextmanager
@@ -174,12 +216,7 @@ def _opened(url: str, begin: int, tag: str) -> Iterator[http.client.HTTPResponse
             connection.request("GET", target, headers=headers)
             answer = connection.getresponse()
             if answer.status in _REDIRECTS and (place := answer.getheader("Location")):
-                to = urljoin(at, place)
-                try:
-                    check_address(to)
-                except DataError as error:
-                    raise DataError(f"{url} redirects to another place: {error}") from None
-                at = to
+                at = _redirected(url, at, place)
                 continue
             if answer.status == 416 and begin:  # nothing is left to send, or the file is another one
                 begin = 0

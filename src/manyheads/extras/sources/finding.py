@@ -33,6 +33,8 @@ _SPLIT = re.compile(r"(?:^|[^a-z])(train|training|valid|validation|val|dev|test|
 _SPLIT_OF = {"train": "train", "training": "train", "test": "test", "eval": "test"}
 _TEXTS = (".txt", ".tokens", ".raw")
 _DATA = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".txt", ".tmx", ".tokens", ".raw")
+_PACKED = (".zip", ".7z", ".rar", ".tar", ".tgz", ".xz", ".txz", ".bz2", ".tbz2", ".zst", ".lz4")
+"""Archives inside archives, and others that are not unpacked."""
 MOST_LISTED = 20_000
 CARD, MOST_CARD_BYTES = "README.md", 2**22
 MTDATA_SECONDS = 24 * 3600
@@ -173,16 +175,31 @@ def find(one: Wanted, fetcher: fetching.Fetcher, *, is_pairs: bool) -> Found:
         return Found(tuple(roots), origin)
     listed = [path for root in roots for path in (_listed(root) if root.is_dir() else [root])]
     files = listed if one.kind == ADDRESS else _of_split(one, listed, roots)
-    if is_pairs:
-        files = _sides(one, files, fetcher.languages)
+    if files and is_pairs:
+        found = _sides(one, files, fetcher.languages)
+        if any(map(_is_table, found)):
+            _say_unread(
+                one, [path for path in files if path not in found], "beside tables they are not looked at", fetcher
+            )
+        files = found
     elif any(map(is_shard, files)):
         files, others = [path for path in files if _is_text(path)], [path for path in files if not _is_text(path)]
-        if others:
-            names = ", ".join(path.name for path in others[:3]) + f" and {len(others) - 3} more" * (len(others) > 3)
-            fetcher.said.append(f"{one.name or one.text}: not read, because beside shards they are no text: {names}")
+        _say_unread(one, others, "beside shards they are no text", fetcher)
     if not files:
         raise DataError(f"{one.option} {one.name or one.text} has no files of data for the {one.split} split.")
     return Found(tuple(files), origin, _top(folders[0]) if len(roots) == 1 and folders else None)
+
+
+def _say_unread(one: Wanted, paths: Sequence[Path], why: str, fetcher: fetching.Fetcher) -> None:
+    """Name files of a source that are not read."""
+    if paths:
+        names = ", ".join(path.name for path in paths[:3]) + f" and {len(paths) - 3} more" * (len(paths) > 3)
+        fetcher.said.append(f"{one.name or one.text}: not read, because {why}: {names}")
+
+
+def _is_table(path: Path) -> bool:
+    """Tell whether each record of a file is a pair."""
+    return plain_name(path).endswith(PAIR_FORMS)
 
 
 def _is_text(path: Path) -> bool:
@@ -215,6 +232,8 @@ def _listed(folder: Path) -> list[Path]:
         names[:] = sorted(name for name in names if not name.startswith("."))
         own = {MANIFEST} if place == str(folder) and folder.name.endswith(UNPACKED) else set()  # of `write_folder`
         paths += [Path(place, name) for name in sorted(files) if not name.startswith(".") and name not in own]
+        if odd := next((path for path in paths if path.exists() and not path.is_file()), None):
+            raise DataError(f"{odd} is a pipe, a socket or a device, and no file; take it out of the folder.")
         if len(paths) > MOST_LISTED:
             raise DataError(f"{folder} has more than {MOST_LISTED:,} files; name a folder inside it.")
     return paths
@@ -247,9 +266,14 @@ def _sides(one: Wanted, files: Sequence[Path], languages: tuple[str | None, str 
 
     Raises: ConfigError: the languages are needed. DataError: a side is missing.
     """
-    tables = [path for path in files if plain_name(path).endswith(PAIR_FORMS)]
+    tables = [path for path in files if _is_table(path)]
     if tables:
         return tables
+    if packed := [path.name for path in files if path.suffix.lower() in _PACKED]:
+        raise DataError(
+            f"{one.option} {one.name or one.text} has {packed[0]}, which is packed in a way that is not read here;"
+            " unpack it, and give the folder."
+        )
     plain = {path: path.name.removesuffix(".gz") for path in files}
     ends = {name.rpartition(".")[2] for name in plain.values() if "." in name}
     source, target = languages
@@ -433,13 +457,18 @@ def _from_sacrebleu(one: Wanted, fetcher: fetching.Fetcher) -> tuple[list[Path],
         raise DataError(
             f"{one.text} cannot be fetched by sacreBLEU: {_first_line(error)}. Check the network."
         ) from error
+    for side, path in (("source", source), ("reference", reference)):
+        fetcher.lock.check(f"{one.text}/{side}", fetching.digest_of(Path(path), fetcher.progress, f"checking {side}"))
     return [Path(source), Path(reference)], f"{one.text}, sacreBLEU"
 
 
 def mtdata_program() -> list[str]:
     """Return how mtdata is called, in an environment of its own. Raises: ConfigError: there is no way."""
-    if given := os.environ.get("MANYHEADS_MTDATA"):
-        return shlex.split(given)
+    if given := os.environ.get("MANYHEADS_MTDATA", "").strip():
+        try:
+            return shlex.split(given)
+        except ValueError as error:
+            raise ConfigError(f"MANYHEADS_MTDATA is {given!r}, which is no command: {error}.") from None
     if shutil.which("uvx"):
         return ["uvx", "mtdata"]
     if shutil.which("pipx"):

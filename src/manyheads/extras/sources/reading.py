@@ -55,7 +55,7 @@ def pairs_of(
                 shards.append(path)
                 if files and is_shard(files[0]):
                     continue
-                chosen = keys if any(keys) else _keys_of(shards[0], languages)
+                chosen = keys if any(keys) else _keys_of(shards, languages)
                 both = (chosen[0] or "source", chosen[1] or "target")
                 parts.append(ShardPairs(tuple(shards), both, on_bad_utf8, processes))
                 shards = []
@@ -67,12 +67,12 @@ def pairs_of(
     return ChainedPairs(parts, " + ".join(one.origin for one in found))
 
 
-def _keys_of(path: Path, languages: tuple[str | None, str | None]) -> tuple[str | None, str | None]:
+def _keys_of(shards: Sequence[Path], languages: tuple[str | None, str | None]) -> tuple[str | None, str | None]:
     """Return the keys of records that have one for each language, as data sets of the hub do; otherwise none."""
     source, target = languages
     if source is None or target is None:
         return None, None
-    record = first_record(path)
+    record = next(filter(None, map(first_record, shards)), {})  # the first ones may be empty
     inner = record.get("translation")
     if isinstance(inner, dict) and {source, target} <= inner.keys():
         return f"translation.{source}", f"translation.{target}"

@@ -32,7 +32,7 @@ from manyheads.data.lines import (
     read_chunks,
 )
 from manyheads.data.preparing import in_this_process
-from manyheads.data.translation.readers import json_record, jsonl_pairs, parquet_pairs
+from manyheads.data.translation.readers import json_record, jsonl_pairs, parquet_pairs, preview, whole_text
 from manyheads.errors import DataError, ManyHeadsError, needing_extra
 from manyheads.files.safe_open import open_regular
 
@@ -223,7 +223,7 @@ def _parquet(path: Path) -> Iterator[Any]:
     try:
         with open_regular(path) as content, pyarrow.parquet.ParquetFile(content) as file:
             yield file
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not an intact Parquet file: {_reason(error)}.") from error
 
 
@@ -314,7 +314,10 @@ def _texts_of_lines(block: Lines, on_bad_utf8: OnBadUtf8, report: ReadReport) ->
             report.bad_utf8_skipped += 1
         elif line.strip():
             where = f"{block.path}: line {number}"
-            yield _text_of(json_record(line, where), where)
+            text = _text_of(json_record(line, where), where)
+            whole = whole_text(text, where, on_bad_utf8, report)
+            report.bad_utf8_skipped += whole is None
+            yield (whole or "").encode()
 
 
 def _texts_of_rows(block: Rows) -> Iterator[bytes]:
@@ -325,15 +328,18 @@ def _texts_of_rows(block: Rows) -> Iterator[bytes]:
         number = block.first
         for batch in file.iter_batches(BATCH_ROWS, row_groups=[block.group], columns=names):
             records = batch.to_pylist()
-            yield b"".join(_text_of(one, f"{block.path}: row {row}") for row, one in enumerate(records, number + 1))
+            rows = enumerate(records, number + 1)
+            yield "".join(_text_of(one, f"{block.path}: row {row}") for row, one in rows).encode()
             number += len(records)
 
 
-def _text_of(record: dict[str, Any], where: str) -> bytes:
+def _text_of(record: dict[str, Any], where: str) -> str:
     text = next((record[key] for key in TEXT_KEYS if isinstance(record.get(key), str)), None)
     if text is None:
+        if key := next((key for key in TEXT_KEYS if key in record), None):
+            raise DataError(f"{where}: the value of {key!r} is not text: {preview(str(record[key]))}.")
         raise DataError(_no_text(where, record))
-    return (text if text.endswith("\n") else f"{text}\n").encode("utf-8", "surrogatepass")
+    return text if text.endswith("\n") else f"{text}\n"
 
 
 def _no_text(where: str, names: Iterable[object]) -> str:
@@ -355,6 +361,8 @@ def first_record(path: Path) -> dict[str, Any]:
     if path.name.lower().endswith(".parquet"):
         with _parquet(path) as file:
             return next((record for batch in file.iter_batches(1) for record in batch.to_pylist()), {})
-    block = next(blocks_of_shard(path))
-    first = next(block.texts("replace", ReadReport()), None) if isinstance(block, Lines) else None
-    return json_record(first, str(path)) if first and first.strip() else {}
+    for block in blocks_of_shard(path):
+        for line in block.texts("replace", ReadReport()) if isinstance(block, Lines) else ():
+            if line and line.strip():
+                return json_record(line, str(path))
+    return {}

@@ -129,9 +129,11 @@ def _add_version_3(routes: APIRouter, service: Service) -> None:
         lists = await asyncio.to_thread(_lists, service, body.dictionaries)
 
         def changed(before: Glossary) -> Glossary:
-            known = {one.pair: one for one in before.lists}
-            merged = [known[one.pair].with_entries(one) if one.pair in known else one for one in lists]
-            return Glossary(before.id, body.name or before.name, before.created, before.with_lists(merged).lists)
+            merged = {one.pair: one for one in before.lists}
+            for one in lists:
+                merged[one.pair] = merged[one.pair].with_entries(one) if one.pair in merged else one
+            name = before.name if body.name is None else body.name
+            return Glossary(before.id, name, before.created, tuple(merged.values()))
 
         return JSONResponse(_version_3(await _changed(service, request, glossary_id, changed)))
 
