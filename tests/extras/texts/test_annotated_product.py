@@ -45,6 +45,7 @@ def test_ids_through_the_search(tmp_path: Path, capsys: pytest.CaptureFixture[st
     done = import_folder(tmp_path / "theirs", tmp_path / "ours", from_pickle=True)
     assert done.next_command == f"manyheads translate {tmp_path / 'ours'} --ids"
     assert any("translates ids" in note for note in done.notes)
+    assert any("never writes padding and the start symbol (here 0 and 2)" in note for note in done.notes)
     torch.manual_seed(0)
     sources = [torch.randint(3, 17, (length % 7 + 1,)).tolist() for length in range(60)]
     wanted = [by_the_text(model, ids, 9) for ids in sources]
