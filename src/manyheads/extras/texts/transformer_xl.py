@@ -13,7 +13,6 @@ Tensors are length first; in masks 1 means blocked. Parameters have the original
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, cast
@@ -333,7 +332,7 @@ class MemTransformerLM(nn.Module):
             )
         for memory in mems:
             remedy = "give those of the last call, and none to lanes of another number"
-            if math.prod(shape_of("a memory", memory, "mlen, bsz, d_model")):
+            if 0 not in shape_of("a memory", memory, "mlen, bsz, d_model"):
                 check_shape("a memory", memory, ["mlen", data.shape[1], self.d_model], remedy)
                 check_shape("a memory", memory, [mems[0].shape[0], data.shape[1], self.d_model], remedy)
 

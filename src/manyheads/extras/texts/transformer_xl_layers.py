@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
 import torch
@@ -90,7 +89,7 @@ class _Attention(nn.Module):
     def _context(self, inputs: Tensor, mems: Tensor | None) -> Tensor:
         """Return memory and inputs, (klen, bsz, d_model), as keys and values read them."""
         check_shape("the input", inputs, ["qlen", "bsz", self.d_model])
-        if mems is not None and math.prod(shape_of("mems", mems, "mlen, bsz, d_model")):
+        if mems is not None and 0 not in shape_of("mems", mems, "mlen, bsz, d_model"):
             check_shape("mems", mems, ["mlen", inputs.shape[1], self.d_model], "start a batch of other size without it")
             inputs = torch.cat([mems, inputs])
         return cast(Tensor, self.layer_norm(inputs)) if self.pre_lnorm else inputs
