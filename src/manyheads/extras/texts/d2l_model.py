@@ -33,6 +33,7 @@ from manyheads.extras.texts.common import (
     read_arguments,
     shape_of,
 )
+from manyheads.extras.texts.d2l_tools import Module
 
 _VECTORS = "batch, length, width"
 _SHAPE_ERRORS = (RuntimeError, IndexError)
@@ -309,7 +310,7 @@ class AttentionDecoder(Decoder):
         raise _not_made(self, "attention_weights")
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(Module):
     """An encoder and a decoder.
 
     Editions: EncoderDecoder(encoder, decoder), which returns what the decoder returns; EncoderDecoder(encoder, decoder,
