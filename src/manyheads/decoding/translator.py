@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Unpack, overload
+from typing import TYPE_CHECKING, Unpack, overload
 
 from manyheads.catalogue import shown_as
 from manyheads.decoding.forced import translate_forced
@@ -17,6 +17,9 @@ from manyheads.decoding.text_ids import OnProgress, check_texts
 from manyheads.decoding.translation_model import TranslationModel
 from manyheads.errors import RequestError
 from manyheads.nn.kernels.policy import lines_together
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Scored", "Translation", "Translator"]
 
@@ -152,15 +155,24 @@ class Translator(TranslationModel):
         return [[self._translation(candidate) for candidate in candidates] or [empty] for candidates in found]
 
     def translate_ids(
-        self, sources: Sequence[Sequence[int]], *, stop: Stop | None = None, **overrides: Unpack[DecodingOverrides]
+        self,
+        sources: Sequence[Sequence[int]] | Tensor,
+        *,
+        stop: Stop | None = None,
+        **overrides: Unpack[DecodingOverrides],
     ) -> list[list[int]]:
         """Return the ids of the best translation of each source, without those of its beginning and end.
 
-        Args: sources: ids as the model reads them, with the marks of beginning and end that it was trained with.
-        Raises: as `translate`; see `by_ids`. DataError: an id is outside the model's vocabulary.
+        Args: sources: ids as the model reads them, with the marks of beginning and end that it was trained with; a
+            tensor, too.
+        Raises: as `translate`; see `by_ids`. RequestError: sources is one source. DataError: an id is outside the
+            model's vocabulary.
         """
         translator = self.by_ids()
-        texts = [" ".join(map(str, ids)) for ids in sources]
+        try:
+            texts = [" ".join(map(str, ids.tolist() if hasattr(ids, "tolist") else ids)) for ids in sources]
+        except TypeError:
+            raise RequestError("translate_ids takes several sources, each a list of ids: [[5, 6, 2]].") from None
         found = translator._candidates(texts, translator.options(**overrides), stop)
         return [candidates[0].hypothesis.ids if candidates else [] for candidates in found]
 

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.chunking import in_chunks
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import READABLE, Packed, linear_by, linear_relu
 from manyheads.nn.kernels.reversible import through_sublayers
-from manyheads.nn.shapes import Float
+from manyheads.nn.shapes import Float, check_axes, check_tensors
 
 
 class Linear(nn.Linear):
@@ -242,6 +242,7 @@ class FeedForward(nn.Module):
         return "feed-forward", f"{inner} W₂{b2}"
 
     def forward(self, x: Float[Tensor, "batch length d_model"]) -> Float[Tensor, "batch length d_model"]:
+        check_axes("x", x, "batch, length, d_model" if self.chunk_len else "..., d_model", self.in_proj.in_features)
         return in_chunks(lambda part: self.out_proj(self.dropout(self._inner(part))), x, self.chunk_len)
 
     def _inner(self, x: Tensor) -> Tensor:
@@ -279,6 +280,9 @@ class ReversibleSequence(nn.Module):
         self, x1: Float[Tensor, "batch length d_model"], x2: Float[Tensor, "batch length d_model"]
     ) -> tuple[Float[Tensor, "batch length d_model"], Float[Tensor, "batch length d_model"]]:
         """Return both streams after all layers."""
+        check_tensors(x1=x1, x2=x2)
+        if x1.shape != x2.shape:
+            raise ShapeError(f"x1 has shape {tuple(x1.shape)} and x2 {tuple(x2.shape)}; both streams need one shape.")
         return through_sublayers(self.sublayers, x1, x2, reversible=self.reversible)
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
-from manyheads.nn.shapes import Float, Int
+from manyheads.nn.shapes import Float, Int, check_axes, check_tensors
 
 
 class TokenEmbedding(nn.Embedding):
@@ -49,6 +49,7 @@ class TokenEmbedding(nn.Embedding):
         return "embedded", "√d_model · E[ids]" if self.scale != 1.0 else "E[ids]"
 
     def forward(self, ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length d_model"]:
+        check_tensors(ids=ids)
         return super().forward(ids) * self.scale
 
 
@@ -110,6 +111,7 @@ def sinusoidal_table(
     Returns: float32 for every compute type, because in bfloat16 neighbouring positions would be equal.
     Raises: ConfigError: d_model is below 1, or the layout is unknown.
     """
+    check_axes("positions", positions, "length")
     if d_model < 1:
         raise ConfigError(f"d_model is {d_model}; a position encoding needs at least 1 feature.")
     if layout not in ("interleaved", "halves"):
@@ -206,6 +208,7 @@ class SinusoidalPositions(ExactTable):
         self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
     ) -> Float[Tensor, "batch length d_model"]:
         """Return x plus the encodings of first_position, first_position + 1, ...; summed in float32, in x's type."""
+        check_axes("x", x, "batch, length, d_model", self.d_model)
         return (x + self.rows(first_position, x.shape[1])).to(x.dtype)
 
     def rows(self, first_position: int | Tensor, length: int) -> Tensor:
@@ -270,6 +273,7 @@ class RotaryPositions(ExactTable):
         first_position: int | Int[Tensor, " batch"] = 0,
     ) -> Float[Tensor, "batch heads length head_dim"]:
         """Return queries or keys at first_position, first_position + 1, ..., rotated."""
+        check_axes("x", x, "batch, heads, length, head_dim", self.d_model)
         return rotate(x, self.rows(first_position, x.shape[2], x.dtype))
 
     def rows(self, first_position: int | Tensor, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -326,6 +330,7 @@ class LearnedPositions(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
     ) -> Float[Tensor, "batch length d_model"]:
+        check_axes("x", x, "batch, length, d_model", self.weight.shape[1])
         return x + self.rows(first_position, x.shape[1])
 
     def rows(self, first_position: int | Tensor, length: int) -> Tensor:
@@ -402,6 +407,7 @@ class AxialPositions(nn.Module):
 
         Only the required positions are looked up, so a short sequence computes and trains only those of each axis.
         """
+        check_axes("x", x, "batch, length, d_model", sum(self.dims))
         steps = torch.arange(x.shape[1], device=x.device)
         positions = first_position[:, None] + steps if isinstance(first_position, Tensor) else first_position + steps
         end = _last(first_position) + x.shape[1]

@@ -5,7 +5,7 @@
 
 The tests check these shapes at run time, and mypy and editors read them as plain tensors. Without jaxtyping they are
 documentation only, so that the modules of `nn/` and the models need nothing but torch. `check_tensors` refuses what is
-no tensor at all, such as an array of numpy.
+no tensor at all, such as an array of numpy; `check_axes` also other axes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from manyheads.errors import TensorTypeError
+from manyheads.errors import ShapeError, TensorTypeError
 
-__all__ = ["Bool", "Float", "Int", "check_tensors", "no_tensor"]
+__all__ = ["Bool", "Float", "Int", "check_axes", "check_tensors", "no_tensor"]
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -40,6 +40,21 @@ def check_tensors(**given: object) -> None:
     for name, x in given.items():
         if x is not None and not isinstance(x, Tensor):
             raise no_tensor(name, x)
+
+
+def check_axes(name: str, x: object, axes: str, width: int | None = None) -> None:
+    """Check an argument. axes: of the tensor, as "batch, length, width"; "..." for any number. width: the last one's.
+
+        >>> check_axes("x", torch.zeros(2, 5, 16), "batch, length, d_model", width=16)
+
+    Raises: TensorTypeError: it is no tensor. ShapeError: it has other axes, or another width.
+    """
+    if not isinstance(x, Tensor):
+        raise no_tensor(name, x, axes)
+    wanted = axes.count(",") + 1
+    if (x.dim() < wanted - 1 if axes.startswith("...") else x.dim() != wanted) or width not in (None, x.shape[-1]):
+        sizes = "" if width is None else f", and the last one {width}"
+        raise ShapeError(f"{name} has shape {tuple(x.shape)}; its axes must be ({axes}){sizes}.")
 
 
 def no_tensor(name: str, x: object, axes: str = "") -> TensorTypeError:

@@ -11,7 +11,7 @@ import torch
 
 from manyheads import Translator
 from manyheads.cli.main import main
-from manyheads.errors import ConfigError, DataError
+from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.extras.peers.convert import export_folder, import_folder
 from manyheads.extras.texts.annotated_transformer import greedy_decode, make_model
 
@@ -45,6 +45,7 @@ def test_ids_through_the_search(tmp_path: Path, capsys: pytest.CaptureFixture[st
     done = import_folder(tmp_path / "theirs", tmp_path / "ours", from_pickle=True)
     assert done.next_command == f"manyheads translate {tmp_path / 'ours'} --ids"
     assert any("translates ids" in note for note in done.notes)
+    assert any("never writes padding and the start symbol (here 0 and 2)" in note for note in done.notes)
     torch.manual_seed(0)
     sources = [torch.randint(3, 17, (length % 7 + 1,)).tolist() for length in range(60)]
     wanted = [by_the_text(model, ids, 9) for ids in sources]
@@ -65,6 +66,10 @@ def test_ids_through_the_search(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(line) == 0
     assert capsys.readouterr().out.splitlines() == [" ".join(map(str, ids)) for ids in wanted]
     assert translator.translate_ids([[]]) == [[]]
+    assert translator.translate_ids(torch.tensor(sources[6:7]), num_beams=1, max_new_tokens=9) == wanted[6:7]
+    for one in (sources[6], torch.tensor(sources[6]), None):
+        with pytest.raises(RequestError, match=r"several sources, .* \[\[5, 6, 2\]\]"):
+            translator.translate_ids(one)
     with pytest.raises(DataError, match="'17' is not an id"):
         translator.translate_ids([[17]])
     assert main(["translate", str(tmp_path / "ours"), "--ids", "--engine", "ctranslate2"]) == 2

@@ -229,6 +229,8 @@ def test_a_batch_by_both_names() -> None:
     assert int(batch.ntokens) == 3
     assert torch.equal(text.rebatch(0, SimpleNamespace(src=ids.T, trg=ids.T)).tgt_y, batch.tgt_y)
     assert not hasattr(text.Batch(ids), "tgt")
+    assert torch.equal(text.Batch(ids, trg=ids).src_mask, batch.src_mask)  # the padding id of 2018 is 0
+    assert text.Batch(ids, ids).src_mask.all()  # that of the present edition is 2
     pair = SimpleNamespace(src=["a"] * 7, trg=["b"] * 3)
     longer = SimpleNamespace(src=["a"] * 2, trg=["b"] * 9)
     assert [text.batch_size_fn(pair, 1, 0), text.batch_size_fn(longer, 2, 7), text.batch_size_fn(pair, 1, 22)] == [
@@ -344,6 +346,17 @@ def loop(*more: Any, opt: Any = (), **named: Any) -> Any:
         (lambda: text.LabelSmoothing(5, 0)(X[0], IDS[0]), AssertionError, "vocabulary of 5"),
         (lambda: text.LabelSmoothing(16, 0)(X[0], IDS[0] + 20), RuntimeError, "whole numbers from 0 to 15"),
         (lambda: next(text.data_gen(1, 2, 3)), RuntimeError, "at least 2 symbols"),
+        (lambda: next(text.data_gen(9, 2, "3")), TypeError, "nbatches is '3'"),
+        (lambda: text.PositionwiseFeedForward(16, 16, 1.5), ValueError, "dropout is 1.5"),
+        (lambda: text.MultiHeadedAttention(2, 16.0), TypeError, "d_model is 16.0"),
+        (lambda: text.PositionalEncoding(0, 0.1), ZeroDivisionError, "d_model is 0"),
+        (lambda: text.attention(X, X, X, dropout=1.5), ValueError, "dropout is 1.5"),
+        (lambda: text.attention(X, X, X, dropout="a"), TypeError, "dropout is 'a'"),
+        (lambda: text.Batch(IDS, pad="0"), TypeError, "pad is '0'"),
+        (lambda: text.Batch(None), AttributeError, "src is NoneType"),
+        (lambda: text.average(HEADS, [torch.nn.Linear(1, 1)]), ValueError, "parameters of several shapes"),
+        (lambda: text.Encoder(torch.nn.Identity(), 1), AttributeError, "Identity has no size; set self.size"),
+        (lambda: text.LabelSmoothing("5", 0), TypeError, "size is '5'"),
         (lambda: loop([]), ZeroDivisionError, "no batch"),
         (lambda: loop(BATCHES, text.DummyOptimizer(), text.DummyScheduler(), "training"), ValueError, "'train', "),
         (lambda: loop(BATCHES, text.DummyOptimizer(), text.DummyScheduler(), accum_iter=0), ValueError, "at least 1"),
@@ -363,3 +376,5 @@ def test_masks_that_the_text_reads_are_read() -> None:
     for mask in (wanted.float(), wanted.int() * 7, wanted.expand(2, 5, 5)):
         assert torch.equal(HEADS(X, X, X, mask), out)
     assert torch.equal(HEADS(X, X, X, torch.ones(1, 5)), HEADS(X, X, X))
+    weights = text.attention(X, X, X, dropout=0.5)[1]  # a rate, as in some copies of the text
+    assert 0 < int((weights == 0).sum()) < weights.numel()

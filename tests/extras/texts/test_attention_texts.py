@@ -572,3 +572,7 @@ def test_pictures() -> None:
     drawn = d2l.plot(torch.arange(60), positions.T, xlabel="Row (position)", legend=[f"Col {n}" for n in range(4, 8)])
     assert [len(line.get_ydata()) for line in drawn.axes[0].lines] == [60] * 4
     assert drawn.axes[0].lines[1].get_ydata()[0] == 1.0  # column 5 is a cosine
+    again = d2l.plot([1, 10], [[1, 2], [3, 4]], xlim=[1, 10], xscale="log", fmts=("m--",), axes=drawn.axes[0])
+    assert again is drawn
+    assert (drawn.axes[0].get_xscale(), drawn.axes[0].get_xlim()) == ("log", (1, 10))
+    assert [line.get_linestyle() for line in drawn.axes[0].lines[-2:]] == ["--", "--"]

@@ -75,8 +75,28 @@ def test_small_parts() -> None:
     (100 * layer(torch.ones(1, 2))).sum().backward()
     d2l.grad_clipping(layer, 1)
     assert torch.cat([one.grad.flatten() for one in layer.parameters()]).norm() == pytest.approx(1)
-    assert d2l.try_gpu(99).type == "cpu"
+    assert d2l.try_gpu(99).type == d2l.cpu().type == "cpu"
     assert d2l.try_all_gpus()
+    assert (d2l.gpu(1).index, d2l.num_gpus()) == (1, torch.cuda.device_count())
+
+
+def test_the_english_editions_way_to_write_a_class() -> None:
+    """A module whose methods are added later, with its arguments as attributes."""
+
+    class Attention(d2l.Module):
+        def __init__(self, num_hiddens: int, num_heads: int, _private: int = 1) -> None:
+            super().__init__()
+            self.save_hyperparameters(ignore=["num_hiddens"])
+            self.W_q = nn.LazyLinear(num_hiddens)
+
+    @d2l.add_to_class(Attention)
+    def forward(self: Attention, X: torch.Tensor) -> torch.Tensor:  # noqa: N803
+        return d2l.transpose_qkv(self.W_q(X), self.num_heads)
+
+    attention = Attention(8, 2)
+    assert attention.hparams == {"num_heads": 2}
+    assert attention(torch.zeros(1, 3, 5)).shape == (2, 3, 4)
+    assert list(attention.state_dict()) == ["W_q.weight", "W_q.bias"]
 
 
 def test_the_chinese_edition_learns_its_pairs(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,6 +161,21 @@ def test_the_english_edition_learns_its_pairs(pairs: Path) -> None:
         (lambda: d2l.PositionalEncoding(8, 0.0, -1), RuntimeError, "max_len is -1"),
         (lambda: d2l.AddNorm([3, 4], 0.5)(torch.ones(2, 3, 5), torch.ones(2, 3, 5)), RuntimeError, r"\(3, 4\)"),
         (lambda: d2l.Decoder().init_state(None), NotImplementedError, "Decoder has no init_state"),
+        (
+            lambda: d2l.DecoderBlock(8, 8, 8, 8, [8], 8, 16, 2, 0.0, 1)(torch.ones(1, 2, 8), [None, None, [None]]),
+            IndexError,
+            "the state is list with 1 blocks; give what init_state",
+        ),
+        (
+            lambda: d2l.TransformerDecoderBlock(8, 16, 2, 0.0, 0)([1], [None, None, [None]]),
+            AttributeError,
+            "X is list; give a tensor",
+        ),
+        (lambda: d2l.masked_softmax(torch.ones(1, 2).long(), None), NotImplementedError, r"call X\.float\(\)"),
+        (lambda: d2l.check_shape([1], (1,)), AttributeError, r"a is list; give a tensor \(1\)"),
+        (lambda: d2l.PositionWiseFFN(8, 8, 8)(torch.tensor(1.0)), RuntimeError, r"shape \(\), a width of 0"),
+        (lambda: d2l.masked_softmax([[1.0]], None), TypeError, "X is list; give a tensor"),
+        (lambda: d2l.Accumulator(2).add(1), IndexError, "2 sums, but 1 numbers"),
         (lambda: d2l.show_heatmaps(torch.rand(1, 2, 3, 4), "", "", ["a"]), IndexError, "1 titles for 2 columns"),
         (lambda: d2l.plot([1, 2], [1, 2, 3]), ValueError, "2 places, but .* 3 values"),
         (lambda: d2l.bleu("a", "a", 0), ValueError, "k is 0"),

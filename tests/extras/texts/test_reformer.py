@@ -120,6 +120,21 @@ def test_a_reversible_layer_by_its_equations() -> None:
         torch.testing.assert_close(y2, x2 + g(y1))
 
 
+def test_a_block_goes_back_from_its_outputs() -> None:
+    """The inputs and all gradients are those of ordinary backpropagation, dropout and hashes included."""
+    torch.manual_seed(0)
+    f = text.LSHSelfAttention(4, heads=2, bucket_size=2, n_hashes=2, dropout=0.2)
+    block = text.ReversibleBlock(f, text.FeedForward(4, dropout=0.5)).double()
+    x = torch.randn(2, 6, 8, dtype=torch.float64, requires_grad=True)
+    y, dy = block(x), torch.randn(2, 6, 8, dtype=torch.float64)
+    wanted = torch.autograd.grad(y, [x, *block.parameters()], dy)
+    back, dx = block.backward_pass(y.detach(), dy)
+    torch.testing.assert_close(back, x.detach())
+    torch.testing.assert_close(dx, wanted[0])
+    for parameter, gradient in zip(block.parameters(), wanted[1:], strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
 def test_the_readme_of_the_original_runs_and_learns() -> None:
     torch.manual_seed(0)
     model = text.ReformerLM(
@@ -140,6 +155,30 @@ def test_the_readme_of_the_original_runs_and_learns() -> None:
         small = text.ReformerLM(**{"num_tokens": 20, "dim": 16, "depth": 2, "max_seq_len": 32, "heads": 2, **options},
                                 dim_head=8, bucket_size=4, weight_tie_embedding=True)  # fmt: skip
         assert small(ids).shape == (4, 32, 20)
+
+
+def test_the_wrapper_for_training_and_samples() -> None:
+    """The loss of real ids alone; samples among the allowed ids only, up to the end."""
+    torch.manual_seed(0)
+    model = text.ReformerLM(num_tokens=20, dim=16, depth=1, max_seq_len=8, heads=2, dim_head=8, causal=True)
+    wrapper = text.TrainingWrapper(model, ignore_index=0, pad_value=0)
+    assert next(iter(wrapper.state_dict())) == "net.net.token_emb.weight"
+    rows = [torch.tensor([1, 5, 6, 7]), torch.tensor([1, 8])]
+    logits = wrapper(rows)
+    assert logits.shape == (2, 4, 20)
+    each = [nn.functional.cross_entropy(logits[row, place], rows[row][place + 1]) for row, place in
+            ((0, 0), (0, 1), (0, 2), (1, 0))]  # fmt: skip
+    torch.testing.assert_close(wrapper(rows, return_loss=True), torch.stack(each).mean())
+    torch.testing.assert_close(wrapper(rows[0][None], return_loss=True), torch.stack(each[:3]).mean())
+    best = wrapper.generate(torch.tensor([1, 5]), 3, filter_thres=1.0)
+    assert best[0] == model(torch.tensor([[1, 5]]))[0, -1].argmax()
+    assert wrapper.generate(torch.ones(2, 3).long(), 12, filter_logits_fn=text.top_p).shape == (2, 12)
+    assert wrapper.training
+    assert len(wrapper.generate(torch.tensor([1, 5]), 9, int(best[0]), filter_thres=1.0)) == 1
+    scores = torch.tensor([[3.0, 1.0, 2.0, 0.0]])
+    assert text.top_k(scores, 0.5).isfinite().tolist() == [[True, False, True, False]]
+    assert text.top_p(scores, 0.3).isfinite().tolist() == [[True, False, True, False]]
+    assert text.top_p(scores, 1.0).isfinite().tolist() == [[True, False, False, False]]
 
 
 def test_names_of_parameters_and_prints() -> None:
@@ -166,6 +205,9 @@ def test_helpers() -> None:
     scores = (lambda x: x[0] @ x[0].t())(text.apply_rotary_pos_emb(vectors, encoding))
     assert turned.shape == (2, 5, 4)
     torch.testing.assert_close(scores.diagonal(1), scores[0, 1].expand(4))  # only differences of positions matter
+
+
+X = torch.zeros(1, 4, 2)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +239,38 @@ def test_helpers() -> None:
             r"input_mask has the shape \(2, 5\); it must be \(2, 4\): True = may attend",
         ),
         (lambda: text.Reformer(8, 1, use_rezero=True), ValueError, "use_rezero is True; .*leave it at False"),
+        (lambda: text.LSHAttention().hash_vectors(2, [1]), AttributeError, "vecs is list"),
+        (lambda: text.LSHAttention()(X, X, query_len=9), RuntimeError, "query_len is 9; .*from 1 to 4"),
+        (
+            lambda: text.LSHAttention()(X, X, input_mask=torch.ones(1, 5)),
+            RuntimeError,
+            r"input_mask has the shape \(1, 5",
+        ),
+        (lambda: text.FullQKAttention()(X, X, input_attn_mask=[1]), AttributeError, "input_attn_mask is list"),
+        (lambda: text.ReversibleSequence([])([1]), AttributeError, "x is list"),
+        (lambda: text.Chunk(2, nn.Identity(), along_dim=3)(X), IndexError, "no axis 3 to cut; give along_dim"),
+        (lambda: text.PreNorm(nn.LayerNorm, 8, nn.Identity())(X), RuntimeError, r"\(1, 4, 2\); it must be \(\.\.\., 8"),
+        (lambda: text.AbsolutePositionalEmbedding(4, 9)(torch.zeros(3)), IndexError, r"\(3,\); its axis 1 must be the"),
+        (lambda: text.apply_rotary_pos_emb(X, torch.zeros(1, 4, 3)), RuntimeError, "for vectors of an even width"),
+        (
+            lambda: text.TrainingWrapper(text.ReformerLM(9, 8, 1, 16)).generate(torch.tensor([1]), 2, temperature=0),
+            ValueError,
+            "temperature is 0; it must be above 0",
+        ),
+        (lambda: text.top_k(X, 2), ValueError, "thres is 2"),
+        (lambda: text.sort_key_val([1], X), TypeError, "t1 is list; give a tensor"),
+        (lambda: text.sort_key_val(X, torch.zeros(3)), RuntimeError, r"t1 has the shape \(1, 4, 2\) and t2 \(3,\)"),
+        (lambda: text.sort_key_val(X, X, dim=3), IndexError, "along axis 3"),
+        (lambda: text.batched_index_select([1], X), AttributeError, "values is list"),
+        (lambda: text.batched_index_select(X, torch.zeros(1, 2)), RuntimeError, r"call indices\.long\(\)"),
+        (lambda: text.batched_index_select(X, torch.tensor([[4]])), IndexError, "id 4, .* 0 to 3; give values with 5"),
+        (lambda: text.batched_index_select(X, torch.zeros(2, 1).long()), RuntimeError, r"it must be \(1, some\)"),
+        (lambda: text.max_neg_value(torch.zeros(1).long()), TypeError, r"int64; .*call \.float\(\)"),
+        (
+            lambda: text.ReformerLM(9, 8, 1, 16)(torch.zeros(4).long()),
+            RuntimeError,
+            r"x has the shape \(4,\); .*batch, len",
+        ),
         (lambda: text.ReformerLM(9, 8, 1, 16)(torch.full((1, 4), 9)), IndexError, "id 9, but the ids are 0 to 8"),
         (
             lambda: text.ReformerLM(9, 8, 1, 16, absolute_position_emb=True)(torch.zeros(1, 17).long()),

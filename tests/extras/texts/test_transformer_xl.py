@@ -310,6 +310,20 @@ def test_half_precision_keeps_distances_apart() -> None:
     assert model(torch.randint(43, (5, 2)), torch.randint(43, (5, 2)))[0].dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("attn_type", [0, 1, 2, 3])
+def test_transforms_of_functions(attn_type: int) -> None:
+    """`vmap` over texts, also with clusters of several widths, and gradients by `torch.func`."""
+    torch.manual_seed(0)
+    model = random_model(attn_type=attn_type, cutoffs=[10, 20], div_val=2, tie_projs=[False, True, True], dropout=0.0)
+    texts, weights = torch.stack([ids(5, 2) for _ in range(3)]), dict(model.named_parameters())
+    together = torch.func.vmap(lambda one: torch.func.functional_call(model, weights, (one, one))[0])(texts)
+    torch.testing.assert_close(together, torch.stack([model(one, one)[0] for one in texts]))
+    loss = model(texts[0], texts[0])[0].mean()
+    found = torch.func.grad(lambda w: torch.func.functional_call(model, w, (texts[0], texts[0]))[0].mean())(weights)
+    for name, gradient in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
+        torch.testing.assert_close(found[name], gradient)
+
+
 def test_hooks_and_prints() -> None:
     model = random_model(n_layer=1)
     seen: list[str] = []
@@ -393,6 +407,20 @@ def attend(**changes: Any) -> Tensor:
         (lambda: attend(u=torch.zeros(3, 2)), RuntimeError, r"r_w_bias has the shape \(3, 2\); it must be \(2, 3\)"),
         (lambda: attend(mems=torch.zeros(2, 3, 6)), RuntimeError, "mems has the shape"),
         (lambda: attend(attn_mask=torch.zeros(5, 4)), RuntimeError, "does not fit: give"),
+        (lambda: attend(attn_mask=[1]), AttributeError, "attn_mask is list"),
+        (lambda: attend(mems=[1]), AttributeError, "mems is list"),
+        (
+            lambda: text.RelMultiHeadAttn(2, 6, 3, 0.0)._rel_shift(torch.zeros(3)),
+            RuntimeError,
+            r"\(qlen, klen, \.\.\.\)",
+        ),
+        (lambda: random_model(sample_softmax="5"), TypeError, "sample_softmax is '5'"),
+        (
+            lambda: random_model()(ids(5, 2), ids(5, 2), *[torch.tensor(1.0)] * 3),
+            RuntimeError,
+            "a memory has the shape",
+        ),
+        (lambda: random_model(tie_projs=True), TypeError, "tie_projs is True; it must be a list"),
         (lambda: attend(w=torch.zeros(4, 4, 6), attn_mask=torch.zeros(4, 4)), RuntimeError, "read in two ways"),
         (lambda: text.RelMultiHeadAttn(2, 6, 3, 0.0)(ids(1)), NotImplementedError, "use RelPartialLearnable"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,16 @@ from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention
 from manyheads.nn.conventions import Sizes, from_additive, from_blocked, from_valid_lens
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights
+from manyheads.nn.kernels.relative import relative_shift
+from manyheads.nn.layers import FeedForward, ReversibleSequence
+from manyheads.nn.positions import (
+    AxialPositions,
+    LearnedPositions,
+    RotaryPositions,
+    SinusoidalPositions,
+    TokenEmbedding,
+    sinusoidal_table,
+)
 
 B, L, W, H = 2, 5, 12, 3
 MakeMask = Callable[[int, int, int], Mask | None]
@@ -212,8 +223,8 @@ def test_mistakes_are_named() -> None:
             split_heads(torch.zeros(1, 1, 10), heads)
     with pytest.raises(ConfigError, match="head_dim -1 at least 0"):
         MultiHeadAttention(10, 2, head_dim=-1)
-    with pytest.raises(ShapeError, match=r"shape \(2, 5\); give three axes or more"):
-        getattr(merge_heads, "__wrapped__", merge_heads)(torch.zeros(2, 5))
+    with pytest.raises(ShapeError, match="cannot be split into '2' heads"):
+        getattr(split_heads, "__wrapped__", split_heads)(torch.zeros(1, 1, 10), "2")
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
@@ -422,7 +433,41 @@ def kinds_of_attention() -> dict[str, Callable[[Any], Any]]:
         "valid_lens": from_valid_lens,
         "mask of blocked pairs": lambda wrong: from_blocked(wrong, sizes),
         "mask of added numbers": lambda wrong: from_additive(wrong, sizes),
+        "x1": lambda wrong: ReversibleSequence([])(wrong, x),
+        "x2": lambda wrong: ReversibleSequence([])(x, wrong),
+        "ids": TokenEmbedding(9, 16),
+        "positions": lambda wrong: sinusoidal_table(wrong, 16),
+        **{f"x of {name}": call for name, (call, _, _) in SINGLE_STEPS.items()},
     }
+
+
+VECTORS = r"\(batch, length, d_model\), and the last one 16"
+SINGLE_STEPS: dict[str, tuple[Callable[[Any], Any], str, list[tuple[int, ...]]]] = {
+    "split heads": (lambda x: split_heads(x, 2), r"\(\.\.\., length, width\)", [(), (16,)]),
+    "merged heads": (merge_heads, r"\(\.\.\., heads, length, head_dim\)", [(), (2, 5)]),
+    "shifted distances": (relative_shift, r"\(\.\.\., q_len, k_len\)", [(), (16,)]),
+    "feed-forward": (FeedForward(16, 32), r"\(\.\.\., d_model\), and the last one 16", [(), (2, 5, 15)]),
+    "sinusoids": (SinusoidalPositions(16), VECTORS, [(), (5, 16), (2, 5, 15)]),
+    "learned positions": (LearnedPositions(16, max_len=9), VECTORS, [(), (5, 16), (2, 5, 15)]),
+    "axial positions": (AxialPositions((3, 3), (4, 12)), VECTORS, [(), (5, 16), (2, 5, 15)]),
+    "rotary positions": (RotaryPositions(16), r"\(batch, heads, length, head_dim\), .* 16", [(), (2, 5, 16)]),
+}
+"""name -> a function of x, what is said of its axes, and shapes of another kind."""
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize("name", SINGLE_STEPS)
+def test_other_axes_are_named(name: str) -> None:
+    call, said, shapes = SINGLE_STEPS[name]
+    for shape in shapes:
+        with pytest.raises(ShapeError, match=rf"^x has shape {re.escape(str(shape))}; its axes must be {said}\.$"):
+            call(torch.zeros(shape))
+
+
+@pytest.mark.unhooked
+def test_two_streams_of_other_shapes_are_named() -> None:
+    with pytest.raises(ShapeError, match=r"x1 has shape \(2, 5, 16\) and x2 \(1, 5, 16\)"):
+        ReversibleSequence([])(torch.zeros(2, 5, 16), torch.zeros(1, 5, 16))
 
 
 @pytest.mark.unhooked
@@ -439,5 +484,5 @@ def test_arrays_and_lists_are_named_with_what_makes_a_tensor_of_them(name: str) 
             call(wrong)
         assert isinstance(caught.value, TypeError)
         assert isinstance(caught.value, AttributeError)
-    with pytest.raises(TypeError, match=rf"^{argument} is list; give a tensor\.$"):
+    with pytest.raises(TypeError, match=rf"^{argument} is list; give a tensor( \(.*\))?\.$"):
         call(["words"])

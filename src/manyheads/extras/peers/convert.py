@@ -180,6 +180,12 @@ def _read_word_sides(folder: Path, config: Mapping[str, Any], sizes: tuple[int, 
             f"pad, start_symbol and end_symbol are {', '.join(map(repr, special.values()))}; in config.json they must"
             f" be ids of targets, from 0 to {sizes[1] - 1}."
         )
+    never = sorted({special["pad"], special["bos"]} - {special["eos"]})
+    if never:
+        notes.append(
+            f"A search never writes padding and the start symbol (here {' and '.join(map(str, never))}), which the"
+            " text's greedy_decode can write."
+        )
     files = [folder / name for name in WORD_FILES]
     if not any(path.is_file() for path in files):
         notes.append(

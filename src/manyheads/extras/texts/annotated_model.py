@@ -11,9 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
-from manyheads.extras.texts.common import check_at_least, check_axes, check_rates, shape_of, table_of_positions
+from manyheads.extras.texts.common import (
+    also,
+    can_be_read,
+    check_at_least,
+    check_axes,
+    check_rates,
+    dropout_layer,
+    shape_of,
+    table_of_positions,
+)
 from manyheads.nn import masked_softmax, merge_heads, split_heads
-from manyheads.nn.kernels import modes
 
 
 class HeadsError(ConfigError, AssertionError, ZeroDivisionError, TypeError):
@@ -66,6 +74,7 @@ class Generator(nn.Module):
 
     def __init__(self, d_model: int, vocab: int) -> None:
         super().__init__()
+        check_at_least(1, d_model=d_model, vocab=vocab)
         self.proj = nn.Linear(d_model, vocab)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -119,7 +128,7 @@ class SublayerConnection(nn.Module):
     def __init__(self, size: int, dropout: float) -> None:
         super().__init__()
         self.norm = LayerNorm(size)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout_layer(dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         added: Tensor = x + self.dropout(sublayer(self.norm(x)))
@@ -185,7 +194,7 @@ def attention(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None = None,
-    dropout: Callable[[Tensor], Tensor] | None = None,
+    dropout: Callable[[Tensor], Tensor] | float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return softmax(Q K^T / sqrt(d_k)) V, and the weights after dropout.
 
@@ -194,7 +203,7 @@ def attention(
     Args:
         query, key, value: (..., q_len, d_k), (..., k_len, d_k), (..., k_len, value_dim).
         mask: 0 = blocked, broadcast with the scores (..., q_len, k_len).
-        dropout: a function or a module, applied to the weights.
+        dropout: a function or a module, applied to the weights; or a rate, as in some copies of the text.
 
     Raises: MaskError: another kind of mask. InputError: query and key differ in width, or key and value in number.
     """
@@ -208,6 +217,8 @@ def attention(
         )
     scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(query.shape[-1])
     weights = masked_softmax(scores, None if mask is None else _allowed(mask, scores), "uniform")
+    if dropout is not None and not callable(dropout):
+        dropout = dropout_layer(dropout)
     if dropout is not None:
         weights = dropout(weights)
     return torch.matmul(weights, value), weights
@@ -223,6 +234,7 @@ class MultiHeadedAttention(nn.Module):
 
     def __init__(self, h: int, d_model: int, dropout: float = 0.1) -> None:
         super().__init__()
+        check_at_least(1, d_model=d_model)
         if type(h) is not int or h < 1 or d_model % h:
             raise HeadsError(
                 f"d_model {d_model} is not divisible by h, {h!r} heads; choose a whole number of heads that divides"
@@ -232,7 +244,7 @@ class MultiHeadedAttention(nn.Module):
         self.h = h
         self.linears = clones(nn.Linear(d_model, d_model), 4)
         self.attn: Tensor | None = None
-        self.dropout = nn.Dropout(p=dropout)
+        self.dropout = dropout_layer(dropout)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies of the module get the weights without their graph, which cannot be copied."""
@@ -266,9 +278,10 @@ class PositionwiseFeedForward(nn.Module):
 
     def __init__(self, d_model: int, d_ff: int, dropout: float = 0.1) -> None:
         super().__init__()
+        check_at_least(1, d_model=d_model, d_ff=d_ff)
         self.w_1 = nn.Linear(d_model, d_ff)
         self.w_2 = nn.Linear(d_ff, d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout_layer(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         _check_width(x, self.w_1.in_features, "the input of the feed-forward network")
@@ -284,6 +297,7 @@ class Embeddings(nn.Module):
 
     def __init__(self, d_model: int, vocab: int) -> None:
         super().__init__()
+        check_at_least(1, d_model=d_model, vocab=vocab)
         self.lut = nn.Embedding(vocab, d_model)
         self.d_model = d_model
 
@@ -314,7 +328,8 @@ class PositionalEncoding(nn.Module):
 
     def __init__(self, d_model: int, dropout: float, max_len: int = 5000) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(p=dropout)
+        check_at_least(1, d_model=d_model, max_len=max_len)
+        self.dropout = dropout_layer(dropout)
         self.register_buffer("pe", table_of_positions(max_len, d_model))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -359,7 +374,11 @@ def make_model(
 
 
 def _size(layer: nn.Module) -> int:
-    size: int = layer.size  # type: ignore[assignment]  # a layer of the reader's has it, too
+    size: object = getattr(layer, "size", None)
+    if not isinstance(size, int):
+        raise also(ConfigError, AttributeError)(
+            f"{type(layer).__name__} has no size; set self.size to the width of its output, as EncoderLayer does."
+        )
     return size
 
 
@@ -393,8 +412,7 @@ def _check_kind(mask: Any) -> None:
             f"the mask is {type(mask).__name__}; it must be a tensor in which 0 is blocked, such as"
             " (src != pad).unsqueeze(-2) or subsequent_mask(size); torch.as_tensor converts an array."
         )
-    is_number = mask.is_floating_point() and not modes.is_compiled()
-    if is_number and not bool(((mask == 0) | (mask == 1)).all()):
+    if mask.is_floating_point() and can_be_read(mask) and not bool(((mask == 0) | (mask == 1)).all()):
         raise MaskError(
             f"a mask of {mask.dtype} contains other numbers than 0 (blocked) and 1, as masks that are added to scores"
             " do; convert those with mask > -1e9."

@@ -51,7 +51,7 @@ from manyheads.extras.texts.annotated_model import (
     make_model,
     subsequent_mask,
 )
-from manyheads.extras.texts.common import check_at_least, check_axes
+from manyheads.extras.texts.common import check_at_least, check_axes, check_rates, shape_of
 from manyheads.nn.shapes import check_tensors
 from manyheads.training.optim.schedule import noam
 
@@ -100,9 +100,10 @@ class NoBatchError(DataError, ZeroDivisionError):
 
 
 class Batch:
-    """Ids of both sides, with masks. In the edition of 2018 tgt is called trg, and the padding id is 0.
+    """Ids of both sides, with masks. In the edition of 2018 tgt is called trg.
 
-    Args: src: (batch, source_len) ids. tgt: (batch, target_len + 1) ids, from the start symbol on. pad: id of padding.
+    Args: src: (batch, source_len) ids. tgt: (batch, target_len + 1) ids, from the start symbol on. pad: id of padding;
+        None: that of the edition, 0 with trg, otherwise 2.
     Attributes: src, src_mask (batch, 1, source_len). With tgt also tgt (without the last id), tgt_y (without the first
         one), tgt_mask (batch, target_len, target_len) and ntokens, the number of ids to predict, a tensor.
     """
@@ -112,10 +113,16 @@ class Batch:
     tgt_mask: Tensor
     ntokens: Tensor
 
-    def __init__(self, src: Tensor, tgt: Tensor | None = None, pad: int = 2, *, trg: Tensor | None = None) -> None:
+    def __init__(
+        self, src: Tensor, tgt: Tensor | None = None, pad: int | None = None, *, trg: Tensor | None = None
+    ) -> None:
         for name, ids in {"src": src, "tgt": tgt, "trg": trg}.items():
-            if ids is not None:
+            if name == "src" or ids is not None:
                 check_axes(name, ids, "batch, length", IndexError)
+        if pad is None:
+            pad = 2 if trg is None else 0
+        if not isinstance(pad, int):
+            raise SettingError(f"pad is {pad!r}; it must be the id of padding, a whole number.")
         self.src = src
         self.src_mask = (src != pad).unsqueeze(-2)
         tgt = trg if tgt is None else tgt
@@ -142,6 +149,8 @@ class Batch:
     @staticmethod
     def make_std_mask(tgt: Tensor, pad: int) -> Tensor:
         """Return the mask that hides padding and later ids: (batch, length, length)."""
+        if not shape_of("tgt", tgt, "batch, length"):
+            raise InputError("tgt has the shape (); it must be (batch, length).")
         return (tgt != pad).unsqueeze(-2) & subsequent_mask(tgt.shape[-1]).to(tgt.device)
 
 
@@ -331,10 +340,11 @@ class LabelSmoothing(nn.Module):
 
     def __init__(self, size: int, padding_idx: int, smoothing: float = 0.0) -> None:
         super().__init__()
-        if not 0 <= smoothing <= 1 or type(padding_idx) is not int or not -size <= padding_idx < size:
+        check_at_least(1, size=size)
+        check_rates(smoothing=smoothing)
+        if type(padding_idx) is not int or not -size <= padding_idx < size:
             raise SettingError(
-                f"smoothing is {smoothing} and padding_idx {padding_idx!r} for a vocabulary of {size}; smoothing must"
-                f" be from 0 to 1, and padding_idx an id from 0 to {size - 1}."
+                f"padding_idx is {padding_idx!r} for a vocabulary of {size}; it must be an id from 0 to {size - 1}."
             )
         try:
             self._smoothed = (SmoothedTargets(size, padding_idx % size, smoothing),)  # no child: the text has none
@@ -375,8 +385,9 @@ def data_gen(V: int, batch_size: int, nbatches: int) -> Iterator[Batch]:  # noqa
     Raises: SettingError: V is below 2.
     """
     check_at_least(1, batch_size=batch_size)
-    if V < 2:
-        raise SettingError(f"V is {V}; the copy task needs at least 2 symbols, of which 0 is padding.")
+    check_at_least(0, nbatches=nbatches)
+    if not isinstance(V, int) or V < 2:
+        raise SettingError(f"V is {V!r}; the copy task needs at least 2 symbols, of which 0 is padding.")
     for _ in range(nbatches):
         ids = torch.randint(1, V, size=(batch_size, 10))
         ids[:, 0] = 1
@@ -474,9 +485,14 @@ def greedy_decode(
 
 @torch.no_grad()
 def average(model: nn.Module, models: Sequence[nn.Module]) -> None:
-    """Set the parameters of a model to the mean of those of other models. Raises: SettingError: there is no other."""
+    """Set the parameters of a model to the mean of those of other models.
+
+    Raises: SettingError: there is no other, or one has parameters of other shapes.
+    """
     if not models:
         raise SettingError("models is empty; give the models whose mean is wanted, in a list.")
+    if len({tuple(p.shape for p in one.parameters()) for one in (model, *models)}) > 1:
+        raise SettingError("the models have parameters of several shapes; a mean needs models of the same sizes.")
     for mean, *several in zip(*(one.parameters() for one in (model, *models)), strict=True):
         mean.copy_(torch.stack(several).mean(dim=0))
 

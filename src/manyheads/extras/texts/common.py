@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ManyHeadsError, RequestError, ShapeError
-from manyheads.nn.kernels import modes
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.shapes import check_tensors, no_tensor
 
 _REQUIRED = inspect.Parameter.empty
 
 
-class TextValueError(ConfigError, ValueError, TypeError, RuntimeError, AssertionError):
+class TextValueError(ConfigError, ValueError, TypeError, ZeroDivisionError, RuntimeError, AssertionError):
     """A constructor's argument is out of range, or does not go with another."""
 
 
@@ -158,6 +158,16 @@ def check_shape(name: str, x: object, wanted: Sequence[int | str], remedy: str =
         raise TextShapeError(f"{name} has the shape {shape}; it must be ({sizes}){remedy and f': {remedy}'}.")
 
 
+def can_be_read(x: Tensor) -> bool:
+    """Return whether a tensor has numbers: a compiler, `meta` and transforms of `torch.func` have shapes only."""
+    return policy.has_values(x) and not modes.is_transformed()
+
+
+def fits(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Return whether one shape can be expanded to another: it may lack first axes, and have 1 for a size."""
+    return len(one) <= len(other) and all(a in (1, b) for a, b in zip(one[::-1], other[::-1], strict=False))
+
+
 def shape_of(name: str, x: object, axes: str) -> tuple[int, ...]:
     """Return a tensor's shape. axes: their names, for the message. Raises: TensorTypeError: it is no tensor."""
     if not isinstance(x, Tensor):
@@ -175,7 +185,7 @@ def check_ids(ids: Tensor, name: str, size: int, remedy: str = "make the model w
         raise also(TextShapeError, TypeError)(
             f"{name} has the type {ids.dtype}; it must be whole numbers: call {name}.long()."
         )
-    if modes.is_compiled() or not ids.numel():
+    if not (can_be_read(ids) and ids.numel()):
         return
     lowest, highest = int(ids.min()), int(ids.max())
     if lowest < 0 or highest >= size:
@@ -200,7 +210,7 @@ def table_of_positions(count: int, d_model: int) -> Tensor:
 
 def refuse_added(mask: Tensor) -> None:
     """Refuse a mask of numbers that are added to the scores, where 0 means blocked: 0 allows in such a mask."""
-    if not mask.is_floating_point() or modes.is_compiled() or bool(((mask == 0) | (mask == 1)).all()):
+    if not (mask.is_floating_point() and can_be_read(mask)) or bool(((mask == 0) | (mask == 1)).all()):
         return
     raise also(ShapeError, ValueError)(
         f"the mask of shape {tuple(mask.shape)} has numbers other than 0 and 1, as one that is added to the scores;"

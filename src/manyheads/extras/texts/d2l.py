@@ -2,7 +2,7 @@
 
     from manyheads.extras.texts import d2l  # instead of: from d2l import torch as d2l
 
-The modules, with what differs from the text's, are in `d2l_model`. Here is what the chapter calls beside them:
+The modules, with what differs from the text's, are in `d2l_model`, and `d2l_tools` has timers and pictures. Here are
 `load_data_nmt`, `train_seq2seq`, `predict_seq2seq` of the Chinese edition, `MTFraEng`, `Seq2Seq`, `Trainer` of the
 present English one.
 
@@ -15,11 +15,10 @@ divides by zero; curves are drawn on request, `draw()`.
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 
 from manyheads.cli.streams import echo
 from manyheads.data.corpora import load_tatoeba
-from manyheads.errors import ConfigError, DataError, ShapeError
+from manyheads.errors import ConfigError, DataError
 from manyheads.extras.texts.common import TextIndexError, also, check_at_least, check_axes
 from manyheads.extras.texts.d2l_model import (
     AdditiveAttention,
@@ -51,10 +50,24 @@ from manyheads.extras.texts.d2l_model import (
     transpose_output,
     transpose_qkv,
 )
+from manyheads.extras.texts.d2l_tools import (
+    Accumulator,
+    Animator,
+    HyperParameters,
+    Module,
+    Timer,
+    add_to_class,
+    check_shape,
+    cpu,
+    gpu,
+    grad_clipping,
+    num_gpus,
+    plot,
+    show_heatmaps,
+    try_all_gpus,
+    try_gpu,
+)
 from manyheads.files.safe_open import open_stream
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = [
     "Accumulator",
@@ -68,8 +81,10 @@ __all__ = [
     "Encoder",
     "EncoderBlock",
     "EncoderDecoder",
+    "HyperParameters",
     "MTFraEng",
     "MaskedSoftmaxCELoss",
+    "Module",
     "MultiHeadAttention",
     "PositionWiseFFN",
     "PositionalEncoding",
@@ -81,13 +96,17 @@ __all__ = [
     "TransformerEncoder",
     "TransformerEncoderBlock",
     "Vocab",
+    "add_to_class",
     "bleu",
     "build_array_nmt",
     "check_shape",
+    "cpu",
+    "gpu",
     "grad_clipping",
     "load_array",
     "load_data_nmt",
     "masked_softmax",
+    "num_gpus",
     "plot",
     "predict_seq2seq",
     "preprocess_nmt",
@@ -104,96 +123,6 @@ __all__ = [
 ]
 
 _MARKS = ("<pad>", "<bos>", "<eos>")
-
-
-def try_gpu(i: int = 0) -> torch.device:
-    """Return GPU i if there is one, otherwise the CPU."""
-    return torch.device(f"cuda:{i}" if torch.cuda.device_count() > i else "cpu")
-
-
-def try_all_gpus() -> list[torch.device]:
-    """Return all GPUs, or the CPU if there is none."""
-    return [torch.device(f"cuda:{i}") for i in range(torch.cuda.device_count())] or [torch.device("cpu")]
-
-
-class Timer:
-    """Measures times in seconds, from its creation or `start` to `stop`."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-        self.start()
-
-    def start(self) -> None:
-        """Begin a measurement."""
-        self.tik = time.perf_counter()
-
-    def stop(self) -> float:
-        """End a measurement, and return its seconds."""
-        self.times.append(time.perf_counter() - self.tik)
-        return self.times[-1]
-
-    def avg(self) -> float:
-        """Return the mean of all measurements."""
-        return self.sum() / len(self.times)
-
-    def sum(self) -> float:
-        """Return the sum of all measurements."""
-        return sum(self.times)
-
-    def cumsum(self) -> list[float]:
-        """Return the sums of the first measurements: of one, of two, and so on."""
-        return [sum(self.times[: end + 1]) for end in range(len(self.times))]
-
-
-class Accumulator:
-    """n sums that grow together."""
-
-    def __init__(self, n: int) -> None:
-        self.data = [0.0] * n
-
-    def add(self, *args: float | Tensor) -> None:
-        """Add a number to each sum."""
-        self.data = [a + float(b) for a, b in zip(self.data, args, strict=True)]
-
-    def reset(self) -> None:
-        """Set all sums to 0."""
-        self.data = [0.0] * len(self.data)
-
-    def __getitem__(self, idx: int) -> float:
-        return self.data[idx]
-
-
-class Animator:
-    """Curves over a number of steps. Attributes: X, Y: for each curve, its places and its values."""
-
-    def __init__(
-        self,
-        xlabel: str = "",
-        ylabel: str = "",
-        legend: Sequence[str] = (),
-        xlim: Sequence[float] | None = None,
-        ylim: Sequence[float] | None = None,
-        figsize: tuple[float, float] = (3.5, 2.5),
-    ) -> None:
-        self.xlabel, self.ylabel, self.legend, self.figsize = xlabel, ylabel, legend, figsize
-        self.xlim, self.ylim = xlim, ylim
-        self.X: list[list[float]] = []
-        self.Y: list[list[float]] = []
-
-    def add(self, x: float, y: float | Sequence[float]) -> None:
-        """Add a point to each curve: y has one value for each."""
-        values = [float(value) for value in (y if isinstance(y, Sequence) else [y])]
-        self.X = self.X or [[] for _ in values]
-        self.Y = self.Y or [[] for _ in values]
-        for places, curve, value in zip(self.X, self.Y, values, strict=True):
-            places.append(x)
-            curve.append(value)
-
-    def draw(self) -> Figure:
-        """Return the curves as a figure. Raises: MissingExtraError: matplotlib is not installed."""
-        figure = plot(self.X, self.Y, self.xlabel, self.ylabel, self.legend, self.figsize)
-        figure.axes[0].set(xlim=self.xlim, ylim=self.ylim)
-        return figure
 
 
 class Vocab:
@@ -315,11 +244,6 @@ class MaskedSoftmaxCELoss(nn.CrossEntropyLoss):
         check_shape(label, pred.shape[:2])
         losses = F.cross_entropy(pred.transpose(1, 2), label, reduction="none")
         return sequence_mask(losses, valid_len).mean(dim=1)
-
-
-def grad_clipping(net: nn.Module, theta: float) -> None:
-    """Scale all gradients so that their norm is at most theta."""
-    nn.utils.clip_grad_norm_(net.parameters(), theta)
 
 
 def _xavier(module: nn.Module) -> None:
@@ -528,75 +452,3 @@ class Trainer:
 
     def _batches(self, loader: Iterable[Sequence[Tensor]]) -> Iterator[list[Tensor]]:
         return ([array.to(self.device) for array in batch] for batch in loader)
-
-
-def check_shape(a: Tensor, shape: Sequence[int]) -> None:
-    """Check a tensor's shape. Raises: ShapeError, which is also an AssertionError: it has another one."""
-    if tuple(a.shape) != tuple(shape):
-        raise also(ShapeError, AssertionError)(f"the tensor has shape {tuple(a.shape)}, not {tuple(shape)}.")
-
-
-def show_heatmaps(
-    matrices: Tensor,
-    xlabel: str,
-    ylabel: str,
-    titles: Sequence[str] | None = None,
-    figsize: tuple[float, float] = (2.5, 2.5),
-    cmap: str = "Reds",
-) -> Figure:
-    """Draw matrices as colours, in rows and columns of panels.
-
-    Shape: matrices (rows, columns, queries, keys). Returns: the figure, which a notebook shows; `savefig` writes it.
-    Raises: MissingExtraError: matplotlib is not installed.
-    """
-    from manyheads.extras.inspect.drawings.figure import add_colour_bar, as_array, new_figure
-
-    check_axes("matrices", matrices, "rows, columns, queries, keys", ValueError, TypeError)
-    if titles and len(titles) < matrices.shape[1]:
-        raise also(ShapeError, IndexError)(
-            f"there are {len(titles)} titles for {matrices.shape[1]} columns; give one for each column."
-        )
-    figure = new_figure(*figsize)
-    axes = figure.subplots(*matrices.shape[:2], sharex=True, sharey=True, squeeze=False)
-    for row, column in ((row, column) for row in range(len(axes)) for column in range(len(axes[0]))):
-        panel = axes[row, column]
-        image = panel.imshow(as_array(matrices[row, column]), cmap=cmap)
-        if row == len(axes) - 1:
-            panel.set_xlabel(xlabel)
-        if column == 0:
-            panel.set_ylabel(ylabel)
-        if titles:
-            panel.set_title(titles[column])
-    add_colour_bar(figure, image, axes, shrink=0.6)
-    return figure
-
-
-def plot(
-    X: Any,  # noqa: N803
-    Y: Any = None,  # noqa: N803
-    xlabel: str = "",
-    ylabel: str = "",
-    legend: Sequence[str] = (),
-    figsize: tuple[float, float] = (3.5, 2.5),
-) -> Figure:
-    """Draw curves: Y over X, or X over its positions. Of several curves, each is a row.
-
-    Returns and raises: as `show_heatmaps`.
-    """
-    from manyheads.extras.inspect.drawings.figure import COLOURS, as_array, new_figure, style_axes
-
-    places, curves = (None, as_array(X)) if Y is None else (as_array(X), as_array(Y))
-    curves = curves.reshape(-1, curves.shape[-1])
-    figure = new_figure(*figsize)
-    axes = figure.subplots()
-    for number, curve in enumerate(curves):
-        along = range(len(curve)) if places is None else places if places.ndim == 1 else places[number]
-        if len(along) != len(curve):
-            raise also(ShapeError, ValueError)(
-                f"X has {len(along)} places, but a curve of Y has {len(curve)} values; each value needs one place."
-            )
-        axes.plot(along, curve, color=COLOURS[number % len(COLOURS)])
-    style_axes(axes, x_label=xlabel, y_label=ylabel)
-    if legend:
-        axes.legend(legend)
-    return figure

@@ -33,6 +33,7 @@ from manyheads.extras.texts.common import (
     read_arguments,
     shape_of,
 )
+from manyheads.extras.texts.d2l_tools import Module
 
 _VECTORS = "batch, length, width"
 _SHAPE_ERRORS = (RuntimeError, IndexError)
@@ -71,6 +72,9 @@ def masked_softmax(X: Tensor, valid_lens: Tensor | None) -> Tensor:  # noqa: N80
     Shape: X (batch, q_len, k_len), with any axes if valid_lens is None.
     """
     if valid_lens is None:
+        shape_of("X", X, "..., k_len")
+        if not X.is_floating_point():
+            raise also(ShapeError, NotImplementedError)(f"X has the type {X.dtype}; call X.float() before a softmax.")
         return torch.softmax(X, dim=-1)
     check_axes("X", X, "batch, q_len, k_len", *_SHAPE_ERRORS)
     _check_lengths(valid_lens, X.shape[0], X.shape[1], f"scores of shape {tuple(X.shape)}")
@@ -306,7 +310,7 @@ class AttentionDecoder(Decoder):
         raise _not_made(self, "attention_weights")
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(Module):
     """An encoder and a decoder.
 
     Editions: EncoderDecoder(encoder, decoder), which returns what the decoder returns; EncoderDecoder(encoder, decoder,
@@ -420,6 +424,8 @@ class TransformerDecoderBlock(nn.Module):
 
     def forward(self, X: Tensor, state: list[Any]) -> tuple[Tensor, list[Any]]:  # noqa: N803
         """Shape: X (batch, new_len, num_hiddens), in and out."""
+        check_axes("X", X, _VECTORS, *_SHAPE_ERRORS)
+        _check_state(state, self.i)
         memory, memory_lens, earlier = state
         seen = X if earlier[self.i] is None else torch.cat([earlier[self.i], X], dim=1)
         earlier[self.i] = seen
@@ -469,11 +475,7 @@ class TransformerDecoder(KeepsWeights, AttentionDecoder):
         check_axes("X", X, "batch, length", RuntimeError)
         check_ids(X, "X", self.embedding.num_embeddings, "make the module with vocab_size={} or more")
         x: Tensor = self.pos_encoding(self.embedding(X) * math.sqrt(self.num_hiddens))
-        if not isinstance(state, list | tuple) or len(state) != 3:
-            raise also(ShapeError, ValueError, TypeError)(
-                f"the state is {type(state).__name__}; give what init_state(enc_outputs, enc_valid_lens) or the last"
-                " call returned: [enc_outputs, enc_valid_lens, inputs of each block]."
-            )
+        _check_state(state, len(self.blks) - 1)
         self._attention_weights: list[list[Any]] = [[], []]
         for block in self.blks:
             x, state = block(x, state)
@@ -514,6 +516,17 @@ def _stack(blocks: Any) -> nn.Sequential:
     for place, block in enumerate(blocks):
         stack.add_module(f"block{place}", block)
     return stack
+
+
+def _check_state(state: Any, last: int) -> None:
+    """Check the state of a decoder. last: the largest number of a block."""
+    is_state = isinstance(state, list | tuple) and len(state) == 3 and isinstance(state[2], list)
+    if not is_state or len(state[2]) <= last:
+        of = f" with {len(state[2])} blocks" if is_state else ""
+        raise also(ShapeError, ValueError, TypeError, IndexError)(
+            f"the state is {type(state).__name__}{of}; give what init_state(enc_outputs, enc_valid_lens) or the last"
+            " call returned: [enc_outputs, enc_valid_lens, inputs of each block], a list with None for each block."
+        )
 
 
 def _check_kind(name: str, lengths: object) -> None:
@@ -565,9 +578,9 @@ def _check_call(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tenso
 
 
 def _check_width(name: str, x: Tensor, layer: nn.Linear, argument: str) -> None:
-    shape_of(name, x, "..., width")
-    if not isinstance(layer, nn.LazyLinear) and x.shape[-1] != layer.in_features:
+    shape = shape_of(name, x, "..., width")
+    if not isinstance(layer, nn.LazyLinear) and shape[-1:] != (layer.in_features,):
         raise also(ShapeError, RuntimeError)(
-            f"{name} has shape {tuple(x.shape)}, a width of {x.shape[-1]}, but this module was made for"
+            f"{name} has shape {shape}, a width of {shape[-1] if shape else 0}, but this module was made for"
             f" {layer.in_features}; change the input, or {argument}."
         )

@@ -32,6 +32,7 @@ from manyheads.extras.texts.common import (
     check_heads,
     check_shape,
     dropout_layer,
+    fits,
     read_arguments,
     refuse_added,
     shape_of,
@@ -296,7 +297,7 @@ def _allowed(mask: object, scores: tuple[int, ...]) -> Tensor:
     if not isinstance(mask, Tensor):
         raise no_tensor("the mask", mask, "..., q_len, k_len")
     refuse_added(mask)
-    if mask.dim() > len(scores) or any(a not in (1, b) for a, b in zip(_shape(mask)[::-1], scores[::-1], strict=False)):
+    if not fits(_shape(mask), scores):
         raise also(ShapeError, RuntimeError)(
             f"the mask has shape {_shape(mask)}, which does not fit scores of shape {scores}; the last two axes are"
             " (q_len, k_len), and an axis may be 1. A mask of lengths is torch.arange(k_len) < lengths[:, None, None,"

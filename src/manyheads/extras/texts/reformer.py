@@ -11,21 +11,25 @@ the original, whose numbers it otherwise has:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from manyheads.extras.texts.common import (
     TextIndexError,
     TextShapeError,
     TextValueError,
+    also,
     check_at_least,
     check_ids,
     check_rates,
     check_shape,
+    shape_of,
 )
 from manyheads.extras.texts.reformer_attention import (
     TOKEN_SELF_ATTN_VALUE,
@@ -39,11 +43,11 @@ from manyheads.extras.texts.reformer_attention import (
     sort_key_val,
 )
 from manyheads.nn.kernels.reversible import through_sublayers
-from manyheads.nn.shapes import check_tensors
 
 __all__ = [
     "TOKEN_SELF_ATTN_VALUE",
     "AbsolutePositionalEmbedding",
+    "Autopadder",
     "Chunk",
     "FeedForward",
     "FixedPositionalEmbedding",
@@ -55,10 +59,13 @@ __all__ = [
     "ReformerLM",
     "ReversibleBlock",
     "ReversibleSequence",
+    "TrainingWrapper",
     "apply_rotary_pos_emb",
     "batched_index_select",
     "max_neg_value",
     "sort_key_val",
+    "top_k",
+    "top_p",
 ]
 
 
@@ -97,7 +104,11 @@ class Chunk(nn.Module):
         self.dim, self.chunks, self.fn = along_dim, chunks, fn
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
-        check_tensors(x=x)
+        axes = len(shape_of("x", x, "..., length, width"))
+        if not -axes <= self.dim < axes:
+            raise also(TextShapeError, IndexError)(
+                f"x has the shape {tuple(x.shape)}, which has no axis {self.dim} to cut; give along_dim."
+            )
         if self.chunks == 1:
             return cast(Tensor, self.fn(x, **kwargs))
         return torch.cat([self.fn(part, **kwargs) for part in x.chunk(self.chunks, dim=self.dim)], dim=self.dim)
@@ -108,21 +119,37 @@ class PreNorm(nn.Module):
 
     def __init__(self, norm_class: Callable[[int], nn.Module], dim: int, fn: nn.Module) -> None:
         super().__init__()
-        self.norm, self.fn = norm_class(dim), fn
+        check_at_least(1, dim=dim)
+        self.norm, self.fn, self.dim = norm_class(dim), fn, dim
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        check_shape("x", x, ["...", self.dim])
         return cast(Tensor, self.fn(self.norm(x), **kwargs))
 
 
 class Deterministic(nn.Module):
-    """A part of a reversible layer, for the original's parameter names; the backward pass replays random numbers."""
+    """A part of a reversible layer that can repeat a call with the same random numbers."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
+        self.recorded: tuple[Tensor, list[int], list[Tensor]] | None = None
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        return cast(Tensor, self.net(*args, **kwargs))
+    def record_rng(self, *args: Any) -> None:
+        """Keep the state of the random generators, of the CPU and of the arguments' devices."""
+        self.recorded = (torch.get_rng_state(), *get_device_states(*args))
+
+    def forward(self, *args: Any, record_rng: bool = False, set_rng: bool = False, **kwargs: Any) -> Tensor:
+        """Call the part. record_rng: as the call to repeat; set_rng: repeat it."""
+        if record_rng:
+            self.record_rng(*args)
+        if not set_rng or self.recorded is None:
+            return cast(Tensor, self.net(*args, **kwargs))
+        state, devices, states = self.recorded
+        with torch.random.fork_rng(devices=devices):
+            torch.set_rng_state(state)
+            set_device_states(devices, states)
+            return cast(Tensor, self.net(*args, **kwargs))
 
 
 class ReversibleBlock(nn.Module):
@@ -136,8 +163,34 @@ class ReversibleBlock(nn.Module):
         self, x: Tensor, f_args: Mapping[str, Any] | None = None, g_args: Mapping[str, Any] | None = None
     ) -> Tensor:
         x1, x2 = _streams(x)
-        y1 = x1 + self.f(x2, **f_args or {})
-        return torch.cat([y1, x2 + self.g(y1, **g_args or {})], dim=2)
+        y1 = x1 + self.f(x2, record_rng=self.training, **f_args or {})
+        return torch.cat([y1, x2 + self.g(y1, record_rng=self.training, **g_args or {})], dim=2)
+
+    def backward_pass(
+        self, y: Tensor, dy: Tensor, f_args: Mapping[str, Any] | None = None, g_args: Mapping[str, Any] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the inputs of the last forward pass and their gradient, from its outputs and theirs.
+
+        The gradients of parameters are added to their `grad`. Paper: sec. 3, eq. 8: x2 = y2 - g(y1), x1 = y1 - f(x2).
+        """
+        check_shape("dy", dy, tuple(y.shape) if isinstance(y, Tensor) else [], "the gradient of y")
+        (y1, y2), (dy1, dy2) = _streams(y), _streams(dy)
+        gy1, dy1 = _repeated(self.g, y1, dy2, dy1, g_args)
+        x2 = y2 - gy1
+        fx2, dy2 = _repeated(self.f, x2, dy1, dy2, f_args)
+        return torch.cat([y1 - fx2, x2], dim=2).detach(), torch.cat([dy1, dy2], dim=2)
+
+
+def _repeated(
+    part: nn.Module, x: Tensor, grad_out: Tensor, grad_in: Tensor, arguments: Mapping[str, Any] | None
+) -> tuple[Tensor, Tensor]:
+    """Return a part's output, and grad_in plus the gradient of its input."""
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        out: Tensor = part(leaf, set_rng=True, **arguments or {})
+        torch.autograd.backward(out, grad_out)
+    assert leaf.grad is not None
+    return out.detach(), grad_in + leaf.grad
 
 
 class IrreversibleBlock(nn.Module):
@@ -174,7 +227,7 @@ class _WithArguments(nn.Module):
 
 
 def _streams(x: Tensor) -> tuple[Tensor, Tensor]:
-    if x.dim() != 3 or x.shape[2] % 2:
+    if len(shape_of("x", x, "batch, length, 2 dim")) != 3 or x.shape[2] % 2:
         raise TextShapeError(
             f"x has the shape {tuple(x.shape)}; it must be (batch, length, 2 dim), two streams side by side, for"
             " example torch.cat([x, x], dim=-1)."
@@ -213,7 +266,7 @@ class ReversibleSequence(nn.Module):
 
     def forward(self, x: Tensor, arg_route: tuple[bool, bool] = (True, False), **kwargs: Any) -> Tensor:
         """(batch, length, 2 dim) -> the same. arg_route: whether f and g are given the keyword arguments."""
-        blocks = cast(list[ReversibleBlock], list(self.blocks))
+        streams, blocks = _streams(x), cast(list[ReversibleBlock], list(self.blocks))
         if self.training and self.layer_dropout > 0:
             stays = torch.rand(len(blocks)) >= self.layer_dropout
             blocks = [block for block, keep in zip(blocks, stays, strict=True) if keep] or blocks[:1]
@@ -222,7 +275,7 @@ class ReversibleSequence(nn.Module):
             part for block in blocks for part in (_WithArguments(block.f, f_args), _WithArguments(block.g, g_args))
         ]
         reversible = x.shape[1] > self.reverse_thres
-        return torch.cat(through_sublayers(parts, *_streams(x), reversible=reversible), dim=2)
+        return torch.cat(through_sublayers(parts, *streams, reversible=reversible), dim=2)
 
 
 class Reformer(nn.Module):
@@ -305,15 +358,23 @@ class Reformer(nn.Module):
         return torch.stack(streams.chunk(2, dim=-1)).mean(dim=0)
 
 
+def _check_length(x: Tensor, axis: int) -> None:
+    if len(shape_of("x", x, "batch, length, ...")) <= axis:
+        raise also(TextShapeError, IndexError)(
+            f"x has the shape {tuple(x.shape)}; its axis {axis} must be the length, as in (batch, length, dim)."
+        )
+
+
 class AbsolutePositionalEmbedding(nn.Module):
     """A trained vector for each position: (batch, length, ...) -> (length, dim)."""
 
     def __init__(self, dim: int, max_seq_len: int) -> None:
         super().__init__()
+        check_at_least(1, dim=dim, max_seq_len=max_seq_len)
         self.emb = nn.Embedding(max_seq_len, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        check_tensors(x=x)
+        _check_length(x, 1)
         if x.shape[1] > self.emb.num_embeddings:
             raise TextIndexError(
                 f"the length is {x.shape[1]}, but max_seq_len is {self.emb.num_embeddings}; cut the sequence, or make"
@@ -332,12 +393,12 @@ class FixedPositionalEmbedding(nn.Module):
         self.register_buffer("inv_freq", 1.0 / (10000 ** (torch.arange(0, dim, 2).float() / dim)))
 
     def forward(self, x: Tensor, seq_dim: int = 1) -> Tensor:
-        check_tensors(x=x)
+        _check_length(x, seq_dim)
         angles = torch.arange(x.shape[seq_dim], device=x.device).type_as(self.inv_freq)[:, None] * self.inv_freq
         return torch.cat([angles.sin(), angles.cos()], dim=-1)[None].type_as(x)
 
 
-class _Always(nn.Module):
+class Always(nn.Module):
     """Returns one value, for the original's module names."""
 
     def __init__(self, val: Any) -> None:
@@ -348,15 +409,16 @@ class _Always(nn.Module):
         return self.val
 
 
-class _TiedOutput(nn.Module):
-    """Logits by the embedding's vectors at unit length."""
+class MatrixMultiply(nn.Module):
+    """x times a matrix, transposed and with rows of unit length on request: logits by the embedding's vectors."""
 
-    def __init__(self, tensor: nn.Parameter) -> None:
+    def __init__(self, tensor: Tensor, transpose: bool = False, normalize: bool = False) -> None:
         super().__init__()
-        self.tensor = tensor
+        self.tensor, self.transpose, self.normalize = tensor, transpose, normalize
 
     def forward(self, x: Tensor) -> Tensor:
-        return x @ F.normalize(self.tensor, dim=-1).t()
+        matrix = F.normalize(self.tensor, dim=-1) if self.normalize else self.tensor
+        return x @ (matrix.t() if self.transpose else matrix)
 
 
 class ReformerLM(nn.Module):
@@ -392,13 +454,15 @@ class ReformerLM(nn.Module):
         **others: Any,
     ) -> None:
         super().__init__()
+        check_at_least(1, num_tokens=num_tokens, dim=dim, dim_head=dim_head, max_seq_len=max_seq_len)
         refuse_options(axial_position_emb=axial_position_emb, axial_position_shape=axial_position_shape)
-        emb_dim = emb_dim or dim
+        emb_dim = dim if emb_dim is None else emb_dim
+        check_at_least(1, emb_dim=emb_dim)
         self.num_tokens, self.max_seq_len = num_tokens, max_seq_len
         self.token_emb = nn.Embedding(num_tokens, emb_dim)
         self.to_model_dim = nn.Identity() if emb_dim == dim else nn.Linear(emb_dim, dim)
-        self.pos_emb: nn.Module = _Always(0)
-        self.layer_pos_emb: nn.Module = _Always(None)
+        self.pos_emb: nn.Module = Always(0)
+        self.layer_pos_emb: nn.Module = Always(None)
         if absolute_position_emb:
             self.pos_emb = AbsolutePositionalEmbedding(emb_dim, max_seq_len)
         elif fixed_position_emb:
@@ -411,13 +475,103 @@ class ReformerLM(nn.Module):
             self.out: nn.Module = nn.Identity()
             return
         table = self.token_emb.weight
-        last = _TiedOutput(cast(nn.Parameter, table)) if weight_tie_embedding else nn.Linear(emb_dim, num_tokens)
+        last = MatrixMultiply(table, True, True) if weight_tie_embedding else nn.Linear(emb_dim, num_tokens)
         self.out = nn.Sequential(nn.Identity() if emb_dim == dim else nn.Linear(dim, emb_dim), last)
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        check_shape("x", x, ["batch", "length"])
         check_ids(x, "x", self.num_tokens, "make the model with num_tokens={} or more")
         embedded = self.token_emb(x)
         embedded = embedded + self.pos_emb(embedded)
         rotary = self.layer_pos_emb(embedded)
         hidden = self.reformer(self.to_model_dim(embedded), pos_emb=rotary, **kwargs)
         return cast(Tensor, self.out(self.norm(hidden)))
+
+
+def top_k(logits: Tensor, thres: float = 0.9) -> Tensor:
+    """Return the logits with -inf for all but the highest ones: the share 1 - thres of the ids, at least one."""
+    check_rates(thres=thres)
+    fewest = torch.topk(logits, max(1, int((1 - thres) * logits.shape[-1]))).values[..., -1:]
+    return logits.masked_fill(logits < fewest, -torch.inf)
+
+
+def top_p(logits: Tensor, thres: float = 0.9) -> Tensor:
+    """Return the logits with -inf after the highest ones whose probabilities sum to 1 - thres; one of them stays."""
+    check_rates(thres=thres)
+    ordered, ids = logits.sort(descending=True)
+    probabilities = ordered.softmax(dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    return logits.masked_fill((before > 1 - thres).scatter(-1, ids, before > 1 - thres), -torch.inf)
+
+
+class Autopadder(nn.Module):
+    """A model as it is: here any length works, so nothing is padded."""
+
+    def __init__(self, net: nn.Module, pad_left: bool = False) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        return cast(Tensor, self.net(x, **kwargs))
+
+
+class TrainingWrapper(nn.Module):
+    """The loss and the samples of a language model.
+
+    Args: net: `ReformerLM`. ignore_index: an id without a loss. pad_value: id of padding.
+    """
+
+    def __init__(self, net: ReformerLM, ignore_index: int = -100, pad_value: int = 0) -> None:
+        super().__init__()
+        self.pad_value, self.ignore_index, self.max_seq_len = pad_value, ignore_index, net.max_seq_len
+        self.net = Autopadder(net)
+
+    def _padded(self, rows: Iterable[Tensor]) -> Tensor:
+        return pad_sequence(list(rows), batch_first=True, padding_value=self.pad_value)
+
+    def forward(self, x: Tensor | Sequence[Tensor], return_loss: bool = False, **kwargs: Any) -> Tensor:
+        """Return logits, or the mean loss of each next id. x: (batch, length) ids, or sequences of several lengths."""
+        rows = x if isinstance(x, Tensor) else self._padded(x)
+        check_shape("x", rows, ["batch", "length"])
+        if not return_loss:
+            return cast(Tensor, self.net(rows, **kwargs))
+        if isinstance(x, Tensor):
+            given, targets = x[:, :-1], x[:, 1:]
+        else:
+            given, targets = self._padded(row[:-1] for row in x), self._padded(row[1:] for row in x)
+        logits: Tensor = self.net(given, **kwargs)
+        return F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=self.ignore_index)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        start_tokens: Tensor,
+        seq_len: int,
+        eos_token: int | None = None,
+        temperature: float = 1.0,
+        filter_logits_fn: Callable[..., Tensor] = top_k,
+        filter_thres: float = 0.9,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Return at most seq_len ids after start_tokens, (length,) or (batch, length), without these.
+
+        Every id is read again for each new one, as in the original; `Generator` keeps what it has computed.
+        """
+        check_at_least(1, seq_len=seq_len)
+        if not temperature > 0:
+            raise TextValueError(f"temperature is {temperature}; it must be above 0.", fields=["temperature"])
+        ids = start_tokens[None] if len(shape_of("start_tokens", start_tokens, "batch, length")) == 1 else start_tokens
+        was_training, begin = self.net.training, ids.shape[1]
+        self.net.eval()
+        mask = kwargs.pop("input_mask", None)
+        mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+        for _ in range(seq_len):
+            seen = slice(-self.max_seq_len, None)
+            logits = self.net(ids[:, seen], input_mask=mask[:, seen], **kwargs)[:, -1]
+            probabilities = torch.softmax(filter_logits_fn(logits, thres=filter_thres) / temperature, dim=-1)
+            ids = torch.cat([ids, torch.multinomial(probabilities, 1).to(ids)], dim=1)
+            mask = F.pad(mask, (0, 1), value=True)
+            if eos_token is not None and bool((ids[:, -1] == eos_token).all()):
+                break
+        self.net.train(was_training)
+        return ids[0, begin:] if start_tokens.dim() == 1 else ids[:, begin:]

@@ -10,12 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manyheads.errors import ShapeError
 from manyheads.extras.texts.common import (
     TextShapeError,
     TextValueError,
+    also,
     check_at_least,
+    check_ids,
     check_rates,
     check_shape,
+    fits,
     shape_of,
 )
 from manyheads.nn import LSHSettings
@@ -28,18 +32,32 @@ TOKEN_SELF_ATTN_VALUE = -5e4
 
 def max_neg_value(tensor: Tensor) -> float:
     """Return the lowest number of the tensor's type."""
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        of = f"a tensor of {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise also(ShapeError, TypeError, AttributeError)(
+            f"tensor is {of}; give one of a floating type: call .float()."
+        )
     return -torch.finfo(tensor.dtype).max
 
 
 def sort_key_val(t1: Tensor, t2: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
-    """Return t1 sorted, and t2 in the same order."""
+    """Return t1 sorted, and t2, which may lack axes or have some of size 1, in the same order."""
+    shape, other = shape_of("t1", t1, "..., places"), shape_of("t2", t2, "..., places")
+    if not fits(other, shape) or not -len(shape) <= dim < len(shape):
+        raise also(TextShapeError, IndexError)(
+            f"t1 has the shape {shape} and t2 {other}, sorted along axis {dim}; t2 must have t1's shape, or 1 in its"
+            " place, and t1 the axis."
+        )
     ordered = t1.sort(dim=dim)
     return ordered.values, t2.expand_as(t1).gather(dim, ordered.indices)
 
 
 def batched_index_select(values: Tensor, indices: Tensor) -> Tensor:
     """Return rows of each element of a batch: (batch, length, width), (batch, some) -> (batch, some, width)."""
-    return values.take_along_dim(indices[..., None], dim=1)
+    check_shape("values", values, ["batch", "length", "width"])
+    check_shape("indices", indices, [values.shape[0], "some"], "one row of places for each element of the batch")
+    check_ids(indices, "indices", values.shape[1], "give values with {} places or more")
+    return values.take_along_dim(indices.long()[..., None], dim=1)
 
 
 def _scores(qk: Tensor, queries: int, input_mask: Tensor | None, input_attn_mask: Tensor | None) -> Tensor:
@@ -47,6 +65,8 @@ def _scores(qk: Tensor, queries: int, input_mask: Tensor | None, input_attn_mask
     scale, eps = qk.shape[-1] ** -0.5, 1e-24 / qk.shape[-1]
     scores = torch.matmul(qk[:, :queries], keys_of(qk, scale, eps).transpose(-1, -2))
     lowest, length = max_neg_value(scores), qk.shape[1]
+    _check_mask("input_attn_mask", input_attn_mask, (len(qk), length, length))
+    _check_mask("input_mask", input_mask, (len(qk), length))
     if input_attn_mask is not None:
         missing = (0, length - input_attn_mask.shape[-1], 0, max(0, queries - input_attn_mask.shape[-2]))
         real = F.pad(input_attn_mask.bool(), missing, value=True)
@@ -57,7 +77,17 @@ def _scores(qk: Tensor, queries: int, input_mask: Tensor | None, input_attn_mask
     return scores
 
 
-def _check_vectors(qk: Tensor, v: Tensor) -> None:
+def _check_mask(name: str, mask: Tensor | None, longest: tuple[int, ...]) -> None:
+    """Check a mask, which may be shorter than the positions: those after it may be attended to."""
+    if mask is None:
+        return
+    shape = shape_of(name, mask, "batch x heads, ..., positions")
+    if len(shape) != len(longest) or shape[0] != longest[0] or any(a > b for a, b in zip(shape, longest, strict=True)):
+        raise TextShapeError(f"{name} has the shape {shape}; it must be {longest}, or have fewer positions.")
+
+
+def _check_vectors(qk: Tensor, v: Tensor, query_len: int | None) -> int:
+    """Check the vectors, and return the number of queries."""
     for name, x in {"qk": qk, "v": v}.items():
         shape_of(name, x, "batch x heads, length, width")
     if qk.dim() != 3 or v.dim() != 3 or qk.shape[:2] != v.shape[:2]:
@@ -65,6 +95,13 @@ def _check_vectors(qk: Tensor, v: Tensor) -> None:
             f"qk has the shape {tuple(qk.shape)} and v {tuple(v.shape)}; both must be (batch x heads, length, width) of"
             " the same batch and length."
         )
+    if query_len is None:
+        return qk.shape[1]
+    if not isinstance(query_len, int) or not 1 <= query_len <= qk.shape[1]:
+        raise also(TextShapeError, TypeError)(
+            f"query_len is {query_len!r}; it must be a whole number from 1 to {qk.shape[1]}, the length of qk."
+        )
+    return query_len
 
 
 class LSHAttention(nn.Module):
@@ -120,9 +157,10 @@ class LSHAttention(nn.Module):
         h(x) = argmax [xR; -xR], plus n_buckets for each earlier round.
         Raises: TextValueError: n_buckets is odd, or below 2.
         """
-        if n_buckets < 2 or n_buckets % 2:
+        check_shape("vecs", vecs, ["rows", "length", "width"])
+        if not isinstance(n_buckets, int) or n_buckets < 2 or n_buckets % 2:
             raise TextValueError(
-                f"n_buckets is {n_buckets}; it must be even, because a direction and its opposite are two buckets."
+                f"n_buckets is {n_buckets!r}; it must be even, because a direction and its opposite are two buckets."
             )
         rows, _, width = vecs.shape
         rounds = self.n_hashes if self._rehash_each_round else 1
@@ -154,8 +192,7 @@ class LSHAttention(nn.Module):
             and the buckets of `hash_vectors`.
         Raises: TextShapeError: shapes differ.
         """
-        _check_vectors(qk, v)
-        length, queries = qk.shape[1], qk.shape[1] if query_len is None else query_len
+        queries, length = _check_vectors(qk, v, query_len), qk.shape[1]
         n_buckets = max(2, 2 * math.ceil(length / (2 * self.bucket_size)))
         buckets = self.hash_vectors(n_buckets, qk)  # also if they are known: random numbers stay in step
         if self.replayed is not None:
@@ -203,8 +240,7 @@ class FullQKAttention(nn.Module):
         **_: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Attend; see `LSHAttention.forward`. Returns: the output, the weights, and no buckets."""
-        _check_vectors(qk, v)
-        queries = qk.shape[1] if query_len is None else query_len
+        queries = _check_vectors(qk, v, query_len)
         scores = _scores(qk, queries, input_mask, input_attn_mask)
         query, key = (torch.arange(count, device=qk.device) for count in scores.shape[1:])
         scores = scores.masked_fill(query[:, None] == key, TOKEN_SELF_ATTN_VALUE)
@@ -342,6 +378,8 @@ def apply_rotary_pos_emb(qk: Tensor, sinu_pos: Tensor) -> Tensor:
 
     Args: sinu_pos: of `FixedPositionalEmbedding`, (1, positions, width); later positions stay as they are.
     """
+    check_shape("qk", qk, ["rows", "length", "width"])
+    check_shape("sinu_pos", sinu_pos, [1, "positions", qk.shape[2]], "a table for vectors of an even width")
     sine, cosine = (half.repeat_interleave(2, dim=-1) for half in sinu_pos[0].to(qk.dtype).chunk(2, dim=-1))
     count = min(qk.shape[1], sine.shape[0])
     turned, rest = qk[:, :count], qk[:, count:]

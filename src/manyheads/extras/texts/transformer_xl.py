@@ -131,6 +131,9 @@ class MemTransformerLM(nn.Module):
         super().__init__()
         check_at_least(1, n_token=n_token, n_layer=n_layer, n_head=n_head, d_model=d_model, d_head=d_head)
         check_rates(dropout=dropout, dropatt=dropatt)
+        for name, number in {"clamp_len": clamp_len, "sample_softmax": sample_softmax}.items():
+            if not isinstance(number, int):
+                raise TextValueError(f"{name} is {number!r}; it must be a whole number; -1: none.", fields=[name])
         if attn_type not in (0, 1, 2, 3):
             raise TextValueError(
                 f"attn_type is {attn_type!r}; it must be 0 (relative, sinusoidal), 1 (relative, trained), 2 (absolute,"
@@ -184,6 +187,11 @@ class MemTransformerLM(nn.Module):
         self.sampler = LogUniformSampler(self.n_token, self.sample_softmax)
 
     def _make_adaptive_softmax(self, cutoffs: Sequence[int], tie_projs: Sequence[bool]) -> None:
+        if not isinstance(tie_projs, list | tuple | None):
+            raise TextValueError(
+                f"tie_projs is {tie_projs!r}; it must be a list of True and False, one for each cluster.",
+                fields=["tie_projs"],
+            )
         div_val = self.word_emb.div_val
         self.crit = ProjectedAdaptiveLogSoftmax(
             self.n_token, self.d_embed, self.d_model, cutoffs, div_val=div_val, keep_order=True
@@ -324,8 +332,8 @@ class MemTransformerLM(nn.Module):
             )
         for memory in mems:
             remedy = "give those of the last call, and none to lanes of another number"
-            shape_of("a memory", memory, "mlen, bsz, d_model")
-            if memory.numel():
+            if 0 not in shape_of("a memory", memory, "mlen, bsz, d_model"):
+                check_shape("a memory", memory, ["mlen", data.shape[1], self.d_model], remedy)
                 check_shape("a memory", memory, [mems[0].shape[0], data.shape[1], self.d_model], remedy)
 
     def _losses(self, hidden: Tensor, target: Tensor) -> Tensor:

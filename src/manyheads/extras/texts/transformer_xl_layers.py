@@ -89,7 +89,7 @@ class _Attention(nn.Module):
     def _context(self, inputs: Tensor, mems: Tensor | None) -> Tensor:
         """Return memory and inputs, (klen, bsz, d_model), as keys and values read them."""
         check_shape("the input", inputs, ["qlen", "bsz", self.d_model])
-        if mems is not None and mems.numel():
+        if mems is not None and 0 not in shape_of("mems", mems, "mlen, bsz, d_model"):
             check_shape("mems", mems, ["mlen", inputs.shape[1], self.d_model], "start a batch of other size without it")
             inputs = torch.cat([mems, inputs])
         return cast(Tensor, self.layer_norm(inputs)) if self.pre_lnorm else inputs
@@ -112,7 +112,7 @@ def _allowed(attn_mask: Tensor | None, scores: Tensor) -> Tensor | None:
     if attn_mask is None:
         return None
     bsz, _, qlen, klen = scores.shape
-    shape = tuple(attn_mask.shape)
+    shape = shape_of("attn_mask", attn_mask, "qlen, klen, bsz or 1")
     by_key, by_query = shape in ((klen, bsz), (klen, 1)), shape == (qlen, klen)
     if len(shape) == 2 and by_key != by_query:
         attn_mask = attn_mask[None] if by_key else attn_mask[:, :, None]
@@ -175,6 +175,8 @@ class RelMultiHeadAttn(_Attention):
 
     def _rel_shift(self, x: Tensor, zero_triu: bool = False) -> Tensor:
         """Move scores from distances to keys, (qlen, klen, ...). zero_triu: with zeros at keys after the query."""
+        if len(shape_of("x", x, "qlen, klen, ...")) < 2:
+            raise TextShapeError(f"x has the shape {tuple(x.shape)}; it must be (qlen, klen, ...).")
         qlen, klen = x.shape[:2]
         shifted = relative_shift(x.movedim((0, 1), (-2, -1)))
         if zero_triu:

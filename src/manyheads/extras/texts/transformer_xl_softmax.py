@@ -17,6 +17,7 @@ from manyheads.extras.peers.xl_weights import by_cluster
 from manyheads.extras.texts.common import TextValueError, check_at_least, check_ids, check_shape
 from manyheads.nn.heads.adaptive import Clusters
 from manyheads.nn.heads.linear import LogUniformCandidates
+from manyheads.nn.kernels import modes
 
 
 class _Clustered(nn.Module):
@@ -45,8 +46,26 @@ class _Clustered(nn.Module):
         self.cutoffs, self.cutoff_ends = ends[1:], ends
         self._clusters = Clusters(n_token, tuple(cutoffs), d_embed, div_val)
 
+    def _within(self, index: int, ids: Tensor) -> tuple[Tensor | slice, Tensor]:
+        """Return the places of a cluster's ids and their numbers within it.
+
+        Transforms of `torch.func` cannot select rows: there all places, with any number for ids of other clusters.
+        """
+        low, high = self._clusters.ranges[index]
+        if modes.is_transformed():
+            return slice(None), (ids - low).clamp(0, high - low - 1)
+        places = self._clusters.places_in(index, ids)
+        return places, ids[places] - low
+
     def _projection(self, width: int) -> nn.Parameter:
         return nn.Parameter(torch.empty(self.d_proj, width).normal_(std=0.01))
+
+
+def _put(out: Tensor, places: Tensor | slice, values: Tensor, inside: Tensor) -> Tensor:
+    """Return out with the values at the places of a cluster; inside: where its ids are."""
+    if isinstance(places, slice):
+        return torch.where(inside[:, None] if values.dim() == 2 else inside, values, out)
+    return out.index_copy(0, places, values)
 
 
 class AdaptiveEmbedding(_Clustered):
@@ -83,10 +102,10 @@ class AdaptiveEmbedding(_Clustered):
             return vectors * self.emb_scale  # type: ignore[no-any-return]
         ids = inp.flatten()
         out = self.emb_projs[0].new_zeros(len(ids), self.d_proj)
-        for index, (low, _) in enumerate(self._clusters.ranges):
-            places = self._clusters.places_in(index, ids)
-            vectors = F.linear(self.emb_layers[index](ids[places] - low), self.emb_projs[index])
-            out = out.index_copy(0, places, vectors)
+        for index, (low, high) in enumerate(self._clusters.ranges):
+            places, within = self._within(index, ids)
+            vectors = F.linear(self.emb_layers[index](within), self.emb_projs[index])
+            out = _put(out, places, vectors, (ids >= low) & (ids < high))
         return out.view(*inp.shape, self.d_proj) * self.emb_scale  # type: ignore[no-any-return]
 
 
@@ -150,14 +169,14 @@ class ProjectedAdaptiveLogSoftmax(_Clustered):
         check_ids(target, "target", self.n_token)
         first = self._log_probs(0, hidden)
         losses = torch.zeros_like(target, dtype=first.dtype)
-        for index, (low, _) in enumerate(self._clusters.ranges):
-            places = self._clusters.places_in(index, target)
-            within, chosen = (target[places] - low)[:, None], first[places]
+        for index, (low, high) in enumerate(self._clusters.ranges):
+            places, within = self._within(index, target)
+            within, chosen = within[:, None], first[places]
             if index == 0:
                 log_probs = chosen.gather(1, within)[:, 0]
             else:
                 log_probs = chosen[:, -index] + self._log_probs(index, hidden[places]).gather(1, within)[:, 0]
-            losses = losses.index_copy(0, places, -log_probs)
+            losses = _put(losses, places, -log_probs, (target >= low) & (target < high))
         if keep_order or self.keep_order:
             return losses
         return by_cluster(losses, target, self.cutoffs[:-1])
@@ -184,8 +203,8 @@ def sample_logits(
     embedding: Callable[[Tensor], Tensor], bias: Tensor, labels: Tensor, inputs: Tensor, sampler: LogUniformSampler
 ) -> Tensor:
     """Return the logits of the label and of candidates: labels (a, b), inputs (a, b, d) -> (a, b, 1 + candidates)."""
-    check_shape("inputs", inputs, [*labels.shape, "d"])
     check_ids(labels, "labels", sampler.range_max)
+    check_shape("inputs", inputs, [*labels.shape, "d"])
     true_log_q, drawn_log_q, drawn = sampler.sample(labels)
     true = (embedding(labels) * inputs).sum(-1) + bias[labels] - true_log_q.to(inputs.dtype)
     others = inputs @ embedding(drawn).t() + bias[drawn] - drawn_log_q.to(inputs.dtype)

@@ -21,7 +21,7 @@ from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
 from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.positions import RotaryPositions, rotate
-from manyheads.nn.shapes import Float, check_tensors
+from manyheads.nn.shapes import Float, check_axes, check_tensors
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -37,9 +37,10 @@ def split_heads(
 
     Raises: ShapeError: the width is not divisible by num_heads, or num_heads is below 1.
     """
-    if num_heads < 1 or x.shape[-1] % num_heads:
+    check_axes("x", x, "..., length, width")
+    if not isinstance(num_heads, int) or num_heads < 1 or x.shape[-1] % num_heads:
         raise ShapeError(
-            f"a width of {x.shape[-1]} cannot be split into {num_heads} heads; it must be divisible by them."
+            f"a width of {x.shape[-1]} cannot be split into {num_heads!r} heads; it must be divisible by them."
         )
     return x.view(*x.shape[:-1], num_heads, x.shape[-1] // num_heads).transpose(-3, -2)
 
@@ -52,8 +53,7 @@ def merge_heads(x: Float[Tensor, "*batch heads length head_dim"]) -> Float[Tenso
 
     Raises: ShapeError: x has fewer than three axes.
     """
-    if x.dim() < 3:
-        raise ShapeError(f"x has shape {tuple(x.shape)}; give three axes or more: (..., heads, length, head_dim).")
+    check_axes("x", x, "..., heads, length, head_dim")
     return x.transpose(-3, -2).flatten(-2)
 
 

@@ -24,10 +24,10 @@ def check_vectors(query: Tensor, key: Tensor, value: Tensor) -> None:
     tensor.
     """
     check_tensors(query=query, key=key, value=value)
-    given, batch = (query, key, value), query.shape[0]
+    given = query, key, value
     if not query.dim() == key.dim() == value.dim():
         remedy = "; give all of them as (batch, length, width), or all as (length, width)."
-    elif query.dim() == 3 and batch != 1 and any(x.shape[0] not in (1, batch) for x in given):
+    elif query.dim() == 3 and query.shape[0] != 1 and any(x.shape[0] not in (1, query.shape[0]) for x in given):
         remedy = (
             ", read as (batch, length, width): they must have one batch size; where the length comes first, give"
             " x.transpose(0, 1)."

@@ -29,7 +29,7 @@ from manyheads.nn.kernels.attention import (
 )
 from manyheads.nn.kernels.dropout import RowMasks, dropout
 from manyheads.nn.kernels.modes import first_derivative_only
-from manyheads.nn.shapes import Float
+from manyheads.nn.shapes import Float, check_axes
 
 
 def attend_by_tiles(
@@ -286,6 +286,7 @@ def relative_shift(x: Float[Tensor, "*batch q_len k_len"]) -> Float[Tensor, "*ba
     the score of key j; the queries are the last q_len of the k_len positions. The last columns of a row then contain
     numbers of the next row. They belong to keys after the query, which a causal mask hides.
     """
+    check_axes("x", x, "..., q_len, k_len")
     *batch, q_len, k_len = x.shape
     padded = F.pad(x, (1, 0)).view(*batch, k_len + 1, q_len)
     return padded[..., 1:, :].reshape(*batch, q_len, k_len)
