@@ -8,24 +8,34 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from gpu_checks import ceilings, correct, has_triton, profile, tests, with_triton
+from gpu_peers import (
+    Decoder,
+    StaticDecoder,
+    TorchTransformer,
+    ctranslate2,
+    marian,
+    reformer_pytorch,
+    smoothed,
+    static_steps,
+    transfo_xl,
+    x_transformers,
+)
 from gpu_sides import (
     BOTH,
-    Decoder,
     Maker,
     Options,
     Side,
-    StaticDecoder,
-    TorchTransformer,
     compare,
     count_flops,
     of_a_run,
@@ -33,12 +43,12 @@ from gpu_sides import (
     random_ids,
     segments,
     spread,
-    static_steps,
     training,
     wait,
 )
 from torch import Tensor, nn
 
+from manyheads.data.batch import PackedBatch, PackedShape, PairBatch
 from manyheads.decoding.device import pack
 from manyheads.models.reformer import config as reformers
 from manyheads.models.reformer.model import build as build_reformer
@@ -46,11 +56,7 @@ from manyheads.models.transformer import config as transformers
 from manyheads.models.transformer.model import build as build_transformer
 from manyheads.models.transformer_xl import config as xls
 from manyheads.models.transformer_xl.model import build as build_xl
-from manyheads.nn.attention.local import local_attention
-from manyheads.nn.attention.lsh import LSHSettings, lsh_attention
-from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.kernels import modes, policy
-from manyheads.nn.kernels.relative import relative_attention
+from manyheads.nn.kernels import modes
 
 # Tokens (words and marks) of the 17,023 sentences of WMT's newstest2009 to 2014, English and German: the middles of
 # twenty classes of equally many sentences. Subwords are more; a source and a target of one class go together.
@@ -71,88 +77,190 @@ def _transformer_config(size: str, options: Options) -> Any:
     return replace(config, source_vocab_size=vocab, target_vocab_size=vocab)
 
 
-def _transformer(size: str, options: Options, is_real: bool = False) -> dict[str, Any]:
-    """Training on sentences of one length, without padding; is_real: of many lengths, each batch of one."""
+def _transformer(size: str, options: Options) -> dict[str, Any]:
+    """Training on sentences of one length, without padding."""
     config = _transformer_config(size, options)
     # The tokens of the demo's run are 2,048.
     batch, length = (2, 8) if options.tiny else (128, 16) if size == "demo" else (64 if size == "big" else 128, 64)
-    sizes, facts = [(length, length)], {}
-    if is_real:
-        classes = list(zip(_ENGLISH, _GERMAN, strict=True))
-        sizes = [classes[number * 7 % len(classes)] for number in range(3 if options.tiny else len(classes))]
-        facts["lengths"] = (
-            f"{len(sizes)} batches, sources of {', '.join(str(one) for one, _ in sizes)} tokens: a twentieth of"
-            " newstest2009 to 2014 (en-de) each, in words and marks; the words are random"
-        )
-    rows = [max(1, batch * length // max(size)) for size in sizes]
-    batches = [pairs(config, many, *size, options) for many, size in zip(rows, sizes, strict=True)]
-    on_device = [one.to(options.device) for one in batches]
-    tokens = sum(one.target_input.numel() for one in batches) // len(batches)
-    # Of the encoder, the decoder and between them: scores and sums, d_model multiply-adds for each query and key.
-    attention = 0.0
-    for many, (source, target) in zip(rows, sizes, strict=True):
+    data = pairs(config, batch, length, length, options)
+    there, tokens = data.to(options.device), batch * length
+    attention = _products_of_attention(config, [(length, length)] * batch)
+    makers = {
+        name: _ours(config, [data], tokens, attention, options, inside, size == "demo") for name, inside in BOTH.items()
+    }
+    peers = {"nn.Transformer": False} | ({"nn.Transformer, compiled": True} if options.compiles else {})
+    for name, compiled in peers.items():
+        makers[name] = _torch_transformer(config, [there], tokens, attention, options, compiled)
+    makers["MarianMT"] = _marian(config, [there], tokens, attention, options)
+    if size != "demo":
+        makers["x-transformers"] = lambda: x_transformers(config, there, options, tokens, attention)
+    return compare(makers, options)
+
+
+def _products_of_attention(config: Any, sizes: list[tuple[int, int]]) -> float:
+    """Multiply-adds of scores and weighted sums, d_model for each query and key, of sources and targets so long."""
+    total = 0.0
+    for source, target in sizes:
         queries = config.num_encoder_layers * source**2 + config.num_decoder_layers * (target**2 + source * target)
-        attention += 2.0 * many * queries * config.d_model / len(sizes)
-    longest = max(max(size) for size in sizes)
+        total += 2.0 * queries * config.d_model
+    return total
 
-    def ours(inside: Callable[[], AbstractContextManager[Any]]) -> Maker:
-        def make() -> Side:
-            model = build_transformer(config).to(options.device)
-            flops = count_flops(model, tokens, attention)
-            return of_a_run(model, batches, options, tokens, flops, inside, of_demo=size == "demo")
 
-        return make
+def _ours(
+    config: Any, batches: list[Any], tokens: int, attention: float, options: Options,
+    inside: Callable[[], AbstractContextManager[Any]], of_demo: bool = False,
+) -> Maker:  # fmt: skip
+    def make() -> Side:
+        model = build_transformer(config).to(options.device)
+        return of_a_run(model, batches, options, tokens, count_flops(model, tokens, attention), inside, of_demo)
 
-    def torch_transformer(compiled: bool) -> Maker:
-        def make() -> Side:
-            model: Any = TorchTransformer(config, longest).to(options.device)
-            flops = count_flops(model, tokens, attention)
-            run, turn = torch.compile(model, dynamic=is_real) if compiled else model, itertools.cycle(on_device)
+    return make
 
-            def loss() -> Tensor:
-                data = next(turn)
-                out: Tensor = run(data.source, data.target_input, data.target_labels)
-                return out
 
-            return training("nn.Transformer", model, loss, options, tokens, flops, ours=False)
+def _torch_transformer(
+    config: Any, batches: list[Any], tokens: int, attention: float, options: Options, compiled: bool,
+    dynamic: bool = False,
+) -> Maker:  # fmt: skip
+    """Args: batches: on the device; with several, sources are padded."""
 
-        return make
-
-    def marian() -> Side:
-        model, turn = _marian(config, longest).to(options.device), itertools.cycle(on_device)
+    def make() -> Side:
+        longest = max(max(one.source.shape[1], one.target.shape[1]) for one in batches)
+        model: Any = TorchTransformer(config, longest, pads=len(batches) > 1).to(options.device)
+        run, turn = torch.compile(model, dynamic=dynamic) if compiled else model, itertools.cycle(batches)
 
         def loss() -> Tensor:
             data = next(turn)
-            logits = model(input_ids=data.source, decoder_input_ids=data.target_input, use_cache=False).logits
-            labels = data.target_labels.flatten()
-            return F.cross_entropy(logits.flatten(0, 1).float(), labels, label_smoothing=0.1)
+            out: Tensor = run(data.source, data.target_input, data.target_labels)
+            return out
 
         flops = count_flops(model, tokens, attention)
-        return training("MarianMT", model, loss, options, tokens, flops, ours=False)
+        return training("nn.Transformer", model, loss, options, tokens, flops, cycle=len(batches))
 
-    makers: dict[str, Maker] = {name: ours(inside) for name, inside in BOTH.items()}
-    makers["nn.Transformer"] = torch_transformer(False)
-    if options.compiles:
-        makers["nn.Transformer, compiled"] = torch_transformer(True)
-    return {**compare({**makers, "MarianMT": marian}, options), "facts": facts}
+    return make
 
 
-def _marian(config: Any, length: int) -> Any:
-    """A MarianMT of the same widths, for sentences of that length."""
-    from transformers import MarianConfig, MarianMTModel
+def _marian(config: Any, batches: list[Any], tokens: int, attention: float, options: Options) -> Maker:
+    def make() -> Side:
+        longest = max(max(one.source.shape[1], one.target.shape[1]) for one in batches)
+        model, turn = marian(config, longest).to(options.device), itertools.cycle(batches)
 
-    sizes = {
-        f"{side}_{name}": value
-        for side, layers in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers))
-        for name, value in (("layers", layers), ("attention_heads", config.num_heads), ("ffn_dim", config.d_ff))
+        def loss() -> Tensor:
+            data = next(turn)
+            given = {"attention_mask": (data.source != 0).long()} if len(batches) > 1 else {}
+            logits = model(input_ids=data.source, decoder_input_ids=data.target_input, use_cache=False, **given).logits
+            return smoothed(logits, data.target_labels)
+
+        flops = count_flops(model, tokens, attention)
+        return training("MarianMT", model, loss, options, tokens, flops, cycle=len(batches))
+
+    return make
+
+
+def _real(options: Options) -> dict[str, Any]:
+    """Training on sentences of many lengths: padded, as peers do, and packed. Tokens are real ones of the target.
+
+    A peer is compiled for any shape, or for few: batches padded to multiples of 16.
+    """
+    config = _transformer_config("base", options)
+    many, slots = (24, 128) if options.tiny else (8192, 8192)
+    lengths = real_lengths(many)
+    padded, packed, buckets = (
+        [_pairs_of(config, lengths[rows], options) for rows in kind] for kind in cut_batches(lengths, slots)
+    )
+    buckets = [_padded_to(one, -(-max(one.source.shape[1], one.target.shape[1] - 1) // 16) * 16) for one in buckets]
+    shape = PackedShape(slots, slots, max(len(one.sample_ids) for one in packed), 64)
+    filled = PackedBatch.of(packed[0], shape)
+    facts = {
+        "lengths": f"{len(padded)} batches of {slots} slots, as in newstest2009 to 2014 (en-de), in words and marks;"
+        " the words are random",
+        "filled": f"{_filled(padded):.0%} padded, {_filled(buckets):.0%} in buckets,"
+        f" {sum(one.num_target_tokens() for one in packed) / len(packed) / filled.target_input.numel():.0%} packed",
     }
-    ids = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 2, "forced_eos_token_id": 1}
-    return MarianMTModel(
-        MarianConfig(
-            vocab_size=config.target_vocab_size, d_model=config.d_model, dropout=config.dropout,
-            activation_function="relu", max_position_embeddings=max(length, 64), scale_embedding=True, **sizes, **ids,
+    makers: dict[str, Maker] = {}
+    for name, inside in BOTH.items():
+        makers[name] = _ours(config, padded, *_sizes(config, padded), options, inside)
+    sizes = _sizes(config, packed)
+    in_one = [PackedBatch.of(one, shape) for one in packed]
+    makers["ours, fewer launches, packed"] = _ours(config, in_one, *sizes, options, modes.saving_launches)
+    there, sizes = [one.to(options.device) for one in padded], _sizes(config, padded)
+    makers["nn.Transformer"] = _torch_transformer(config, there, *sizes, options, compiled=False)
+    if options.compiles:
+        of_buckets = [one.to(options.device) for one in buckets]
+        makers["nn.Transformer, compiled"] = _torch_transformer(config, there, *sizes, options, True, dynamic=True)
+        makers["nn.Transformer, compiled, buckets"] = _torch_transformer(
+            config, of_buckets, *_sizes(config, buckets), options, compiled=True
         )
-    )  # fmt: skip
+    makers["MarianMT"] = _marian(config, there, *sizes, options)
+    return {**compare(makers, options), "facts": facts}
+
+
+def real_lengths(many: int) -> Tensor:
+    """Return the tokens of sources and targets of sentences as in newstest, always the same. (many, 2)"""
+    generator = np.random.default_rng(0)
+    places = generator.random(many) * len(_ENGLISH) - 0.5  # between the middles of classes
+    other = places + generator.normal(size=many) * 1.5
+    middles = np.arange(len(_ENGLISH))
+    found = [np.interp(places, middles, _ENGLISH), np.interp(other, middles, _GERMAN)]
+    return torch.from_numpy(np.stack(found, 1).round()).long()
+
+
+def cut_batches(lengths: Tensor, slots: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Return which sentences, sorted by length, each batch has: padded, packed, and padded to multiples of 16.
+
+    Args: slots: of each side of a batch, padding and, of packed ones, filler included.
+    """
+    longest = lengths.amax(1)
+    order = torch.argsort(longest, stable=True)
+    padded: list[list[int]] = [[]]
+    packed: list[list[int]] = [[]]
+    buckets: dict[int, list[list[int]]] = {}
+    room = slots - -(-slots // 64)  # see `PackedShape.num_fillers`
+    for number in order.tolist():
+        if (len(padded[-1]) + 1) * int(longest[number]) > slots:
+            padded.append([])
+        padded[-1].append(number)
+        if int(lengths[[*packed[-1], number]].sum(0).max()) > room:
+            packed.append([])
+        packed[-1].append(number)
+        size = -(-int(longest[number]) // 16) * 16
+        of_size = buckets.setdefault(size, [[]])
+        if len(of_size[-1]) == slots // size:
+            of_size.append([])
+        of_size[-1].append(number)
+    # The last batch of each is not full.
+    full = [one for size, batches in buckets.items() for one in batches if len(one) == slots // size]
+    kinds = [[torch.tensor(one) for one in kind] for kind in (padded[:-1], packed[:-1], full)]
+    return kinds[0], kinds[1], kinds[2]
+
+
+def _pairs_of(config: Any, lengths: Tensor, options: Options) -> PairBatch:
+    """Return random sentences of these lengths, on the CPU."""
+    source, target = lengths.amax(0).tolist()
+    batch = pairs(config, len(lengths), source, target, options)
+    for ids, own in ((batch.source, lengths[:, 0]), (batch.target, lengths[:, 1] + 1)):
+        ids[torch.arange(ids.shape[1]) >= own[:, None]] = 0
+    return replace(batch, source_lengths=lengths[:, 0], target_lengths=lengths[:, 1] + 1)
+
+
+def _padded_to(batch: PairBatch, length: int) -> PairBatch:
+    source, target = F.pad(batch.source, (0, length - batch.source.shape[1])), batch.target
+    return replace(batch, source=source, target=F.pad(target, (0, length + 1 - target.shape[1])))
+
+
+def _filled(batches: list[PairBatch]) -> float:
+    """Return which part of the target's cells are tokens."""
+    return sum(one.num_target_tokens() for one in batches) / sum(one.target_labels.numel() for one in batches)
+
+
+def _sizes(config: Any, batches: list[PairBatch]) -> tuple[int, float]:
+    """Return the real target tokens of a step, and the products of their attention."""
+    tokens = sum(one.num_target_tokens() for one in batches) // len(batches)
+    each = [
+        (source, target - 1)
+        for one in batches
+        for source, target in zip(one.source_lengths.tolist(), one.target_lengths.tolist(), strict=True)
+    ]
+    return tokens, _products_of_attention(config, each) / len(batches)
 
 
 def _with_decoders(makers: dict[str, Maker], config: Any, data: Any, options: Options, name: str) -> dict[str, Maker]:
@@ -168,7 +276,7 @@ def _with_decoders(makers: dict[str, Maker], config: Any, data: Any, options: Op
             flops = count_flops(model, batch * length, products, [model.embedding.weight, model.positions])
             run: Any = torch.compile(model) if compiled else model
             loss = lambda: run(there.tokens, there.targets)  # noqa: E731
-            return training(name, model, loss, options, batch * length, flops, ours=False)
+            return training(name, model, loss, options, batch * length, flops)
 
         return make
 
@@ -176,11 +284,15 @@ def _with_decoders(makers: dict[str, Maker], config: Any, data: Any, options: Op
     return {**makers, **{one: decoder(compiled) for one, compiled in kinds.items()}}
 
 
-def _xl(preset: str, options: Options) -> dict[str, Any]:
-    """A model for enwik8 with a full memory, by each implementation of relative attention."""
+def _xl_config(preset: str, options: Options) -> Any:
     config = xls.PRESETS["debug" if options.tiny else preset]
     # The decoder has no dropout, so no side has.
-    config = replace(config, vocab_size=32 if options.tiny else 204, dropout=0.0, attention_dropout=0.0)
+    return replace(config, vocab_size=32 if options.tiny else 204, dropout=0.0, attention_dropout=0.0)
+
+
+def _xl(preset: str, options: Options) -> dict[str, Any]:
+    """A model for enwik8 with a full memory, by each implementation of relative attention."""
+    config = _xl_config(preset, options)
     rows = {"enwik8-base": 22, "enwik8-large": 4}[preset]
     batch, length = (2, config.memory_len) if options.tiny else (rows, config.memory_len)
     data = segments(batch, length, config.vocab_size, options)
@@ -188,18 +300,25 @@ def _xl(preset: str, options: Options) -> dict[str, Any]:
     keys = length + config.memory_len
     # Scores by content and by distance, and the sums of values.
     attention = 3.0 * config.num_layers * batch * length * keys * inner
+    # Keys and values of the memory, and the vectors of distances, need no gradient of their inputs: 4 and not 6.
+    rows = 2 * batch * config.memory_len + keys
+    attention += config.num_layers * config.d_model * inner * rows * 4 / 6
 
     def ours(inside: Callable[[], AbstractContextManager[Any]]) -> Maker:
         def make() -> Side:
             model = build_xl(config).to(options.device)
-            return of_a_run(model, [data], options, tokens, count_flops(model, tokens, attention), inside)
+            of_distances = [p for name, p in model.named_parameters() if "position_proj" in name]
+            flops = count_flops(model, tokens, attention, of_distances)
+            return of_a_run(model, [data], options, tokens, flops, inside)
 
         return make
 
     makers = {name: ours(inside) for name, inside in BOTH.items()}
-    if policy.triton_lack(torch.device(options.device), torch.bfloat16) is None:
-        makers["ours, Triton"] = ours(modes.using_triton)
-    return compare(_with_decoders(makers, config, data, options, "SDPA decoder without memory"), options)
+    if has_triton(options):
+        makers["ours, Triton"] = ours(with_triton)
+    makers = _with_decoders(makers, config, data, options, "SDPA decoder without memory")
+    makers["TransfoXL, TF32"] = lambda: transfo_xl(config, data.to(options.device), options)
+    return compare(makers, options)
 
 
 def _reformer(length: int, options: Options) -> dict[str, Any]:
@@ -215,144 +334,12 @@ def _reformer(length: int, options: Options) -> dict[str, Any]:
         return lambda: of_a_run(build_reformer(config).to(options.device), [data], options, length, 0.0, inside)
 
     makers = {name: ours(inside) for name, inside in BOTH.items()}
-    return compare(_with_decoders(makers, config, data, options, "SDPA decoder"), options)
-
-
-def _ceilings(options: Options) -> dict[str, Any]:
-    """Products, copies in memory (bytes/s are 2 x its bytes) and a launch: what no step can pass."""
-    size = 1 << (10 if options.tiny else 28)
-    one = torch.zeros(size, device=options.device)
-    other, small = torch.empty_like(one), torch.zeros(1, device=options.device)
-    made: dict[str, Maker] = {
-        "copy": lambda: Side("copy", lambda: other.copy_(one), tokens=2 * one.nbytes),
-        "launch": lambda: Side("launch", lambda: small.add_(1)),
-    }
-    return compare(made, options)
-
-
-def _profile(name: str, options: Options) -> dict[str, Any]:
-    """Kernels of a step, the share of time in which the device computes, its longest kernels, and waits."""
-    if name == "xl":
-        config: Any = replace(xls.PRESETS["debug" if options.tiny else "enwik8-base"], vocab_size=204)
-        model: nn.Module = build_xl(config).to(options.device)
-        batch: Any = segments(2 if options.tiny else 22, 8 if options.tiny else 512, 204, options)
-    else:
-        config = _transformer_config(name, options)
-        model = build_transformer(config).to(options.device)
-        batch = pairs(
-            config, *((2, 8, 8) if options.tiny else (128, 16, 16) if name == "demo" else (128, 64, 64)), options
-        )
-    side, steps = of_a_run(model, [batch], options, 0, 0.0, of_demo=name == "demo"), 2 if options.tiny else 10
-    for _ in range(3):
-        side.step()
-    wait(options)
-    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA][: 1 + (options.device != "cpu")]
-    with torch.profiler.profile(activities=kinds) as profile:
-        began = time.perf_counter()
-        for _ in range(steps):
-            side.step()
-        wait(options)
-        spent = time.perf_counter() - began
-    return {"facts": _facts_of(profile.events(), steps, spent)}
-
-
-def _facts_of(events: Any, steps: int, spent: float) -> dict[str, Any]:
-    """What a profile says of a step. A range that a user has named is no kernel, and the last wait is the profile's."""
-    on_device = [
-        one
-        for one in events
-        if one.device_type != torch.autograd.DeviceType.CPU and not getattr(one, "is_user_annotation", False)
-    ]
-    by_name: dict[str, float] = {}
-    for one in on_device:
-        by_name[one.name] = by_name.get(one.name, 0.0) + one.time_range.elapsed_us() / steps
-    longest = sorted(by_name.items(), key=lambda item: -item[1])[:10]
-    synchronised = sum("Synchronize" in one.name for one in events) - 1
-    # On a CPU nothing waits; what would wait for a GPU is the reading of a number.
-    waits = synchronised if on_device else sum(one.name == "aten::_local_scalar_dense" for one in events)
-    facts = {
-        "ms a step, profiled": round(1e3 * spent / steps, 3),
-        "kernels a step": len(on_device) / steps,
-        "busy share": round(sum(by_name.values()) * steps / 1e6 / spent, 3),
-        "waits a step": max(0, waits) / steps,
-    }
-    return {**facts, **{f"us in {kernel[:80]}": round(us, 1) for kernel, us in longest}}
-
-
-def _correct(options: Options) -> dict[str, Any]:
-    """Errors against float64, and against those of the formula in the same type; any above its limit fails the part."""
-    torch.manual_seed(0)
-    device, facts, failed = torch.device(options.device), {}, []
-    has_triton = policy.triton_lack(device, torch.bfloat16) is None
-    ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-        "default": modes.fast, "fewer launches": lambda: _both(modes.fast(), modes.saving_launches()),
-    }  # fmt: skip
-    if has_triton:
-        ways["Triton"] = lambda: _both(modes.fast(), modes.using_triton())
-    else:
-        facts["Triton"] = f"left out: it {policy.triton_lack(device, torch.bfloat16)}"
-
-    def compare(what: str, run: Callable[..., Tensor], given: list[Tensor]) -> None:
-        def results(inputs: list[Tensor]) -> list[Tensor]:
-            leaves = [x.detach().requires_grad_() for x in inputs]
-            out = run(*leaves)
-            factor = torch.sin(torch.arange(out.numel(), device=device)).view(out.shape)
-            return [out.detach(), *torch.autograd.grad((out * factor.to(out.dtype)).sum(), leaves)]
-
-        with modes.fast(False):
-            true, rough = results([x.double() for x in given]), results(given)
-        for way, inside in ways.items():
-            with inside():
-                found = results(given)
-            for number, (mine, plain, exact) in enumerate(zip(found, rough, true, strict=True)):
-                size = exact.norm().clamp(min=1e-30)
-                error, allowed = ((x.double() - exact).norm() / size for x in (mine, plain))
-                passed = bool(mine.isfinite().all()) and float(error) <= 2 * float(allowed) + 1e-3
-                facts[f"{what}, {way}, {number or 'output'}"] = f"{float(error):.2e}, plain {float(allowed):.2e}"
-                failed.extend([] if passed else [f"{what}, {way}, {number or 'output'}"])
-            del found
-
-    rows, heads, q_len, k_len, width = (2, 2, 8, 16, 8) if options.tiny else (22, 8, 512, 1024, 64)
-    shapes = [(rows, heads, q_len, width), (rows, heads, k_len, width), (rows, heads, k_len, width)]
-    shapes += [(heads, k_len, width), (heads, width), (heads, width)]
-    given = [torch.randn(shape, device=device).to(torch.bfloat16) for shape in shapes]
-    compare("relative attention", relative_attention, given)
-    shape = (2, heads, 40 if options.tiny else 16_384, width)
-    given = [torch.randn(shape, device=device).bfloat16() for _ in range(3)]
-    compare("local attention", partial(local_attention, chunk_len=16 if options.tiny else 128), given)
-    hashing = LSHSettings(chunk_len=8 if options.tiny else 64)
-    buckets = torch.randint(0, 4 if options.tiny else 256, (*shape[:2], 4, shape[2]), device=device)
-    compare("hashed attention", partial(lsh_attention, buckets=buckets, settings=hashing), given[:2])
-    del given
-    tokens, size, vocab = (8, 16, 50) if options.tiny else (8192, 512, 32_000)
-    head = LinearHead(size, vocab, bias=False).to(device)
-    targets = torch.randint(1, vocab, (1, tokens), device=device)
-    keep = torch.arange(tokens, device=device)[None] % 7 > 0
-
-    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
-        call = lambda *inputs: head.loss(*inputs, label_smoothing=0.1)  # noqa: E731
-        found: Tensor = _with_weight(head, weight, lambda: call(hidden, targets, keep)[0])
-        return found / tokens
-
-    compare("loss", loss, [torch.randn(1, tokens, size, device=device).bfloat16(), head.weight.detach().bfloat16()])
-    return {"facts": facts, **({"error": "wrong: " + "; ".join(failed)} if failed else {})}
-
-
-def _with_weight(head: LinearHead, weight: Tensor, call: Callable[[], Tensor]) -> Tensor:
-    before = head.weight
-    del head._parameters["weight"]
-    head.weight = weight  # type: ignore[assignment]
-    try:
-        return call()
-    finally:
-        del head.weight
-        head.weight = before
-
-
-@contextmanager
-def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
-    with one, other:
-        yield
+    if has_triton(options):
+        makers["ours, Triton"] = ours(with_triton)
+    makers = _with_decoders(makers, config, data, options, "SDPA decoder")
+    if options.tiny or length <= 65_536:
+        makers["reformer-pytorch"] = lambda: reformer_pytorch(config, data.to(options.device), options)
+    return compare(makers, options)
 
 
 def _decoding(beams: int, options: Options) -> dict[str, Any]:
@@ -398,8 +385,8 @@ def _decoding(beams: int, options: Options) -> dict[str, Any]:
         decoder = lambda: StaticDecoder(*widths, batch * beams, length, source_len)  # noqa: E731
         return lambda: static_steps(decoder(), options, batch, 0, length, compiled)
 
-    def marian() -> Side:
-        model = _marian(config, length + 2).to(options.device, torch.bfloat16).eval()
+    def of_marian() -> Side:
+        model = marian(config, length + 2).to(options.device, torch.bfloat16).eval()
         numbers = {"max_new_tokens": length, "min_new_tokens": length, "num_beams": beams}
         step = torch.no_grad()(lambda: model.generate(source, do_sample=False, **numbers))
         return Side("MarianMT", step, batch * length)
@@ -410,7 +397,9 @@ def _decoding(beams: int, options: Options) -> dict[str, Any]:
     if options.compiles:
         makers["ours, compiled, search"] = ours(True, True, BOTH["ours, plain"])
         makers["static cache, compiled"] = static(True)
-    return compare({**makers, "static cache": static(False), "MarianMT": marian}, options)
+    makers |= {"static cache": static(False), "MarianMT": of_marian}
+    makers["CTranslate2"] = lambda: ctranslate2(build_transformer(config), source, beams, length, options)
+    return compare(makers, options)
 
 
 def _search(steps: Any, source: Tensor, lengths: Tensor, beams: int, length: int) -> Callable[[], Any]:
@@ -453,13 +442,15 @@ def _generate(options: Options) -> dict[str, Any]:
         width = (config.num_heads * config.width_of_heads, *widths[1:]) if options.tiny else widths
         return lambda: static_steps(StaticDecoder(*width, rows, first + length), options, rows, first, length, compiled)
 
-    found: dict[str, Any] = {"sides": {}, "ratios": {}}
+    found: dict[str, Any] | None = None
+    half = replace(options, limit=options.limit / 2)
     for rows in (1, 32):
         makers = {f"{name}, {rows} rows": ours(rows, inside) for name, inside in BOTH.items()}
         kinds = {"static cache": False, "static cache, compiled": True} if options.compiles else {"static cache": False}
         makers |= {f"{name}, {rows} rows": static(rows, compiled) for name, compiled in kinds.items()}
-        for kind, values in compare(makers, replace(options, limit=options.limit / 2)).items():
-            found[kind] |= values
+        if not options.only or options.only in makers:
+            found = compare(makers, half, found)
+    assert found is not None
     return found
 
 
@@ -497,7 +488,7 @@ def _rank(rank: int, ranks: int, options: Options, folder: str) -> None:
                 loss: Tensor = output.loss_sum / output.num_tokens
                 return loss
 
-            sides[name] = training(name, model, loss, options, batch * length, 0.0, ours=False)
+            sides[name] = training(name, model, loss, options, batch * length, 0.0)
         for number in range(options.rounds + 1):  # the first one warms up
             for name, side in sides.items():
                 dist.barrier()
@@ -529,32 +520,47 @@ def _rank(rank: int, ranks: int, options: Options, folder: str) -> None:
 
 
 PARTS: dict[str, Callable[[Options], dict[str, Any]]] = {
-    "ceilings": _ceilings,
-    "correct": _correct,
-    "profile-base": lambda options: _profile("base", options),
-    "profile-demo": lambda options: _profile("demo", options),
-    "profile-xl": lambda options: _profile("xl", options),
-    "base": lambda options: _transformer("base", options),
-    "base-real": lambda options: _transformer("base", options, is_real=True),
+    "ceilings": ceilings,
+    "correct": correct,
+    "tests": lambda options: tests(options, "not slow"),
+    "profile-base": lambda options: profile("base", _transformer_config("base", options), options),
+    "profile-demo": lambda options: profile("demo", _transformer_config("demo", options), options),
+    "profile-xl": lambda options: profile("xl", _xl_config("enwik8-base", options), options),
+    "base-real": _real,
     "demo": lambda options: _transformer("demo", options),
-    "big": lambda options: _transformer("big", options),
     "xl": lambda options: _xl("enwik8-base", options),
+    "decode-greedy": lambda options: _decoding(1, options),
+    "reformer-64k": lambda options: _reformer(65_536, options),
+    "base": lambda options: _transformer("base", options),
+    "big": lambda options: _transformer("big", options),
     "xl-large": lambda options: _xl("enwik8-large", options),
     "reformer-16k": lambda options: _reformer(16_384, options),
-    "reformer-64k": lambda options: _reformer(65_536, options),
     "reformer-256k": lambda options: _reformer(262_144, options),
-    "decode-greedy": lambda options: _decoding(1, options),
     "decode-beam4": lambda options: _decoding(4, options),
     "generate": _generate,
+    "tests-slow": lambda options: tests(options, "slow"),
     "ddp": _ddp,
 }
 
 FIRST = [
-    "ceilings", "correct", "profile-base", "profile-demo", "profile-xl", "base-real", "demo", "xl", "decode-greedy",
-    "reformer-64k",
+    "ceilings", "correct", "tests", "profile-base", "profile-demo", "profile-xl", "base-real", "demo", "xl",
+    "decode-greedy", "reformer-64k",
 ]  # fmt: skip
 """The most important parts, in their order."""
 
-# With less time than this no part begins. Guesses, since no GPU has run them: five sides of 3 s, their start, and where
-# something is compiled its compilation.
-LEAST_SECONDS = dict.fromkeys(PARTS, 45) | {"ceilings": 30, "base-real": 75, "xl": 75, "decode-greedy": 75}
+# With less time than this no part begins. Guesses, since no GPU has run them: to start, to build the sides (of which
+# those that torch compiles have been compiled before), and two rounds of 3 s for each.
+LEAST_SECONDS = dict.fromkeys(PARTS, 45) | {"ceilings": 25, "tests": 40, "base-real": 60, "xl": 50, "decode-greedy": 55}
+LEAST_SECONDS |= dict.fromkeys(("profile-base", "profile-demo", "profile-xl"), 30)
+
+_SDPA = "SDPA decoder, compiled"
+_STATIC = "static cache, compiled"
+COMPILED: dict[str, list[str]] = {
+    "base-real": ["nn.Transformer, compiled", "nn.Transformer, compiled, buckets"],
+    **{name: ["nn.Transformer, compiled"] for name in ("demo", "base", "big")},
+    **{name: ["SDPA decoder without memory, compiled"] for name in ("xl", "xl-large")},
+    **{name: [_SDPA] for name in ("reformer-16k", "reformer-64k", "reformer-256k")},
+    **{name: ["ours, compiled, search", _STATIC] for name in ("decode-greedy", "decode-beam4")},
+    "generate": [f"{_STATIC}, {rows} rows" for rows in (1, 32)],
+}
+"""The sides of each part that torch compiles."""

@@ -54,10 +54,10 @@ def spilled(code: Any, card: int, folder: Path) -> tuple[int, int]:
     )
 
 
-def check(code: Any, card: int, folder: Path, most_spilled: int = 0) -> None:
+def check(code: Any, card: int, folder: Path) -> None:
     assert code.metadata.shared <= SHARED_BYTES[card]
     registers, bytes_stored = spilled(code, card, folder)
-    assert bytes_stored <= most_spilled, f"{registers} registers, {bytes_stored} bytes spilled"
+    assert not bytes_stored, f"{registers} registers, {bytes_stored} bytes spilled"
     assert 0 < registers * 32 * code.metadata.num_warps <= 65536  # of one block of threads
 
 
@@ -100,7 +100,8 @@ def test_relative_attention(name: str, rows: str, dtype: str, width: int, card: 
 
 CHUNKS = [
     ("bucket", "bf16", 64), ("bucket", "bf16", 128), ("ring", "bf16", 128), ("local", "bf16", 64),
-    ("local", "bf16", 128), ("bucket", "fp32", 128), ("local", "fp32", 128), ("one", "bf16", 64),
+    ("local", "bf16", 128), ("one", "bf16", 64),
+    *((kind, "fp32", width) for kind in ("bucket", "ring", "local") for width in (64, 128)),
 ]  # fmt: skip
 
 
@@ -114,7 +115,7 @@ def test_chunks(name: str, kind: str, dtype: str, width: int, card: int, tmp_pat
     from manyheads.nn.kernels.triton import chunks
 
     kernel, is_local = getattr(chunks, name), kind in ("local", "one")
-    chosen = chunks.tiles(kernel, width, 4 if dtype == "fp32" else 2)
+    chosen = chunks.tiles(kernel, width, 4 if dtype == "fp32" else 2, not is_local)
     names = ("query", "key", "value", "out", "grad_out", "grad_query", "grad_key", "grad_value", "grad_scores")
     types = dict.fromkeys(names, f"*{dtype}") | dict.fromkeys(("normalisers", "deltas", "penalties"), "*fp32")
     types |= {"lengths": "*i64", "order": "*i32", "buckets": "*i32", "scale": "fp32", "key_eps": "fp32"}
@@ -130,12 +131,7 @@ def test_chunks(name: str, kind: str, dtype: str, width: int, card: int, tmp_pat
         constants |= dict.fromkeys(("heads", "length", "rounds", "slots", "ring", "unit", "before", "distances"), 1)
     code = compiled(kernel, types, constants, card, num_warps=chosen.warps, num_stages=chosen.stages)
     assert code.metadata.shared <= 64 * 1024
-    check(
-        code,
-        card,
-        tmp_path,
-        most_spilled=4 if (name, kind, dtype, card) == ("keys_kernel", "bucket", "fp32", 80) else 0,
-    )
+    check(code, card, tmp_path)
 
 
 @pytest.mark.parametrize("card", SHARED_BYTES)

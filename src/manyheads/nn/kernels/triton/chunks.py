@@ -30,14 +30,13 @@ POSITIONS = 32
 """Positions of which a program combines the rounds."""
 
 
-def tiles(kernel: Any, width: int, itemsize: int) -> Tiles:
+def tiles(kernel: Any, width: int, itemsize: int, hashed: bool) -> Tiles:
     """Return a kernel's tiles for heads of this width, of numbers with so many bytes: always the same.
 
-    They were compiled for sm_80 and sm_90 without spilled registers, except for 4 bytes of keys of 128 float32 numbers
-    on sm_80. Shared memory: at most 56 KiB.
+    They were compiled for sm_80 and sm_90 without spilled registers. Shared memory: at most 56 KiB.
     """
-    if itemsize == 4:
-        return Tiles(16, 16, 8, 1)
+    if itemsize == 4:  # where the other number of threads spilled 4 bytes on sm_80
+        return Tiles(16, 16, 4 if kernel is keys_kernel and (hashed or width <= 64) else 8, 1)
     if kernel is forward_kernel:
         return Tiles(64, 64 if width <= 64 else 32, 8, 1)
     return Tiles(32 if kernel is keys_kernel else 64, 32, 8, 1)
@@ -499,7 +498,7 @@ def _launch(
     """
     query, value, lengths, penalties = given[0], given[2], given[5], given[6]
     (batch, length, heads, width), value_width = query.shape, value.shape[-1]
-    chosen = tiles(kernel, max(width, value_width), query.dtype.itemsize)
+    chosen = tiles(kernel, max(width, value_width), query.dtype.itemsize, layout.hashed)
     # A block is part of a unit; the smallest product of the GPU's units has 16 rows.
     queries, keys = (min(size, _padded(layout.unit)) for size in (chosen.queries, chosen.keys))
     blocks = layout.ring // layout.unit * triton.cdiv(layout.unit, keys if kernel is keys_kernel else queries)
