@@ -67,8 +67,10 @@ def results(model: Any, given: Any, **options: Any) -> dict[str, Tensor]:
         {"positions": "learned", "max_len": 8, "norm_position": "pre"},
         {"positions": "rotary", "num_kv_heads": 1, "ffn": "swiglu"},
         {"head_dim": 6, "value_dim": 4, "num_decoder_heads": 4, "tie_embeddings": "none"},
+        {"relative_bias": 3},
+        {"relative_bias": 12, "positions": "none", "num_kv_heads": 1},
     ],
-    ids=["paper", "learned", "rotary and grouped", "widths"],
+    ids=["paper", "learned", "rotary and grouped", "widths", "relative bias", "relative bias alone"],
 )
 @pytest.mark.parametrize("fast", [True, False])
 def test_packed_is_padded(changes: dict[str, Any], fast: bool) -> None:
@@ -142,10 +144,10 @@ def test_no_row_is_left_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not all(value.isfinite().all() for value in results(model, packed).values())
 
 
-@pytest.mark.parametrize("world", [2, 3, 7])
-def test_ranks_drop_what_one_process_drops(world: int) -> None:
+@pytest.mark.parametrize(("world", "relative"), [(2, 0), (3, 3), (7, 0)])
+def test_ranks_drop_what_one_process_drops(world: int, relative: int) -> None:
     """Also where there are more ranks than pairs, and the others' results do not count."""
-    model = model_of(dropout=0.3, feed_forward_dropout=0.2)
+    model = model_of(dropout=0.3, feed_forward_dropout=0.2, relative_bias=relative)
     packed = PackedBatch.of(batch(), SHAPE)
     wanted = results(model, packed)
     sums: dict[str, Tensor] = {}
@@ -158,10 +160,11 @@ def test_ranks_drop_what_one_process_drops(world: int) -> None:
     torch.testing.assert_close(sums, wanted, rtol=1e-9, atol=1e-12)
 
 
-def test_a_resume_within_an_epoch_is_exact(small: Make) -> None:
+@pytest.mark.parametrize("relative", [0, 3])
+def test_a_resume_within_an_epoch_is_exact(relative: int, small: Make) -> None:
     """Also with accumulation; the setting is recorded, and another value is refused."""
     data = {"batching": "packed", "accumulate": 2, "max_tokens": 128}
-    model = {"dropout": 0.2}
+    model = {"dropout": 0.2, "relative_bias": relative}
 
     def weights(result: Any) -> bytes:
         return (result.checkpoint / "model.safetensors").read_bytes()  # type: ignore[no-any-return]
@@ -190,10 +193,6 @@ def test_runs_of_earlier_versions_were_padded(small: Make) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (
-            {"relative_bias": 4},
-            "model.relative_bias is 4, but attention over packed sentences has no bias; set it to 0",
-        ),
         ({"attention_dropout": 0.1}, "model.attention_dropout is 0.1, but .* no dropout of weights; set it to 0"),
         ({"attention": AdditiveAttentionConfig()}, "model.attention is additive, but .* set it to dot_product"),
         ({"positions": "learned", "max_len": 12}, "model.max_len is 12, but .* is 16; raise max_len, or lower these"),

@@ -39,7 +39,7 @@ from manyheads.nn.kernels.modes import (
 )
 
 AttentionPath = Literal["products", "rounded products", "sums", "sdpa"]
-SegmentsPath = Literal["products", "loop", "varlen"]
+SegmentsPath = Literal["products", "loop", "varlen", "triton"]
 
 
 # Cards, as (compute capability, torch's version), on which `benchmarks/gpu.py correct` has passed with the operations
@@ -278,13 +278,20 @@ def attention_path(query: Tensor, key: Tensor, value: Tensor, dropout_rate: floa
     return "rounded products" if key.element_size() < 4 and not key.is_contiguous() else "products"
 
 
-def segments_path(query: Tensor, value: Tensor) -> SegmentsPath:
+def segments_path(query: Tensor, value: Tensor, has_bias: bool = False) -> SegmentsPath:
     """Return the implementation of attention over packed sequences: torch's kernel on a GPU, a loop elsewhere.
 
-    Raises: RequestError: torch's kernel cannot compute it. `meta`, which stands for a GPU, would accept all.
+    Torch's kernel has no bias. Packed batches are asked for by name, and so the Triton kernel with them.
+    Raises: RequestError: the kernel cannot compute it. `meta`, which stands for a GPU, would accept all.
     """
-    if not has_segments_kernel(query.device):
-        return "products" if is_compiled() else "loop"
+    has_kernel = has_segments_kernel(query.device)
+    width = max(query.shape[3], value.shape[3])
+    if has_bias and uses_triton("relative attention", query, width=width, by_name=has_kernel):
+        return "triton"
+    if is_compiled() and (has_bias or not has_kernel):
+        return "products"
+    if not has_kernel:
+        return "loop"
     lack = segments_lack(query.device, query.dtype, query.shape[3], value.shape[3])
     if lack is not None:
         raise RequestError(f"Attention over packed sequences {lack}")
