@@ -225,9 +225,9 @@ def dot_product_attention(
     """
     if not modes.is_compiled():  # a graph for any length would depend on the comparison
         _check_call(query, key, value)
-    distances, segments = (mask.first, mask.second) if isinstance(mask, Both) else (None, mask)
-    has_kernel = distances is None or isinstance(distances, ByDistance)
-    if isinstance(segments, Segments) and has_kernel and not modes.is_transformed():
+    distances = mask.first if isinstance(mask, Both) and isinstance(mask.first, ByDistance) else None
+    segments = mask.second if isinstance(mask, Both) and distances is not None else mask
+    if isinstance(segments, Segments) and not modes.is_transformed():
         return segment_attention(query, key, value, segments, dropout_rate, scale, distances)
     path = policy.attention_path(query, key, value, dropout_rate)
     if path == "sums":

@@ -116,6 +116,15 @@ def pinning(device: torch.device) -> AbstractContextManager[object] | None:
     return torch.cuda.device(device) if device.type == "cuda" else None
 
 
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host on a device. A GPU reads it from pinned memory, for which the host does not wait."""
+    pins = pinning(device)
+    if pins is None:
+        return x.to(device)
+    with pins:
+        return x.pin_memory().to(device, non_blocking=True)
+
+
 def lines_together(device: torch.device) -> int:
     """Return how many lines of a file are sorted by length and translated together.
 
