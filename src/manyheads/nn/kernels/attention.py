@@ -297,10 +297,12 @@ def _by_triton(
 
     _, heads, _, width = query.shape
     longest, unscaled = segments.longest, math.sqrt(width)  # the kernel scales the sum of score and bias
-    farthest = torch.arange(1 - longest, 1 if segments.causal else longest, device=query.device)
-    bias = distances.bias(query.new_zeros(1, dtype=torch.int64), farthest)[0, :, 0].float() * unscaled
-    vectors, shift = query.new_zeros(heads, len(farthest), width), query.new_zeros(heads, width)
-    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query * (_scale(query, scale) * unscaled), key, value))
+    first = distances.before - longest + 1
+    column = torch.arange(first, first + (longest if segments.causal else 2 * longest - 1), device=query.device)
+    bias = distances.values[:, column.clamp_(0, distances.values.shape[1] - 1)].float() * unscaled
+    vectors, shift = query.new_zeros(heads, len(column), width), query.new_zeros(heads, width)
+    query = query if scale is None else query * (scale * unscaled)
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     starts = segments.query_starts, segments.key_starts
     given = (vectors, shift, None, bias, *starts, longest, longest, segments.causal)
     return fused_relative_attention_of_segments(q, k, v, *given).transpose(0, 1).unsqueeze(0)
