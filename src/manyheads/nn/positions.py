@@ -213,9 +213,7 @@ class SinusoidalPositions(ExactTable):
         first_position: int | Int[Tensor, " batch"] = 0,
         most: int | None = None,
     ) -> Float[Tensor, "batch length d_model"]:
-        """Return x plus the encodings of first_position, first_position + 1, ...; summed in float32, in x's type. most: see
-        `rows`.
-        """
+        """Return x plus the encodings of first_position, first_position + 1, ...; summed in float32, in x's type."""
         return (x + self.rows(first_position, x.shape[1], most)).to(x.dtype)
 
     def rows(self, first_position: int | Tensor, length: int, most: int | None = None) -> Tensor:
@@ -449,10 +447,7 @@ class NoPositions(nn.Module):
         self.d_model = d_model
 
     def forward(
-        self,
-        x: Float[Tensor, "batch length d_model"],
-        first_position: int | Int[Tensor, " batch"] = 0,
-        most: int | None = None,
+        self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
     ) -> Float[Tensor, "batch length d_model"]:
         return x
 

@@ -20,6 +20,7 @@ from manyheads.decoding.search import search_steps
 from manyheads.decoding.search_problem import run_to_end
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ShapeError
+from manyheads.models.reformer.config import SEQ2SEQ_PRESETS as SEQ2SEQ_REFORMERS
 from manyheads.models.transformer.config import PRESETS, TransformerConfig
 from manyheads.nn import Lengths, MultiHeadAttention
 from manyheads.nn.attention.cache import DecoderState, KeyValueCache, source_mask
@@ -39,10 +40,14 @@ def saving(monkeypatch: pytest.MonkeyPatch) -> None:
 # norm; the query of the source; attention; its output; sum and norm; inner layer with ReLU; outer layer; sum and norm.
 # Embedding, factor and positions; logits, softmax and maximum make 96. The rest are the path's score, length and end.
 # With beams the rest are the candidates, the kept hypotheses and the table of each beam's past.
-@pytest.mark.parametrize(("beams", "bar"), [(1, 105), (4, 150)])
-def test_launches_of_a_step_of_decoding(beams: int, bar: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("preset", "beams", "bar"),
+    [(PRESETS["base"], 1, 105), (PRESETS["base"], 4, 150), (SEQ2SEQ_REFORMERS["wmt-base"], 1, 108)],
+    ids=["greedy", "beams", "Reformer"],
+)
+def test_launches_of_a_step_of_decoding(preset: Any, beams: int, bar: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mean of eight steps without growth of the cache, in one of which the host reads who is finished."""
-    config = replace(PRESETS["base"], source_vocab_size=32_000, target_vocab_size=32_000)
+    config = replace(preset, source_vocab_size=32_000, target_vocab_size=32_000)
     with torch.device("meta"):
         model = build_model(config).eval()
         source, lengths = torch.ones(64, 30, dtype=torch.int64), torch.ones(64, dtype=torch.int64)

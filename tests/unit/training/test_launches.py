@@ -21,6 +21,7 @@ from manyheads.catalogue import build_model
 from manyheads.data.batch import PackedBatch, PairBatch, SegmentBatch
 from manyheads.errors import RequestError
 from manyheads.models.reformer.config import PRESETS as REFORMERS
+from manyheads.models.reformer.config import SEQ2SEQ_PRESETS as SEQ2SEQ_REFORMERS
 from manyheads.models.transformer.config import PRESETS, TransformerConfig
 from manyheads.models.transformer_xl.state import LayerInputs
 from manyheads.nn import Bias, Causal, Lengths, LinearHead, MultiHeadAttention
@@ -71,25 +72,28 @@ def _train_step(
 
 
 @pytest.mark.parametrize(
-    ("packed", "micro", "smoothing", "options", "most"),
+    ("preset", "packed", "micro", "smoothing", "options", "most"),
     [
-        (False, 1, 0.1, {}, 650),
-        (True, 1, 0.1, {}, 655),
-        (False, 2, 0.1, {}, 1275),  # 18 operations of a step are once a step
-        (False, 1, 0.0, {}, 645),
-        (False, 1, 0.1, {"name": "muon"}, 720),
+        (PRESETS["base"], False, 1, 0.1, {}, 650),
+        (PRESETS["base"], True, 1, 0.1, {}, 655),
+        (PRESETS["base"], False, 2, 0.1, {}, 1275),  # 18 operations of a step are once a step
+        (PRESETS["base"], False, 1, 0.0, {}, 645),
+        (PRESETS["base"], False, 1, 0.1, {"name": "muon"}, 720),
+        (SEQ2SEQ_REFORMERS["wmt-base"], False, 1, 0.1, {}, 1559),
     ],
-    ids=["padded", "packed", "two micro-batches", "without smoothing", "Muon"],
+    ids=["padded", "packed", "two micro-batches", "without smoothing", "Muon", "Reformer"],
 )
 def test_launches_of_a_step_of_base(
-    packed: bool, micro: int, smoothing: float, options: Any, most: int, monkeypatch: pytest.MonkeyPatch
+    preset: Any, packed: bool, micro: int, smoothing: float, options: Any, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The smallest step that stock operations allow was counted at 580; `nn.Transformer` has 1,470 in bf16.
+
+    For the Reformer, whose layers are computed again in the backward pass, no bare model was written.
 
     Packed attention has no mask, but torch makes zeros in each call: one forwards, and two as gradients of what nobody
     asks for. A moving average adds one operation.
     """
-    config = replace(PRESETS["base"], source_vocab_size=32_000, target_vocab_size=32_000)
+    config = replace(preset, source_vocab_size=32_000, target_vocab_size=32_000)
     with torch.device("meta"):
         model = build_model(config).train()
     monkeypatch.setattr(PairBatch, "num_target_tokens", lambda batch: 128 * 64)

@@ -215,8 +215,8 @@ def test_models_that_cannot_be_packed(model: Any, message: str, small: Make) -> 
         ({"model": {"num_heads": 4}}, (9, 0), "a multiple of 8 up to 256, here 4 and 4; change num_heads"),
         ({}, (7, 5), "compute capability 8.0, which cuda is not; use padded batches there"),
         ({"precision": "fp32", "training": {"plain": True}}, (7, 5), "one sentence after the other"),
-        (RELATIVE, (9, 0), "relative_bias 3.* needs the package triton.* Or set data.batching to padded"),
-        ({**RELATIVE, "has_triton": True}, (9, 0), "kernel for sequences .* by the Triton kernel of relative attention"),
+        (RELATIVE, (9, 0), "with a relative bias needs the package triton.* Padded batches need no kernel"),
+        ({**RELATIVE, "has_triton": True}, (9, 0), "several lengths, and with .* Triton kernel of relative attention"),
         ({"data": {"batching": "padded"}}, (9, 0), "batches are padded"),
     ],
 )

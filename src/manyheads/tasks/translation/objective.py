@@ -23,7 +23,7 @@ from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.evaluation.reading import BleuTokenizer
 from manyheads.evaluation.tokenizers import AUTO, TokenizerChoice, choose_tokenizer, instead_of, text_hints
 from manyheads.models.seq2seq import Seq2Seq
-from manyheads.nn.kernels.policy import has_segments_kernel, segments_lack, triton_lack
+from manyheads.nn.kernels.policy import has_segments_kernel, segments_lack
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import begin_embeddings, fewer_tokens, known_sets, open_sets
 from manyheads.tasks.held_out import chosen_split
@@ -108,18 +108,11 @@ class TranslationObjective(PlainObjective):
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         for stack in ("encoder", "decoder"):
             widths = model.head_dim_of(stack), model.value_dim_of(stack)
-            lack = segments_lack(device, dtype, *widths)
+            lack = segments_lack(device, dtype, *widths, model.relative_bias > 0)
             if lack is not None:
                 raise ConfigError(f"data.batching is packed. Attention over packed sequences {lack}")
-            lack = triton_lack(device, dtype, max(widths)) if model.relative_bias else None
-            if lack is not None:
-                raise ConfigError(
-                    f"data.batching is packed and model.relative_bias {model.relative_bias}. Their kernel {lack} Or set"
-                    " data.batching to padded."
-                )
         by = "torch's kernel for sequences of several lengths"
-        if model.relative_bias:
-            by += ", and with the relative bias by the Triton kernel of relative attention"
+        by += ", and with the relative bias by the Triton kernel of relative attention" * (model.relative_bias > 0)
         return (f"attention over packed batches is computed by {by}",)
 
     def first_state(self, model: Seq2Seq) -> None:
