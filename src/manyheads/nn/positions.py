@@ -213,7 +213,10 @@ class SinusoidalPositions(ExactTable):
         first_position: int | Int[Tensor, " batch"] = 0,
         most: int | None = None,
     ) -> Float[Tensor, "batch length d_model"]:
-        """Return x plus the encodings of first_position, first_position + 1, ...; summed in float32, in x's type."""
+        """Return x plus the encodings of first_position, first_position + 1, ...; summed in float32, in x's type.
+
+        Args: most: see `rows`.
+        """
         return (x + self.rows(first_position, x.shape[1], most)).to(x.dtype)
 
     def rows(self, first_position: int | Tensor, length: int, most: int | None = None) -> Tensor:
@@ -422,6 +425,7 @@ class AxialPositions(nn.Module):
         position.
 
         Only the required positions are looked up, so a short sequence computes and trains only those of each axis.
+        Args: most: an upper bound of the first positions; None: they are read.
         """
         steps = torch.arange(x.shape[1], device=x.device)
         positions = first_position[:, None] + steps if isinstance(first_position, Tensor) else first_position + steps

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -116,12 +115,11 @@ def test_launches_of_a_step_of_base(
 @pytest.mark.unhooked
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="TRITON_INTERPRET=1 computes, and meta cannot")
 def test_launches_of_a_packed_step_with_a_relative_bias_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was counted at 950, with padded batches at 969; three kernels in each of 12 self-attentions."""
+    """It was counted at 878, with padded batches at 969; three kernels in each of 12 self-attentions."""
     jit = pytest.importorskip("triton.runtime.jit", reason="the package triton is not installed")
     run: list[str] = []
     monkeypatch.setattr(policy, "triton_lack", lambda *given: None)
     monkeypatch.setattr(jit.JITFunction, "run", lambda kernel, *given, **more: run.append(kernel.__name__))
-    monkeypatch.setattr(torch, "autocast", lambda *given, **more: nullcontext())  # which meta has not
     monkeypatch.setattr(PairBatch, "num_target_tokens", lambda batch: 128 * 64)
     config = replace(PRESETS["base"], source_vocab_size=32_000, target_vocab_size=32_000, relative_bias=32)
     with torch.device("meta"):
@@ -135,7 +133,7 @@ def test_launches_of_a_packed_step_with_a_relative_bias_by_triton(monkeypatch: p
     assert (waits["tolist"], waits["int"]) == (2, 0)
     assert launches.by_name["_varlen_attn"] == 6
     assert len(run) // 2 == 36, run
-    assert launches.count + 36 <= 950, launches.by_name.most_common()
+    assert launches.count + 36 <= 878, launches.by_name.most_common()
 
 
 # A bare model of torch's operations with the same layers, in the same step of a run, has the second number.

@@ -292,20 +292,21 @@ def segment_attention(
 def _by_triton(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None, distances: ByDistance
 ) -> Tensor:
-    """Use the kernel of Transformer-XL's attention, with a number for each distance and no vectors of distances."""
-    from manyheads.nn.kernels.triton import fused_relative_attention_of_segments
+    """Use the kernel of Transformer-XL's attention, with a number for each distance and zeros as scores by distance."""
+    from manyheads.nn.kernels.triton.relative import FusedAttention, Lanes
 
-    _, heads, _, width = query.shape
-    longest, unscaled = segments.longest, math.sqrt(width)  # the kernel scales the sum of score and bias
+    longest, unscaled = segments.longest, math.sqrt(query.shape[3])  # the kernel scales the sum of score and bias
     first = distances.before - longest + 1
     column = torch.arange(first, first + (longest if segments.causal else 2 * longest - 1), device=query.device)
     bias = distances.values[:, column.clamp_(0, distances.values.shape[1] - 1)].float() * unscaled
-    vectors, shift = query.new_zeros(heads, len(column), width), query.new_zeros(heads, width)
     query = query if scale is None else query * (scale * unscaled)
-    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    given = [x.squeeze(0).transpose(0, 1) for x in (query, key, value)]  # (tokens, heads, width)
+    given = [x if x.stride(2) == 1 else x.contiguous() for x in given]
+    by_distance = query.new_zeros(*query.shape[1:3], len(column))
     starts = segments.query_starts, segments.key_starts
-    given = (vectors, shift, None, bias, *starts, longest, longest, segments.causal)
-    return fused_relative_attention_of_segments(q, k, v, *given).transpose(0, 1).unsqueeze(0)
+    lanes = Lanes(len(starts[0]) - 1, longest, longest, longest - 1, segments.causal, *starts)
+    out = cast(Tensor, FusedAttention.apply(*given, by_distance, bias, None, lanes))  # type: ignore[no-untyped-call]
+    return out.transpose(0, 1).unsqueeze(0)
 
 
 def _bounds(segments: Segments, side: Literal["query", "key"], length: int) -> list[int]:

@@ -18,7 +18,7 @@ from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, Segments,
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.kernels import modes, policy, triton
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.attention import dot_product_attention
 from manyheads.nn.kernels.loss import plain_loss, smoothed_loss
 from manyheads.nn.kernels.relative import relative_attention
@@ -194,9 +194,11 @@ def test_packed_sequences_with_numbers_of_distances(
     causal: bool, scale: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attention over packed sequences uses the kernel where it is asked for, and the loop elsewhere."""
+    from manyheads.nn.kernels.triton.relative import FusedAttention
+
     calls: list[bool] = []
-    kernel = lambda *given: calls.append(True) or fused_relative_attention_of_segments(*given)  # noqa: E731
-    monkeypatch.setattr(triton, "fused_relative_attention_of_segments", kernel)
+    apply = FusedAttention.apply
+    monkeypatch.setattr(FusedAttention, "apply", lambda *given: calls.append(True) or apply(*given))
     starts = torch.tensor([0, 5, 5, 40, 42], dtype=torch.int32)
     mask = Segments(starts, starts, longest=36, causal=causal)
     given = [torch.randn(1, 2, 42, 8).requires_grad_() for _ in range(3)]
