@@ -216,37 +216,25 @@ class DataSettings:
             )
         check(self, "data.", at_least(0), "num_train_pairs")
         check(self, "data.", BELOW_ONE, "bpe_dropout")
-        longest = self.longest
-        if self.max_tokens // self.accumulate < longest:
+        is_packed, longest = self.batching == "packed", self.longest
+        if self.max_tokens // self.accumulate < longest + 2 * is_packed:
             raise ConfigError(
                 f"data.max_tokens {self.max_tokens} / data.accumulate {self.accumulate} leaves fewer than {longest}"
-                " tokens per micro-batch, the maximum length of a sentence; raise max_tokens, or lower accumulate,"
-                " max_source_len or max_target_len.",
-                fields=("max_tokens", "accumulate", "max_source_len", "max_target_len"),
-            )
-        if self.batching == "packed":
-            self._check_packed()
-
-    @property
-    def longest(self) -> int:
-        """The larger maximum length of a sentence."""
-        return max(self.max_source_len, self.max_target_len)
-
-    def _check_packed(self) -> None:
-        slots, least = self.max_tokens // self.accumulate, self.longest + 2
-        if slots < least:
-            raise ConfigError(
-                f"data.max_tokens {self.max_tokens} / data.accumulate {self.accumulate} gives a packed batch {slots}"
-                f" slots, but it needs {least} for one pair of up to {self.longest} tokens and filler; raise"
+                f" tokens per micro-batch, the maximum length of a sentence{', and two of filler' * is_packed}; raise"
                 " max_tokens, or lower accumulate, max_source_len or max_target_len.",
                 fields=("max_tokens", "accumulate", "max_source_len", "max_target_len"),
             )
-        if self.pad_to_multiple > 1:
+        if is_packed and self.pad_to_multiple > 1:
             raise ConfigError(
                 f"data.pad_to_multiple is {self.pad_to_multiple}, but packed batches have one shape; set it to 1, or"
                 " data.batching to padded.",
                 fields=("pad_to_multiple", "batching"),
             )
+
+    @property
+    def longest(self) -> int:
+        """The larger maximum length of a sentence."""
+        return max(self.max_source_len, self.max_target_len)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from manyheads.catalogue import HOOKS, load
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.errors import RequestError
+from manyheads.nn.kernels import policy
 
 
 def penalised(scores: Tensor, penalty: float) -> Tensor:
@@ -74,8 +75,8 @@ class Repetition:
                 for token in self._followers[row].get(last, ())
             ]
             if banned:
-                rows, tokens = torch.tensor(banned, device=scores.device).t()
-                restrained = scores.index_put((rows, tokens), scores.new_tensor(-torch.inf))
+                rows, tokens = policy.sent(torch.tensor(banned), scores.device).t()
+                restrained = scores.index_put((rows, tokens), scores.new_full((), -torch.inf))
                 is_stuck = restrained.amax(-1, keepdim=True).isneginf()
                 scores = torch.where(is_stuck, scores, restrained)
         return scores

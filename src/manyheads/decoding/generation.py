@@ -436,16 +436,15 @@ class Generation:
             return scores.argmax(-1)
         if step % _DRAWN == 0:
             drawn = np.stack([row.random.random(_DRAWN) for row in self._rows])
-            self._drawn = torch.from_numpy(drawn.astype(np.float32)).to(scores.device)
+            self._drawn = policy.sent(torch.from_numpy(drawn.astype(np.float32)), scores.device)
         return draw(scores, self._drawn[:, step % _DRAWN], **self._filters)
 
     def _matching(self, scores: Tensor, step: int) -> Tensor:
         """Allow only the tokens that the grammar permits."""
-        rows, device = self._rows, scores.device
-        history = torch.tensor([row.ids for row in rows], device=device).view(len(rows), step)
-        prompts, room = torch.tensor([[row.prompt, row.most - step] for row in rows], device=device).unbind(1)
+        history = torch.tensor([row.ids for row in self._rows]).view(len(self._rows), step)
+        prompts, room = torch.tensor([[row.prompt, row.most - step] for row in self._rows]).unbind(1)
         assert self._grammar is not None
-        allowed = self._grammar.allowed(history.long(), prompts, room)
+        allowed = policy.sent(self._grammar.allowed(history.long(), prompts, room), scores.device)
         scores = scores.clone()
         scores[:, : allowed.size(1)].masked_fill_(~allowed, -torch.inf)
         return scores

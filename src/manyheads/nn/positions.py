@@ -134,11 +134,16 @@ def _angles(positions: Tensor, d_model: int, base: float) -> Tensor:
     return positions.to(torch.float64)[:, None] * torch.exp(even * (-math.log(base) / d_model))
 
 
-def _last(first_position: int | Tensor) -> int:
-    """Return the largest first position."""
+def _end(first_position: int | Tensor, length: int, most: int | None, limit: int | None = None) -> int:
+    """Return how many positions are needed, or an upper bound that is not over the limit.
+
+    Args: most: an upper bound of the first positions, which are then not read: a GPU would have to be waited for.
+    """
     if isinstance(first_position, int):
-        return first_position
-    return int(first_position.max()) if len(first_position) else 0
+        return first_position + length
+    if most is not None and (limit is None or most + length <= limit):
+        return most + length
+    return (int(first_position.max()) if len(first_position) else 0) + length
 
 
 def _rows(table: Tensor, first_position: int | Tensor, length: int) -> Tensor:
@@ -205,17 +210,23 @@ class SinusoidalPositions(ExactTable):
         return "with positions", f"x + PE; {formula}, {order}"
 
     def forward(
-        self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        first_position: int | Int[Tensor, " batch"] = 0,
+        most: int | None = None,
     ) -> Float[Tensor, "batch length d_model"]:
-        """Return x plus the encodings of first_position, first_position + 1, ...; summed in float32, in x's type."""
-        check_axes("x", x, "batch, length, d_model", self.d_model)
-        return (x + self.rows(first_position, x.shape[1])).to(x.dtype)
+        """Return x plus the encodings of first_position, first_position + 1, ...; summed in float32, in x's type.
 
-    def rows(self, first_position: int | Tensor, length: int) -> Tensor:
-        """Return the encodings of `length` positions: (length, d_model) float32, or with a leading batch axis for
-        several starts.
+        Args: most: see `rows`.
         """
-        return _rows(self.rows_from_zero(_last(first_position) + length), first_position, length)
+        check_axes("x", x, "batch, length, d_model", self.d_model)
+        return (x + self.rows(first_position, x.shape[1], most)).to(x.dtype)
+
+    def rows(self, first_position: int | Tensor, length: int, most: int | None = None) -> Tensor:
+        """Return the encodings of `length` positions: (length, d_model) float32, or with a leading batch axis for
+        several starts. Args: most: an upper bound of the first positions; None: they are read.
+        """
+        return _rows(self.rows_from_zero(_end(first_position, length, most)), first_position, length)
 
 
 class RotaryPositions(ExactTable):
@@ -276,10 +287,17 @@ class RotaryPositions(ExactTable):
         check_axes("x", x, "batch, heads, length, head_dim", self.d_model)
         return rotate(x, self.rows(first_position, x.shape[2], x.dtype))
 
-    def rows(self, first_position: int | Tensor, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def rows(
+        self,
+        first_position: int | Tensor,
+        length: int,
+        dtype: torch.dtype = torch.float32,
+        most: int | None = None,
+    ) -> Tensor:
         """Return the sines, then the cosines of `length` positions, as `SinusoidalPositions.rows`: what `rotate` takes.
 
         Args: dtype: of what will be rotated; for float64 the rows are computed exactly, otherwise they are float32.
+            most: as there.
         """
         if dtype == torch.float64:
             steps = torch.arange(length, device=self.table.device)
@@ -287,7 +305,7 @@ class RotaryPositions(ExactTable):
             places = (first + steps).to(torch.float64) / self.slower
             angle = _angles(places.flatten(), self.d_model, self.base).view(*places.shape, -1)
             return torch.cat([angle.sin(), angle.cos()], dim=-1)
-        return _rows(self.rows_from_zero(_last(first_position) + length), first_position, length)
+        return _rows(self.rows_from_zero(_end(first_position, length, most)), first_position, length)
 
 
 def rotate(
@@ -328,17 +346,20 @@ class LearnedPositions(nn.Module):
         return "with positions", "x + P[pos]"
 
     def forward(
-        self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        first_position: int | Int[Tensor, " batch"] = 0,
+        most: int | None = None,
     ) -> Float[Tensor, "batch length d_model"]:
         check_axes("x", x, "batch, length, d_model", self.weight.shape[1])
-        return x + self.rows(first_position, x.shape[1])
+        return x + self.rows(first_position, x.shape[1], most)
 
-    def rows(self, first_position: int | Tensor, length: int) -> Tensor:
+    def rows(self, first_position: int | Tensor, length: int, most: int | None = None) -> Tensor:
         """Return the same as `SinusoidalPositions.rows`, in the weights' type.
 
         Raises: ShapeError: a position is not below max_len.
         """
-        end = _last(first_position) + length
+        end = _end(first_position, length, most, self.max_len)
         if end > self.max_len:
             raise ShapeError(
                 f"a sequence of {end} tokens is longer than the {self.max_len} learned positions of this model;"
@@ -400,17 +421,21 @@ class AxialPositions(nn.Module):
         return "with positions", f"x + [{', '.join(reversed(parts))}], side by side"
 
     def forward(
-        self, x: Float[Tensor, "batch length d_model"], first_position: int | Int[Tensor, " batch"] = 0
+        self,
+        x: Float[Tensor, "batch length d_model"],
+        first_position: int | Int[Tensor, " batch"] = 0,
+        most: int | None = None,
     ) -> Float[Tensor, "batch length d_model"]:
         """Return x plus the vectors of first_position, first_position + 1, ...; each row may have its own first
         position.
 
         Only the required positions are looked up, so a short sequence computes and trains only those of each axis.
+        Args: most: an upper bound of the first positions; None: they are read.
         """
         check_axes("x", x, "batch, length, d_model", sum(self.dims))
         steps = torch.arange(x.shape[1], device=x.device)
         positions = first_position[:, None] + steps if isinstance(first_position, Tensor) else first_position + steps
-        end = _last(first_position) + x.shape[1]
+        end = _end(first_position, x.shape[1], most, self.max_len)
         if end > self.max_len:
             raise ShapeError(
                 f"a sequence of {end:,} tokens is longer than the {self.max_len:,} axial positions of this model"
@@ -436,7 +461,7 @@ class NoPositions(nn.Module):
     ) -> Float[Tensor, "batch length d_model"]:
         return x
 
-    def rows(self, first_position: int | Tensor, length: int) -> Tensor:
+    def rows(self, first_position: int | Tensor, length: int, most: int | None = None) -> Tensor:
         """Return zeros in the shape of `SinusoidalPositions.rows` for one start, on the CPU."""
         return torch.zeros(length, self.d_model, device="cpu")
 

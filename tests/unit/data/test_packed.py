@@ -122,8 +122,11 @@ def test_pairs_that_do_not_fit_a_shape(shape: tuple[int, int, int, int]) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_tokens": 17, "max_target_len": 16}, "17 slots, but it needs 18 for one pair"),
-        ({"max_tokens": 35, "max_target_len": 16, "accumulate": 2}, "17 slots, but it needs 18 .*or lower accumulate"),
+        ({"max_tokens": 17, "max_target_len": 16}, "max_tokens 17 .* sentence, and two of filler; raise"),
+        (
+            {"max_tokens": 35, "max_target_len": 16, "accumulate": 2},
+            "35 .* than 16 .* filler.*or lower accumulate",
+        ),
         ({"pad_to_multiple": 2}, "pad_to_multiple is 2, but packed batches have one shape; set it to 1"),
     ],
 )

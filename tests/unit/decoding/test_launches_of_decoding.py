@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -13,14 +14,18 @@ from launches import Launches, as_on_cuda, reads
 
 from manyheads.catalogue import build_model
 from manyheads.decoding import beam, greedy_and_sampling
+from manyheads.decoding.constraints import Repetition
 from manyheads.decoding.device import pack
 from manyheads.decoding.search import search_steps
 from manyheads.decoding.search_problem import run_to_end
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.errors import ShapeError
+from manyheads.models.reformer.config import SEQ2SEQ_PRESETS as SEQ2SEQ_REFORMERS
 from manyheads.models.transformer.config import PRESETS, TransformerConfig
 from manyheads.nn import Lengths, MultiHeadAttention
 from manyheads.nn.attention.cache import DecoderState, KeyValueCache, source_mask
 from manyheads.nn.kernels import modes, policy
+from manyheads.nn.positions import AxialPositions, LearnedPositions
 
 IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
 
@@ -35,10 +40,14 @@ def saving(monkeypatch: pytest.MonkeyPatch) -> None:
 # norm; the query of the source; attention; its output; sum and norm; inner layer with ReLU; outer layer; sum and norm.
 # Embedding, factor and positions; logits, softmax and maximum make 96. The rest are the path's score, length and end.
 # With beams the rest are the candidates, the kept hypotheses and the table of each beam's past.
-@pytest.mark.parametrize(("beams", "bar"), [(1, 105), (4, 150)])
-def test_launches_of_a_step_of_decoding(beams: int, bar: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("preset", "beams", "bar"),
+    [(PRESETS["base"], 1, 105), (PRESETS["base"], 4, 150), (SEQ2SEQ_REFORMERS["wmt-base"], 1, 108)],
+    ids=["greedy", "beams", "Reformer"],
+)
+def test_launches_of_a_step_of_decoding(preset: Any, beams: int, bar: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mean of eight steps without growth of the cache, in one of which the host reads who is finished."""
-    config = replace(PRESETS["base"], source_vocab_size=32_000, target_vocab_size=32_000)
+    config = replace(preset, source_vocab_size=32_000, target_vocab_size=32_000)
     with torch.device("meta"):
         model = build_model(config).eval()
         source, lengths = torch.ones(64, 30, dtype=torch.int64), torch.ones(64, dtype=torch.int64)
@@ -85,6 +94,57 @@ def test_launches_of_a_step_of_a_language_model(
             other.step(one, other.caches(32, 128), 66)
     assert launches.count <= 4 * bar, launches.by_name.most_common()
     assert least.count == floor, least.by_name.most_common()
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("decoder", {"positions": "learned"}),
+        ("decoder", {"positions": "sinusoidal"}),
+        ("decoder", {"positions": "rotary"}),
+        ("transformer_xl", {}),
+        ("reformer", {"positions": "axial"}),
+        ("reformer", {"positions": "learned", "layers": ("local", "full")}),
+    ],
+)
+def test_unequal_prompts_need_no_wait(name: str, sizes: dict[str, Any]) -> None:
+    """The host knows an upper bound of the positions, and reads them only where it is over the model's limit."""
+    config = replace(import_module(f"manyheads.models.{name}.config").PRESETS["debug"], vocab_size=50, **sizes)
+    with torch.device("meta"):
+        model = build_model(config).eval()
+        one, prompt = torch.zeros(3, 1, dtype=torch.int64), torch.zeros(3, 6, dtype=torch.int64)
+        lengths = torch.zeros(3, dtype=torch.int64)
+    with torch.inference_mode(), as_on_cuda(), modes.fast(), reads(1) as waits:
+        state = model.step(prompt, model.start(3), lengths)[1]
+        for _ in range(3):
+            with Launches():
+                _, state = model.step(one, state)
+    assert not any(waits.values()), waits
+
+
+@pytest.mark.parametrize("kind", ["learned", "axial"])
+def test_a_loose_bound_of_positions_refuses_nothing(kind: str) -> None:
+    """As where the longest row of a batch has ended."""
+    positions = LearnedPositions(4, max_len=8) if kind == "learned" else AxialPositions((2, 4), (1, 3))
+    first, x = torch.tensor([1, 5]), torch.randn(2, 2, 4)
+    for most in (6, 7, 100):
+        torch.testing.assert_close(positions(x, first, most), positions(x, first))
+    with pytest.raises(ShapeError, match="a sequence of 9 tokens is longer"):
+        positions(x, first + 2, 7)
+
+
+def test_forbidden_tokens_are_sent_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy from ordinary memory would wait for all that was launched."""
+    pinned: list[torch.Size] = []
+    monkeypatch.setattr(policy, "pinning", lambda device: nullcontext() if device.type == "meta" else None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: pinned.append(x.shape) or x)
+    device = torch.device("meta")
+    history = [[5, 6, 5], [6, 7, 8]]
+    repetition = Repetition(history, 10, penalty=1.0, ngram_size=2, device=device)
+    with Launches() as launches:
+        repetition.apply(torch.zeros(2, 10, device=device))
+    assert pinned == [(1, 2)]
+    assert launches.by_name["_to_copy"] == 1, launches.by_name
 
 
 @pytest.mark.usefixtures("saving")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.constrained.patterns import MOST_SECONDS, Matcher, Pieces, compiled
+from manyheads.nn.kernels import policy
 from manyheads.text.vocabularies import PieceVocabulary
 from manyheads.text.vocabulary import Vocabulary
 
@@ -157,18 +158,20 @@ class PatternTexts:
 
         Raises: RequestError: no token of the vocabulary goes on, or finding it needs too much work.
         """
+        # A device is waited for once.
+        read = torch.cat([sentence[:, None], room[:, None], history], 1).tolist()
         if self._room is None:
-            self._room = int(room.min())
-        keys = [(number, tuple(ids)) for number, ids in zip(sentence.tolist(), history.tolist(), strict=True)]
+            self._room = min(tokens for _, tokens, *_ in read)
+        keys = [(number, tuple(ids)) for number, _, *ids in read]
         left = Counter((number, ids[:-1]) for number, ids in set(keys))
         texts: dict[tuple[int, tuple[int, ...]], _Text] = {}
-        for key, tokens in zip(keys, room.tolist(), strict=True):
+        for key, (_, tokens, *_) in zip(keys, read, strict=True):
             if key not in texts:
                 texts[key] = self._text(key, left)
                 texts[key].mask = self._mask(texts[key], key, tokens)
         self._texts = texts
         masks = np.stack([texts[key].mask for key in keys])  # type: ignore[misc]
-        return torch.from_numpy(masks).to(history.device)
+        return policy.sent(torch.from_numpy(masks), history.device)
 
     def _text(self, key: tuple[int, tuple[int, ...]], left: Counter[tuple[int, tuple[int, ...]]]) -> _Text:
         """Return a text, from the one without its last token if that is known."""

@@ -184,7 +184,8 @@ class Decoder(nn.Module):
         """See `protocols.PreparesSteps`. Raises: RequestError: in training."""
         check_evaluates(self, "a state with a cache")
         new_len, before = tokens.shape[1], cast(KeyValueCache, state.cache)
-        first = int(before.length) if before.lengths is None else state.positions
+        most = int(before.length)
+        first = most if before.lengths is None else state.positions
         layers, cache = before.prepare(new_len, low_precision(self.embedding(tokens[:0])).dtype)
         mask: Mask | None = Causal() if new_len > 1 else None  # a single new token may attend to all earlier ones
         slots = layers[0].slots
@@ -194,8 +195,8 @@ class Decoder(nn.Module):
             layers = tuple(replace(one, slots=replace(one.slots, padding=None)) for one in layers)
         step = TextStep(
             tokens,
-            self.positions.rows(first, new_len).to(tokens.device),
-            None if self.rotary is None else self.rotary.rows(first, new_len, self.embedding.weight.dtype),
+            self.positions.rows(first, new_len, most).to(tokens.device),
+            None if self.rotary is None else self.rotary.rows(first, new_len, self.embedding.weight.dtype, most),
             layers,
             mask,
             can_compile=new_len == 1 < slots.length and not any(one.self_attn.needs_weights for one in self.layers),  # type: ignore[union-attr]

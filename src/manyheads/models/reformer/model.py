@@ -356,9 +356,10 @@ class Reformer(nn.Module):
     def _extend(self, tokens: Tensor, lengths: Tensor | None, state: ReformerState) -> tuple[Tensor, ReformerState]:
         """`forward` with caches: only the new tokens' keys, values and buckets are computed."""
         check_evaluates(self, "a state with caches")
-        # Where all lanes are equally long the host knows where they are, and need not wait for a device to say it.
+        # The host knows where the longest lane is, and need not wait for a device to say it.
         past = state.caches[0].past if isinstance(state.caches[0], LSHCache) else state.caches[0]
-        x1 = x2 = self.embed(tokens, int(past.length) if past.lengths is None else state.positions)
+        most = int(past.length)
+        x1 = x2 = self.embed(tokens, most if past.lengths is None else state.positions, most)
         caches = []
         for (attention, feed_forward), cache in zip(self._pairs(), state.caches, strict=True):
             added, cache = attention.step(x2, cache, lengths)
@@ -368,11 +369,17 @@ class Reformer(nn.Module):
         return self._joined(x1, x2), state.after(tokens.shape[1], lengths, tuple(caches))
 
     def embed(
-        self, tokens: Int[Tensor, "lanes len"], first_position: int | Int[Tensor, " lanes"] = 0
+        self,
+        tokens: Int[Tensor, "lanes len"],
+        first_position: int | Int[Tensor, " lanes"] = 0,
+        most: int | None = None,
     ) -> Float[Tensor, "lanes len d_model"]:
-        """Return the embeddings of the tokens with their positions, if the model has positions."""
+        """Return the embeddings of the tokens with their positions, if the model has positions.
+
+        Args: most: an upper bound of the first positions, which are then not read.
+        """
         x: Tensor = self.embedding(tokens)
-        return x if self.positions is None else self.positions(x, first_position)
+        return x if self.positions is None else self.positions(x, first_position, most)
 
     def _pairs(self) -> list[tuple[AttentionSublayer, FeedForwardSublayer]]:
         return [(layer.attention, layer.feed_forward) for layer in cast(list[ReformerLayer], list(self.layers))]

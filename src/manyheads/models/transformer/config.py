@@ -217,11 +217,7 @@ class TransformerConfig:
 
     def packing_lack(self, longest: int) -> str | None:
         """Return why sentences of up to `longest` tokens cannot be packed, as a sentence; None: they can."""
-        if self.relative_bias:
-            found = (
-                f"relative_bias is {self.relative_bias}, but attention over packed sentences has no bias; set it to 0"
-            )
-        elif self.attention_dropout:
+        if self.attention_dropout:
             rate = f"attention_dropout is {self.attention_dropout:g}"
             found = f"{rate}, but attention over packed sentences has no dropout of weights; set it to 0"
         elif not isinstance(self.attention, DotProductAttentionConfig):

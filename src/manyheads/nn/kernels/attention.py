@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
-from manyheads.nn.attention.masks import Bias, Causal, Dense, Mask, NeverEmpty, Segments, dense_bias
+from manyheads.nn.attention.masks import Bias, Both, Causal, Dense, Mask, NeverEmpty, Segments, dense_bias
+from manyheads.nn.attention.relative_bias import ByDistance
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.shapes import Bool, Float, check_tensors
@@ -224,8 +225,10 @@ def dot_product_attention(
     """
     if not modes.is_compiled():  # a graph for any length would depend on the comparison
         _check_call(query, key, value)
-    if isinstance(mask, Segments) and not modes.is_transformed():
-        return segment_attention(query, key, value, mask, dropout_rate, scale)
+    distances = mask.first if isinstance(mask, Both) and isinstance(mask.first, ByDistance) else None
+    segments = mask.second if isinstance(mask, Both) and distances is not None else mask
+    if isinstance(segments, Segments) and not modes.is_transformed():
+        return segment_attention(query, key, value, segments, dropout_rate, scale, distances)
     path = policy.attention_path(query, key, value, dropout_rate)
     if path == "sums":
         return _by_sums(query, key, value, mask, scale, first_query)
@@ -243,10 +246,13 @@ def segment_attention(
     segments: Segments,
     dropout_rate: float = 0.0,
     scale: float | None = None,
+    distances: ByDistance | None = None,
 ) -> Float[Tensor, "rows heads q_len value_dim"]:
-    """Return `dot_product_attention` of each sequence to its own keys; on a GPU by torch's kernel, which has no bias.
+    """Return `dot_product_attention` of each sequence to its own keys.
 
-    Raises: RequestError: dropout, or a width, type or device that torch's kernel lacks. ShapeError: several rows;
+    On a GPU by torch's kernel, which has no bias; with `distances`, a bias, by the Triton kernel of relative attention.
+
+    Raises: RequestError: dropout, or a width, type or device that the kernel lacks. ShapeError: several rows;
         and, where the values can be read: sequences that do not fill the row, or one longer than `segments.longest`.
     """
     if dropout_rate:
@@ -259,9 +265,11 @@ def segment_attention(
             f"packed sequences lie in one row, but there are {query.shape[0]} rows of queries and {key.shape[0]} of"
             " keys; give a mask of lengths for several rows."
         )
-    path = policy.segments_path(query, value)
+    path = policy.segments_path(query, value, distances is not None)
     if path == "products":
-        return plain_attention(query, key, value, segments, scale=scale)
+        return plain_attention(query, key, value, segments if distances is None else distances & segments, scale=scale)
+    if distances is not None and path == "triton":
+        return _by_triton(query, key, value, segments, scale, distances)
     if path == "varlen":
         from torch.nn.attention.varlen import varlen_attn
 
@@ -272,13 +280,33 @@ def segment_attention(
         out = cast(Tensor, varlen_attn(q, k, v, *starts, longest, longest, scale=scale, window_size=window))
         return out.transpose(0, 1).unsqueeze(0)
     found = []
-    mask = Causal() if segments.causal else None
+    mask = Causal() & distances if segments.causal else distances
     bounds = [_bounds(segments, "query", query.shape[2]), _bounds(segments, "key", key.shape[2])]
     for (start, stop), (first, end) in zip(*map(pairwise, bounds), strict=True):
         if start < stop:
             some = key[:, :, first:end], value[:, :, first:end]
             found.append(dot_product_attention(query[:, :, start:stop], *some, mask, scale=scale))
     return torch.cat(found, 2) if found else query.new_zeros(*query.shape[:3], value.shape[3])
+
+
+def _by_triton(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None, distances: ByDistance
+) -> Tensor:
+    """Use the kernel of Transformer-XL's attention, with a number for each distance and zeros as scores by distance."""
+    from manyheads.nn.kernels.triton.relative import FusedAttention, Lanes
+
+    longest, unscaled = segments.longest, math.sqrt(query.shape[3])  # the kernel scales the sum of score and bias
+    first = distances.before - longest + 1
+    column = torch.arange(first, first + (longest if segments.causal else 2 * longest - 1), device=query.device)
+    bias = distances.values[:, column.clamp_(0, distances.values.shape[1] - 1)].float() * unscaled
+    query = query if scale is None else query * (scale * unscaled)
+    given = [x.squeeze(0).transpose(0, 1) for x in (query, key, value)]  # (tokens, heads, width)
+    given = [x if x.stride(2) == 1 else x.contiguous() for x in given]
+    by_distance = query.new_zeros(*query.shape[1:3], len(column))
+    starts = segments.query_starts, segments.key_starts
+    lanes = Lanes(len(starts[0]) - 1, longest, longest, longest - 1, segments.causal, *starts)
+    out = cast(Tensor, FusedAttention.apply(*given, by_distance, bias, None, lanes))  # type: ignore[no-untyped-call]
+    return out.transpose(0, 1).unsqueeze(0)
 
 
 def _bounds(segments: Segments, side: Literal["query", "key"], length: int) -> list[int]:

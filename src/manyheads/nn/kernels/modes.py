@@ -81,26 +81,26 @@ def is_compiled() -> bool:
 
 
 @contextmanager
-def saving_launches() -> Iterator[None]:
-    """Within the block, this thread takes fewer and larger operations also on a card that has not been tried."""
-    before, asked.saves_launches = asked.saves_launches, True
+def _asking(name: str, value: Any) -> Iterator[None]:
+    before = getattr(asked, name)
+    setattr(asked, name, value)
     try:
         yield
     finally:
-        asked.saves_launches = before
+        setattr(asked, name, before)
 
 
-@contextmanager
-def using_triton(enabled: bool = True) -> Iterator[None]:
+def saving_launches() -> AbstractContextManager[None]:
+    """Within the block, this thread takes fewer and larger operations also on a card that has not been tried."""
+    return _asking("saves_launches", True)
+
+
+def using_triton(enabled: bool = True) -> AbstractContextManager[None]:
     """Within the block, this thread uses the Triton kernels by name: what they cannot compute is refused.
 
     Args: enabled: False: not by name, within a block that does.
     """
-    before, asked.asks_triton = asked.asks_triton, enabled
-    try:
-        yield
-    finally:
-        asked.asks_triton = before
+    return _asking("asks_triton", enabled)
 
 
 def asks_triton() -> bool:
@@ -108,14 +108,9 @@ def asks_triton() -> bool:
     return asked.asks_triton
 
 
-@contextmanager
-def as_if_longer(times: float) -> Iterator[None]:
+def as_if_longer(times: float) -> AbstractContextManager[None]:
     """Within the block, as few rows are processed at once as of sequences `times` as long, to predict their memory."""
-    before, asked.times_longer = asked.times_longer, times
-    try:
-        yield
-    finally:
-        asked.times_longer = before
+    return _asking("times_longer", times)
 
 
 _tf32_lock = threading.Lock()

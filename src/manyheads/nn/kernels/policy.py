@@ -39,7 +39,7 @@ from manyheads.nn.kernels.modes import (
 )
 
 AttentionPath = Literal["products", "rounded products", "sums", "sdpa"]
-SegmentsPath = Literal["products", "loop", "varlen"]
+SegmentsPath = Literal["products", "loop", "varlen", "triton"]
 
 
 # Cards, as (compute capability, torch's version), on which `benchmarks/gpu.py correct` has passed with the operations
@@ -72,10 +72,14 @@ def has_generator(device: torch.device) -> bool:
     return device.type not in ("cpu", "meta")
 
 
+def _is_new_nvidia(device: torch.device) -> bool:
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def tf32_lack(device: torch.device) -> str | None:
     """Return why the device has no TF32, as the end of a sentence; None: it has."""
-    has_it = device.type == "cuda" and torch.version.hip is None
-    if has_it and torch.cuda.get_device_capability(device) >= (8, 0):
+    if _is_new_nvidia(device):
         return None
     return f"which only NVIDIA GPUs of compute capability 8.0 or higher have, and {device} is none; use fp32"
 
@@ -114,6 +118,15 @@ def steps_made_ahead(device: torch.device) -> int:
 def pinning(device: torch.device) -> AbstractContextManager[object] | None:
     """Return a block in which memory is pinned for this GPU; None if the device copies nothing by itself."""
     return torch.cuda.device(device) if device.type == "cuda" else None
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host on a device. A GPU reads it from pinned memory, for which the host does not wait."""
+    pins = pinning(device)
+    if pins is None:
+        return x.to(device)
+    with pins:
+        return x.pin_memory().to(device, non_blocking=True)
 
 
 def lines_together(device: torch.device) -> int:
@@ -278,13 +291,20 @@ def attention_path(query: Tensor, key: Tensor, value: Tensor, dropout_rate: floa
     return "rounded products" if key.element_size() < 4 and not key.is_contiguous() else "products"
 
 
-def segments_path(query: Tensor, value: Tensor) -> SegmentsPath:
+def segments_path(query: Tensor, value: Tensor, has_bias: bool = False) -> SegmentsPath:
     """Return the implementation of attention over packed sequences: torch's kernel on a GPU, a loop elsewhere.
 
-    Raises: RequestError: torch's kernel cannot compute it. `meta`, which stands for a GPU, would accept all.
+    Torch's kernel has no bias. Packed batches are asked for by name, and so the Triton kernel with them.
+    Raises: RequestError: the kernel cannot compute it. `meta`, which stands for a GPU, would accept all.
     """
-    if not has_segments_kernel(query.device):
-        return "products" if is_compiled() else "loop"
+    has_kernel = has_segments_kernel(query.device)
+    width = max(query.shape[3], value.shape[3])
+    if has_bias and uses_triton("relative attention", query, width=width, by_name=has_kernel):
+        return "triton"
+    if is_compiled() and (has_bias or not has_kernel):
+        return "products"
+    if not has_kernel:
+        return "loop"
     lack = segments_lack(query.device, query.dtype, query.shape[3], value.shape[3])
     if lack is not None:
         raise RequestError(f"Attention over packed sequences {lack}")
@@ -296,14 +316,14 @@ def has_segments_kernel(device: torch.device) -> bool:
     return is_fast() and device.type in ("cuda", "meta")
 
 
-def segments_lack(device: torch.device, dtype: torch.dtype, head_dim: int, value_dim: int) -> str | None:
-    """Return why torch's kernel of packed sequences cannot compute this, as the end of a sentence; None: it can."""
-    has_kernel = (
-        torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
-        if device.type == "cuda"
-        else device.type == "meta"
-    )
-    if not has_kernel:
+def segments_lack(
+    device: torch.device, dtype: torch.dtype, head_dim: int, value_dim: int, has_bias: bool = False
+) -> str | None:
+    """Return why the kernels of packed sequences cannot compute this, as the end of a sentence; None: they can.
+
+    Args: has_bias: whether the Triton kernel of relative attention is needed beside torch's.
+    """
+    if device.type != "meta" and not _is_new_nvidia(device):
         return f"needs an NVIDIA GPU of compute capability 8.0, which {device} is not; use padded batches there."
     if dtype not in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
@@ -313,7 +333,8 @@ def segments_lack(device: torch.device, dtype: torch.dtype, head_dim: int, value
             "needs heads of one width for queries, keys and values, a multiple of 8 up to 256, here"
             f" {head_dim} and {value_dim}; change num_heads, head_dim or value_dim, or use padded batches."
         )
-    return None
+    lack = triton_lack(device, dtype, head_dim) if has_bias else None
+    return lack and f"with a relative bias {lack} Padded batches need no kernel."
 
 
 def sdpa_zeroes_empty_rows(mask: Tensor) -> bool:
@@ -521,10 +542,9 @@ def triton_lack(device: torch.device, dtype: torch.dtype, width: int = 0, rate: 
     interprets = os.environ.get("TRITON_INTERPRET") == "1"
     if not _has_triton():
         return "needs the package triton, which is not installed: pip install triton, or leave the kernel out."
-    if not interprets and (device.type != "cuda" or torch.version.hip is not None):
-        return f"needs an NVIDIA GPU, but this is on {device}; move it there, or leave the kernel out."
-    if not interprets and torch.cuda.get_device_capability(device) < (8, 0):
-        return f"needs a GPU of compute capability 8.0, and {device} is older; leave the kernel out."
+    if not interprets and not _is_new_nvidia(device):
+        where = f"this is on {device}; move it there"
+        return f"needs an NVIDIA GPU of compute capability 8.0, but {where}, or leave the kernel out."
     if not interprets and not any(map(shutil.which, [os.environ.get("CC", "cc"), "gcc", "clang"])):
         return "needs a C compiler, and there is none: install gcc, or leave the kernel out."
     if dtype not in (torch.float32, torch.float16, torch.bfloat16) or (interprets and dtype is torch.bfloat16):

@@ -107,10 +107,13 @@ class TranslationObjective(PlainObjective):
         model: Any = config.model  # that can be packed
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         for stack in ("encoder", "decoder"):
-            lack = segments_lack(device, dtype, model.head_dim_of(stack), model.value_dim_of(stack))
+            widths = model.head_dim_of(stack), model.value_dim_of(stack)
+            lack = segments_lack(device, dtype, *widths, model.relative_bias > 0)
             if lack is not None:
                 raise ConfigError(f"data.batching is packed. Attention over packed sequences {lack}")
-        return ("attention over packed batches is computed by torch's kernel for sequences of several lengths",)
+        by = "torch's kernel for sequences of several lengths"
+        by += ", and with the relative bias by the Triton kernel of relative attention" * (model.relative_bias > 0)
+        return (f"attention over packed batches is computed by {by}",)
 
     def first_state(self, model: Seq2Seq) -> None:
         """See `Objective.first_state`."""

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from manyheads.errors import RequestError, ShapeError
 from manyheads.nn import fused_relative_attention, fused_relative_attention_of_segments
-from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, Window, dense_mask
+from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, Segments, Window, dense_mask
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
+from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels import modes, policy
+from manyheads.nn.kernels.attention import dot_product_attention
 from manyheads.nn.kernels.loss import plain_loss, smoothed_loss
 from manyheads.nn.kernels.relative import relative_attention
 
@@ -184,6 +186,31 @@ def test_segments(causal: bool) -> None:
         fused_relative_attention_of_segments(*longer, q_starts, k_starts, max_q, 39, causal)
     with pytest.raises(ShapeError, match="give both one number more than there are segments"):
         fused_relative_attention_of_segments(*given, q_starts[:-1], *starts[1:])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("scale", [None, 0.7])
+def test_packed_sequences_with_numbers_of_distances(
+    causal: bool, scale: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention over packed sequences uses the kernel where it is asked for, and the loop elsewhere."""
+    from manyheads.nn.kernels.triton.relative import FusedAttention
+
+    calls: list[bool] = []
+    apply = FusedAttention.apply
+    monkeypatch.setattr(FusedAttention, "apply", lambda *given: calls.append(True) or apply(*given))
+    starts = torch.tensor([0, 5, 5, 40, 42], dtype=torch.int32)
+    mask = Segments(starts, starts, longest=36, causal=causal)
+    given = [torch.randn(1, 2, 42, 8).requires_grad_() for _ in range(3)]
+    bias = RelativeBias(2, 9, causal=causal)
+    found = []
+    for by_name in (True, False):
+        with modes.using_triton(by_name):
+            out = dot_product_attention(*given, bias() & mask, scale=scale)
+        found.append([out, *torch.autograd.grad(out.square().sum(), [*given, bias.table])])
+    assert len(calls) == 1
+    for mine, other in zip(*found, strict=True):
+        close(mine, other, torch.float32)
 
 
 def test_a_segment_over_the_bound_reads_nothing_outside(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 REFUSED = {
-    "needs an NVIDIA GPU, but this is on cpu": (CPU, torch.float32, 64, 0.0),
+    "needs an NVIDIA GPU of compute capability 8.0, but this is on cpu": (CPU, torch.float32, 64, 0.0),
     "float32, float16 and, on a GPU, bfloat16, not in torch.float64": (GPU, torch.float64, 64, 0.0),
     "has heads of at most 128 numbers, not 129": (GPU, torch.bfloat16, 129, 0.0),
     "has no dropout of attention weights, here 0.1": (GPU, torch.bfloat16, 64, 0.1),
@@ -42,7 +42,7 @@ def test_an_old_card_and_a_machine_without_compiler(card: None, monkeypatch: pyt
     monkeypatch.setattr(policy.shutil, "which", lambda name: None)
     assert "needs a C compiler" in (policy.triton_lack(GPU, torch.float32) or "")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert "needs a GPU of compute capability 8.0" in (policy.triton_lack(GPU, torch.float32) or "")
+    assert "needs an NVIDIA GPU of compute capability 8.0" in (policy.triton_lack(GPU, torch.float32) or "")
 
 
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
