@@ -5,7 +5,7 @@ Widths, batches and lengths are those of the shared peers. Random ids, no paddin
 
 from __future__ import annotations
 
-from manyheads.cli.machine import set_up_machine
+from manyheads.cli.process import set_up_machine
 
 set_up_machine()  # before torch is imported, as the command line does
 

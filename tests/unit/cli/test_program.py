@@ -15,7 +15,7 @@ from manyheads.catalogue import COMMANDS
 from manyheads.cli import main as program
 from manyheads.cli.command_line import pages
 from manyheads.cli.main import guarded, main, module_of
-from manyheads.cli.streams import stoppable
+from manyheads.cli.process import stoppable
 from manyheads.errors import DataError
 
 HEAVY = ("rich", "shtab", "torch", "numpy", "pydantic", "tokenizers", "matplotlib", "sacrebleu", "huggingface_hub")

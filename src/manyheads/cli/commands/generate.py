@@ -7,7 +7,7 @@ from manyheads.cli.command_line.parsing import command
 from manyheads.cli.lines.conversation import greet, is_conversation
 from manyheads.cli.lines.output import check_files
 from manyheads.cli.lines.running import write_lines
-from manyheads.cli.machine import set_up_machine
+from manyheads.cli.process import set_up_machine
 from manyheads.distributed.process import refuse_ranks
 
 __all__ = ["PAGE", "run"]

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from manyheads.catalogue import LOGGERS, PRESETS, SIZED_BY_PRECISION
 from manyheads.cli.command_line.pages import help_page, option_lines
 from manyheads.cli.command_line.parsing import fill, option_rows, read
-from manyheads.cli.machine import set_up_machine
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo, set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.checks import at_least, check, not_among
 from manyheads.config.describe import describe

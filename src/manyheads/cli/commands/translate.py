@@ -12,7 +12,7 @@ from manyheads.cli.command_line.translate_options import PAGE, TranslateOptions
 from manyheads.cli.lines.conversation import greet, is_conversation
 from manyheads.cli.lines.output import check_files
 from manyheads.cli.lines.running import write_lines
-from manyheads.cli.machine import set_up_machine
+from manyheads.cli.process import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.distributed.sharded_lines import is_sharded
 from manyheads.errors import ConfigError

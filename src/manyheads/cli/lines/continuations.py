@@ -18,7 +18,7 @@ from manyheads.cli.command_line.generate_options import GenerateOptions
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.lines.conversation import Command, converse, whole_number
 from manyheads.cli.lines.output import LineWriter, OutputCheck, check_files
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.data.lines import LinesOf, OnBadUtf8, ReadReport, read_blocks
 from manyheads.decoding.generation import Continuation
 from manyheads.decoding.generator import Generator

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.data.lines import describe
 from manyheads.decoding.hypothesis import repeats_itself
 from manyheads.errors import CheckpointError, ConfigError, DataError, SaveError

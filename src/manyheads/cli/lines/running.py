@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyheads.cli.lines.output import LineWriter
-from manyheads.cli.streams import StoppedBySystem, echo
+from manyheads.cli.process import StoppedBySystem, echo
 from manyheads.data.lines import Source
 from manyheads.decoding.truncation import counted_truncations, naming_lines, tell_bad_lines
 from manyheads.distributed import sharded_lines

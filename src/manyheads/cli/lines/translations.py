@@ -15,7 +15,7 @@ from manyheads.cli.command_line.pages import program
 from manyheads.cli.command_line.translate_options import TranslateOptions
 from manyheads.cli.lines.conversation import Command, converse, whole_number
 from manyheads.cli.lines.output import LineWriter, OutputCheck
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.data.lines import LinesOf, Progress, phase_progress
 from manyheads.decoding.hypothesis import Translation, one_line
 from manyheads.decoding.translator import Translator

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from manyheads.cli.command_line.pages import program
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.config.options import CommandPage, argument
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from manyheads.cli.command_line.pages import help_page
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.config.checks import did_you_mean
 
 __all__ = ["KINDS", "run"]
