@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyheads.catalogue import HOOKS, load
-from manyheads.cli.command_line.pages import program
+from manyheads.cli.command_line.parsing import program
 from manyheads.cli.lines.output import OutputCheck
 from manyheads.cli.main import guarded
 from manyheads.cli.process import echo, set_up_machine

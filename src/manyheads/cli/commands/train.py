@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyheads.catalogue import LOGGERS, PRESETS, SIZED_BY_PRECISION
-from manyheads.cli.command_line.pages import help_page, option_lines
-from manyheads.cli.command_line.parsing import fill, option_rows, read
+from manyheads.cli.command_line.parsing import fill, help_page, option_lines, option_rows, read
 from manyheads.cli.process import echo, set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.checks import at_least, check, not_among

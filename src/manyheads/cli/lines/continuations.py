@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.cli.command_line.generate_options import GenerateOptions
-from manyheads.cli.command_line.pages import program
+from manyheads.cli.command_line.parsing import program
 from manyheads.cli.lines.conversation import Command, converse, whole_number
 from manyheads.cli.lines.output import LineWriter, OutputCheck, check_files
 from manyheads.cli.process import echo

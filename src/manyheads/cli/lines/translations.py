@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.catalogue import HOOKS, load
-from manyheads.cli.command_line.pages import program
+from manyheads.cli.command_line.parsing import program
 from manyheads.cli.command_line.translate_options import TranslateOptions
 from manyheads.cli.lines.conversation import Command, converse, whole_number
 from manyheads.cli.lines.output import LineWriter, OutputCheck
