@@ -5,8 +5,7 @@ from __future__ import annotations
 from manyheads.cli.command_line.generate_options import PAGE, GenerateOptions
 from manyheads.cli.command_line.parsing import command
 from manyheads.cli.lines.conversation import greet, is_conversation
-from manyheads.cli.lines.output import check_files
-from manyheads.cli.lines.running import write_lines
+from manyheads.cli.lines.output import check_files, write_lines
 from manyheads.cli.process import set_up_machine
 from manyheads.distributed.process import refuse_ranks
 

@@ -10,8 +10,7 @@ from manyheads.catalogue import HOOKS, load
 from manyheads.cli.command_line.parsing import command
 from manyheads.cli.command_line.translate_options import PAGE, TranslateOptions
 from manyheads.cli.lines.conversation import greet, is_conversation
-from manyheads.cli.lines.output import check_files
-from manyheads.cli.lines.running import write_lines
+from manyheads.cli.lines.output import check_files, write_lines
 from manyheads.cli.process import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.distributed.sharded_lines import is_sharded

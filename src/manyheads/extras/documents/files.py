@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from manyheads.cli.lines.output import LineWriter
-from manyheads.cli.lines.running import is_resumable, telling_what_is_kept
+from manyheads.cli.lines.output import LineWriter, is_resumable, telling_what_is_kept
 from manyheads.cli.process import echo
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import option
