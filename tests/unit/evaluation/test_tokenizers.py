@@ -12,8 +12,7 @@ from sacrebleu.tokenizers import tokenizer_spm
 
 from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.evaluation import tokenizers
-from manyheads.evaluation.bleu import corpus_bleu
-from manyheads.evaluation.tokenizers import TOKENIZERS, check_tokenizer, choose_tokenizer
+from manyheads.evaluation.bleu import TOKENIZERS, check_tokenizer, choose_tokenizer, corpus_bleu
 from manyheads.extras.research.paired import paired_scores
 
 TEXTS = {

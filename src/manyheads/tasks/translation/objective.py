@@ -20,8 +20,8 @@ from manyheads.data.translation.bpe_dropout import BpeDropout
 from manyheads.data.translation.prepared import TATOEBA, PreparedData, open_data
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, MissingExtraError
+from manyheads.evaluation.bleu import AUTO, TokenizerChoice, choose_tokenizer, instead_of, text_hints
 from manyheads.evaluation.reading import BleuTokenizer
-from manyheads.evaluation.tokenizers import AUTO, TokenizerChoice, choose_tokenizer, instead_of, text_hints
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.kernels.policy import has_segments_kernel, segments_lack
 from manyheads.seeding import derive_seed

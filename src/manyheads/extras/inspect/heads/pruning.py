@@ -26,10 +26,9 @@ from manyheads.decoding.settings import DecodingSettings, GenerationSettings, re
 from manyheads.decoding.shortlist import shortlist_files
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, DataError, RequestError
-from manyheads.evaluation.bleu import corpus_bleu
+from manyheads.evaluation.bleu import choose_tokenizer, corpus_bleu
 from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
 from manyheads.evaluation.reading import BleuTokenizer
-from manyheads.evaluation.tokenizers import choose_tokenizer
 from manyheads.extras.inspect.heads.judging import (
     HeldPairs,
     HeldSegments,
