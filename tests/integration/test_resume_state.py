@@ -17,8 +17,8 @@ import manyheads.training.run.loop
 from manyheads.checkpoint.retain import list_checkpoints
 from manyheads.errors import SaveError
 from manyheads.files.verify import verify_folder
+from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.loop import train
-from manyheads.training.run.signals import StopFlag
 
 RUN = Path("runs/tiny")
 

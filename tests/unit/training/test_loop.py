@@ -39,9 +39,9 @@ from manyheads.training.optim.optimiser import MuonWithAdam
 from manyheads.training.plan.first_step import first_step
 from manyheads.training.record.report import TrainResult, ValidationReport
 from manyheads.training.run.checkpoints import CheckpointManager
+from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.components import assemble
 from manyheads.training.run.loop import train
-from manyheads.training.run.signals import StopFlag
 from manyheads.training.run.state import Counters
 from manyheads.training.run.step import TrainStep
 

@@ -32,8 +32,8 @@ from manyheads.tasks.held_out import chosen_split
 from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.text.vocabulary import IdVocabulary
 from manyheads.training.record.report import Sample, ValidationReport
+from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.objective import PlainObjective, Translate
-from manyheads.training.run.signals import StopFlag
 
 NO_TEXT = "(no text: the model writes ids; `manyheads generate RUN --output FILE` writes a file of them)"
 

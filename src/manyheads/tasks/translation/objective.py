@@ -29,8 +29,8 @@ from manyheads.tasks.data_sets import begin_embeddings, fewer_tokens, known_sets
 from manyheads.tasks.held_out import chosen_split
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.tasks.translation.validator import Validator, build_translate
+from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.objective import PlainObjective, Translate
-from manyheads.training.run.signals import StopFlag
 
 
 class TranslationObjective(PlainObjective):

@@ -18,8 +18,8 @@ from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
 from manyheads.models.seq2seq import Seq2Seq
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.record.report import Sample, ValidationReport
+from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.objective import Translate
-from manyheads.training.run.signals import StopFlag
 
 SPECIAL_TOKENS = {"source": 1, "target": 2}  # EOS; BOS and EOS
 
