@@ -25,8 +25,8 @@ from manyheads.text.tokenizer import Tokenizer
 from manyheads.training.plan.first_step import first_step
 from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.components import assemble
-from manyheads.training.run.initial import _with_new_rows
 from manyheads.training.run.loop import train
+from manyheads.training.run.resume import _with_new_rows
 from manyheads.training.settings import TokenInitialSettings
 
 CPU = torch.device("cpu")

@@ -57,7 +57,7 @@ class LanguageObjective(PlainObjective):
         self.digest = mixed_digest([one.digest for one in self.sets.values()])
         vocabulary = self.data.vocabulary
         is_too_small = 0 < config.model.vocab_size < vocabulary.vocab_size
-        if is_too_small and not config.initial.model:  # otherwise the model grows, see `training.run.initial`
+        if is_too_small and not config.initial.model:  # otherwise the model grows, see `training.run.resume`
             raise ConfigError(
                 f"model.vocab_size is {config.model.vocab_size}, but the vocabulary of {self.data.path} has"
                 f" {vocabulary.vocab_size} ids; set it to 0, which uses them all."

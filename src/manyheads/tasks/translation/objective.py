@@ -203,7 +203,7 @@ def _resolve(config: TrainConfig, data: PreparedData) -> TrainConfig:
     for name, given, least in zip(
         ("source_vocab_size", "target_vocab_size"), sizes, (size, data.tokenizer.num_target_ids), strict=True
     ):
-        if given < least and not config.initial.model:  # otherwise the model grows, see `training.run.initial`
+        if given < least and not config.initial.model:  # otherwise the model grows, see `training.run.resume`
             raise ConfigError(
                 f"model.{name} is {given:,}, but the tokenizer of {data.path} gives {least:,} ids on that side; set it"
                 " to 0, which uses them all."

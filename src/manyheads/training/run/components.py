@@ -22,10 +22,9 @@ from manyheads.training.optim.schedule import highest_rate
 from manyheads.training.record.callbacks import Callbacks
 from manyheads.training.record.report import Reporter
 from manyheads.training.run.device import arithmetic_of_run, check_capacity
-from manyheads.training.run.initial import begin_from, freeze
 from manyheads.training.run.objective import Data, Objective, Stream, Translate, open_objective
 from manyheads.training.run.parallel import ParallelModel
-from manyheads.training.run.resume import differences
+from manyheads.training.run.resume import begin_from, differences, freeze
 from manyheads.training.run.state import Counters, Memory, named_parameters
 from manyheads.training.run.step import TrainStep
 from manyheads.training.settings import RunConfig

@@ -24,7 +24,7 @@ from manyheads.catalogue import build_model
 from manyheads.decoding.device import on_cpu_by_default
 from manyheads.errors import ConfigError
 from manyheads.nn.kernels.modes import by_fixed_rules, fast, tf32_products
-from manyheads.training.run.initial import freeze
+from manyheads.training.run.resume import freeze
 from manyheads.training.settings import RunConfig
 
 if TYPE_CHECKING:
