@@ -23,7 +23,7 @@ from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.models.ensemble import LanguageEnsemble, averaged_models
 from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import load, save_pretrained, unmixed
-from manyheads.text.vocabularies import load_vocabulary
+from manyheads.text.of_folder import load_vocabulary
 from manyheads.text.vocabulary import Vocabulary
 
 

@@ -22,7 +22,7 @@ from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.errors import ManyHeadsError
 from manyheads.models.attentions import attentions_of
 from manyheads.seeding import derive_seed
-from manyheads.text.vocabularies import load_vocabulary
+from manyheads.text.of_folder import load_vocabulary
 
 transformers = pytest.importorskip("transformers")
 

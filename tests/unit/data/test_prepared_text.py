@@ -27,8 +27,8 @@ from manyheads.data.store import TokenStore
 from manyheads.data.translation.prepared import PreparedData
 from manyheads.data.translation.preparing import PairList, prepare_corpus
 from manyheads.errors import ConfigError, DataError, SaveError
+from manyheads.text.of_folder import learn_vocabulary
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
-from manyheads.text.vocabularies import learn_vocabulary
 
 TEXT = "The cat sees the dog.\n\n The dog, übermäßig  müde, sees the cat ; \nIt is 1234 !\n"
 RAW = b"\xff\xfe\x00\r\n\n a\xc3\xa4 \x80b\n\nlast"

@@ -33,8 +33,8 @@ from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.seeding import derive_seed
 from manyheads.tasks.language_modelling.score import score_texts
+from manyheads.text.of_folder import learn_vocabulary
 from manyheads.text.settings import VocabularySettings
-from manyheads.text.vocabularies import learn_vocabulary
 from manyheads.text.vocabulary import ByteVocabulary
 
 XL = TransformerXLConfig(vocab_size=256, d_model=16, num_heads=2, d_ff=24, num_layers=2, memory_len=60, dropout=0.0)

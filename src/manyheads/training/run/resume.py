@@ -23,8 +23,8 @@ from manyheads.errors import CheckpointError, ConfigError, DataError
 from manyheads.files.verify import file_sha256
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import data_notice, load_portable_state, load_weights, portable_state, read_config
+from manyheads.text.of_folder import load_vocabulary
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.vocabularies import load_vocabulary
 from manyheads.text.vocabulary import Vocabulary
 from manyheads.text.vocabulary_extension import old_ids_of
 from manyheads.training.optim.schedule import learning_rate
