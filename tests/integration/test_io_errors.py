@@ -20,8 +20,14 @@ from tiny_run import echo, outcome, tiny
 
 import manyheads.training.record.log
 import manyheads.training.run.loop
-from manyheads.checkpoint.format import load_checkpoint, save_checkpoint, verify_checkpoint
-from manyheads.checkpoint.retain import find_latest, list_checkpoints, read_pointer
+from manyheads.checkpoint.format import (
+    find_latest,
+    list_checkpoints,
+    load_checkpoint,
+    read_pointer,
+    save_checkpoint,
+    verify_checkpoint,
+)
 from manyheads.cli.main import guarded
 from manyheads.data.language.prepared import TextData
 from manyheads.data.language.preparing import prepare_text

@@ -14,8 +14,14 @@ import pytest
 import torch
 
 from manyheads.catalogue import TASKS, build_model
-from manyheads.checkpoint.format import read_scalars, save_checkpoint
-from manyheads.checkpoint.retain import apply_retention, find_latest, read_pointer, write_pointer
+from manyheads.checkpoint.format import (
+    apply_retention,
+    find_latest,
+    read_pointer,
+    read_scalars,
+    save_checkpoint,
+    write_pointer,
+)
 from manyheads.cli import demo
 from manyheads.cli.command_line.task_pages import parse_for_task
 from manyheads.cli.commands import evaluate

@@ -18,8 +18,7 @@ import manyheads.tasks.translation.objective
 import manyheads.training.record.recorder
 import manyheads.training.run.clock
 import manyheads.training.run.loop
-from manyheads.checkpoint.format import load_checkpoint
-from manyheads.checkpoint.retain import list_checkpoints, read_pointer
+from manyheads.checkpoint.format import list_checkpoints, load_checkpoint, read_pointer
 from manyheads.cli.commands.info import compare_runs
 from manyheads.cli.lines.output import lines_of
 from manyheads.cli.records import describe_folder

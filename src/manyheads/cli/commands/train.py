@@ -281,7 +281,7 @@ def train_and_watch(
     from manyheads.cli.watching.training import watching
 
     with watching(quiet=options.quiet, verbose=options.verbose) if process.is_main else nullcontext() as reporter:
-        from manyheads.checkpoint.retain import list_checkpoints
+        from manyheads.checkpoint.format import list_checkpoints
         from manyheads.decoding.device import choose_device
         from manyheads.training.run.loop import train
 

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.checkpoint.format import read_scalars, step_of, verify_checkpoint
-from manyheads.checkpoint.retain import find_latest, read_pointer
+from manyheads.checkpoint.format import find_latest, read_pointer, read_scalars, step_of, verify_checkpoint
 from manyheads.config.build import REMOVED
 from manyheads.config.checks import did_you_mean
 from manyheads.config.files import to_plain
