@@ -36,8 +36,8 @@ from manyheads.decoding.shortlist import Shortlist  # noqa: E402
 from manyheads.extras.peers import PEERS  # noqa: E402
 from manyheads.extras.peers.marian import Marian  # noqa: E402
 from manyheads.extras.peers.marian_generation import settings_from_peer  # noqa: E402
+from manyheads.models.composites import LanguageModel  # noqa: E402
 from manyheads.models.decoder.config import DecoderConfig  # noqa: E402
-from manyheads.models.language_model import LanguageModel  # noqa: E402
 from manyheads.models.reformer.config import ReformerConfig  # noqa: E402
 from manyheads.models.transformer.config import TransformerConfig  # noqa: E402
 from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig  # noqa: E402

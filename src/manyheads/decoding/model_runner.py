@@ -31,8 +31,8 @@ from manyheads.decoding.device import (
     pack,
 )
 from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.models.composites import LanguageModel
 from manyheads.models.hub import resolve_model_path
-from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import read_config
 from manyheads.models.protocols import PreparesSteps, Searchable
 from manyheads.nn.kernels.linear import Packs, define_packed_linear

@@ -24,10 +24,10 @@ from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.text_ids import OnProgress, encode_texts, with_end
 from manyheads.decoding.truncation import check_target_limit, fit, source_limit
 from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.models.composites import Seq2Seq
 from manyheads.models.ensemble import Ensemble, averaged_models
 from manyheads.models.pretrained import load, read_languages, save_pretrained, unmixed
 from manyheads.models.protocols import Searchable
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.sides import IntoLanguage, LanguagePair, TranslationTokenizer, check_target
 from manyheads.text.word_sides import sides_of_ids

@@ -19,10 +19,9 @@ from manyheads.decoding.model_runner import CompiledSteps
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.errors import RequestError
+from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.ensemble import Ensemble, LanguageEnsemble
-from manyheads.models.language_model import LanguageModel
 from manyheads.models.reformer.config import ReformerSeq2SeqConfig
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig

@@ -27,10 +27,10 @@ from manyheads.evaluation.likelihood import evaluate_likelihood
 from manyheads.extras.documents.placing import align
 from manyheads.extras.inspect.attending import translation_views
 from manyheads.extras.parsing.parser import Parser
+from manyheads.models.composites import Seq2Seq
 from manyheads.models.ensemble import Ensemble, mean_log_probs
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.protocols import PreparesSteps, Restrictable, Scorable, Searchable
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.tasks.translation.score import likelihood_of
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

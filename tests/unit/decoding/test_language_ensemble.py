@@ -24,8 +24,8 @@ from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.language_model import EnsembleReading, evaluate_text, token_losses
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.inspect.attending import shapes_of, text_views
+from manyheads.models.composites import LanguageModel
 from manyheads.models.ensemble import NO_MEMORY, LanguageEnsemble
-from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.protocols import PreparesSteps
 from manyheads.models.reformer.config import PRESETS as REFORMERS

@@ -25,7 +25,7 @@ from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.language_model import bits_per, evaluate_text, segments_of
 from manyheads.evaluation.likelihood import Likelihood
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.composites import LanguageModel
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import begin_embeddings, known_sets, open_sets
 from manyheads.tasks.held_out import chosen_split

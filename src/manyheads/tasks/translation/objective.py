@@ -22,7 +22,7 @@ from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.evaluation.bleu import AUTO, TokenizerChoice, choose_tokenizer, instead_of, text_hints
 from manyheads.evaluation.reading import BleuTokenizer
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.composites import Seq2Seq
 from manyheads.nn.kernels.policy import has_segments_kernel, segments_lack
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import begin_embeddings, fewer_tokens, known_sets, open_sets

@@ -14,8 +14,7 @@ from manyheads.config.files import to_plain
 from manyheads.data.lines import Progress
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, DataError
-from manyheads.models.language_model import LanguageModel
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.optimiser import MovingAverage, build_optimiser
 from manyheads.training.optim.schedule import highest_rate
