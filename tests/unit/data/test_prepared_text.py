@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import manyheads.data.manifest as data_manifest
+import manyheads.data.preparing as data_manifest
 from manyheads.data.corpora import NOVEL_DIGEST, load_novel
 from manyheads.data.language.prepared import NOVEL, TextData, open_text
 from manyheads.data.language.preparing import prepare_text
@@ -367,7 +367,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("manyheads.data.manifest.write_manifest", full)
+    monkeypatch.setattr("manyheads.data.preparing.write_manifest", full)
     with pytest.raises(SaveError, match="No space left"):
         prepared(tmp_path / "d")
     assert list(tmp_path.iterdir()) == []

@@ -28,7 +28,7 @@ from manyheads.cli.commands import evaluate
 from manyheads.cli.lines.output import lines_of
 from manyheads.cli.records import describe_folder
 from manyheads.config.files import MAX_BYTES
-from manyheads.data.manifest import read_manifest
+from manyheads.data.preparing import read_manifest
 from manyheads.decoding.settings import DecodingSettings, load_settings
 from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsError, ModelFileError
 from manyheads.extras.inspect.drawings.pages import save_page
