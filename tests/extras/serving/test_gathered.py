@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from manyheads.extras.serving import connections
-from manyheads.extras.serving.connections import GatheredTransport
+from manyheads.extras.serving.server import GatheredTransport
 
 
 class Recorder:
