@@ -21,8 +21,7 @@ from manyheads.decoding.reranking import Reranker, check_reranking, check_revers
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings, load_settings, overridden
 from manyheads.decoding.shortlist import Shortlist
-from manyheads.decoding.text_ids import OnProgress, encode_texts, with_end
-from manyheads.decoding.truncation import check_target_limit, fit, source_limit
+from manyheads.decoding.text_ids import OnProgress, check_target_limit, encode_texts, fit, source_limit, with_end
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.models.composites import Seq2Seq
 from manyheads.models.ensemble import Ensemble, averaged_models

@@ -22,7 +22,7 @@ from manyheads.cli.process import echo
 from manyheads.data.lines import LinesOf, OnBadUtf8, ReadReport, read_blocks
 from manyheads.decoding.generation import Continuation
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.truncation import tell_bad_lines
+from manyheads.decoding.text_ids import tell_bad_lines
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import ConfigError, DataError, needing_extra
 from manyheads.files.commit import write_output

@@ -11,8 +11,8 @@ from torch import nn
 from manyheads.data.translation.batches import eval_batches
 from manyheads.data.translation.prepared import PreparedData
 from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.decoding.text_ids import source_limit
 from manyheads.decoding.translator import Translator
-from manyheads.decoding.truncation import source_limit
 from manyheads.errors import DataError
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
 from manyheads.models.composites import Seq2Seq
