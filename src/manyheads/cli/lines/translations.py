@@ -17,7 +17,7 @@ from manyheads.cli.lines.conversation import Command, converse, whole_number
 from manyheads.cli.lines.output import LineWriter, OutputCheck
 from manyheads.cli.process import echo
 from manyheads.data.lines import LinesOf, Progress, phase_progress
-from manyheads.decoding.hypothesis import Translation, one_line
+from manyheads.decoding.search_problem import Translation, one_line
 from manyheads.decoding.translator import Translator
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import ConfigError, RequestError
