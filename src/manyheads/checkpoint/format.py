@@ -1,16 +1,12 @@
-"""Tensors that are sharded over ranks, in files: each rank writes its parts, and any number of ranks can read them.
-
-This uses torch's distributed checkpointing in the safetensors format (`HuggingFaceStorageWriter`), which needs no
-pickle: the header of each file says where its parts belong. The default format stores this in a pickle, which is never
-written or read here.
-
-A checkpoint: a folder `step-00001000` of safetensors files, `scalars.json` and a manifest.
+"""Checkpoints: folders `step-00001000` of safetensors files, `scalars.json` and a manifest; their list, the best
+one, and the deletion of old ones.
 
 If the model is sharded over ranks, `shards/` contains one file per rank instead of the files of weights and moments.
+Any number of ranks can read them. This uses torch's distributed checkpointing in the safetensors format
+(`HuggingFaceStorageWriter`), which needs no pickle: the header of each file says where its parts belong. The default
+format stores this in a pickle, which is never written or read here.
 
 JSON stores Python floats exactly: their repr is the shortest text that is read back as the same double.
-
-Listing of checkpoints, the newest intact one, the best one, and deletion of old ones.
 """
 
 from __future__ import annotations

@@ -1,28 +1,25 @@
-"""Settings of a CPU for torch: freed memory is kept, and waiting threads do not occupy a core for long.
+"""The process of a command: memory and threads for torch, its three streams, its end by a signal, and printing.
 
 Memory: every training step frees and allocates the same large tensors. By default glibc returns each such block to the
 system at once and gets it again as pages of zeros, each with a page fault. So glibc is told to keep freed blocks, and
-torch to use pages of 2 MiB. Measured over 120 steps of the demo's model in bf16, one thread, torch 2.13 and glibc
-2.36: 31,600 page faults a step as it comes, 3,700 with blocks kept, 2,000 with large pages too.
+torch to use pages of 2 MiB. Measured over 120 steps of the demo's model in bf16, one thread, torch 2.13 and glibc 2.36:
+31,600 page faults a step as it comes, 3,700 with blocks kept, 2,000 with large pages too.
 
 Blocks of 256 MiB and more are returned all the same: kept ones of many sizes leave gaps. Of the preset `million` only
 tensors of a whole sequence are that large; on one sequence of 32,768 tokens, with limits in proportion, the peak of a
 step is a quarter lower than with a limit of 1 GiB. A step of the demo has no such block.
 
 Threads: OpenMP's threads spin between two operations, for some milliseconds by default. This is fastest if every thread
-has a core. If another program is busy, a spinning thread takes the core that the thread it waits for needs, and
-a step of 0.2 s took 12 s (two cores, two threads). Spinning a thirtieth as long costs nothing on a free machine, a
-hundredth as long costs a fifth of the speed there, and is the better on a busy one. See docs/decisions/004.
+has a core. If another program is busy, a spinning thread takes the core that the thread it waits for needs, and a step
+of 0.2 s took 12 s (two cores, two threads). Spinning a thirtieth as long costs nothing on a free machine, a hundredth
+as long costs a fifth of the speed there, and is the better on a busy one. See docs/decisions/004.
 
-Handling of standard input, output and error that are closed, full, or no longer read.
+Streams: each may be closed, full, or no longer read. Signals: SIGTERM, and SIGHUP, which a closed terminal sends, end a
+command in order.
 
-A clean end on SIGTERM, and on SIGHUP, which a closed terminal sends.
-
-Printing for people. Names and texts from files cannot control the terminal.
-
-A folder's name, a value of its config.json or a sample can contain escape sequences, which change colours, move the
-cursor or retitle the window, and characters that reverse the text beside them. Here they become visible. Data for
-other programs (`--json`, translations in a pipe, files) is not printed by these functions.
+Printing: a folder's name, a value of its config.json or a sample can contain escape sequences, which change colours,
+move the cursor or retitle the window, and characters that reverse the text beside them. Here they become visible. Data
+for other programs (`--json`, translations in a pipe, files) is not printed by these functions.
 """
 
 from __future__ import annotations

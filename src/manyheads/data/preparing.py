@@ -1,6 +1,5 @@
-"""The manifest of a folder of data: the settings it was made with, and the size and SHA-256 of every file.
-
-The steps that make a folder of prepared data from any source: read, learn the vocabulary, encode, record.
+"""The steps that make a folder of prepared data from any source: read, learn the vocabulary, encode, record; and its
+manifest, with the settings, and the size and SHA-256 of every file.
 
 The folder contains tokenizer.json; `train`, `valid` and `test`, each a store of ids; manifest.json with settings,
 counts and SHA-256 sums; and further files of the source. It appears under its name only when it is complete.

@@ -1,6 +1,5 @@
-"""Results of a search and of a translator, as plain Python values, and the errors that end a search.
-
-One batch to search, with the parts that all searches share, and the rules that other toolkits define differently.
+"""One batch to search, with the parts that all searches share, the rules that other toolkits define differently, and
+the results, of a search and of a translator, as plain values.
 
 Rules are scores of hypotheses and conditions to stop. Beam search uses a `Rules` object and never a model's class.
 `BeamRules` is ours. A converted model can have other rules, for example lengths that include the start token, a

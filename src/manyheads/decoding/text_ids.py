@@ -1,6 +1,5 @@
-"""Texts that are too long: refused or truncated before a search runs, reported with file and line, and counted.
-
-Sentences to ids and to batches: types are checked, rows of different lengths grouped and padded to one tensor.
+"""Sentences to ids and to batches: types are checked, texts that are too long are refused or truncated, reported with
+file and line and counted, and rows of different lengths are grouped and padded to one tensor.
 """
 
 from __future__ import annotations

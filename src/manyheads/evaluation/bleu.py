@@ -1,14 +1,10 @@
-"""Hints about texts whose form changes their scores: tokenised text, and other forms of the same signs.
+"""Corpus BLEU and chrF with sacreBLEU, always with the signature of the settings; the choice of its tokenizer; and
+hints about texts whose form changes their scores.
 
-BLEU's tokenizer: one of sacreBLEU's, chosen by the target language and by the script of the references.
-
-A script without spaces has to be cut, because a sentence would otherwise be one token, and BLEU would be 0 for equal
-texts. sacreBLEU cuts Chinese, Japanese and Korean by rules or dictionaries of their own (Post 2018, arXiv:1804.08771);
-for other scripts without spaces each character is a token, which needs no further package.
-
-sacreBLEU's chrF with the n-grams of many sentences counted at once, several times as fast.
-
-Corpus BLEU and chrF with sacreBLEU, always with the signature of the settings.
+The tokenizer depends on the target language and the script of the references. A script without spaces has to be cut,
+because a sentence would otherwise be one token, and BLEU would be 0 for equal texts. sacreBLEU cuts Chinese, Japanese
+and Korean by rules or dictionaries of their own (Post 2018, arXiv:1804.08771); for other scripts without spaces each
+character is a token, which needs no further package.
 
 Texts are compared in Unicode's composed form (NFC): the same letters may be stored in two ways, which look alike.
 """

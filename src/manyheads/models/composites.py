@@ -1,6 +1,5 @@
-"""The composite for translation and similar tasks: a body of hidden states, and a head that predicts tokens.
-
-The composite for language models: a body that reads segments, and a head that predicts the next tokens.
+"""The composites: a body of hidden states and a head that predicts tokens, of pairs (`Seq2Seq`) or of the segments of a
+text (`LanguageModel`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Training and loading of the vocabularies of language models, and the one of subwords.
+"""The tokenizer or vocabulary of a model folder of any task, and the training of vocabularies.
 
 `PieceVocabulary` is the BPE of translation models, applied line by line, so that a text can have any length. Encoding
-normalises text to NFC and keeps a "\r" before a line break; everything else is restored exactly.
-
-The tokenizer of a model folder of any task.
+normalises text to NFC and keeps a "\\r" before a line break; everything else is restored exactly.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 import shtab
 
 from manyheads.catalogue import COMMANDS
-from manyheads.cli import machine
+from manyheads.cli import process as machine
 from manyheads.cli.commands import doctor
 from manyheads.cli.commands import doctor as machine_report
 from manyheads.cli.commands.completion import program_parser

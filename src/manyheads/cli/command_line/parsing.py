@@ -1,14 +1,10 @@
-"""Help pages in plain text, and the program's own name.
-
-A command as a function of its options.
-
-Parsing of all commands.
+"""The command line: options from dataclasses, their help pages, and a command as a function of them.
 
 A dataclass declares the options; argparse reads them as text, and pydantic converts the text to values.
 
-Every value of an option may begin with a dash. An option that takes several values may be given several times; one
-that takes one value may be repeated only with the same value. Options may stand before, between and after arguments.
-`_` and `-` in the name of an option are alike. See docs/decisions/018.
+Every value of an option may begin with a dash. An option that takes several values may be given several times; one that
+takes one value may be repeated only with the same value. Options may stand before, between and after arguments. `_` and
+`-` in the name of an option are alike. See docs/decisions/018.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Output of results to standard output or a file: lines of UTF-8 that end in "
-" on every system.
+"""Results of a command on standard output or in a file: lines of UTF-8 that end in "\\n" on every system.
 
-Counts outputs that are empty or repeat the same words. A command reports them once, on standard error.
-
-Readable text of a record: the output of `info` and `doctor`.
-
-The loop of commands that write a line for each line of their input.
+Here are also the loop of commands that write a line for each line of their input, the count of outputs that are empty
+or repeat the same words, which a command reports once, on standard error, and the text of the records of `info` and
+`doctor`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Connections with deadlines: slow, idle and stuck clients are always disconnected.
+"""Running the application with uvicorn: a bound socket, connections with deadlines, and a clean end.
 
-uvicorn has no deadline for the header of a request, none for a client that stops reading, and no limit per address:
-with `--limit-concurrency 8`, eight half-open connections would block all other clients forever.
-
-Running the application with uvicorn: a bound socket, connections with deadlines, and a clean end.
+Slow, idle and stuck clients are always disconnected: uvicorn has no deadline for the header of a request, none for a
+client that stops reading, and no limit per address: with `--limit-concurrency 8`, eight half-open connections would
+block all other clients forever.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The likely translations of each source word, learned from pairs of ids by IBM model 1.
-
-Learning of the shortlist of a translator: which target words translate which source words.
+"""Learning of the shortlist of a translator: which target words translate which source words, by IBM model 1 on pairs
+of ids.
 """
 
 from __future__ import annotations

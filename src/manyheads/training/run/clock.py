@@ -1,6 +1,5 @@
-"""Progress of a run by steps and by the clock, and a warning if minutes allow too few steps to learn.
-
-Handling of SIGINT, SIGTERM and SIGHUP: they set a flag, and the loops end with a complete checkpoint.
+"""What ends a run: its steps and minutes, and SIGINT, SIGTERM and SIGHUP, which set a flag, so that the loops end with
+a complete checkpoint. A warning says if minutes allow too few steps to learn.
 
 With several ranks a signal to one is enough: the group passes it on.
 """

@@ -1,7 +1,5 @@
-"""Computation settings and memory use of a run, and a check that a model can fit into memory, made before any of its
-memory is taken.
-
-The arithmetic of the machine, on which the bytes of a run depend besides its settings.
+"""The machine of a run: computation settings, memory, a check that a model can fit into it before any of it is taken,
+and the arithmetic, on which the bytes of a run depend besides its settings.
 
 Sums of floating-point numbers depend on their order, and the order depends on the library, its instruction set, the
 number of threads and the number of ranks. If the arithmetic changes, a resumed run is as good as before, but it does

@@ -1,6 +1,5 @@
-"""The beginning of a run from a model: its weights, rows for new ids, and parameters that are not trained.
-
-Choice of the checkpoint to resume from, and the check that it belongs to the same run.
+"""What a run begins from: its checkpoint, if it belongs to the same run, or a model, with rows for new ids and
+parameters that are not trained.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Documents that clients upload, which are translated while they wait on the disk, and downloaded once.
+"""DeepL's calls for documents: upload, status, download. A document is translated while it waits on the disk, and is
+downloaded once.
 
 A document lies in a file without a name, which the system deletes when the server closes it or ends, also by a crash.
 Its work is that of a request of its client: it holds a slot, has a deadline from its arrival, and shares the engine.
-
-DeepL's calls for documents: upload, status, download.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from weakref import WeakValueDictionary
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
-from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from manyheads.errors import ConfigError, DataError, ManyHeadsError
