@@ -9,16 +9,16 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, TypeVar
-
-import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from manyheads.data.lines import ReadReport, describe
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import RequestError
 from manyheads.text.sides import Side
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _log = logging.getLogger(__name__)
 _SHOWN = 5
@@ -230,5 +230,8 @@ def map_batches(
 
 def padded(rows: Sequence[Sequence[int]], pad_id: int = 0, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """Return rows of ids padded on the right, (rows, longest), and their lengths, (rows,)."""
+    import torch  # imported here, because help does not need it
+    from torch.nn.utils.rnn import pad_sequence
+
     ids = pad_sequence([torch.tensor(row, device="cpu") for row in rows], batch_first=True, padding_value=pad_id)
     return ids.to(device), torch.tensor([len(row) for row in rows], device=device)

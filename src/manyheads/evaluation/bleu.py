@@ -274,7 +274,7 @@ def _cuts(recorded: str, found: str) -> bool:
 
 _BLOCK = 1000
 """Sentences that are counted at once."""
-_CHARACTERS = 0x110000
+_CODE_POINTS = 0x110000
 """Unicode's code points."""
 
 
@@ -314,7 +314,7 @@ def _counts(hypotheses: Sequence[str], references: Sequence[str], orders: int) -
     ids = pair_of  # of the n-gram that begins at each character; equal n-grams of a pair have equal ids
     for order in range(orders):
         begins = np.flatnonzero(left > order)
-        grams, inverse = np.unique(ids[begins] * _CHARACTERS + codes[begins + order], return_inverse=True)
+        grams, inverse = np.unique(ids[begins] * _CODE_POINTS + codes[begins + order], return_inverse=True)
         pairs, of_reference = pair_of[begins], is_reference[begins]
         own, others = (np.bincount(inverse[mask], minlength=len(grams)) for mask in (~of_reference, of_reference))
         pair_of_gram = np.zeros(len(grams), dtype=np.int64)
