@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from manyheads.decoding.search_problem import Hypothesis
+from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from manyheads.decoding.search_problem import Hypothesis, SearchProblem, SearchSteps, check_finite, check_stop, range_of
+from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
+from manyheads.decoding.search_problem import SearchProblem, SearchSteps, range_of
 from manyheads.nn.kernels.topk import top_k
 
 ROOT = -1

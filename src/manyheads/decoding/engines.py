@@ -14,7 +14,7 @@ from manyheads.errors import RequestError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from manyheads.decoding.search_problem import Hypothesis
+    from manyheads.decoding.hypothesis import Hypothesis
     from manyheads.decoding.settings import DecodingSettings
 
     Search: TypeAlias = Callable[[Sequence[list[int]], DecodingSettings], list[list[Hypothesis]]]

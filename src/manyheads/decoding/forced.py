@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from manyheads.decoding.search_problem import RULES, Hypothesis, SearchProblem, check_finite, check_stop, length_limits
+from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
+from manyheads.decoding.search_problem import RULES, SearchProblem, length_limits
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import cut, cut_batches, encode_texts, fit, map_batches, padded, source_limit, with_end
 from manyheads.decoding.translation_model import TranslationModel

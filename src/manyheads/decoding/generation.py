@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves
 
 from manyheads.decoding.constraints import Repetition, pattern_grammar
 from manyheads.decoding.greedy_and_sampling import draw
+from manyheads.decoding.hypothesis import Stop, check_finite, check_stop
 from manyheads.decoding.model_runner import ModelRunner
-from manyheads.decoding.search_problem import Stop, check_finite, check_stop
 from manyheads.decoding.settings import GenerationSettings, drawing_options
 from manyheads.decoding.text_ids import padded
 from manyheads.errors import RequestError

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads.decoding.search_problem import Hypothesis, SearchProblem, SearchSteps, check_finite, check_stop, range_of
+from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
+from manyheads.decoding.search_problem import SearchProblem, SearchSteps, range_of
 from manyheads.decoding.settings import DecodingSettings, drawing_options
 from manyheads.models.protocols import Searchable
 from manyheads.nn.kernels.topk import highest

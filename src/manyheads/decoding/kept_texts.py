@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from manyheads.decoding.forced import can_force
-from manyheads.decoding.search_problem import Hypothesis, Translation, is_degenerate
+from manyheads.decoding.hypothesis import Hypothesis, Translation, is_degenerate
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translation_model import TranslationModel
 from manyheads.text.sides import TAG, Side, tag_of

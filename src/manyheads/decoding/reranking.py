@@ -15,8 +15,9 @@ from itertools import islice
 
 import torch
 
+from manyheads.decoding.hypothesis import Hypothesis, Scored, Stop, check_stop
 from manyheads.decoding.model_runner import ModelRunner
-from manyheads.decoding.search_problem import RULES, Hypothesis, Scored, Stop, check_stop
+from manyheads.decoding.search_problem import RULES
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import (
     OnProgress,

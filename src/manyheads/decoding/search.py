@@ -9,14 +9,13 @@ from torch import Tensor
 
 from manyheads.decoding.beam import beam_search_steps
 from manyheads.decoding.greedy_and_sampling import greedy_and_sampling_steps
+from manyheads.decoding.hypothesis import Hypothesis, Stop
 from manyheads.decoding.search_problem import (
     RULES,
     Grammar,
-    Hypothesis,
     Rules,
     SearchProblem,
     SearchSteps,
-    Stop,
     length_limits,
     run_to_end,
 )

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from manyheads.decoding.search_problem import Hypothesis
+from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.models.protocols import Restrictable, Searchable

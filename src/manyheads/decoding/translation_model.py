@@ -15,10 +15,10 @@ import torch
 from manyheads.decoding.constraints import check_ids, pattern_grammar
 from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.engines import EngineName, SearchEngine, engine_named, open_engine
+from manyheads.decoding.hypothesis import Hypothesis, Stop
 from manyheads.decoding.model_runner import ModelRunner, RunsModel, check_same_vocabulary, model_folder
 from manyheads.decoding.reranking import Reranker, check_reranking, check_reverse
 from manyheads.decoding.search import search_all
-from manyheads.decoding.search_problem import Hypothesis, Stop
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings, load_settings, overridden
 from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.text_ids import OnProgress, check_target_limit, encode_texts, fit, source_limit, with_end

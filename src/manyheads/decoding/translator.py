@@ -9,9 +9,9 @@ from typing import Unpack, overload
 
 from manyheads.catalogue import shown_as
 from manyheads.decoding.forced import translate_forced
+from manyheads.decoding.hypothesis import Scored, Stop, Translation, one_line
 from manyheads.decoding.kept_texts import Candidate, KeptTexts
 from manyheads.decoding.reranking import score_pairs
-from manyheads.decoding.search_problem import Scored, Stop, Translation, one_line
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
 from manyheads.decoding.text_ids import OnProgress, check_texts
 from manyheads.decoding.translation_model import TranslationModel

@@ -10,7 +10,7 @@ import torch
 
 from manyheads import __version__
 from manyheads.data.lines import ReadReport, Source
-from manyheads.decoding.search_problem import Scored
+from manyheads.decoding.hypothesis import Scored
 from manyheads.decoding.settings import DecodingSettings, drawing_options
 from manyheads.decoding.translator import Translator
 from manyheads.files.verify import json_text

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from manyheads.catalogue import build_model
+from manyheads.decoding.hypothesis import Hypothesis, Translation, is_degenerate
 from manyheads.decoding.kept_texts import restored, show
-from manyheads.decoding.search_problem import Hypothesis, Translation, is_degenerate
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError, RequestError

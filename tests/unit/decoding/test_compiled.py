@@ -14,9 +14,9 @@ from manyheads.catalogue import build_model
 from manyheads.decoding import model_runner
 from manyheads.decoding.device import inference, narrow, pack
 from manyheads.decoding.generator import Generator
+from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.model_runner import CompiledSteps
 from manyheads.decoding.search import search_all
-from manyheads.decoding.search_problem import Hypothesis
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.errors import RequestError
 from manyheads.models.composites import LanguageModel, Seq2Seq

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from manyheads.decoding.forced import can_force, forced_search, translate_forced
-from manyheads.decoding.search_problem import BeamRules, SearchProblem, SearchStopped
+from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.decoding.search_problem import BeamRules, SearchProblem
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.text.settings import TokenizerSettings

@@ -15,7 +15,7 @@ from manyheads.decoding.constraints import Repetition
 from manyheads.decoding.generation import Ending
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.greedy_and_sampling import draw
-from manyheads.decoding.search_problem import SearchStopped
+from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.settings import GenerationSettings
 from manyheads.errors import ConfigError, NonFiniteError, RequestError
 from manyheads.models.composites import LanguageModel

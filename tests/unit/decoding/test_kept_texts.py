@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.catalogue import build_model
+from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.kept_texts import KeptTexts, restored, show, stand_ins_of
-from manyheads.decoding.search_problem import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.extras.documents.terms import translate_with_phrases

@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from naive_search import naive_beam_search, naive_marian_search
 
+from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import search_all
-from manyheads.decoding.search_problem import Hypothesis, Marian5Rules, MarianRules
+from manyheads.decoding.search_problem import Marian5Rules, MarianRules
 from manyheads.decoding.settings import DecodingSettings
 
 # As Marian has them: EOS first, padding last and given to the decoder first.

@@ -16,8 +16,9 @@ from torch import Tensor
 from manyheads.catalogue import ARCHITECTURES
 from manyheads.data.batch import PairBatch
 from manyheads.decoding.device import inference, pack
+from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import run_to_end, search_all, search_steps
-from manyheads.decoding.search_problem import Grammar, Hypothesis
+from manyheads.decoding.search_problem import Grammar
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.shortlist import SHORTLIST, Shortlist
 from manyheads.errors import ModelFileError, RequestError

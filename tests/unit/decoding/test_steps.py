@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import search_all, search_steps
-from manyheads.decoding.search_problem import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
 
 IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2}

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from manyheads.decoding.forced import translate_forced
+from manyheads.decoding.hypothesis import Hypothesis, Translation, is_degenerate
 from manyheads.decoding.kept_texts import (
     MOST_STAND_INS,
     Shown,
@@ -20,7 +21,6 @@ from manyheads.decoding.kept_texts import (
     show,
     stand_ins_of,
 )
-from manyheads.decoding.search_problem import Hypothesis, Translation, is_degenerate
 from manyheads.decoding.text_ids import source_limit
 from manyheads.decoding.translator import Translator
 from manyheads.extras.documents.parts import Document, Part, Text

@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from manyheads.decoding.search_problem import BeamRules, Hypothesis, check_stop, length_limits
+from manyheads.decoding.hypothesis import Hypothesis, check_stop
+from manyheads.decoding.search_problem import BeamRules, length_limits
 from manyheads.decoding.settings import DecodingSettings, unsupported
 from manyheads.decoding.text_ids import cut_batches
 from manyheads.errors import ConfigError, MissingExtraError, RequestError, SaveError

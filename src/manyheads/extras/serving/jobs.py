@@ -17,8 +17,8 @@ from manyheads.decoding.constraints import pattern_grammar
 from manyheads.decoding.engines import SearchEngine
 from manyheads.decoding.generation import READ_AT_ONCE, NewToken, PrefixCache, context_settings
 from manyheads.decoding.generator import Generator
+from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import search_steps
-from manyheads.decoding.search_problem import Hypothesis
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.decoding.text_ids import padded
 from manyheads.decoding.translator import Translator

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import Request
 
 from manyheads.decoding.forced import MOST_BEAMS, translate_forced
-from manyheads.decoding.search_problem import Hypothesis, SearchStopped
+from manyheads.decoding.hypothesis import Hypothesis, SearchStopped
 from manyheads.extras.documents.html import read_html
 from manyheads.extras.documents.parts import Document, Text
 from manyheads.extras.documents.placing import align

@@ -10,8 +10,8 @@ from functools import partial
 from fastapi import Request
 
 from manyheads.decoding.forced import MOST_BEAMS, translate_forced
+from manyheads.decoding.hypothesis import Hypothesis, SearchStopped, is_degenerate
 from manyheads.decoding.kept_texts import Candidate, KeptTexts
-from manyheads.decoding.search_problem import Hypothesis, SearchStopped, is_degenerate
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.documents.sentence_ends import split_sentences
 from manyheads.extras.documents.terms import Terms

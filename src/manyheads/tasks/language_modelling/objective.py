@@ -20,7 +20,7 @@ from manyheads.data.lines import Progress
 from manyheads.data.mixing import MixedSegments, lanes_of, mixed_digest
 from manyheads.data.settings import SegmentSettings
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.search_problem import SearchStopped
+from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.language_model import bits_per, evaluate_text, segments_of

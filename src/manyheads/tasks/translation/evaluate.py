@@ -11,7 +11,7 @@ from typing import Any
 
 from manyheads.data.lines import GivenItems, Progress, describe, phase_progress, read_lines
 from manyheads.data.translation.readers import ReadReport, check_segments, first_suspicious, refuse_documents
-from manyheads.decoding.search_problem import one_line
+from manyheads.decoding.hypothesis import one_line
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import counted_truncations, naming_lines
 from manyheads.decoding.translator import Translator

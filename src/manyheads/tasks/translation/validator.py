@@ -10,7 +10,7 @@ from torch import nn
 
 from manyheads.data.translation.batches import eval_batches
 from manyheads.data.translation.prepared import PreparedData
-from manyheads.decoding.search_problem import SearchStopped
+from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.text_ids import source_limit
 from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError

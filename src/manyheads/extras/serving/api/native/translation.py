@@ -11,8 +11,9 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
+from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.kept_texts import Candidate
-from manyheads.decoding.search_problem import BeamRules, Hypothesis
+from manyheads.decoding.search_problem import BeamRules
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import prefix_ids
 from manyheads.extras.serving.api.glossaries import parse_terms
