@@ -378,7 +378,9 @@ def test_the_program_listens_before_it_loads(settings: ServingSettings, monkeypa
 
     monkeypatch.setattr(Server, "__init__", kept)
     monkeypatch.setattr(service_module, "load_models", asking)
-    thread = threading.Thread(target=lambda: serve(settings, "127.0.0.1", 0, lambda address: None))
+    thread = threading.Thread(
+        target=lambda: serve(build_app(settings, loads=False), settings, "127.0.0.1", 0, lambda address: None)
+    )
     thread.start()
     thread.join(60)
     assert not thread.is_alive()

@@ -29,7 +29,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from manyheads.errors import ConfigError
-from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.service import Service
 from manyheads.extras.serving.settings import ServingSettings
 
@@ -394,15 +393,14 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(settings: ServingSettings, host: str, port: int, when_ready: Callable[[str], None]) -> int:
+def serve(app: FastAPI, settings: ServingSettings, host: str, port: int, when_ready: Callable[[str], None]) -> int:
     """Serve until a signal arrives. Returns: the exit code.
 
-    Args: when_ready: called with the address when requests can be sent.
+    Args: app, settings: see `Server`. when_ready: called with the address when requests can be sent.
 
     Raises: ManyHeadsError: the address cannot be used, or a model cannot be loaded.
     """
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # the guard logs what fails
-    app = build_app(settings, loads=False)
     with contextlib.closing(bind(host, port)) as bound:
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{bound.getsockname()[1]}"
