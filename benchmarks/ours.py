@@ -28,8 +28,12 @@ from torch import Tensor, nn  # noqa: E402
 from manyheads.catalogue import build_model  # noqa: E402
 from manyheads.data.batch import PairBatch  # noqa: E402
 from manyheads.data.language.segments import SegmentBatch  # noqa: E402
-from manyheads.decoding.device import inference, narrow, pack  # noqa: E402
-from manyheads.decoding.model_runner import CompiledSteps  # noqa: E402
+from manyheads.decoding.model_runner import (  # noqa: E402
+    CompiledSteps,  # noqa: E402
+    inference,
+    narrow,
+    pack,
+)
 from manyheads.decoding.search import run_to_end, search_steps  # noqa: E402
 from manyheads.decoding.settings import DecodingSettings  # noqa: E402
 from manyheads.decoding.shortlist import Shortlist  # noqa: E402

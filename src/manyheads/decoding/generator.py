@@ -13,10 +13,16 @@ import torch
 
 from manyheads.catalogue import shown_as
 from manyheads.decoding.constraints import pattern_grammar
-from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.generation import Continuation, Generation, PrefixCache, TextSteps, token_limit
 from manyheads.decoding.hypothesis import Stop
-from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
+from manyheads.decoding.model_runner import (
+    ModelRunner,
+    Precision,
+    RunsModel,
+    choose_device,
+    choose_precision,
+    model_folder,
+)
 from manyheads.decoding.settings import GenerationOverrides, GenerationSettings, overridden, read_settings
 from manyheads.decoding.text_ids import check_texts, cut_batches, map_batches
 from manyheads.errors import ConfigError, ModelFileError, RequestError

@@ -13,10 +13,17 @@ from typing import Any, Literal, Self, Unpack, cast
 import torch
 
 from manyheads.decoding.constraints import check_ids, pattern_grammar
-from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.engines import EngineName, SearchEngine, engine_named, open_engine
 from manyheads.decoding.hypothesis import Hypothesis, Stop
-from manyheads.decoding.model_runner import ModelRunner, RunsModel, check_same_vocabulary, model_folder
+from manyheads.decoding.model_runner import (
+    ModelRunner,
+    Precision,
+    RunsModel,
+    check_same_vocabulary,
+    choose_device,
+    choose_precision,
+    model_folder,
+)
 from manyheads.decoding.reranking import Reranker, check_reranking, check_reverse
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings, load_settings, overridden

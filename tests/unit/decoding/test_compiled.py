@@ -12,10 +12,9 @@ from torch import Tensor
 
 from manyheads.catalogue import build_model
 from manyheads.decoding import model_runner
-from manyheads.decoding.device import inference, narrow, pack
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.model_runner import CompiledSteps
+from manyheads.decoding.model_runner import CompiledSteps, inference, narrow, pack
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.errors import RequestError

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.data.batch import PairBatch
-from manyheads.decoding.device import inference
+from manyheads.decoding.model_runner import inference
 from manyheads.decoding.search import search_all
 from manyheads.decoding.search_problem import BeamRules
 from manyheads.decoding.settings import DecodingSettings

@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from manyheads.catalogue import build_model
 from manyheads.data.store import TokenStore
-from manyheads.decoding.device import inference
 from manyheads.decoding.generation import PrefixCache
 from manyheads.decoding.generator import Generator
+from manyheads.decoding.model_runner import inference
 from manyheads.decoding.settings import GenerationSettings
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.language_model import EnsembleReading, evaluate_text, token_losses

@@ -13,7 +13,7 @@ from launches import Launches, as_on_cuda, reads
 
 from manyheads.catalogue import build_model
 from manyheads.decoding import beam, greedy_and_sampling
-from manyheads.decoding.device import pack
+from manyheads.decoding.model_runner import pack
 from manyheads.decoding.search import search_steps
 from manyheads.decoding.search_problem import run_to_end
 from manyheads.decoding.settings import DecodingSettings

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from manyheads.catalogue import ARCHITECTURES
 from manyheads.data.batch import PairBatch
-from manyheads.decoding.device import inference, pack
 from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.model_runner import inference, pack
 from manyheads.decoding.search import run_to_end, search_all, search_steps
 from manyheads.decoding.search_problem import Grammar
 from manyheads.decoding.settings import DecodingSettings

@@ -282,7 +282,7 @@ def train_and_watch(
 
     with watching(quiet=options.quiet, verbose=options.verbose) if process.is_main else nullcontext() as reporter:
         from manyheads.checkpoint.format import list_checkpoints
-        from manyheads.decoding.device import choose_device
+        from manyheads.decoding.model_runner import choose_device
         from manyheads.training.run.loop import train
 
         # A launcher that starts again runs the same command, which must not throw away the steps done so far.

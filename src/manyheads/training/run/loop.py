@@ -22,7 +22,7 @@ import torch
 
 from manyheads.config.files import to_json, to_plain
 from manyheads.data.sampler import next_position
-from manyheads.decoding.device import choose_device
+from manyheads.decoding.model_runner import choose_device
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, ManyHeadsError, NonFiniteError, is_out_of_memory
 from manyheads.files.commit import write_text
