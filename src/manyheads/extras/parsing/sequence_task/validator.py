@@ -12,7 +12,7 @@ from manyheads.training.record.report import Sample
 
 
 class Validator(validator.Validator):
-    """See `tasks.translation.validator.Validator`."""
+    """See `tasks.translation.objective.Validator`."""
 
     scores = ("loss", "f1")
     verb = "parses"
