@@ -28,13 +28,9 @@ from torch import Tensor, nn  # noqa: E402
 from manyheads.catalogue import build_model  # noqa: E402
 from manyheads.data.batch import PairBatch  # noqa: E402
 from manyheads.data.language.segments import SegmentBatch  # noqa: E402
-from manyheads.decoding.model_runner import (  # noqa: E402
-    CompiledSteps,  # noqa: E402
-    inference,
-    narrow,
-    pack,
-)
-from manyheads.decoding.search import run_to_end, search_steps  # noqa: E402
+from manyheads.decoding.model_runner import CompiledSteps, inference, narrow, pack  # noqa: E402
+from manyheads.decoding.search import search_steps  # noqa: E402
+from manyheads.decoding.search_problem import run_to_end  # noqa: E402
 from manyheads.decoding.settings import DecodingSettings  # noqa: E402
 from manyheads.decoding.shortlist import Shortlist  # noqa: E402
 from manyheads.extras.peers import PEERS  # noqa: E402

@@ -1,6 +1,5 @@
-"""Choice of device and precision for inference.
-
-A model that is ready for inference: on a device, in a precision, with or without compiled steps.
+"""A model that is ready for inference: on a device, in a precision, which are chosen here, with or without compiled
+steps.
 
 A step of a search has about a hundred small operations, and for most of them the call takes longer than the
 computation. The compiled program has a third as many and no Python between them. Decisions (the slots of keys, the

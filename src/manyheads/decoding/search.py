@@ -1,8 +1,6 @@
-"""Beam search over all sentences of a batch at once.
+"""Search of one batch, or of any number of sentences split into batches; beam search over all sentences of a batch at once.
 
 The tokens of a search are stored as a tree of backpointers that is read when sentences are finished.
-
-Search of one batch, or of any number of sentences split into batches.
 """
 
 from __future__ import annotations
@@ -289,9 +287,6 @@ def _hypothesis(
     ending = [] if eos is None else [eos]
     forced = [0.0] * len(problem.prefix)
     return Hypothesis([*problem.prefix, *ids], score, forced + log_probs + ending, eos is not None)
-
-
-__all__ = ["run_to_end", "search_all", "search_steps"]
 
 
 def search_steps(

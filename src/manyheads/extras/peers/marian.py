@@ -19,7 +19,8 @@ from torch import Tensor
 
 from manyheads.catalogue import build_model
 from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.search import run_to_end, search_steps
+from manyheads.decoding.search import search_steps
+from manyheads.decoding.search_problem import run_to_end
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers.holding import TRANSFORMER, Holds
