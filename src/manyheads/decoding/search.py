@@ -1,4 +1,5 @@
-"""Search of one batch, or of any number of sentences split into batches; beam search over all sentences of a batch at once.
+"""Search of one batch, or of any number of sentences split into batches; and beam search, over all sentences of a
+batch at once.
 
 The tokens of a search are stored as a tree of backpointers that is read when sentences are finished.
 """

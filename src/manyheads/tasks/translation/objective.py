@@ -1,5 +1,5 @@
-"""Learning to translate or to parse: pairs of sentences, validated by likelihood and by translations: loss, and BLEU and
-chrF with the same search that `translate` uses.
+"""Learning to translate or to parse: pairs of sentences, validated by likelihood and by translations: loss, and BLEU
+and chrF with the same search that `translate` uses.
 """
 
 from __future__ import annotations
