@@ -1,4 +1,4 @@
-"""Cut the embedded slice of Tatoeba from the whole English-German file: `python -m manyheads.data.corpora.cut_tatoeba`.
+"""Cut the embedded slice of Tatoeba from the whole English-German file: `python -m manyheads.extras.sources.cut_tatoeba`.
 
 Translations overlap: one English sentence can have many German ones, and vice versa. Therefore pairs are grouped first,
 and a group belongs to one split only. No sentence of the test or validation pairs occurs in training, on either side.
