@@ -28,12 +28,12 @@ from manyheads.errors import ConfigError, DataError, needing_extra
 from manyheads.files.commit import write_output
 from manyheads.files.safe_open import read_stream
 from manyheads.files.verify import json_text
-from manyheads.text.vocabulary import IdVocabulary
 
 if TYPE_CHECKING:
     from manyheads.decoding.generation import Continuation
     from manyheads.decoding.generator import Generator
     from manyheads.tasks.report import LineWork
+    from manyheads.text.vocabulary import IdVocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +106,7 @@ def run(options: GenerateOptions) -> int:
         greet(options.model)
     options.run_on.announce()
     from manyheads.decoding.generator import Generator
+    from manyheads.text.vocabulary import IdVocabulary
 
     generator = options.run_on.load(Generator.from_pretrained, options.models.all(options.model))
     if isinstance(generator.vocabulary, IdVocabulary):
