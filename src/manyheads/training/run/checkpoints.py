@@ -31,8 +31,8 @@ from manyheads.files.commit import check_free_space, remove_stale
 from manyheads.models.pretrained import data_notice, load_weights, portable_state, save_pretrained
 from manyheads.training.optim.optimiser import without_foreign_momenta
 from manyheads.training.record.log import MetricsLog
+from manyheads.training.run.arithmetic import changed_arithmetic
 from manyheads.training.run.components import RunComponents
-from manyheads.training.run.device import changed_arithmetic
 from manyheads.training.run.nonfinite import first_bad
 from manyheads.training.run.resume import check_same_run, find_checkpoint, judges_alike, risen_rate
 from manyheads.training.run.run_folder import RunFolder
