@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from manyheads.catalogue import build_model
-from manyheads.cli.machine import set_up_machine
+from manyheads.cli.process import set_up_machine
 from manyheads.models.transformer_xl.config import PRESETS, Attending
 
 VOCAB = 10_000

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 
-from manyheads.cli.machine import set_up_machine
+from manyheads.cli.process import set_up_machine
 from manyheads.nn.attention.masks import Lengths
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.attention import dot_product_attention

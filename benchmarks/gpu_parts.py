@@ -49,7 +49,7 @@ from gpu_sides import (
 from torch import Tensor, nn
 
 from manyheads.data.batch import PackedBatch, PackedShape, PairBatch
-from manyheads.decoding.device import pack
+from manyheads.decoding.model_runner import pack
 from manyheads.models.reformer import config as reformers
 from manyheads.models.reformer.model import build as build_reformer
 from manyheads.models.transformer import config as transformers

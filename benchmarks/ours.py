@@ -5,7 +5,7 @@ Widths, batches and lengths are those of the shared peers. Random ids, no paddin
 
 from __future__ import annotations
 
-from manyheads.cli.machine import set_up_machine
+from manyheads.cli.process import set_up_machine
 
 set_up_machine()  # before torch is imported, as the command line does
 
@@ -28,16 +28,16 @@ from torch import Tensor, nn  # noqa: E402
 from manyheads.catalogue import build_model  # noqa: E402
 from manyheads.data.batch import PairBatch  # noqa: E402
 from manyheads.data.language.segments import SegmentBatch  # noqa: E402
-from manyheads.decoding.device import inference, narrow, pack  # noqa: E402
-from manyheads.decoding.model_runner import CompiledSteps  # noqa: E402
-from manyheads.decoding.search import run_to_end, search_steps  # noqa: E402
+from manyheads.decoding.model_runner import CompiledSteps, inference, narrow, pack  # noqa: E402
+from manyheads.decoding.search import search_steps  # noqa: E402
+from manyheads.decoding.search_problem import run_to_end  # noqa: E402
 from manyheads.decoding.settings import DecodingSettings  # noqa: E402
 from manyheads.decoding.shortlist import Shortlist  # noqa: E402
 from manyheads.extras.peers import PEERS  # noqa: E402
 from manyheads.extras.peers.marian import Marian  # noqa: E402
 from manyheads.extras.peers.marian_generation import settings_from_peer  # noqa: E402
+from manyheads.models.composites import LanguageModel  # noqa: E402
 from manyheads.models.decoder.config import DecoderConfig  # noqa: E402
-from manyheads.models.language_model import LanguageModel  # noqa: E402
 from manyheads.models.reformer.config import ReformerConfig  # noqa: E402
 from manyheads.models.transformer.config import TransformerConfig  # noqa: E402
 from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig  # noqa: E402

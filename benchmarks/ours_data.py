@@ -71,7 +71,7 @@ def data_loading(precision: Literal["fp32", "bf16"]) -> Step:
 
     The plan of an epoch is made once an epoch: what it takes is told apart, with the number of steps it serves.
     """
-    from manyheads.cli.machine import set_up_machine
+    from manyheads.cli.process import set_up_machine
 
     set_up_machine()
     import torch

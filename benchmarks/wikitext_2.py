@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.cli.machine import set_up_machine
+from manyheads.cli.process import set_up_machine
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.evaluation.language_model import bits_per, evaluate_text

@@ -1,7 +1,7 @@
 """Every change that a block of code makes below a folder, seen, refused or cut off: the layer under R1, R2 and R3.
 
 `Watch` stands between Python and the operating system (`os` functions, `open`, and the one system call that
-`data.manifest` makes by itself). It records the changes with their bytes, so that a crash after any of them can be
+`data.preparing` makes by itself). It records the changes with their bytes, so that a crash after any of them can be
 replayed; and it asks `before` first, which may raise an OSError or kill the process.
 """
 

@@ -1,6 +1,6 @@
 """Reference implementation of beam search: one sentence, plain lists, no caching.
 
-It shares no code with `decoding.beam`, and without early stopping it always continues to the length limit.
+It shares no code with `decoding.search`, and without early stopping it always continues to the length limit.
 `naive_marian_search` is the reference for `decoding.search_problem.MarianRules`.
 """
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from looks import Run, Task, task_of_command_line
 
-from manyheads.cli.machine import set_up_machine
+from manyheads.cli.process import set_up_machine
 
 set_up_machine()
 

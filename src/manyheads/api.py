@@ -12,7 +12,7 @@ from typing import Any, cast
 from manyheads.catalogue import PRESETS, SIZED_BY_PRECISION, load
 from manyheads.cli.command_line.task_pages import parse_for_named_task, parse_for_task
 from manyheads.cli.commands.train import TrainOptions, train_and_watch
-from manyheads.cli.machine import set_up_machine
+from manyheads.cli.process import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.build import resolve
 from manyheads.config.checks import not_among

@@ -25,11 +25,10 @@ from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.exports import ExportOptions
 from manyheads.extras.exports.engine import export_model
+from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.hub import resolve_model_path
-from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import load, save_pretrained
 from manyheads.models.reformer.config import ReformerConfig
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.of_folder import load_tokenizer

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from manyheads.decoding.device import narrow
+from manyheads.decoding.model_runner import narrow
 from manyheads.errors import ModelFileError, SaveError
 from manyheads.models.pretrained import load, load_portable_state, portable_state, save_pretrained
 from manyheads.training.optim.optimiser import build_optimiser

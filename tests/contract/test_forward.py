@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from manyheads.catalogue import ARCHITECTURES, build_model
-from manyheads.decoding.device import inference, narrow
+from manyheads.decoding.model_runner import inference, narrow
 from manyheads.errors import ConfigError, ShapeError
 
 VOCAB = 23

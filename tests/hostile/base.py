@@ -140,7 +140,7 @@ def reseal(folder: Path, **entries: Any) -> Path:
 
 def reseal_data(data: Path) -> Path:
     """The same for prepared data: the stores' manifests, then the whole's."""
-    from manyheads.data.manifest import file_record, write_manifest
+    from manyheads.data.preparing import file_record, write_manifest
 
     for place in (*(path for path in data.iterdir() if path.is_dir()), data):
         manifest = json.loads((place / "manifest.json").read_text(encoding="utf-8"))

@@ -11,8 +11,7 @@ import select
 import sys
 from pathlib import Path
 
-from manyheads.checkpoint.format import verify_checkpoint
-from manyheads.checkpoint.retain import list_checkpoints
+from manyheads.checkpoint.format import list_checkpoints, verify_checkpoint
 from manyheads.errors import CheckpointError
 from manyheads.files.verify import verify_folder
 

@@ -20,8 +20,7 @@ import pytest
 import torch
 from tiny_run import choose_checkpoint, echo, tiny
 
-from manyheads.checkpoint.format import load_checkpoint, step_of
-from manyheads.checkpoint.retain import list_checkpoints
+from manyheads.checkpoint.format import list_checkpoints, load_checkpoint, step_of
 from manyheads.data.language.prepared import TextData
 from manyheads.data.language.preparing import prepare_text
 from manyheads.data.language.texts import TextBlock

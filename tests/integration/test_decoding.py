@@ -15,8 +15,8 @@ from manyheads.decoding.search_problem import length_limits
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ModelFileError, RequestError
+from manyheads.models.composites import Seq2Seq
 from manyheads.models.pretrained import save_pretrained
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.transformer.config import PRESETS
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

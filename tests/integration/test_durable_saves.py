@@ -17,8 +17,13 @@ import torch
 from file_operations import HAS_PROC, Operation
 from write_order import check_metrics, check_order, commits
 
-from manyheads.checkpoint.format import load_checkpoint, save_checkpoint
-from manyheads.checkpoint.retain import apply_retention, list_checkpoints, write_pointer
+from manyheads.checkpoint.format import (
+    apply_retention,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    write_pointer,
+)
 from manyheads.files.commit import write_folder
 from manyheads.files.verify import verify_folder
 

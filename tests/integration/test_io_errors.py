@@ -20,8 +20,14 @@ from tiny_run import echo, outcome, tiny
 
 import manyheads.training.record.log
 import manyheads.training.run.loop
-from manyheads.checkpoint.format import load_checkpoint, save_checkpoint, verify_checkpoint
-from manyheads.checkpoint.retain import find_latest, list_checkpoints, read_pointer
+from manyheads.checkpoint.format import (
+    find_latest,
+    list_checkpoints,
+    load_checkpoint,
+    read_pointer,
+    save_checkpoint,
+    verify_checkpoint,
+)
 from manyheads.cli.main import guarded
 from manyheads.data.language.prepared import TextData
 from manyheads.data.language.preparing import prepare_text
@@ -36,10 +42,10 @@ from manyheads.training.record.log import MetricsLog
 from manyheads.training.record.recorder import write_samples
 from manyheads.training.record.report import Sample, ValidationReport
 from manyheads.training.run.checkpoints import CheckpointManager
+from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.components import RunComponents, assemble
 from manyheads.training.run.loop import train
 from manyheads.training.run.run_folder import RunFolder
-from manyheads.training.run.signals import StopFlag
 
 pytestmark = pytest.mark.skipif(not HAS_PROC, reason="needs /proc to know the path of an open file")
 

@@ -18,8 +18,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_run import outcome
 
-from manyheads.checkpoint.format import step_of
-from manyheads.checkpoint.retain import list_checkpoints
+from manyheads.checkpoint.format import list_checkpoints, step_of
 from manyheads.files.verify import verify_folder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="watches processes through /proc")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tiny_run import TINY, TINY_TEXT, changed
 
-from manyheads.checkpoint.retain import list_checkpoints
+from manyheads.checkpoint.format import list_checkpoints
 from manyheads.config.files import to_yaml
 from manyheads.files.verify import verify_folder
 

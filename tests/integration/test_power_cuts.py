@@ -15,8 +15,7 @@ from file_operations import HAS_PROC, Operation, Watch
 from tiny_run import choose_checkpoint, echo, outcome, tiny
 from write_order import check_metrics, check_order, commits
 
-from manyheads.checkpoint.format import step_of, verify_checkpoint
-from manyheads.checkpoint.retain import list_checkpoints
+from manyheads.checkpoint.format import list_checkpoints, step_of, verify_checkpoint
 from manyheads.config.files import load_yaml
 from manyheads.data.translation.prepared import PreparedData
 from manyheads.files.verify import MANIFEST

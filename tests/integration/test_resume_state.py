@@ -14,11 +14,11 @@ from file_operations import HAS_PROC, Faults, Operation, Watch
 from tiny_run import echo, outcome, tiny
 
 import manyheads.training.run.loop
-from manyheads.checkpoint.retain import list_checkpoints
+from manyheads.checkpoint.format import list_checkpoints
 from manyheads.errors import SaveError
 from manyheads.files.verify import verify_folder
+from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.loop import train
-from manyheads.training.run.signals import StopFlag
 
 RUN = Path("runs/tiny")
 

@@ -24,8 +24,8 @@ from slices import sliced
 
 from manyheads.data.language.prepared import TextData
 from manyheads.data.lines import GZIP_MAGIC
+from manyheads.text.of_folder import learn_vocabulary
 from manyheads.text.settings import VocabularySettings
-from manyheads.text.vocabularies import learn_vocabulary
 
 QUICK = [oddity for oddity in ODDITIES if not oddity.slow and oddity.name not in LATER]
 MORE = [oddity for oddity in ODDITIES if oddity.slow or oddity.name in LATER]

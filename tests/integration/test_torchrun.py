@@ -19,7 +19,7 @@ from rank_jobs import Ranks
 from tiny_run import TINY, TINY_TEXT, changed, outcome
 from warm import fork_of
 
-from manyheads.checkpoint.retain import list_checkpoints
+from manyheads.checkpoint.format import list_checkpoints
 from manyheads.config.files import to_yaml
 from manyheads.files.verify import verify_folder
 

@@ -34,7 +34,7 @@ ARGUMENTS = {"allow_pickle", "trust_remote_code", "shell", "weights_only"}
 
 
 ALLOWED = {
-    "checkpoint/sharded.py": {
+    "checkpoint/format.py": {
         "torch.distributed.checkpoint.api.CheckpointException",
         "torch.distributed.checkpoint.hf_storage.HuggingFaceStorageReader",
         "torch.distributed.checkpoint.hf_storage.HuggingFaceStorageWriter",

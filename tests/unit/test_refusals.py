@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from manyheads.catalogue import build_model
 from manyheads.cli.main import guarded
-from manyheads.data.manifest import file_record, write_manifest
+from manyheads.data.preparing import file_record, write_manifest
 from manyheads.data.store import PairStore
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator

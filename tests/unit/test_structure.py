@@ -122,8 +122,7 @@ def test_training_and_everything_below_know_no_task() -> None:
 # Modules that ask about devices or compilers for another reason than speed.
 ASKING = {
     "manyheads.cli.commands.doctor": "prints what the machine has",
-    "manyheads.decoding.model_runner": "a compiler is needed on CPUs only",
-    "manyheads.decoding.device": "chooses the device",
+    "manyheads.decoding.model_runner": "chooses the device; a compiler is needed on CPUs only",
     "manyheads.decoding.translation_model": "another engine runs on CPUs only",
     "manyheads.distributed.process": "the GPU of this rank",
     "manyheads.distributed.group": "tensors of NCCL are on GPUs",

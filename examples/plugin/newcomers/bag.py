@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.composites import Seq2Seq
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.pytrees import register_state
 from newcomers.bag_config import BagConfig

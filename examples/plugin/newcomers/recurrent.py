@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.composites import LanguageModel
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.pytrees import register_state
 from newcomers.recurrent_config import RecurrentConfig

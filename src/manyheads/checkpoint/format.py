@@ -1,6 +1,10 @@
-"""A checkpoint: a folder `step-00001000` of safetensors files, `scalars.json` and a manifest.
+"""Checkpoints: folders `step-00001000` of safetensors files, `scalars.json` and a manifest; their list, the best
+one, and the deletion of old ones.
 
 If the model is sharded over ranks, `shards/` contains one file per rank instead of the files of weights and moments.
+Any number of ranks can read them. This uses torch's distributed checkpointing in the safetensors format
+(`HuggingFaceStorageWriter`), which needs no pickle: the header of each file says where its parts belong. The default
+format stores this in a pickle, which is never written or read here.
 
 JSON stores Python floats exactly: their repr is the shortest text that is read back as the same double.
 """
@@ -8,22 +12,156 @@ JSON stores Python floats exactly: their repr is the shortest text that is read 
 from __future__ import annotations
 
 import json
+import logging
+import math
 import re
+import warnings
 from collections.abc import Callable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from manyheads.checkpoint.sharded import SHARDS, Allocate, read_shards
-from manyheads.errors import CheckpointError
-from manyheads.files.commit import write_folder
+from manyheads.errors import CheckpointError, SaveError
+from manyheads.files.commit import remove_folder, saving, write_folder, write_text
 from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import FORMAT_VERSION, verify_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+    from torch import Tensor
+
+
+SHARDS = "shards"
+"""The folder within a checkpoint."""
+
+_MOST_ENTRIES = 1_000_000
+
+
+def flat(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return `stem/name` -> tensor."""
+    return {f"{stem}/{name}": tensor for stem, group in tensors.items() for name, tensor in group.items()}
+
+
+def write_shards(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Write this rank's parts, one file per rank. A collective operation; replicated tensors are written once.
+
+    Args:
+        folder: exists, and is the same on every rank (with several machines: on a shared file system).
+        tensors: stem -> name -> tensor, DTensors or whole ones.
+
+    Raises: OSError: a rank could not write; on all ranks.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    writer = HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
+    try:
+        with _quietly():
+            save({name: _plain(tensor) for name, tensor in flat(tensors).items()}, storage_writer=writer)
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        if isinstance(cause, OSError):
+            raise OSError(cause.errno, f"{cause.strerror or cause} (rank {rank})") from error
+        raise
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    found: Tensor = tensor.detach()
+    return found if hasattr(found, "full_tensor") else found.contiguous()
+
+
+Allocate = Callable[[str, str, "torch.Size", "torch.dtype"], "Tensor | None"]
+"""stem, name, shape, dtype -> where to read it: a DTensor receives this rank's part; None: a new whole tensor."""
+
+
+def read_shards(
+    folder: Path, allocate: Allocate | None = None, *, stem: str | None = None
+) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of such a folder, by stem and name; any number of ranks may have written it. Not collective.
+
+    Args: allocate: see `Allocate`; None: whole tensors. stem: read its tensors only; None: all.
+
+    Raises: CheckpointError: the parts do not cover their tensors, or cannot be read.
+    """
+    import torch
+    from safetensors import SafetensorError
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    _check_headers(folder)
+    reader = HuggingFaceStorageReader(str(folder))
+    found: dict[str, dict[str, Tensor]] = {}
+    state: dict[str, Any] = {}
+    try:
+        for key, about in reader.read_metadata().state_dict_metadata.items():
+            kind, _, name = key.partition("/")
+            if stem not in (None, kind):
+                continue
+            shape, dtype = about.size, about.properties.dtype  # type: ignore[union-attr]
+            target = None if allocate is None else allocate(kind, name, shape, dtype)
+            target = torch.empty(shape, dtype=dtype) if target is None else target
+            state[key] = found.setdefault(kind, {})[name] = target
+        with _quietly():
+            load(state, storage_reader=reader, no_dist=True)
+    except (OSError, SafetensorError, ValueError, KeyError, RuntimeError, AssertionError) as error:
+        raise CheckpointError(f"{folder} cannot be read: {str(error).split(chr(10))[0][:300]}.") from error
+    return found
+
+
+def _check_headers(folder: Path) -> None:
+    """Check that the parts of every tensor cover it without gaps and overlaps; torch does not check this."""
+    from safetensors import SafetensorError, safe_open
+
+    covered: dict[str, int] = {}
+    ends: dict[str, list[int]] = {}
+    seen: set[tuple[str, tuple[int, ...]]] = set()
+    try:
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as reader:
+                about = json.loads((reader.metadata() or {}).get("DCP_SHARDING_INFO", "null"))
+                for key in reader.keys():  # noqa: SIM118  (not a mapping)
+                    shape = reader.get_slice(key).get_shape()
+                    offset = about[key]["saved_offsets"]
+                    size = math.prod(shape)
+                    if size and (key, tuple(offset)) in seen:
+                        raise CheckpointError(f"{folder} is damaged: two parts of {key!r} begin at {offset}.")
+                    seen.add((key, tuple(offset)))
+                    covered[key] = covered.get(key, 0) + size
+                    last = [start + length for start, length in zip(offset, shape, strict=True)]
+                    ends[key] = [max(pair) for pair in zip(ends.get(key, last), last, strict=True)]
+                    if len(seen) > _MOST_ENTRIES:
+                        raise CheckpointError(f"{folder} is refused: it has over {_MOST_ENTRIES:,} parts.")
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}.") from error
+    for key, shape in ends.items():
+        if covered[key] != math.prod(shape):
+            raise CheckpointError(
+                f"{folder} is damaged: the parts of {key!r} hold {covered[key]:,} of {math.prod(shape):,} numbers."
+            )
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Suppress the log messages and warnings of torch's checkpointing."""
+    logger = logging.getLogger("torch.distributed.checkpoint")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
 
 SCALARS = "scalars.json"
 MOST_SCALARS_BYTES = 16 << 20
@@ -179,3 +317,118 @@ def read_scalars(path: Path) -> tuple[int, dict[str, Any]]:
     if step_of(path) not in (None, step):
         raise CheckpointError(f"{path} holds step {step}, not that of its name; it is a copy of another checkpoint.")
     return step, scalars
+
+
+LEAST_KEPT = 2
+_MOST_POINTER_BYTES = 4096
+_POINTER = re.compile(rb"(step-\d{8,})\n")
+
+
+def list_checkpoints(checkpoints_dir: Path) -> list[Path]:
+    """Return all checkpoint folders, oldest first, without temporary ones.
+
+    Raises: CheckpointError: the folder cannot be listed (which is not the same as empty).
+    """
+    return [path for path in _list_named(checkpoints_dir) if path.is_dir()]
+
+
+def _list_named(checkpoints_dir: Path) -> list[Path]:
+    """Return everything that has a checkpoint's name, oldest first."""
+    try:
+        named = [(step, path) for path in checkpoints_dir.iterdir() if (step := step_of(path)) is not None]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{checkpoints_dir} cannot be read: {error.strerror or error}.") from error
+    return [path for _, path in sorted(named)]
+
+
+def write_pointer(checkpoints_dir: Path, pointer: str, target: Path) -> None:
+    """Write the name of a checkpoint to the text file `pointer` (`latest`, `best`), atomically.
+
+    Raises: SaveError: it could not be written.
+    """
+    write_text(checkpoints_dir / pointer, target.name + "\n")
+
+
+def read_pointer(checkpoints_dir: Path, pointer: str) -> Path | None:
+    """Return the checkpoint that `pointer` names; None if the pointer or the checkpoint does not exist."""
+    target = _named_by(checkpoints_dir, pointer)
+    return target if target is not None and target.is_dir() else None
+
+
+def _named_by(checkpoints_dir: Path, pointer: str) -> Path | None:
+    """Return the path that `pointer` names, whether or not it exists; None if the pointer is missing or invalid."""
+    try:
+        text = read_limited(checkpoints_dir / pointer, _MOST_POINTER_BYTES)
+    except OSError:
+        return None
+    match = _POINTER.fullmatch(text)
+    return checkpoints_dir / match[1].decode() if match else None
+
+
+def _step(path: Path) -> int:
+    return step_of(path) or 0
+
+
+def find_latest(checkpoints_dir: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint that passes verification.
+
+    The pointer `latest` does not decide this: after a crash between the commits of checkpoint and pointer it is too
+    old. But if it names a newer checkpoint than all that exist, that one was lost.
+
+    Returns: the folder, or None without an intact one, and one sentence for each newer checkpoint that was skipped.
+    Raises: CheckpointError: the folder cannot be listed.
+    """
+    warnings: list[str] = []
+    named = _list_named(checkpoints_dir)
+    latest = _named_by(checkpoints_dir, "latest")
+    if latest is not None and latest not in named and (not named or _step(latest) > _step(named[-1])):
+        warnings.append(f"Skipped checkpoint {latest.name}: the pointer latest names it, but it is gone.")
+    for path in reversed(named):
+        try:
+            verify_checkpoint(path)
+        except CheckpointError as error:
+            warnings.append(f"Skipped checkpoint {path.name}: {error}")
+        else:
+            return path, warnings
+    return None, warnings
+
+
+def apply_retention(checkpoints_dir: Path, keep: int) -> list[Path]:
+    """Delete all but the newest `keep` checkpoints (never fewer than 2) and the best one.
+
+    If the pointer `best` is invalid, nothing is deleted, because any checkpoint could be the best one.
+
+    Returns: the deleted folders.
+    Raises: SaveError: the folders could not be listed, or one could not be deleted.
+    """
+    best = _named_by(checkpoints_dir, "best")
+    if best is None and (checkpoints_dir / "best").exists():
+        return []
+    try:
+        found = list_checkpoints(checkpoints_dir)
+    except CheckpointError as error:
+        raise SaveError(str(error)) from error
+    doomed = [path for path in found[: -max(keep, LEAST_KEPT)] if path != best]
+    for path in doomed:
+        remove_folder(path)
+    return doomed
+
+
+def set_aside_newer(checkpoints_dir: Path, step: int) -> list[Path]:
+    """Rename checkpoints after `step` to `step-N.aside`: a run that continues from `step` must never resume from them.
+
+    Returns: the new names.
+    Raises: SaveError: a folder could not be renamed.
+    """
+    moved = []
+    for path in list_checkpoints(checkpoints_dir):
+        if _step(path) > step:
+            aside = path.with_name(path.name + ".aside")
+            if aside.exists():
+                remove_folder(aside)
+            with saving(path, 0):
+                path.rename(aside)
+            moved.append(aside)
+    return moved

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyheads.catalogue import HOOKS, load
-from manyheads.cli.command_line.pages import program
+from manyheads.cli.command_line.parsing import program
 from manyheads.cli.lines.output import OutputCheck
-from manyheads.cli.machine import set_up_machine
 from manyheads.cli.main import guarded
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo, set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from manyheads import __version__
 from manyheads.catalogue import COMMANDS, PLUGINS, entries_of
-from manyheads.cli.streams import StoppedBySystem, abandon_output, echo, set_up_streams, stoppable
+from manyheads.cli.process import StoppedBySystem, abandon_output, echo, set_up_streams, stoppable
 from manyheads.config.checks import did_you_mean
 from manyheads.errors import ManyHeadsError, RequestError, SaveError, is_out_of_memory, wants_traceback
 

@@ -87,8 +87,7 @@ def _part(name: str) -> str:
 
 
 def _run(path: Path, verify: bool, is_brief: bool) -> dict[str, Any]:
-    from manyheads.checkpoint.format import SCALARS, step_of
-    from manyheads.checkpoint.retain import read_pointer
+    from manyheads.checkpoint.format import SCALARS, read_pointer, step_of
     from manyheads.config.files import load_yaml
     from manyheads.training.record.log import each_metrics
 
@@ -131,8 +130,7 @@ def _run(path: Path, verify: bool, is_brief: bool) -> dict[str, Any]:
 
 def _checkpoints(folder: Path) -> tuple[list[Path], dict[str, Any]]:
     """The checkpoints, oldest first, and the scalars of the newest, which a run that goes on may delete meanwhile."""
-    from manyheads.checkpoint.format import SCALARS
-    from manyheads.checkpoint.retain import list_checkpoints
+    from manyheads.checkpoint.format import SCALARS, list_checkpoints
 
     while checkpoints := list_checkpoints(folder):
         try:

@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from manyheads.data.lines import stored_lines
-from manyheads.data.manifest import read_manifest, refuse_strangers, verify_file
-from manyheads.data.preparing import FORMAT, FORMAT_VERSION, LANGUAGE_TASK, SPLITS, canonical
+from manyheads.data.preparing import (
+    FORMAT,
+    FORMAT_VERSION,
+    LANGUAGE_TASK,
+    SPLITS,
+    canonical,
+    read_manifest,
+    refuse_strangers,
+    verify_file,
+)
 from manyheads.data.translation.preparing import CLEANING, text_path
 from manyheads.errors import DataError, SaveError
 from manyheads.files.verify import MANIFEST

@@ -21,7 +21,7 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.data.manifest import file_record, read_manifest, refuse_strangers, verify_file, write_data
+from manyheads.data.preparing import file_record, read_manifest, refuse_strangers, verify_file, write_data
 from manyheads.errors import DataError
 
 FORMAT_VERSION = 2  # manifests contain their own SHA-256 from version 2 on

@@ -16,9 +16,8 @@ from torch import Tensor
 from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
 from manyheads.decoding.search_problem import RULES, SearchProblem, length_limits
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import cut_batches, encode_texts, map_batches, padded, with_end
+from manyheads.decoding.text_ids import cut, cut_batches, encode_texts, fit, map_batches, padded, source_limit, with_end
 from manyheads.decoding.translation_model import TranslationModel
-from manyheads.decoding.truncation import cut, fit, source_limit
 from manyheads.text.sides import Side
 
 MOST_BEAMS = 24

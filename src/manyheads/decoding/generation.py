@@ -28,8 +28,8 @@ from manyheads.decoding.model_runner import ModelRunner
 from manyheads.decoding.settings import GenerationSettings, drawing_options
 from manyheads.decoding.text_ids import padded
 from manyheads.errors import RequestError
+from manyheads.models.composites import LanguageModel
 from manyheads.models.ensemble import LanguageEnsemble
-from manyheads.models.language_model import LanguageModel
 from manyheads.nn.kernels import policy
 from manyheads.seeding import derive_seed
 from manyheads.text.vocabulary import Vocabulary

@@ -13,17 +13,23 @@ import torch
 
 from manyheads.catalogue import shown_as
 from manyheads.decoding.constraints import pattern_grammar
-from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.generation import Continuation, Generation, PrefixCache, TextSteps, token_limit
 from manyheads.decoding.hypothesis import Stop
-from manyheads.decoding.model_runner import ModelRunner, RunsModel, model_folder
+from manyheads.decoding.model_runner import (
+    ModelRunner,
+    Precision,
+    RunsModel,
+    choose_device,
+    choose_precision,
+    model_folder,
+)
 from manyheads.decoding.settings import GenerationOverrides, GenerationSettings, overridden, read_settings
 from manyheads.decoding.text_ids import check_texts, cut_batches, map_batches
 from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.models.composites import LanguageModel
 from manyheads.models.ensemble import LanguageEnsemble, averaged_models
-from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import load, save_pretrained, unmixed
-from manyheads.text.vocabularies import load_vocabulary
+from manyheads.text.of_folder import load_vocabulary
 from manyheads.text.vocabulary import Vocabulary
 
 

@@ -57,7 +57,7 @@ class DeviceOptions:
         """
         if self.precision == "fp32":
             return "fp32"
-        from manyheads.decoding.device import choose_device, choose_precision, warn_of_slow_bf16
+        from manyheads.decoding.model_runner import choose_device, choose_precision, warn_of_slow_bf16
 
         process = this_process()
         if self.precision == "auto" and process.world > 1:

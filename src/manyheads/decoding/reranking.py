@@ -22,13 +22,15 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import (
     OnProgress,
     check_texts,
+    cut,
     cut_batches,
     encode_texts,
+    fit,
     map_batches,
     padded,
+    scored_limit,
     with_end,
 )
-from manyheads.decoding.truncation import cut, fit, scored_limit
 from manyheads.errors import ConfigError, RequestError, refuse_nan
 from manyheads.models.protocols import Scorable, Searchable
 from manyheads.text.sides import TranslationTokenizer

@@ -1,15 +1,19 @@
-"""Search of one batch, or of any number of sentences split into batches."""
+"""Search of one batch, or of any number of sentences split into batches; and beam search, over all sentences of a
+batch at once.
+
+The tokens of a search are stored as a tree of backpointers that is read when sentences are finished.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from manyheads.decoding.beam import beam_search_steps
 from manyheads.decoding.greedy_and_sampling import greedy_and_sampling_steps
-from manyheads.decoding.hypothesis import Hypothesis, Stop
+from manyheads.decoding.hypothesis import Hypothesis, Stop, check_finite, check_stop
 from manyheads.decoding.search_problem import (
     RULES,
     Grammar,
@@ -17,6 +21,7 @@ from manyheads.decoding.search_problem import (
     SearchProblem,
     SearchSteps,
     length_limits,
+    range_of,
     run_to_end,
 )
 from manyheads.decoding.settings import DecodingSettings
@@ -24,8 +29,265 @@ from manyheads.decoding.shortlist import Candidates, Shortlist
 from manyheads.decoding.text_ids import OnProgress, cut_batches, map_batches, padded
 from manyheads.errors import RequestError
 from manyheads.models.protocols import Searchable
+from manyheads.nn.kernels.topk import top_k
 
-__all__ = ["run_to_end", "search_all", "search_steps"]
+ROOT = -1
+
+
+class Backpointers:
+    """A tree with a node for every kept token and a pointer to its parent; a hypothesis is the number of its last node.
+
+    A step writes only its own tokens, whatever the length of the outputs, and sentences can leave the batch without
+    renumbering.
+    """
+
+    def __init__(self) -> None:
+        self._parents: list[Tensor] = []
+        self._tokens: list[Tensor] = []
+        self._log_probs: list[Tensor] = []
+        self._size = 0
+        self._read: tuple[list[int], list[int], list[float]] = ([], [], [])
+
+    def add(self, parents: Tensor, tokens: Tensor, log_probs: Tensor) -> Tensor:
+        """Append a node for each entry; parents are node numbers or ROOT. Returns the new numbers in the same shape."""
+        first, self._size = self._size, self._size + tokens.numel()
+        self._parents.append(parents.flatten())
+        self._tokens.append(tokens.flatten())
+        self._log_probs.append(log_probs.flatten())
+        return torch.arange(first, self._size, device=tokens.device).view(tokens.shape)
+
+    def path(self, node: int) -> tuple[list[int], list[float]]:
+        """Return the tokens from the root to this node and their log-probabilities."""
+        if self._parents:  # nodes that were added since the last call
+            self._read[0].extend(torch.cat(self._parents).tolist())
+            self._read[1].extend(torch.cat(self._tokens).tolist())
+            self._read[2].extend(torch.cat(self._log_probs).tolist())
+            for columns in (self._parents, self._tokens, self._log_probs):
+                columns.clear()
+        parents, tokens, log_probs = self._read
+        nodes = []
+        while node != ROOT:
+            nodes.append(node)
+            node = parents[node]
+        nodes.reverse()
+        return [tokens[n] for n in nodes], [log_probs[n] for n in nodes]
+
+
+@dataclass
+class _Beams:
+    """The sentences in the batch. Running and kept (ended) hypotheses are sorted, best first; a sum of -inf means none.
+
+    Shape: sentence, limits, and done (collected, but still in the batch) (sentences,); sums, nodes (sentences, running
+        beams); kept_* (sentences, num_beams).
+    """
+
+    sentence: Tensor
+    limits: Tensor
+    done: Tensor
+    sums: Tensor
+    nodes: Tensor
+    kept_scores: Tensor
+    kept_nodes: Tensor
+    kept_eos: Tensor
+
+    def select(self, lines: Tensor) -> _Beams:
+        """Return these sentences only."""
+        return _Beams(**{name: getattr(self, name).index_select(0, lines) for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """The best continuations of every sentence, best first. Shape: each (sentences, up to 2 x num_beams)."""
+
+    sums: Tensor
+    beams: Tensor
+    tokens: Tensor
+    log_probs: Tensor
+
+
+@dataclass(frozen=True)
+class _Harvest:
+    """Finished sentences: their final beams after `length` tokens (for a sentence without any continuation, its best
+    hypothesis one token earlier), and whether the rules ended them.
+    """
+
+    beams: _Beams
+    length: int
+    earlier_sums: Tensor
+    earlier_nodes: Tensor
+    finished: Tensor
+
+    def select(self, lines: Tensor) -> _Harvest:
+        """Return these sentences only."""
+        sums, nodes, finished = (x[lines] for x in (self.earlier_sums, self.earlier_nodes, self.finished))
+        return _Harvest(self.beams.select(lines), self.length, sums, nodes, finished)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step whose results have not been read: the sentences that it finished, whether one is NaN, all beams then."""
+
+    now: Tensor
+    is_nan: Tensor
+    harvest: _Harvest
+
+
+@torch.no_grad()
+def beam_search_steps(problem: SearchProblem) -> SearchSteps:
+    """Search every sentence with num_beams running hypotheses.
+
+    A step considers the 2 x num_beams best continuations of each sentence. EOS among the first num_beams of them ends a
+    hypothesis; the best num_beams continuations that are not EOS stay running. At its limit a sentence stops, and its
+    running hypotheses count as cut. With our rules, cut hypotheses are ranked after all ended ones, so they are
+    returned only if too few ended. `problem.rules` computes scores and decides when a sentence is finished. Finished
+    sentences leave the batch together (see `SearchProblem.leave_now`).
+
+    Yields: see `SearchSteps`; for each sentence 1 to num_return_sequences hypotheses.
+    Raises: SearchStopped: the hook returned true. NonFiniteError: the model gives NaN.
+    """
+    constraints, num_beams = problem.constraints(), problem.settings.num_beams
+    backpointers = Backpointers()
+    beams = _first_beams(problem)
+    state = problem.model.start(problem.source, problem.source_lengths)
+    tokens, length = problem.prompt(), len(problem.prefix)
+    history = tokens[:, 1:] if constraints.needs_history or problem.grammar is not None else None
+    shortest, longest = range_of(problem.limits)
+    unread: list[_Step] = []
+    while True:
+        check_stop(problem.stop)
+        log_probs, state = problem.model.step(tokens, state)
+        allowed = problem.allowed(history, beams.sentence, beams.limits)
+        adjusted = constraints.apply(log_probs, history, length, allowed)
+        length += 1
+        if length >= shortest:
+            problem.last_step(log_probs, adjusted, beams.limits <= length)
+        found = _candidates(log_probs, adjusted, beams.sums, num_beams)
+        earlier_sums, earlier_nodes = beams.sums[:, 0], beams.nodes[:, 0]
+        is_eos = found.tokens == problem.eos_id
+        _keep_ended(problem, beams, found, is_eos, length)
+        rows, tokens = _go_on(backpointers, beams, found, is_eos, num_beams)
+        best = beams.sums[:, 0]
+        finished = problem.rules.finished(beams.kept_scores, found.sums[:, 0], best, length, beams.limits)
+        live = ~beams.done
+        now = live & (finished | (beams.limits <= length) | best.isneginf())
+        beams.done = beams.done | now
+        is_nan = (live & found.sums[:, 0].isnan()).any()
+        unread.append(_Step(now, is_nan, _Harvest(replace(beams), length, earlier_sums, earlier_nodes, finished)))
+        num_done = 0
+        ended: list[tuple[int, list[Hypothesis]]] = []
+        if problem.reads_now(length, longest):
+            *numbers, num_done = torch.stack(
+                [x for step in unread for x in (step.now.sum(), step.is_nan)] + [beams.done.sum()]
+            ).tolist()
+            for step, num_now, num_nan in zip(unread, numbers[::2], numbers[1::2], strict=True):
+                check_finite(bool(num_nan), step.harvest.length)
+                if num_now:
+                    ended += _hypotheses(problem, backpointers, step.harvest.select(step.now.nonzero()[:, 0]))
+            unread.clear()
+        dropped = yield ended
+        if dropped:
+            beams.done = beams.done | problem.marks(beams.sentence, dropped)
+        if dropped or problem.leave_now(num_done, len(now)):
+            on = (~beams.done).nonzero()[:, 0]
+            if not on.numel():
+                return
+            beams, rows, tokens = beams.select(on), rows[on], tokens[on]
+            shortest, longest = range_of(beams.limits)
+        tokens = tokens.view(-1, 1)
+        if history is not None:
+            history = torch.cat([history[rows.flatten()], tokens], 1)
+        state = state.reorder(rows)
+
+
+def _first_beams(problem: SearchProblem) -> _Beams:
+    sentences, device = problem.source.size(0), problem.source.device
+    none_yet = torch.full((sentences, problem.settings.num_beams), -torch.inf, device=device)
+    return _Beams(
+        sentence=torch.arange(sentences, device=device),
+        limits=problem.limits,
+        done=torch.zeros(sentences, dtype=torch.bool, device=device),
+        sums=torch.zeros(sentences, 1, device=device),
+        nodes=torch.full((sentences, 1), ROOT, device=device),
+        kept_scores=none_yet,
+        kept_nodes=torch.full_like(none_yet, ROOT, dtype=torch.int64),
+        kept_eos=torch.zeros_like(none_yet),
+    )
+
+
+def _candidates(log_probs: Tensor, adjusted: Tensor, sums: Tensor, num_beams: int) -> _Candidates:
+    """Return the 2 x num_beams best continuations of each sentence."""
+    (sentences, beams), vocab_size = sums.shape, adjusted.size(-1)
+    top, place = top_k(adjusted, min(2 * num_beams, beams * vocab_size), sums)
+    parents = torch.div(place, vocab_size, rounding_mode="floor")
+    return _Candidates(
+        sums=top,
+        beams=parents,
+        tokens=place - parents * vocab_size,
+        log_probs=log_probs.view(sentences, -1).gather(1, place),
+    )
+
+
+def _keep_ended(problem: SearchProblem, beams: _Beams, found: _Candidates, is_eos: Tensor, length: int) -> None:
+    """Add the hypotheses that end in this step to the kept ones."""
+    num_beams = beams.kept_scores.size(1)
+    ended = is_eos[:, :num_beams]
+    scores = problem.rules.score(found.sums[:, :num_beams], length).masked_fill(~ended, -torch.inf)
+    nodes = beams.nodes.gather(1, found.beams[:, :num_beams])
+    beams.kept_scores, place = torch.cat([beams.kept_scores, scores], 1).topk(num_beams)
+    beams.kept_nodes = torch.cat([beams.kept_nodes, nodes], 1).gather(1, place)
+    beams.kept_eos = torch.cat([beams.kept_eos, found.log_probs[:, :num_beams]], 1).gather(1, place)
+
+
+def _go_on(
+    backpointers: Backpointers, beams: _Beams, found: _Candidates, is_eos: Tensor, num_beams: int
+) -> tuple[Tensor, Tensor]:
+    """Make the best continuations that are not EOS the running hypotheses.
+
+    Returns: the old row and the new token of each, both (sentences, beams).
+    """
+    sentences, old_beams = beams.sums.shape
+    running = found.sums.masked_fill(is_eos, -torch.inf)
+    beams.sums, place = running.topk(min(num_beams, running.size(1)))
+    parents, tokens = found.beams.gather(1, place), found.tokens.gather(1, place)
+    beams.nodes = backpointers.add(beams.nodes.gather(1, parents), tokens, found.log_probs.gather(1, place))
+    first_rows = torch.arange(0, sentences * old_beams, old_beams, device=parents.device)
+    return parents + first_rows[:, None], tokens
+
+
+def _hypotheses(
+    problem: SearchProblem, backpointers: Backpointers, harvest: _Harvest
+) -> list[tuple[int, list[Hypothesis]]]:
+    """Read the backpointers and build the lists of hypotheses. Returns: (sentence, hypotheses) of each."""
+    count = problem.settings.num_return_sequences
+    results = []
+    beams, length = harvest.beams, harvest.length
+    cut_scores = problem.rules.score_cut(beams.sums, length).tolist()
+    competes = (~harvest.finished & problem.rules.cut_competes).tolist()
+    stuck_scores = problem.rules.score(harvest.earlier_sums, max(length - 1, 1)).tolist()
+    kept = (beams.kept_scores.tolist(), beams.kept_nodes.tolist(), beams.kept_eos.tolist())
+    running, earlier = beams.nodes.tolist(), harvest.earlier_nodes.tolist()
+    for line, sentence in enumerate(beams.sentence.tolist()):
+        found: list[Hypothesis] = []
+        ranked = list(zip(*(column[line] for column in kept), strict=True))
+        ranked += [(score, node, None) for score, node in zip(cut_scores[line], running[line], strict=True)]
+        if competes[line]:
+            ranked.sort(key=lambda one: -one[0])
+        for score, node, eos in ranked:
+            if score > -torch.inf and len(found) < count:
+                found.append(_hypothesis(problem, backpointers, node, score, eos))
+        if not found:
+            found.append(_hypothesis(problem, backpointers, earlier[line], stuck_scores[line]))
+        results.append((sentence, found))
+    return results
+
+
+def _hypothesis(
+    problem: SearchProblem, backpointers: Backpointers, node: int, score: float, eos: float | None = None
+) -> Hypothesis:
+    ids, log_probs = backpointers.path(node)
+    ending = [] if eos is None else [eos]
+    forced = [0.0] * len(problem.prefix)
+    return Hypothesis([*problem.prefix, *ids], score, forced + log_probs + ending, eos is not None)
 
 
 def search_steps(

@@ -1,7 +1,7 @@
 """Lexical shortlists: a search over the words that can translate a batch instead of the whole vocabulary.
 
 The candidates of a batch are the most frequent target words and the likeliest translations of each of its source words
-(`extras.shortlists.lexicon`). The search runs as if they were the vocabulary, so its results are exact among them, and
+(`extras.shortlists.learning`). The search runs as if they were the vocabulary, so its results are exact among them, and
 its log-probabilities are normalised over the candidates, so they are higher than those of a full search. See
 docs/decisions/023.
 """

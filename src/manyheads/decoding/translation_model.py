@@ -13,21 +13,27 @@ from typing import Any, Literal, Self, Unpack, cast
 import torch
 
 from manyheads.decoding.constraints import check_ids, pattern_grammar
-from manyheads.decoding.device import Precision, choose_device, choose_precision
 from manyheads.decoding.engines import EngineName, SearchEngine, engine_named, open_engine
 from manyheads.decoding.hypothesis import Hypothesis, Stop
-from manyheads.decoding.model_runner import ModelRunner, RunsModel, check_same_vocabulary, model_folder
+from manyheads.decoding.model_runner import (
+    ModelRunner,
+    Precision,
+    RunsModel,
+    check_same_vocabulary,
+    choose_device,
+    choose_precision,
+    model_folder,
+)
 from manyheads.decoding.reranking import Reranker, check_reranking, check_reverse
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings, load_settings, overridden
 from manyheads.decoding.shortlist import Shortlist
-from manyheads.decoding.text_ids import OnProgress, encode_texts, with_end
-from manyheads.decoding.truncation import check_target_limit, fit, source_limit
+from manyheads.decoding.text_ids import OnProgress, check_target_limit, encode_texts, fit, source_limit, with_end
 from manyheads.errors import ConfigError, ModelFileError, RequestError
+from manyheads.models.composites import Seq2Seq
 from manyheads.models.ensemble import Ensemble, averaged_models
 from manyheads.models.pretrained import load, read_languages, save_pretrained, unmixed
 from manyheads.models.protocols import Searchable
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.sides import IntoLanguage, LanguagePair, TranslationTokenizer, check_target
 from manyheads.text.word_sides import sides_of_ids

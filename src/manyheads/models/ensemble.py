@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import ConfigError
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.protocols import Output, Searchable
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.pytrees import register_state
 from manyheads.nn.shapes import Float, Int
 

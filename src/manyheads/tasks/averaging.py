@@ -12,9 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from manyheads.catalogue import ARCHITECTURES, build_model
-from manyheads.checkpoint.format import step_of
-from manyheads.checkpoint.retain import list_checkpoints
-from manyheads.checkpoint.sharded import SHARDS, read_shards
+from manyheads.checkpoint.format import SHARDS, list_checkpoints, read_shards, step_of
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings, read_settings
 from manyheads.decoding.shortlist import shortlist_files
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError

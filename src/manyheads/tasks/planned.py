@@ -151,7 +151,7 @@ def _reference(kind: str, manifest: Mapping[str, Any], typed: Source) -> Any:
 
 
 def _measured(config: Any, length: int, rows: int) -> tuple[float, str]:
-    from manyheads.decoding.device import choose_device
+    from manyheads.decoding.model_runner import choose_device
     from manyheads.training.plan.planner import synthetic_run_of, tokens_per_second
     from manyheads.training.run.precision import resolve_precision
 

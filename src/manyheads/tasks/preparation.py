@@ -187,8 +187,7 @@ def check_output(output: Path, replace: bool) -> None:
         return
     if not replace:
         raise DataError(f"{output} exists already; choose another folder, or give --replace.")
-    from manyheads.data.manifest import read_manifest
-    from manyheads.data.preparing import FORMAT, FORMAT_VERSION, SPLITS
+    from manyheads.data.preparing import FORMAT, FORMAT_VERSION, SPLITS, read_manifest
     from manyheads.files.verify import MANIFEST
 
     try:

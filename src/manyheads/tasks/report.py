@@ -62,7 +62,7 @@ class LineWork(Generic[T]):
         source: the items.
         work: number of a block's first item, from 0, and the block -> its lines.
         identity: what the lines depend on besides the input, as plain data.
-        names: what messages call an item -> the file that it is a line of; see `decoding.truncation.naming_lines`.
+        names: what messages call an item -> the file that it is a line of; see `decoding.text_ids.naming_lines`.
     """
 
     source: Source[T]

@@ -16,10 +16,10 @@ from tokenizers import models, trainers
 
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.learning import MIN_FREQUENCY, Progress, WordCounts, rare_characters, train_on_words
+from manyheads.text.of_folder import PieceVocabulary
 from manyheads.text.pipeline import SPECIAL_PIECES, WHITE_OF_TARGETS, assemble, heads_of, normalizer, take_apart
 from manyheads.text.settings import GrowthSettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.vocabularies import PieceVocabulary
 from manyheads.text.vocabulary import Vocabulary
 
 _FIRST_SIGN = 0x10000  # from here on no code point is white space

@@ -14,8 +14,8 @@ from manyheads import Generator
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.errors import ConfigError
 from manyheads.extras.constrained.patterns import Matcher
+from manyheads.text.of_folder import learn_vocabulary
 from manyheads.text.settings import VocabularySettings
-from manyheads.text.vocabularies import learn_vocabulary
 from manyheads.text.vocabulary import ByteVocabulary
 
 pytest.importorskip("llguidance", reason="the extra constrained is not installed")

@@ -18,9 +18,9 @@ from manyheads.models.pretrained import save_pretrained
 from manyheads.models.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
+from manyheads.text.of_folder import PieceVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.vocabularies import PieceVocabulary
 from manyheads.text.vocabulary import ByteVocabulary, Vocabulary
 
 pytestmark = pytest.mark.unhooked  # tracing gives tensors where the signatures say int

@@ -17,12 +17,13 @@ import manyheads
 from manyheads.decoding.generation import context_settings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.greedy_and_sampling import draw
-from manyheads.decoding.search import run_to_end, search_steps
+from manyheads.decoding.search import search_steps
+from manyheads.decoding.search_problem import run_to_end
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.errors import ManyHeadsError
 from manyheads.models.attentions import attentions_of
 from manyheads.seeding import derive_seed
-from manyheads.text.vocabularies import load_vocabulary
+from manyheads.text.of_folder import load_vocabulary
 
 transformers = pytest.importorskip("transformers")
 

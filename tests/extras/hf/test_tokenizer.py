@@ -17,9 +17,9 @@ from manyheads.catalogue import build_model
 from manyheads.decoding.settings import GenerationSettings
 from manyheads.errors import ManyHeadsError
 from manyheads.models.pretrained import save_pretrained
+from manyheads.text.of_folder import learn_vocabulary
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.vocabularies import learn_vocabulary
 from manyheads.text.vocabulary import ByteVocabulary, Vocabulary
 from manyheads.text.word_sides import WordSides
 

@@ -14,7 +14,8 @@ from hf_models import SPECIAL, TRANSLATION, VOCAB, until
 
 import manyheads
 from manyheads.data.batch import PairBatch
-from manyheads.decoding.search import run_to_end, search_steps
+from manyheads.decoding.search import search_steps
+from manyheads.decoding.search_problem import run_to_end
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ManyHeadsError
 from manyheads.files.verify import MANIFEST, make_manifest

@@ -24,9 +24,8 @@ from manyheads.extras.inspect.heads.scores import (
     nats_per_token,
     normalised_importance,
 )
+from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.head_names import Head, all_heads
-from manyheads.models.language_model import LanguageModel
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.transformer.config import PRESETS
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.kernels.modes import fast

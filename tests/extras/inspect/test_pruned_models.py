@@ -127,7 +127,7 @@ def test_words_are_aligned_by_the_layers_that_have_heads(model_folder: Path) -> 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_a_pruned_language_model(manyheads, printed, refused, kind, tmp_path):
-    from manyheads.text.vocabularies import PieceVocabulary
+    from manyheads.text.of_folder import PieceVocabulary
     from manyheads.text.vocabulary import ByteVocabulary
 
     learned = Tokenizer.train(["he opened the door and went in"], TokenizerSettings(vocab_size=300))

@@ -21,7 +21,7 @@ from manyheads.extras.peers.legacy_pickle_child import read_corpus as read_in_ch
 from manyheads.extras.peers.legacy_pickle_machine import RefusedError
 from manyheads.extras.peers.tf_transformer_xl import read_corpus_files
 from manyheads.models.pretrained import load
-from manyheads.text.vocabularies import load_vocabulary
+from manyheads.text.of_folder import load_vocabulary
 
 CORPORA = ("text8", "wt103", "lm1b")
 

@@ -13,8 +13,7 @@ from unittest.mock import Mock
 import pytest
 from serving_sockets import answer_of, connect, is_healthy, request, running
 
-from manyheads.extras.serving.connections import Register
-from manyheads.extras.serving.server import Server
+from manyheads.extras.serving.server import Register, Server
 from manyheads.extras.serving.settings import ServingSettings
 
 BODY = b'{"text": "I am hungry."}'

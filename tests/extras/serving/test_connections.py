@@ -282,7 +282,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(settings: ServingSettings
     (tmp_path / "config.json").write_text("{}")
     changed = replace(settings, models=(str(tmp_path),))
     with ThreadPoolExecutor(1) as pool, pytest.raises(ManyHeadsError):
-        pool.submit(serve, changed, "127.0.0.1", 0, lambda address: None).result()
+        pool.submit(serve, build_app(changed, loads=False), changed, "127.0.0.1", 0, lambda address: None).result()
 
 
 def test_a_server_that_loads_can_be_stopped(settings: ServingSettings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +378,9 @@ def test_the_program_listens_before_it_loads(settings: ServingSettings, monkeypa
 
     monkeypatch.setattr(Server, "__init__", kept)
     monkeypatch.setattr(service_module, "load_models", asking)
-    thread = threading.Thread(target=lambda: serve(settings, "127.0.0.1", 0, lambda address: None))
+    thread = threading.Thread(
+        target=lambda: serve(build_app(settings, loads=False), settings, "127.0.0.1", 0, lambda address: None)
+    )
     thread.start()
     thread.join(60)
     assert not thread.is_alive()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from manyheads.extras.serving import connections
-from manyheads.extras.serving.connections import GatheredTransport
+from manyheads.extras.serving import server
+from manyheads.extras.serving.server import GatheredTransport
 
 
 class Recorder:
@@ -67,7 +67,7 @@ def test_nothing_is_lost_at_the_end() -> None:
 
 def test_much_is_sent_at_once() -> None:
     """So that the transport can tell a stream to wait for its client."""
-    part = b"x" * (connections._MOST_GATHERED // 2 + 1)
+    part = b"x" * (server._MOST_GATHERED // 2 + 1)
     seen: list[int] = []
 
     def act(one: Any) -> None:
@@ -76,4 +76,4 @@ def test_much_is_sent_at_once() -> None:
             seen.append(len(one._held))
 
     assert b"".join(after(act)) == part * 4
-    assert max(seen) <= connections._MOST_GATHERED
+    assert max(seen) <= server._MOST_GATHERED

@@ -28,9 +28,9 @@ from manyheads.extras.serving.settings import ServingSettings
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.tasks.language_modelling.score import score_texts
+from manyheads.text.of_folder import PieceVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.vocabularies import PieceVocabulary
 
 TEXTS = ["It is a truth universally acknowledged", "that a single man in possession of a good fortune"] * 2
 FORM = {"content-type": "application/x-www-form-urlencoded"}

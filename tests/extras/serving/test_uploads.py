@@ -23,7 +23,7 @@ from manyheads.extras.documents.formats import FORMATS, decode, read_document
 from manyheads.extras.documents.sentence_ends import split_sentences
 from manyheads.extras.documents.terms import Terms
 from manyheads.extras.documents.translating import DocumentTranslation, UnitTranslator
-from manyheads.extras.serving import uploads as module
+from manyheads.extras.serving.api import documents as module
 from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.settings import ServingSettings
 
@@ -214,7 +214,7 @@ def test_all_formats_are_damaged_once() -> None:
 
 def test_only_commands_add_the_options_of_commands() -> None:
     """What requests can reach raises no error with an option in its message; `in_command` is for that."""
-    package = Path(module.__file__).parents[2]
+    package = Path(module.__file__).parents[3]
     reached = [*package.glob("extras/documents/*.py"), *package.glob("extras/constrained/*.py"),
                *package.glob("extras/serving/api/**/*.py"), *package.glob("text/*.py"),
                package / "decoding/settings.py"]  # fmt: skip

@@ -15,7 +15,8 @@ import manyheads.nn.attention.relative as relative_module
 from manyheads.catalogue import build_model
 from manyheads.data.batch import PairBatch
 from manyheads.data.language.segments import SegmentBatch
-from manyheads.decoding.search import run_to_end, search_steps
+from manyheads.decoding.search import search_steps
+from manyheads.decoding.search_problem import run_to_end
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.transformer.config import TransformerConfig

@@ -10,13 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.checkpoint.format import checkpoint_name, load_checkpoint, needed_bytes, save_checkpoint, step_of
-from manyheads.checkpoint.retain import (
+from manyheads.checkpoint.format import (
     apply_retention,
+    checkpoint_name,
     find_latest,
     list_checkpoints,
+    load_checkpoint,
+    needed_bytes,
     read_pointer,
+    save_checkpoint,
     set_aside_newer,
+    step_of,
     write_pointer,
 )
 from manyheads.errors import CheckpointError, ConfigError

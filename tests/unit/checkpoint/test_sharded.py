@@ -9,8 +9,7 @@ import pytest
 import torch
 from rank_jobs import Ranks
 
-from manyheads.checkpoint.format import load_checkpoint
-from manyheads.checkpoint.sharded import SHARDS, read_shards
+from manyheads.checkpoint.format import SHARDS, load_checkpoint, read_shards
 from manyheads.errors import CheckpointError
 
 

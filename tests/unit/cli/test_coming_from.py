@@ -8,10 +8,10 @@ from pathlib import Path
 from manyheads.catalogue import COMMANDS
 from manyheads.cli.command_line.parsing import option_names
 from manyheads.cli.command_line.task_pages import pages_of
-from manyheads.cli.command_line.translate_options import TranslateOptions
 from manyheads.cli.commands.average import AverageOptions
 from manyheads.cli.commands.info import InfoOptions
 from manyheads.cli.commands.train import TrainOptions
+from manyheads.cli.commands.translate import TranslateOptions
 from manyheads.config.files import dotted_names
 from manyheads.extras.peers.command import ConvertOptions
 from manyheads.tasks.translation.settings import TrainConfig

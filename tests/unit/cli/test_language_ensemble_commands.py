@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from manyheads.catalogue import build_model
-from manyheads.cli.command_line.generate_options import GenerateOptions
-from manyheads.cli.lines.continuations import ContinuationLines
+from manyheads.cli.commands.generate import ContinuationLines, GenerateOptions
 from manyheads.data.settings import DUPLICATION
 from manyheads.data.store import TokenStore
 from manyheads.decoding.generator import Generator

@@ -13,7 +13,7 @@ import pytest
 import shtab
 
 from manyheads.catalogue import COMMANDS
-from manyheads.cli import machine
+from manyheads.cli import process as machine
 from manyheads.cli.commands import doctor
 from manyheads.cli.commands import doctor as machine_report
 from manyheads.cli.commands.completion import program_parser
@@ -107,7 +107,7 @@ def test_big_blocks_are_kept() -> None:
     """In a process of its own: a block that is freed and asked for again brings no page faults."""
     program = """
 import ctypes, resource, sys
-from manyheads.cli.machine import set_up_machine
+from manyheads.cli.process import set_up_machine
 kept = sys.argv[1] == "keep" and set_up_machine()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]

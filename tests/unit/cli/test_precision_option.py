@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-import manyheads.decoding.device
+import manyheads.decoding.model_runner
 import manyheads.nn.kernels.precision
-from manyheads.decoding.device import inference
+from manyheads.decoding.model_runner import inference
 from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import ConfigError, RequestError
 from manyheads.nn.kernels import policy
@@ -24,7 +24,7 @@ def measures(monkeypatch: pytest.MonkeyPatch) -> None:
         return PrecisionMeasurement(100.0, 1.0)
 
     monkeypatch.setattr(manyheads.nn.kernels.precision, "measure_precision", slow)
-    monkeypatch.setattr(manyheads.decoding.device, "measure_precision", slow)
+    monkeypatch.setattr(manyheads.decoding.model_runner, "measure_precision", slow)
 
 
 def test_fp32_is_the_default_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,9 @@ def test_several_processes_must_be_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_device_without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manyheads.decoding.device, "measure_precision", lambda device: PrecisionMeasurement(100.0, 0.0))
+    monkeypatch.setattr(
+        manyheads.decoding.model_runner, "measure_precision", lambda device: PrecisionMeasurement(100.0, 0.0)
+    )
     with pytest.raises(RequestError, match="cpu has no bf16 matrix products; use fp32 or auto"):
         DeviceOptions(device="cpu", precision="bf16").fixed_precision()
 

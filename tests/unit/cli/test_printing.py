@@ -13,7 +13,7 @@ import torch
 
 import manyheads
 from manyheads.catalogue import build_model
-from manyheads.cli.streams import echo, printable
+from manyheads.cli.process import echo, printable
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.vocabulary import ByteVocabulary

@@ -13,9 +13,9 @@ import pytest
 from manyheads import __version__
 from manyheads.catalogue import COMMANDS
 from manyheads.cli import main as program
-from manyheads.cli.command_line import pages
+from manyheads.cli.command_line import parsing
 from manyheads.cli.main import guarded, main, module_of
-from manyheads.cli.streams import stoppable
+from manyheads.cli.process import stoppable
 from manyheads.errors import DataError
 
 HEAVY = ("rich", "shtab", "torch", "numpy", "pydantic", "tokenizers", "matplotlib", "sacrebleu", "huggingface_hub")
@@ -174,9 +174,9 @@ def test_the_program_is_named_as_it_can_be_called(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sys, "executable", str(folder / "python"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert pages.program() == ".venv/bin/manyheads"
+    assert parsing.program() == ".venv/bin/manyheads"
     monkeypatch.setenv("PATH", str(folder))
-    assert pages.program() == "manyheads"
+    assert parsing.program() == "manyheads"
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])

@@ -17,7 +17,7 @@ from manyheads.cli.main import main
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.research.hash_rounds import with_hashes
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.composites import LanguageModel
 from manyheads.models.pretrained import load, save_pretrained
 from manyheads.models.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
 from manyheads.tasks.language_modelling.settings import TextConfig

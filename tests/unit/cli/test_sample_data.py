@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.cli.command_line.pages import program
+from manyheads.cli.command_line.parsing import program
 from manyheads.data.corpora import load_novel, load_tatoeba
 
 Program = Callable[..., int]

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.cli.lines.output import LineWriter
-from manyheads.cli.lines.running import run_lines
+from manyheads.cli.lines.output import LineWriter, run_lines
 from manyheads.cli.main import main
 from manyheads.data.lines import GivenItems, ReadReport, blocks_of
 from manyheads.distributed import sharded_lines

@@ -19,7 +19,7 @@ import yaml
 from rich.console import Console
 
 from manyheads.catalogue import PRESETS
-from manyheads.cli.command_line.pages import program
+from manyheads.cli.command_line.parsing import program
 from manyheads.cli.commands.train import TrainOptions, read_arguments, train_and_watch
 from manyheads.cli.watching.training import LiveReporter, summary
 from manyheads.config.files import dotted_names

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from manyheads.cli import demo
-from manyheads.cli.command_line.pages import program
+from manyheads.cli.command_line.parsing import program
 from manyheads.cli.lines.output import lines_of
 from manyheads.cli.main import main
 from manyheads.installation import install_command

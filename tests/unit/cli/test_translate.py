@@ -116,7 +116,7 @@ def test_lines_that_are_sorted_together_depend_on_the_device(
     manyheads: Cli, model_folder: Path, tmp_path: Path, pairs: Any, told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file in blocks of the policy's size; a pipe as its lines come, whatever that size."""
-    monkeypatch.setattr("manyheads.cli.lines.translations.lines_together", lambda device: 7)
+    monkeypatch.setattr("manyheads.nn.kernels.policy.lines_together", lambda device: 7)
     (tmp_path / "in").write_text("".join(f"{source}\n" for source, _ in pairs), encoding="utf-8")
     assert manyheads("translate", model_folder, tmp_path / "in", "-o", tmp_path / "out") == 0
     assert told()["translating lines"] == ["0", "7", "7", "12"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from manyheads.data.corpora import DIGESTS, load_tatoeba
-from manyheads.data.corpora.cut_tatoeba import cut, group_pairs, main, pack
 from manyheads.data.translation.readers import PairFiles
 from manyheads.errors import DataError
+from manyheads.extras.sources.cut_tatoeba import cut, group_pairs, main, pack
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from manyheads.cli.records import describe_folder
 from manyheads.data.language.prepared import TextData
 from manyheads.data.language.preparing import prepare_text
 from manyheads.data.language.texts import TextBlock
-from manyheads.data.manifest import write_manifest
 from manyheads.data.prepared_folder import prepared_task
+from manyheads.data.preparing import write_manifest
 from manyheads.data.translation.prepared import PreparedData
 from manyheads.data.translation.preparing import PairList, prepare_corpus
 from manyheads.errors import ManyHeadsError

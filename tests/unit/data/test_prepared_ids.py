@@ -19,8 +19,8 @@ from manyheads.data.preparing import Holdout
 from manyheads.data.settings import SegmentSettings
 from manyheads.errors import ConfigError, DataError, MissingExtraError
 from manyheads.installation import install_command
+from manyheads.text.of_folder import vocabulary_from_json
 from manyheads.text.settings import IdSettings
-from manyheads.text.vocabularies import vocabulary_from_json
 from manyheads.text.vocabulary import IdVocabulary
 
 Image = pytest.importorskip("PIL.Image")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import manyheads.data.manifest as data_manifest
+import manyheads.data.preparing as data_manifest
 from manyheads.data.corpora import NOVEL_DIGEST, load_novel
 from manyheads.data.language.prepared import NOVEL, TextData, open_text
 from manyheads.data.language.preparing import prepare_text
@@ -27,8 +27,8 @@ from manyheads.data.store import TokenStore
 from manyheads.data.translation.prepared import PreparedData
 from manyheads.data.translation.preparing import PairList, prepare_corpus
 from manyheads.errors import ConfigError, DataError, SaveError
+from manyheads.text.of_folder import learn_vocabulary
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
-from manyheads.text.vocabularies import learn_vocabulary
 
 TEXT = "The cat sees the dog.\n\n The dog, übermäßig  müde, sees the cat ; \nIt is 1234 !\n"
 RAW = b"\xff\xfe\x00\r\n\n a\xc3\xa4 \x80b\n\nlast"
@@ -367,7 +367,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("manyheads.data.manifest.write_manifest", full)
+    monkeypatch.setattr("manyheads.data.preparing.write_manifest", full)
     with pytest.raises(SaveError, match="No space left"):
         prepared(tmp_path / "d")
     assert list(tmp_path.iterdir()) == []

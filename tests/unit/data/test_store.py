@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import manyheads.data.manifest as data_manifest
+import manyheads.data.preparing as data_manifest
 from manyheads.data.language.segments import SegmentStream
 from manyheads.data.settings import DataSettings, SegmentSettings
 from manyheads.data.store import PairStore, TokenStore, write_tokens

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import manyheads.data.manifest as data_manifest
+import manyheads.data.preparing as data_manifest
 from manyheads.data.store import TokenStore, write_tokens
 from manyheads.errors import DataError
 

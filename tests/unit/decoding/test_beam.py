@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from naive_search import naive_beam_search
 
 from manyheads.decoding import search_problem
-from manyheads.decoding.beam import beam_search_steps
 from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.search import run_to_end, search_all, search_steps
-from manyheads.decoding.search_problem import BeamRules, SearchProblem, length_limits
+from manyheads.decoding.search import beam_search_steps, search_all, search_steps
+from manyheads.decoding.search_problem import BeamRules, SearchProblem, length_limits, run_to_end
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.nn.kernels import policy
 

@@ -12,17 +12,15 @@ from torch import Tensor
 
 from manyheads.catalogue import build_model
 from manyheads.decoding import model_runner
-from manyheads.decoding.device import inference, narrow, pack
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.model_runner import CompiledSteps
+from manyheads.decoding.model_runner import CompiledSteps, inference, narrow, pack
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.errors import RequestError
+from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.ensemble import Ensemble, LanguageEnsemble
-from manyheads.models.language_model import LanguageModel
 from manyheads.models.reformer.config import ReformerSeq2SeqConfig
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig

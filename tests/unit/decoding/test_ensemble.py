@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.data.batch import PairBatch
-from manyheads.decoding.device import inference
+from manyheads.decoding.model_runner import inference
 from manyheads.decoding.search import search_all
 from manyheads.decoding.search_problem import BeamRules
 from manyheads.decoding.settings import DecodingSettings
@@ -27,10 +27,10 @@ from manyheads.evaluation.likelihood import evaluate_likelihood
 from manyheads.extras.documents.placing import align
 from manyheads.extras.inspect.attending import translation_views
 from manyheads.extras.parsing.parser import Parser
+from manyheads.models.composites import Seq2Seq
 from manyheads.models.ensemble import Ensemble, mean_log_probs
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.protocols import PreparesSteps, Restrictable, Scorable, Searchable
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.tasks.translation.score import likelihood_of
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -18,13 +18,13 @@ from manyheads.decoding.greedy_and_sampling import draw
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.settings import GenerationSettings
 from manyheads.errors import ConfigError, NonFiniteError, RequestError
+from manyheads.models.composites import LanguageModel
 from manyheads.models.decoder.config import DecoderConfig
-from manyheads.models.language_model import LanguageModel
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.kernels import policy
+from manyheads.text.of_folder import PieceVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.vocabularies import PieceVocabulary
 from manyheads.text.vocabulary import ByteVocabulary
 from manyheads.text.word_vocabulary import SymbolVocabulary, WordVocabulary
 

@@ -16,16 +16,16 @@ from torch.utils import _pytree as pytree
 
 from manyheads.catalogue import build_model
 from manyheads.data.store import TokenStore
-from manyheads.decoding.device import inference
 from manyheads.decoding.generation import PrefixCache
 from manyheads.decoding.generator import Generator
+from manyheads.decoding.model_runner import inference
 from manyheads.decoding.settings import GenerationSettings
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.language_model import EnsembleReading, evaluate_text, token_losses
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.inspect.attending import shapes_of, text_views
+from manyheads.models.composites import LanguageModel
 from manyheads.models.ensemble import NO_MEMORY, LanguageEnsemble
-from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.protocols import PreparesSteps
 from manyheads.models.reformer.config import PRESETS as REFORMERS
@@ -33,8 +33,8 @@ from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.seeding import derive_seed
 from manyheads.tasks.language_modelling.score import score_texts
+from manyheads.text.of_folder import learn_vocabulary
 from manyheads.text.settings import VocabularySettings
-from manyheads.text.vocabularies import learn_vocabulary
 from manyheads.text.vocabulary import ByteVocabulary
 
 XL = TransformerXLConfig(vocab_size=256, d_model=16, num_heads=2, d_ff=24, num_layers=2, memory_len=60, dropout=0.0)

@@ -13,9 +13,9 @@ from bare_models import BareDecoder, BareReformer, BareXL
 from launches import Launches, as_on_cuda, reads
 
 from manyheads.catalogue import build_model
-from manyheads.decoding import beam, greedy_and_sampling
+from manyheads.decoding import greedy_and_sampling, search
 from manyheads.decoding.constraints import Repetition
-from manyheads.decoding.device import pack
+from manyheads.decoding.model_runner import pack
 from manyheads.decoding.search import search_steps
 from manyheads.decoding.search_problem import run_to_end
 from manyheads.decoding.settings import DecodingSettings
@@ -51,7 +51,7 @@ def test_launches_of_a_step_of_decoding(preset: Any, beams: int, bar: int, monke
     with torch.device("meta"):
         model = build_model(config).eval()
         source, lengths = torch.ones(64, 30, dtype=torch.int64), torch.ones(64, dtype=torch.int64)
-    for module in (greedy_and_sampling, beam):
+    for module in (greedy_and_sampling, search):
         monkeypatch.setattr(module, "range_of", lambda limits: (100, 100))
     pack(model)
     with torch.inference_mode(), as_on_cuda(), reads(0, size=4), modes.fast():

@@ -11,7 +11,7 @@ import torch
 from manyheads.catalogue import build_model
 from manyheads.decoding.generation import READ_AT_ONCE, Continuation, PrefixCache
 from manyheads.decoding.generator import Generator
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.composites import LanguageModel
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.vocabulary import ByteVocabulary

@@ -13,9 +13,8 @@ from manyheads.decoding.constraints import Constraints, Repetition
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
+from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.ensemble import Ensemble, LanguageEnsemble
-from manyheads.models.language_model import LanguageModel
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.vocabulary import ByteVocabulary

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from manyheads.catalogue import ARCHITECTURES
 from manyheads.data.batch import PairBatch
-from manyheads.decoding.device import inference, pack
 from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.search import run_to_end, search_all, search_steps
-from manyheads.decoding.search_problem import Grammar
+from manyheads.decoding.model_runner import inference, pack
+from manyheads.decoding.search import search_all, search_steps
+from manyheads.decoding.search_problem import Grammar, run_to_end
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.shortlist import SHORTLIST, Shortlist
 from manyheads.errors import ModelFileError, RequestError

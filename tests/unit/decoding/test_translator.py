@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import manyheads.decoding.translator
-from manyheads.decoding.device import choose_device
+from manyheads.decoding.model_runner import choose_device
 from manyheads.decoding.settings import (
     DecodingOverrides,
     DecodingSettings,

@@ -10,8 +10,7 @@ import sacrebleu
 from sacrebleu.metrics.chrf import CHRF
 
 from manyheads.evaluation import bleu
-from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
-from manyheads.evaluation.tokenizers import text_hints
+from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf, text_hints
 from manyheads.extras.research.paired import paired_scores, sentence_chrf
 
 TEXTS = ["Ä schöner Tag für uns alle, sagte er.", "Die Käufer müssen früh aufstehen.", "Sie ist größer als er."]

@@ -11,9 +11,8 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.tokenizers import tokenizer_spm
 
 from manyheads.errors import ConfigError, MissingExtraError
-from manyheads.evaluation import tokenizers
-from manyheads.evaluation.bleu import corpus_bleu
-from manyheads.evaluation.tokenizers import TOKENIZERS, check_tokenizer, choose_tokenizer
+from manyheads.evaluation import bleu
+from manyheads.evaluation.bleu import TOKENIZERS, check_tokenizer, choose_tokenizer, corpus_bleu
 from manyheads.extras.research.paired import paired_scores
 
 TEXTS = {
@@ -34,7 +33,7 @@ RIGHT = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab", **dict.fromkeys(("th", 
 
 @pytest.fixture
 def with_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizers, "check_tokenizer", lambda name: None)
+    monkeypatch.setattr(bleu, "check_tokenizer", lambda name: None)
 
 
 @pytest.fixture
@@ -140,7 +139,7 @@ def test_mecab(language: str) -> None:
 
 @pytest.mark.parametrize("name", ["spm", "flores101", "flores200"])
 def test_nothing_is_downloaded(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tokenizers, "SACREBLEU_DIR", str(tmp_path))
+    monkeypatch.setattr(bleu, "SACREBLEU_DIR", str(tmp_path))
 
     def download(*arguments: Any) -> None:
         raise AssertionError(arguments)

@@ -14,8 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.checkpoint.format import load_checkpoint, save_checkpoint
-from manyheads.checkpoint.retain import apply_retention, find_latest, read_pointer, write_pointer
+from manyheads.checkpoint.format import (
+    apply_retention,
+    find_latest,
+    load_checkpoint,
+    read_pointer,
+    save_checkpoint,
+    write_pointer,
+)
 from manyheads.errors import SaveError
 from manyheads.files.commit import check_free_space, remove_stale, write_text
 

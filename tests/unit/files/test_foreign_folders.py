@@ -14,15 +14,21 @@ import pytest
 import torch
 
 from manyheads.catalogue import TASKS, build_model
-from manyheads.checkpoint.format import read_scalars, save_checkpoint
-from manyheads.checkpoint.retain import apply_retention, find_latest, read_pointer, write_pointer
+from manyheads.checkpoint.format import (
+    apply_retention,
+    find_latest,
+    read_pointer,
+    read_scalars,
+    save_checkpoint,
+    write_pointer,
+)
 from manyheads.cli import demo
 from manyheads.cli.command_line.task_pages import parse_for_task
 from manyheads.cli.commands import evaluate
 from manyheads.cli.lines.output import lines_of
 from manyheads.cli.records import describe_folder
 from manyheads.config.files import MAX_BYTES
-from manyheads.data.manifest import read_manifest
+from manyheads.data.preparing import read_manifest
 from manyheads.decoding.settings import DecodingSettings, load_settings
 from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsError, ModelFileError
 from manyheads.extras.inspect.drawings.pages import save_page

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from manyheads.checkpoint.format import load_checkpoint, save_checkpoint
-from manyheads.checkpoint.retain import find_latest
+from manyheads.checkpoint.format import find_latest, load_checkpoint, save_checkpoint
 from manyheads.errors import CheckpointError
 from manyheads.files import verify
 from manyheads.files.verify import MANIFEST, verify_folder

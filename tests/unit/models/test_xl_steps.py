@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from manyheads.catalogue import build_model
-from manyheads.decoding.device import inference
-from manyheads.models.language_model import LanguageModel
+from manyheads.decoding.model_runner import inference
+from manyheads.models.composites import LanguageModel
 from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.models.transformer_xl.state import XLStep
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from manyheads.catalogue import build_model
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.composites import LanguageModel
 from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.models.transformer_xl.state import LayerInputs
 

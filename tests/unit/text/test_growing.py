@@ -11,9 +11,9 @@ import pytest
 from tokenizers.trainers import BpeTrainer
 
 from manyheads.errors import ConfigError, DataError
+from manyheads.text.of_folder import PieceVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.vocabularies import PieceVocabulary
 from manyheads.text.vocabulary import ByteVocabulary
 from manyheads.text.vocabulary_extension import Growth, grow, old_ids_of
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from manyheads.errors import DataError
-from manyheads.text.vocabularies import load_vocabulary, vocabulary_from_json
+from manyheads.text.of_folder import load_vocabulary, vocabulary_from_json
 from manyheads.text.word_vocabulary import SymbolVocabulary
 
 BYTES: dict[str, Any] = {"symbols": ["32", "97", "195", "169"], "form": "bytes", "lines": "dropped"}

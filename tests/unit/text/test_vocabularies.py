@@ -13,10 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.errors import ConfigError, DataError
-from manyheads.text.of_folder import load_tokenizer
+from manyheads.text.of_folder import (
+    PieceVocabulary,
+    learn_vocabulary,
+    load_tokenizer,
+    load_vocabulary,
+    vocabulary_from_json,
+)
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.vocabularies import PieceVocabulary, learn_vocabulary, load_vocabulary, vocabulary_from_json
 from manyheads.text.vocabulary import ByteVocabulary, Vocabulary
 from manyheads.text.word_vocabulary import WordVocabulary
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from tiny_run import TINY, changed
 
-from manyheads.checkpoint.format import read_scalars
-from manyheads.checkpoint.retain import find_latest
+from manyheads.checkpoint.format import find_latest, read_scalars
 from manyheads.cli.main import main
 from manyheads.config.files import to_yaml
 from manyheads.distributed.group import Group

@@ -19,7 +19,7 @@ from manyheads.cli.main import main
 from manyheads.data.language.segments import SegmentStream
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError, RequestError
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.composites import LanguageModel
 from manyheads.models.transformer_xl.state import LayerInputs, XLState
 from manyheads.seeding import derive_seed
 from manyheads.tasks.language_modelling.settings import TextConfig

@@ -23,10 +23,10 @@ from manyheads.files.verify import file_sha256
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.training.plan.first_step import first_step
+from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.components import assemble
-from manyheads.training.run.initial import _with_new_rows
 from manyheads.training.run.loop import train
-from manyheads.training.run.signals import StopFlag
+from manyheads.training.run.resume import _with_new_rows
 from manyheads.training.settings import TokenInitialSettings
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from manyheads.data.language.preparing import prepare_text
 from manyheads.data.language.texts import TextBlock
 from manyheads.data.preparing import Holdout
 from manyheads.errors import CheckpointError, ConfigError, NonFiniteError
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.composites import LanguageModel
 from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.text.settings import VocabularySettings
 from manyheads.training.run.components import assemble

@@ -21,9 +21,9 @@ from manyheads.errors import CheckpointError, ConfigError
 from manyheads.training.record.callbacks import TensorBoardLogger
 from manyheads.training.record.log import MetricsLog, PlainReporter, format_seconds
 from manyheads.training.record.report import RunStart, Sample, TrainResult, ValidationReport
+from manyheads.training.run.clock import StopFlag, catch_signals
 from manyheads.training.run.resume import check_same_run, differences
 from manyheads.training.run.run_folder import RunFolder
-from manyheads.training.run.signals import StopFlag, catch_signals
 from manyheads.training.run.state import Counters
 from manyheads.training.settings import RunConfig, TrainingSettings
 
@@ -102,7 +102,7 @@ def test_a_signal_sets_the_flag_and_handlers_come_back() -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_second_signal_ends_the_process_at_once(number: signal.Signals, code: int, warm_program: list[str]) -> None:
     program = (
-        "import os, time\nfrom manyheads.training.run.signals import *\nflag = StopFlag()\nwith catch_signals(flag):\n"
+        "import os, time\nfrom manyheads.training.run.clock import *\nflag = StopFlag()\nwith catch_signals(flag):\n"
         f"  os.kill(os.getpid(), {int(number)}); print(bool(flag), flush=True)\n"
         f"  os.kill(os.getpid(), {int(number)}); time.sleep(600)\n"
     )
@@ -130,7 +130,7 @@ def test_the_second_signal_says_what_is_saved(tmp_path: Path, warm_program: list
     assert "nothing is saved yet" in folder.last_words()
     (folder.checkpoints / "step-00000010").mkdir(parents=True)
     program = (
-        "import os, pathlib\nfrom manyheads.training.run.signals import *\n"
+        "import os, pathlib\nfrom manyheads.training.run.clock import *\n"
         "from manyheads.training.run.run_folder import RunFolder\n"
         f"with catch_signals(StopFlag(), last_words=RunFolder(pathlib.Path({str(tmp_path)!r})).last_words):\n"
         "  os.kill(os.getpid(), 2); os.kill(os.getpid(), 2)\n"

@@ -18,8 +18,7 @@ import manyheads.tasks.translation.objective
 import manyheads.training.record.recorder
 import manyheads.training.run.clock
 import manyheads.training.run.loop
-from manyheads.checkpoint.format import load_checkpoint
-from manyheads.checkpoint.retain import list_checkpoints, read_pointer
+from manyheads.checkpoint.format import list_checkpoints, load_checkpoint, read_pointer
 from manyheads.cli.commands.info import compare_runs
 from manyheads.cli.lines.output import lines_of
 from manyheads.cli.records import describe_folder
@@ -39,9 +38,9 @@ from manyheads.training.optim.optimiser import MuonWithAdam
 from manyheads.training.plan.first_step import first_step
 from manyheads.training.record.report import TrainResult, ValidationReport
 from manyheads.training.run.checkpoints import CheckpointManager
+from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.components import assemble
 from manyheads.training.run.loop import train
-from manyheads.training.run.signals import StopFlag
 from manyheads.training.run.state import Counters
 from manyheads.training.run.step import TrainStep
 

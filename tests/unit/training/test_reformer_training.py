@@ -160,7 +160,7 @@ def test_the_duplication_task_trains_and_is_judged(tmp_path: Path) -> None:
 
 MEASURED = """
 import resource, sys
-from manyheads.cli.machine import set_up_machine
+from manyheads.cli.process import set_up_machine
 set_up_machine()
 import torch
 from manyheads.tasks.language_modelling.plan import SyntheticRun
@@ -193,7 +193,7 @@ def test_memory_is_predicted_within_a_fifth(length: int, tmp_path: Path, figure:
     code = [sys.executable, "-c", MEASURED, str(tmp_path), str(length)]
     measured = int(subprocess.run(code, capture_output=True, text=True, check=True, timeout=1200).stdout)
     asking = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from manyheads.cli.machine import set_up_machine;"
+        "import sys; sys.path.insert(0, sys.argv[1]); from manyheads.cli.process import set_up_machine;"
         "set_up_machine(); from tests_footprint_config import CONFIG;"
         "from manyheads.training.plan.planner import Planner;"
         "found = Planner(CONFIG).memory(int(sys.argv[2])); print(found.total_bytes, found.program_bytes)"

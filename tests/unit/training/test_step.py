@@ -15,7 +15,7 @@ from manyheads.catalogue import build_model
 from manyheads.config.build import build as build_settings
 from manyheads.data.batch import PairBatch
 from manyheads.errors import ConfigError
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.composites import Seq2Seq
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.attention.local import LocalSelfAttention

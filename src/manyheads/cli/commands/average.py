@@ -9,7 +9,7 @@ from typing import Literal
 
 from manyheads.cli.command_line.parsing import command
 from manyheads.cli.lines.output import check_model_output
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading

@@ -17,8 +17,7 @@ from typing import Any
 
 from manyheads.cli.command_line.parsing import command
 from manyheads.cli.lines.output import lines_of
-from manyheads.cli.machine import set_up_machine
-from manyheads.cli.streams import say_or_json
+from manyheads.cli.process import say_or_json, set_up_machine
 from manyheads.config.options import CommandPage, Shared
 from manyheads.installation import install_command
 from manyheads.training.run.arithmetic import INSTRUCTION_SETS, processor

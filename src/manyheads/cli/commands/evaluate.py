@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from manyheads.cli.command_line.task_pages import pages_of, parse_for_task
 from manyheads.cli.lines.output import LineWriter, check_files
-from manyheads.cli.machine import set_up_machine
-from manyheads.cli.streams import printable
+from manyheads.cli.process import printable, set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
-from manyheads.decoding.truncation import tell_bad_lines
+from manyheads.decoding.text_ids import tell_bad_lines
 from manyheads.files.verify import json_text
 
 PAGES = pages_of("evaluate")

@@ -13,7 +13,7 @@ from functools import partial
 from manyheads.catalogue import COMMANDS, PRESETS, TASKS
 from manyheads.cli.command_line.parsing import command, parse
 from manyheads.cli.main import main, module_of
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.config.checks import did_you_mean
 from manyheads.config.options import CommandPage, argument
 from manyheads.tasks.translation.settings import TrainConfig

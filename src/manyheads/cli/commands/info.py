@@ -11,9 +11,8 @@ from typing import Any
 from manyheads.catalogue import HOOKS, PRESETS, load
 from manyheads.cli.command_line.parsing import command
 from manyheads.cli.lines.output import lines_of
-from manyheads.cli.machine import set_up_machine
+from manyheads.cli.process import echo, say_or_json, set_up_machine
 from manyheads.cli.records import describe_folder
-from manyheads.cli.streams import echo, say_or_json
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.build import resolve
 from manyheads.config.checks import did_you_mean

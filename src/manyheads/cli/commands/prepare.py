@@ -10,7 +10,7 @@ from pathlib import Path
 
 from manyheads.catalogue import TASKS
 from manyheads.cli.command_line.task_pages import pages_of, parse_for_named_task
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.cli.watching.phases import StoppedBySignalError, interruptible, showing_phases
 from manyheads.tasks.preparation import check_output
 from manyheads.tasks.table import task_of_folder

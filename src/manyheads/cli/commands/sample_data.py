@@ -8,9 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from manyheads.cli.command_line.pages import program
-from manyheads.cli.command_line.parsing import command
-from manyheads.cli.streams import echo
+from manyheads.cli.command_line.parsing import command, program
+from manyheads.cli.process import echo
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.data.corpora import load_novel, load_tatoeba
 from manyheads.errors import ConfigError, SaveError

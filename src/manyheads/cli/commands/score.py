@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from manyheads.cli.command_line.task_pages import pages_of, parse_for_task
-from manyheads.cli.lines.output import check_files
-from manyheads.cli.lines.running import write_lines
-from manyheads.cli.machine import set_up_machine
+from manyheads.cli.lines.output import check_files, write_lines
+from manyheads.cli.process import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 
 PAGES = pages_of("score")

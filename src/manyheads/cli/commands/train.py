@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyheads.catalogue import LOGGERS, PRESETS, SIZED_BY_PRECISION
-from manyheads.cli.command_line.pages import help_page, option_lines
-from manyheads.cli.command_line.parsing import fill, option_rows, read
-from manyheads.cli.machine import set_up_machine
-from manyheads.cli.streams import echo
+from manyheads.cli.command_line.parsing import fill, help_page, option_lines, option_rows, read
+from manyheads.cli.process import echo, set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.checks import at_least, check, not_among
 from manyheads.config.describe import describe
@@ -283,8 +281,8 @@ def train_and_watch(
     from manyheads.cli.watching.training import watching
 
     with watching(quiet=options.quiet, verbose=options.verbose) if process.is_main else nullcontext() as reporter:
-        from manyheads.checkpoint.retain import list_checkpoints
-        from manyheads.decoding.device import choose_device
+        from manyheads.checkpoint.format import list_checkpoints
+        from manyheads.decoding.model_runner import choose_device
         from manyheads.training.run.loop import train
 
         # A launcher that starts again runs the same command, which must not throw away the steps done so far.

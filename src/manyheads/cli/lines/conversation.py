@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.config.checks import did_you_mean
 from manyheads.errors import ConfigError, ManyHeadsError
 

@@ -1,8 +1,8 @@
 """Corpora that are part of the package, each with its attribution beside it.
 
-English-German pairs: 60,000 for training, 500 for validation, 1,000 for test. `cut_tatoeba` describes their selection.
-A novel of 1,159,819 bytes of UTF-8 with curly quotes: the first 90 percent are for training, the next 5 for validation,
-the last 5 for test.
+English-German pairs: 60,000 for training, 500 for validation, 1,000 for test; `extras/sources/cut_tatoeba.py` selects
+them. A novel of 1,159,819 bytes of UTF-8 with curly quotes: the first 90 percent are for training, the next 5 for
+validation, the last 5 for test.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from manyheads.data.settings import SegmentSettings
 from manyheads.data.store import TokenStore
 from manyheads.data.translation.prepared import TATOEBA
 from manyheads.errors import ConfigError, DataError
+from manyheads.text.of_folder import load_vocabulary
 from manyheads.text.settings import VocabularySettings
-from manyheads.text.vocabularies import load_vocabulary
 from manyheads.text.vocabulary import Vocabulary
 
 NOVEL = "embedded:crime-and-punishment"

@@ -29,8 +29,8 @@ from manyheads.data.store import CHECK_TOKENS, IntArray, TokenStore, write_token
 from manyheads.errors import DataError
 from manyheads.files.verify import file_sha256
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
+from manyheads.text.of_folder import learn_vocabulary, sample_of, vocabulary_from_json
 from manyheads.text.settings import ITEM_BYTES, IdSettings, VocabularySettings
-from manyheads.text.vocabularies import learn_vocabulary, sample_of, vocabulary_from_json
 from manyheads.text.vocabulary import CHANNELS, IdVocabulary, Vocabulary
 from manyheads.text.vocabulary_extension import Growth
 

@@ -9,8 +9,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from manyheads.decoding.text_ids import encode_texts
-from manyheads.decoding.truncation import fit
+from manyheads.decoding.text_ids import encode_texts, fit
 from manyheads.errors import RequestError, refuse_nan
 from manyheads.extras.classification.encoder_with_head import RunsEncoder
 from manyheads.extras.classification.labelled_store import LabelledStore, eval_labelled

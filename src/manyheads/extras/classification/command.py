@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from manyheads.cli.command_line.parsing import parse
 from manyheads.cli.lines.conversation import converse, greet, is_conversation
-from manyheads.cli.lines.output import LineWriter, check_files
-from manyheads.cli.lines.running import write_lines
-from manyheads.cli.machine import set_up_machine
+from manyheads.cli.lines.output import LineWriter, check_files, write_lines
+from manyheads.cli.process import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage
 from manyheads.data.lines import LinesOf, Progress, phase_progress

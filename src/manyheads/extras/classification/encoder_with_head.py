@@ -14,12 +14,16 @@ import torch
 from torch import nn
 
 from manyheads.catalogue import ModelTask
-from manyheads.decoding.device import (
+from manyheads.decoding.model_runner import (
+    M,
+    ModelRunner,
     Precision,
+    RunsModel,
+    check_same_vocabulary,
     choose_device,
     choose_precision,
+    model_folder,
 )
-from manyheads.decoding.model_runner import M, ModelRunner, RunsModel, check_same_vocabulary, model_folder
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.models.ensemble import shortest_limit
 from manyheads.models.pretrained import load, save_pretrained, unmixed

@@ -12,8 +12,8 @@ from manyheads.errors import ConfigError, DataError
 from manyheads.tasks.data_sets import fewer_tokens, known_sets
 from manyheads.tasks.held_out import chosen_split
 from manyheads.training.record.report import ValidationReport
+from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.objective import PlainObjective, Translate
-from manyheads.training.run.signals import StopFlag
 
 
 @dataclass(frozen=True)

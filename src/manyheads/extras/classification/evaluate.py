@@ -9,7 +9,7 @@ from typing import Any
 
 from manyheads.catalogue import HOOKS, load
 from manyheads.data.lines import Progress, phase_progress
-from manyheads.decoding.truncation import counted_truncations, naming_lines
+from manyheads.decoding.text_ids import counted_truncations, naming_lines
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import DataError
 from manyheads.extras.classification.classes import Confusion

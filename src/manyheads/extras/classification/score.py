@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from manyheads.data.lines import GivenItems, Progress, phase_progress
-from manyheads.decoding.truncation import naming_lines
+from manyheads.decoding.text_ids import naming_lines
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.extras.classification.classifier import Classifier
 from manyheads.extras.classification.evaluate import check_known, given_texts, numbered_unit

@@ -16,7 +16,7 @@ from torch import Tensor
 from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.constrained.patterns import MOST_SECONDS, Matcher, Pieces, compiled
 from manyheads.nn.kernels import policy
-from manyheads.text.vocabularies import PieceVocabulary
+from manyheads.text.of_folder import PieceVocabulary
 from manyheads.text.vocabulary import Vocabulary
 
 _SECONDS_A_TOKEN = 0.02

@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from manyheads.cli.lines.output import LineWriter
-from manyheads.cli.lines.running import is_resumable, telling_what_is_kept
-from manyheads.cli.streams import echo
+from manyheads.cli.lines.output import LineWriter, is_resumable, telling_what_is_kept
+from manyheads.cli.process import echo
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import option
 from manyheads.data.lines import GivenItems, ReadReport, describe, phase_progress, read_chunks

@@ -21,8 +21,8 @@ from manyheads.decoding.kept_texts import (
     show,
     stand_ins_of,
 )
+from manyheads.decoding.text_ids import source_limit
 from manyheads.decoding.translator import Translator
-from manyheads.decoding.truncation import source_limit
 from manyheads.extras.documents.parts import Document, Part, Text
 from manyheads.extras.documents.placing import align, place, unchanged
 from manyheads.extras.documents.sentences import Sentence, sentences_of, split_at_clauses

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.config.options import CommandPage, Shared, option
 from manyheads.extras.exports import EXPORTS, ExportOptions
 from manyheads.files.verify import json_text

@@ -12,7 +12,7 @@ from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import with_end
 from manyheads.errors import ConfigError
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.composites import Seq2Seq
 from manyheads.text.of_folder import has_tokenizer, load_tokenizer
 from manyheads.text.sides import Side, TranslationTokenizer
 

@@ -27,8 +27,8 @@ from manyheads.extras.exports.compare import (
     tokenizer_of,
 )
 from manyheads.extras.peers.holding import TRANSFORMER, check_held, demand
+from manyheads.models.composites import Seq2Seq
 from manyheads.models.pretrained import load, read_config
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.text.sides import Side

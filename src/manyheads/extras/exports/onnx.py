@@ -28,9 +28,8 @@ from manyheads.extras.exports.onnx_language import write_language_model
 from manyheads.extras.peers import hf_tokenizer
 from manyheads.extras.peers.holding import REFORMER, TRANSFORMER, TRANSFORMER_XL, any_of, check_held
 from manyheads.extras.peers.marian_generation import MarianIds, generation_to_peer
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.pretrained import load, read_config
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig, DotProductAttentionConfig
 from manyheads.text.sides import TranslationTokenizer
 

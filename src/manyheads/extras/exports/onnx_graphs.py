@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.composites import Seq2Seq
 from manyheads.nn.attention.cache import DecoderLayerStep
 from manyheads.nn.attention.masks import Causal, KeyPadding, Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads

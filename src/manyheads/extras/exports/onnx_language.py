@@ -21,7 +21,7 @@ from manyheads.errors import ConfigError
 from manyheads.extras.exports import onnx_files as files
 from manyheads.extras.exports.onnx_graphs import graph_positions, logits_of, prepare, sinusoidal
 from manyheads.extras.peers import hf_tokenizer
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.composites import LanguageModel
 from manyheads.models.transformer_xl.model import distances_back
 from manyheads.nn.attention.local import LocalSelfAttention, distance_penalty
 from manyheads.nn.attention.lsh_hash import keys_of

@@ -13,9 +13,8 @@ from manyheads.errors import DataError, ModelFileError, RequestError
 from manyheads.files.verify import read_object
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import CONFIG, read_config
-from manyheads.text.of_folder import tokenizer_of_folder
+from manyheads.text.of_folder import PieceVocabulary, tokenizer_of_folder
 from manyheads.text.sides import Side, TranslationTokenizer, refuse_untagged
-from manyheads.text.vocabularies import PieceVocabulary
 from manyheads.text.vocabulary import Vocabulary
 
 FOLDER = "manyheads"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, Shared, argument, group, option
 from manyheads.decoding.options import DeviceOptions

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from manyheads.catalogue import ARCHITECTURES
-from manyheads.decoding.device import Precision
+from manyheads.decoding.model_runner import Precision
 from manyheads.decoding.settings import DecodingOverrides
 from manyheads.decoding.text_ids import check_texts
 from manyheads.decoding.translator import Translator

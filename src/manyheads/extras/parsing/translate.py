@@ -9,12 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from manyheads.cli.command_line.translate_options import TranslateOptions
-from manyheads.cli.commands.translate import converse_or_write, translate
+from manyheads.cli.commands.translate import TranslateOptions, TranslationLines, converse_or_write, translate
 from manyheads.cli.lines.conversation import converse, greet, is_conversation
 from manyheads.cli.lines.output import LineWriter
-from manyheads.cli.lines.translations import TranslationLines
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.config.options import given_options, refuse_given
 from manyheads.data.lines import LinesOf, Progress, phase_progress
 from manyheads.decoding.hypothesis import Translation, one_line

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from manyheads.cli.command_line.parsing import command
 from manyheads.cli.lines.output import check_model_output
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.config.checks import not_among
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError

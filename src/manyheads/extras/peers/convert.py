@@ -53,7 +53,7 @@ from manyheads.files.commit import write_folder
 from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import read_object
 from manyheads.installation import install_command
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.pretrained import (
     data_notice,
     load,
@@ -63,7 +63,6 @@ from manyheads.models.pretrained import (
     write_notice,
     yaml_list,
 )
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.text.of_folder import has_tokenizer, load_tokenizer
 from manyheads.text.pipeline import MAX_FILE_BYTES
 from manyheads.text.sides import TranslationTokenizer

@@ -17,8 +17,8 @@ from manyheads.errors import ConfigError
 from manyheads.extras.peers.holding import Holds, any_of
 from manyheads.extras.peers.layout import Layout, transposed
 from manyheads.extras.peers.peer import Options, Peer, require
+from manyheads.models.composites import LanguageModel
 from manyheads.models.decoder.config import DecoderConfig
-from manyheads.models.language_model import LanguageModel
 
 _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",

@@ -42,7 +42,7 @@ from manyheads.extras.peers.marian_tokenizer import MAX_PIECES, MarianOptions, M
 from manyheads.extras.peers.peer import Options
 from manyheads.extras.peers.toolkits import PlainTransformer, tie_of
 from manyheads.files.safe_open import open_regular, read_limited
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.composites import Seq2Seq
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.text.pipeline import MAX_FILE_BYTES
 

@@ -17,9 +17,9 @@ from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers.holding import Holds, check_held, demand
 from manyheads.extras.peers.layout import Layout, export_gradients, export_weights, import_weights
+from manyheads.models.composites import Seq2Seq
 from manyheads.models.pretrained import check_size
 from manyheads.models.protocols import ModelConfig
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention.masks import Dense, Mask
 
 Options = Mapping[str, Any]

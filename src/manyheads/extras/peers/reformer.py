@@ -23,7 +23,7 @@ from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers.holding import REFORMER, Holds
 from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, require
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.composites import LanguageModel
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.reformer.model import Call, Reformer, ReformerLayer
 from manyheads.nn.attention.lsh_hash import near_pairs

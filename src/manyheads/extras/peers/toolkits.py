@@ -17,7 +17,7 @@ from manyheads.config.files import load_yaml, to_dotted
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, decode, encode, require
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.composites import Seq2Seq
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.positions import sinusoidal_table
 

@@ -25,7 +25,7 @@ from manyheads.extras.peers.xl_weights import (
     sizes_of,
     tied_projections,
 )
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.composites import LanguageModel
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.models.transformer_xl.state import LayerInputs, XLState
 

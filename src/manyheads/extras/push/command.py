@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.config.options import CommandPage, argument, option
 
 

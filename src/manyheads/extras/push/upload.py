@@ -225,8 +225,8 @@ def make_upload(model: str, name: str, facts: CardFacts) -> Upload:
 
 def terms_of_data(model: str) -> dict[str, str]:
     """Return the terms of a run's training data, which its manifest records; none without a run or its data."""
-    from manyheads.data.manifest import read_manifest as read_data_manifest
     from manyheads.data.preparing import FORMAT, FORMAT_VERSION
+    from manyheads.data.preparing import read_manifest as read_data_manifest
 
     try:
         path = load_yaml(Path(model) / "config.yaml").section("data").get("path")

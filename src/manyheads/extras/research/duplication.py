@@ -20,7 +20,7 @@ from manyheads.data.sampler import mix
 from manyheads.data.settings import SegmentSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.likelihood import evaluation_mode
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.composites import LanguageModel
 from manyheads.seeding import derive_seed
 from manyheads.text.vocabulary import IdVocabulary
 

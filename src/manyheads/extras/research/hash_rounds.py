@@ -17,7 +17,7 @@ from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, RequestError, refuse_nan
 from manyheads.evaluation.language_model import bits_per, evaluate_text
 from manyheads.extras.research.text_task.options import EvaluateOptions
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.composites import LanguageModel
 from manyheads.models.pretrained import load_portable_state, portable_state
 from manyheads.models.reformer.config import HashRounds
 from manyheads.tasks.language_modelling.held_out import held_text, readings_of

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from sacrebleu.significance import PairedTest
 
 from manyheads.errors import DataError
-from manyheads.evaluation.bleu import FastCHRF, bleu_metric, composed
-from manyheads.evaluation.tokenizers import AUTO, choose_tokenizer
+from manyheads.evaluation.bleu import AUTO, FastCHRF, bleu_metric, choose_tokenizer, composed
 
 RESAMPLES = 1000
 """Number of resamples of a paired bootstrap; fewer for very large test sets, see `_num_resamples`."""

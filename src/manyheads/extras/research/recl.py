@@ -30,7 +30,7 @@ _TOKENS_AT_ONCE = 16_384
 
 
 class _Scores(Protocol):
-    """A composite: `models.language_model.LanguageModel`."""
+    """A composite: `models.composites.LanguageModel`."""
 
     def start(self, lanes: int, attending: Any = None, *, projected: bool = True) -> Any: ...
 

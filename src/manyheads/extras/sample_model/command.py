@@ -6,9 +6,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from manyheads.cli.command_line.pages import program
-from manyheads.cli.command_line.parsing import command
-from manyheads.cli.streams import echo
+from manyheads.cli.command_line.parsing import command, program
+from manyheads.cli.process import echo
 from manyheads.config.options import CommandPage, argument
 
 

@@ -16,7 +16,7 @@ import torch
 
 from manyheads.catalogue import PRESETS
 from manyheads.cli.main import guarded
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.data.corpora import NOTICES, load_tatoeba

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.machine import set_up_machine
+from manyheads.cli.process import set_up_machine
 from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, argument, option
 from manyheads.errors import ConfigError, MissingExtraError
@@ -121,6 +121,7 @@ def run(options: ServeOptions) -> int:
     """Serve until a signal arrives. Returns: the exit code."""
     set_up_machine()
     try:
+        from manyheads.extras.serving.app import build_app
         from manyheads.extras.serving.server import serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("fastapi", "starlette", "uvicorn", "h11", "prometheus_client"):
@@ -131,7 +132,8 @@ def run(options: ServeOptions) -> int:
     settings = options.settings()
     names = ", ".join(names_of_models(options.models))
     _set_up_log(options)
-    return serve(settings, options.host, options.port, lambda address: _tell(f"serving {names} at {address}"))
+    app = build_app(settings, loads=False)
+    return serve(app, settings, options.host, options.port, lambda address: _tell(f"serving {names} at {address}"))
 
 
 def _tell(text: str) -> None:

@@ -17,9 +17,8 @@ from manyheads.decoding.generation import READ_AT_ONCE, PrefixCache, context_set
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.search_problem import length_limits
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
-from manyheads.decoding.text_ids import encode_texts, with_end
+from manyheads.decoding.text_ids import encode_texts, source_limit, with_end
 from manyheads.decoding.translator import Translator
-from manyheads.decoding.truncation import source_limit
 from manyheads.extras.inspect.attending import open_model
 from manyheads.extras.serving.jobs import (
     GenerationBatch,

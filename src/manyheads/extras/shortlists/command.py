@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import CommandPage, argument, option

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.data.lines import Progress
-from manyheads.data.manifest import write_manifest
-from manyheads.data.preparing import ABOUT, MARK, num_finished, parts_folder
+from manyheads.data.preparing import ABOUT, MARK, num_finished, parts_folder, write_manifest
 from manyheads.errors import DataError, ManyHeadsError
 from manyheads.extras.sources.fetching import Fetcher, Lock
 from manyheads.extras.sources.finding import Found, find, plan_lines

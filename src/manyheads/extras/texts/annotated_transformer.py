@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.peers.annotated_transformer import LabelSmoothing as SmoothedTargets
 from manyheads.extras.texts.annotated_model import (

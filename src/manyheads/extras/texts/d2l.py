@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.data.corpora import load_tatoeba
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.texts.common import TextIndexError, also, check_at_least, check_axes

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import RequestError
+from manyheads.models.composites import LanguageModel, check_evaluates, check_lanes, check_marks
 from manyheads.models.decoder.config import DecoderConfig
-from manyheads.models.language_model import LanguageModel, check_evaluates, check_lanes, check_marks
 from manyheads.models.size_checks import check_vocabularies
 from manyheads.nn.attention.cache import CacheStep, KeyValueCache
 from manyheads.nn.attention.masks import Causal, Dense, Mask, dense_mask

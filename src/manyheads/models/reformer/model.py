@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import RequestError
-from manyheads.models.language_model import LanguageModel, check_evaluates, check_lanes, check_marks
+from manyheads.models.composites import LanguageModel, check_evaluates, check_lanes, check_marks
 from manyheads.models.reformer.config import LayerKind, ReformerConfig, ReformerSeq2SeqConfig
 from manyheads.models.size_checks import check_vocabularies
 from manyheads.nn.attention.cache import KeyValueCache
@@ -242,7 +242,7 @@ _JOINED = 4096
 class Reformer(nn.Module):
     """Token ids to hidden states of width 2 d_model, both streams side by side.
 
-    The head that turns hidden states into words is not part of it (see `models.language_model`).
+    The head that turns hidden states into words is not part of it (see `models.composites`).
 
     Args: config: sizes and choices; the vocabulary size must be set.
     Raises: ConfigError: the vocabulary size is missing.

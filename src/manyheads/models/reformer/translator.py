@@ -12,9 +12,9 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from manyheads.models.composites import Seq2Seq
 from manyheads.models.reformer.config import ReformerSeq2SeqConfig
 from manyheads.models.reformer.model import FeedForwardSublayer
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.size_checks import check_vocabularies
 from manyheads.nn.attention.cache import DecoderState, KeyValueCache, source_mask
 from manyheads.nn.attention.lsh import LSHSelfAttention
@@ -163,7 +163,7 @@ class ReformerTranslator(nn.Module):
 
     Both stacks start with the embedding in both streams and end with the norm of the streams' mean. If a hash seed is
     needed, training draws it from torch's generator, as dropout does, and evaluation uses the config's. The head that
-    predicts words is separate (see `models.seq2seq`).
+    predicts words is separate (see `models.composites`).
 
     Args: config: sizes and options; both vocabulary sizes must be set.
     Raises: ConfigError: a vocabulary size is missing.

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.data.batch import PackedBatch
+from manyheads.models.composites import Seq2Seq
 from manyheads.models.head_names import HeadKind
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.models.size_checks import check_vocabularies
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.attention.cache import DecoderLayerStep, DecoderState, KeyValueCache, source_mask
@@ -258,7 +258,7 @@ class Decoder(nn.Module):
 class Transformer(nn.Module):
     """Source ids to encoder states, target ids and encoder states to decoder states.
 
-    The head that turns decoder states into words is not part of it (see `models.seq2seq`).
+    The head that turns decoder states into words is not part of it (see `models.composites`).
 
     Args: config: sizes and choices; both vocabulary sizes must be set.
     Raises: ConfigError: a vocabulary size is missing.

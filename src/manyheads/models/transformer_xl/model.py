@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import RequestError
+from manyheads.models.composites import LanguageModel, check_evaluates, check_lanes
 from manyheads.models.head_names import HeadKind
-from manyheads.models.language_model import LanguageModel, check_evaluates, check_lanes
 from manyheads.models.size_checks import check_vocabularies
 from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.models.transformer_xl.state import LayerInputs, XLState, XLStep
@@ -156,7 +156,7 @@ def _residual(config: TransformerXLConfig) -> Residual:
 class TransformerXL(nn.Module):
     """Segments of token ids and a memory of what came before to hidden states and the memory for the next segment.
 
-    The head that turns hidden states into words is not part of it (see `models.language_model`).
+    The head that turns hidden states into words is not part of it (see `models.composites`).
 
     `hidden_states` is the model of the paper. Two other ways compute the same for generation: `prepare_step` and
     `compute_step`, with stored keys and values; and `_read_again`, for models with absolute positions that were trained

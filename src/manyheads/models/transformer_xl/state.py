@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from manyheads.models.language_model import check_marks
+from manyheads.models.composites import check_marks
 from manyheads.models.transformer_xl.config import Attending
 from manyheads.nn.attention.cache import CacheStep, KeyValueCache, valid_columns
 from manyheads.nn.kernels import policy

@@ -25,15 +25,15 @@ from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.language_model import bits_per, evaluate_text, segments_of
 from manyheads.evaluation.likelihood import Likelihood
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.composites import LanguageModel
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import begin_embeddings, known_sets, open_sets
 from manyheads.tasks.held_out import chosen_split
 from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.text.vocabulary import IdVocabulary
 from manyheads.training.record.report import Sample, ValidationReport
+from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.objective import PlainObjective, Translate
-from manyheads.training.run.signals import StopFlag
 
 NO_TEXT = "(no text: the model writes ids; `manyheads generate RUN --output FILE` writes a file of them)"
 
@@ -57,7 +57,7 @@ class LanguageObjective(PlainObjective):
         self.digest = mixed_digest([one.digest for one in self.sets.values()])
         vocabulary = self.data.vocabulary
         is_too_small = 0 < config.model.vocab_size < vocabulary.vocab_size
-        if is_too_small and not config.initial.model:  # otherwise the model grows, see `training.run.initial`
+        if is_too_small and not config.initial.model:  # otherwise the model grows, see `training.run.resume`
             raise ConfigError(
                 f"model.vocab_size is {config.model.vocab_size}, but the vocabulary of {self.data.path} has"
                 f" {vocabulary.vocab_size} ids; set it to 0, which uses them all."

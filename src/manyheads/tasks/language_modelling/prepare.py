@@ -15,8 +15,8 @@ from manyheads.data.preparing import Holdout
 from manyheads.errors import ConfigError
 from manyheads.tasks.language_modelling.options import PrepareOptions
 from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, summary_of, vocabulary_lines
+from manyheads.text.of_folder import load_vocabulary
 from manyheads.text.settings import IdSettings, VocabularySettings
-from manyheads.text.vocabularies import load_vocabulary
 from manyheads.text.word_vocabulary import SymbolVocabulary
 
 

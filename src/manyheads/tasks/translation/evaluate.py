@@ -13,14 +13,22 @@ from manyheads.data.lines import GivenItems, Progress, describe, phase_progress,
 from manyheads.data.translation.readers import ReadReport, check_segments, first_suspicious, refuse_documents
 from manyheads.decoding.hypothesis import one_line
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.text_ids import counted_truncations, naming_lines
 from manyheads.decoding.translator import Translator
-from manyheads.decoding.truncation import counted_truncations, naming_lines
 from manyheads.distributed.process import refuse_ranks, this_process
 from manyheads.distributed.sharded_lines import is_sharded, model_identity, run_lines
 from manyheads.errors import ConfigError, DataError, RequestError
-from manyheads.evaluation.bleu import Score, corpus_bleu, corpus_chrf
+from manyheads.evaluation.bleu import (
+    AUTO,
+    Score,
+    TokenizerChoice,
+    check_tokenizer,
+    choose_tokenizer,
+    corpus_bleu,
+    corpus_chrf,
+    text_hints,
+)
 from manyheads.evaluation.likelihood import Likelihood
-from manyheads.evaluation.tokenizers import AUTO, TokenizerChoice, check_tokenizer, choose_tokenizer, text_hints
 from manyheads.tasks.held_out import (
     COPY_TASK,
     copy_settings,

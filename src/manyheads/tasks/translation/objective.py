@@ -20,17 +20,17 @@ from manyheads.data.translation.bpe_dropout import BpeDropout
 from manyheads.data.translation.prepared import TATOEBA, PreparedData, open_data
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, MissingExtraError
+from manyheads.evaluation.bleu import AUTO, TokenizerChoice, choose_tokenizer, instead_of, text_hints
 from manyheads.evaluation.reading import BleuTokenizer
-from manyheads.evaluation.tokenizers import AUTO, TokenizerChoice, choose_tokenizer, instead_of, text_hints
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.composites import Seq2Seq
 from manyheads.nn.kernels.policy import has_segments_kernel, segments_lack
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import begin_embeddings, fewer_tokens, known_sets, open_sets
 from manyheads.tasks.held_out import chosen_split
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.tasks.translation.validator import Validator, build_translate
+from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.objective import PlainObjective, Translate
-from manyheads.training.run.signals import StopFlag
 
 
 class TranslationObjective(PlainObjective):
@@ -206,7 +206,7 @@ def _resolve(config: TrainConfig, data: PreparedData) -> TrainConfig:
     for name, given, least in zip(
         ("source_vocab_size", "target_vocab_size"), sizes, (size, data.tokenizer.num_target_ids), strict=True
     ):
-        if given < least and not config.initial.model:  # otherwise the model grows, see `training.run.initial`
+        if given < least and not config.initial.model:  # otherwise the model grows, see `training.run.resume`
             raise ConfigError(
                 f"model.{name} is {given:,}, but the tokenizer of {data.path} gives {least:,} ids on that side; set it"
                 " to 0, which uses them all."

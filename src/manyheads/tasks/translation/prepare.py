@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.config.options import given_options, refuse_given
-from manyheads.data.manifest import MAX_MANIFEST_BYTES
-from manyheads.data.preparing import SPLITS
+from manyheads.data.preparing import MAX_MANIFEST_BYTES, SPLITS
 from manyheads.data.translation.cleaning.cleaner import (
     CLEANING_RULES,
     CleanedPairs,

@@ -15,8 +15,8 @@ from manyheads.data.store import PairStore
 from manyheads.data.translation.batches import eval_batches
 from manyheads.data.translation.readers import PairFiles, ReadReport
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.text_ids import cut, fit, scored_limit, source_limit
 from manyheads.decoding.translator import Translator
-from manyheads.decoding.truncation import cut, fit, scored_limit, source_limit
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import RequestError
 from manyheads.evaluation.likelihood import Likelihood, counted, evaluate_likelihood

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from manyheads.decoding.device import choose_device
+from manyheads.decoding.model_runner import choose_device
 from manyheads.training.plan import planner as measuring
 from manyheads.training.plan.planner import MIB, SyntheticRun, synthetic_run_of
 from manyheads.training.run.components import RunComponents, assemble

@@ -303,7 +303,7 @@ MIB = 2**20
 _SHORT = 64
 _MOST_OVERHEAD = 3.0
 _MOST_GAPS = 1 << 29
-"""Two blocks of 256 MiB, from which on a block is returned (`cli.machine`). Preset million, fp32: 0.2, 0.2, 0.6 and 0.5
+"""Two blocks of 256 MiB, from which on a block is returned (`cli.process`). Preset million, fp32: 0.2, 0.2, 0.6 and 0.5
 GiB beside its tensors in steps of 8,192, 65,536, 131,072 and 262,144 tokens."""
 _SHARE = 0.9
 """The share of the free memory to use: a prediction is accurate to some percent, and other processes need memory

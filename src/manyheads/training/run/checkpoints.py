@@ -13,13 +13,17 @@ from torch import Tensor
 
 from manyheads.checkpoint.format import (
     Checkpoint,
+    apply_retention,
     checkpoint_name,
+    list_checkpoints,
     load_checkpoint,
     needed_bytes,
+    read_pointer,
     save_checkpoint,
+    set_aside_newer,
+    write_pointer,
+    write_shards,
 )
-from manyheads.checkpoint.retain import apply_retention, list_checkpoints, read_pointer, set_aside_newer, write_pointer
-from manyheads.checkpoint.sharded import write_shards
 from manyheads.config.files import to_plain
 from manyheads.distributed.wrap import local
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError, NonFiniteError, SaveError

@@ -14,8 +14,7 @@ from manyheads.config.files import to_plain
 from manyheads.data.lines import Progress
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, DataError
-from manyheads.models.language_model import LanguageModel
-from manyheads.models.seq2seq import Seq2Seq
+from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.optimiser import MovingAverage, build_optimiser
 from manyheads.training.optim.schedule import highest_rate
@@ -23,10 +22,9 @@ from manyheads.training.record.callbacks import Callbacks
 from manyheads.training.record.report import Reporter
 from manyheads.training.run.arithmetic import arithmetic_of_run
 from manyheads.training.run.device import check_capacity
-from manyheads.training.run.initial import begin_from, freeze
 from manyheads.training.run.objective import Data, Objective, Stream, Translate, open_objective
 from manyheads.training.run.parallel import ParallelModel
-from manyheads.training.run.resume import differences
+from manyheads.training.run.resume import begin_from, differences, freeze
 from manyheads.training.run.state import Counters, Memory, named_parameters
 from manyheads.training.run.step import TrainStep
 from manyheads.training.settings import RunConfig

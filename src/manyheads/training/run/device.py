@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from manyheads.catalogue import build_model
-from manyheads.decoding.device import on_cpu_by_default
+from manyheads.decoding.model_runner import on_cpu_by_default
 from manyheads.errors import ConfigError
 from manyheads.nn.kernels.modes import by_fixed_rules, fast, tf32_products
-from manyheads.training.run.initial import freeze
+from manyheads.training.run.resume import freeze
 from manyheads.training.settings import RunConfig
 
 

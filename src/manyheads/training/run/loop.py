@@ -22,7 +22,7 @@ import torch
 
 from manyheads.config.files import to_json, to_plain
 from manyheads.data.sampler import next_position
-from manyheads.decoding.device import choose_device
+from manyheads.decoding.model_runner import choose_device
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, ManyHeadsError, NonFiniteError, is_out_of_memory
 from manyheads.files.commit import write_text
@@ -42,7 +42,7 @@ from manyheads.training.record.report import (
     ValidationReport,
 )
 from manyheads.training.run.checkpoints import CheckpointManager
-from manyheads.training.run.clock import RunClock
+from manyheads.training.run.clock import SAME_SIGNAL_SECONDS, RunClock, SharedStopFlag, StopFlag, catch_signals
 from manyheads.training.run.components import RunComponents, Surroundings, assemble, check_same_settings
 from manyheads.training.run.device import computing, settled
 from manyheads.training.run.nonfinite import Fault
@@ -50,7 +50,6 @@ from manyheads.training.run.objective import Batch, Batches, Objective, Translat
 from manyheads.training.run.precision import resolve_precision, stored_precision
 from manyheads.training.run.resume import find_checkpoint
 from manyheads.training.run.run_folder import RunFolder
-from manyheads.training.run.signals import SAME_SIGNAL_SECONDS, SharedStopFlag, StopFlag, catch_signals
 from manyheads.training.settings import RunConfig
 
 _MOST_BYTES = 1 << 20

@@ -21,7 +21,7 @@ from manyheads.distributed.group import Group
 from manyheads.nn.kernels import policy
 from manyheads.text.sides import LanguagePair
 from manyheads.training.record.report import ValidationReport
-from manyheads.training.run.signals import StopFlag
+from manyheads.training.run.clock import StopFlag
 from manyheads.training.settings import RunConfig
 
 Translate = Callable[[list[str], Callable[[], bool]], list[str]]

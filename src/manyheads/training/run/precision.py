@@ -10,9 +10,8 @@ from typing import Literal, TypeVar, get_args
 
 import torch
 
-from manyheads.checkpoint.format import read_scalars
-from manyheads.checkpoint.retain import list_checkpoints, read_pointer
-from manyheads.decoding.device import choose_device
+from manyheads.checkpoint.format import list_checkpoints, read_pointer, read_scalars
+from manyheads.decoding.model_runner import choose_device
 from manyheads.distributed.group import Group
 from manyheads.errors import CheckpointError, ConfigError
 from manyheads.nn.kernels.policy import tf32_lack

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from manyheads.checkpoint.retain import list_checkpoints
+from manyheads.checkpoint.format import list_checkpoints
 from manyheads.config.files import to_json, to_yaml
 from manyheads.errors import ConfigError
 from manyheads.files.commit import make_folder, saving, sync, write_text

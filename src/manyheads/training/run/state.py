@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from manyheads.checkpoint.sharded import Allocate
+from manyheads.checkpoint.format import Allocate
 from manyheads.data.batch import share
 from manyheads.distributed.group import Group
 from manyheads.distributed.wrap import is_part, part_of

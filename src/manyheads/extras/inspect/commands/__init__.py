@@ -6,8 +6,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from manyheads.cli.command_line.pages import help_page
-from manyheads.cli.streams import echo
+from manyheads.cli.command_line.parsing import help_page
+from manyheads.cli.process import echo
 from manyheads.config.checks import did_you_mean
 
 __all__ = ["KINDS", "run"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.machine import set_up_machine
+from manyheads.cli.process import set_up_machine
 from manyheads.config.options import CommandPage, Shared, option
 from manyheads.extras.inspect.options import PICTURES, check_kinds, picture_option, write_figure
 from manyheads.files.verify import json_text

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.machine import set_up_machine
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo, set_up_machine
 from manyheads.config.checks import between, check
 from manyheads.config.options import refuse_given
 from manyheads.errors import RequestError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.machine import set_up_machine
+from manyheads.cli.process import set_up_machine
 from manyheads.config.options import CommandPage, option
 from manyheads.extras.inspect.options import ModelOptions, check_kinds, picture_option, write_figure
 

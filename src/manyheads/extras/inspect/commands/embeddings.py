@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.machine import set_up_machine
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo, set_up_machine
 from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, Shared, option
 from manyheads.errors import ConfigError

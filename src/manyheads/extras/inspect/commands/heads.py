@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.machine import set_up_machine
-from manyheads.cli.streams import say_or_json
+from manyheads.cli.process import say_or_json, set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage, Shared, argument, given_options, group, refuse_given
 from manyheads.decoding.options import DeviceOptions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.config.checks import between, check, not_among
 from manyheads.config.options import given_options
 from manyheads.errors import ConfigError

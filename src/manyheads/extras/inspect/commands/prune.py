@@ -6,8 +6,7 @@ from pathlib import Path
 
 from manyheads.cli.command_line.parsing import command
 from manyheads.cli.lines.output import check_model_output
-from manyheads.cli.machine import set_up_machine
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo, set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage
 from manyheads.extras.inspect.heads.options import PruneOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.streams import echo
+from manyheads.cli.process import echo
 from manyheads.config.checks import between, check
 from manyheads.config.options import CommandPage, Shared, option
 from manyheads.extras.inspect.options import check_kinds, picture_option, write_figure

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.cli.command_line.parsing import command
-from manyheads.cli.machine import set_up_machine
-from manyheads.cli.streams import say_or_json
+from manyheads.cli.process import say_or_json, set_up_machine
 from manyheads.config.options import CommandPage, Shared, argument, group, option
 from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import ConfigError, RequestError

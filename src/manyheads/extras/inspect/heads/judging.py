@@ -27,11 +27,10 @@ from manyheads.extras.inspect.heads.scores import (
     head_looks,
     normalised_importance,
 )
+from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.head_names import Head, all_heads, prunable
 from manyheads.models.hub import resolve_model_path
-from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import read_config
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.tasks.held_out import copy_settings, own_data, pairs_of_split, run_section
 from manyheads.tasks.language_modelling.held_out import held_text
 from manyheads.tasks.table import task_of_folder

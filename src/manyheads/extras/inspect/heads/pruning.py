@@ -26,10 +26,9 @@ from manyheads.decoding.settings import DecodingSettings, GenerationSettings, re
 from manyheads.decoding.shortlist import shortlist_files
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, DataError, RequestError
-from manyheads.evaluation.bleu import corpus_bleu
+from manyheads.evaluation.bleu import choose_tokenizer, corpus_bleu
 from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
 from manyheads.evaluation.reading import BleuTokenizer
-from manyheads.evaluation.tokenizers import choose_tokenizer
 from manyheads.extras.inspect.heads.judging import (
     HeldPairs,
     HeldSegments,
@@ -43,11 +42,10 @@ from manyheads.extras.inspect.heads.scores import attention_layers, check_heads,
 from manyheads.files.commit import write_text
 from manyheads.files.safe_open import open_regular, read_limited
 from manyheads.files.verify import json_text
+from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.head_names import Head, all_heads, kept_heads, parse_heads, prunable
 from manyheads.models.hub import resolve_model_path
-from manyheads.models.language_model import LanguageModel
 from manyheads.models.pretrained import load, read_config, read_languages, save_pretrained
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.tasks.table import task_of_folder
 from manyheads.text.of_folder import tokenizer_of_folder
 

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import DataError, RequestError, ShapeError, refuse_nan
 from manyheads.evaluation.likelihood import evaluation_mode
+from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.head_names import Head, HeadKind, all_heads, prunable
-from manyheads.models.language_model import LanguageModel
-from manyheads.models.seq2seq import Seq2Seq
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.kernels.modes import fast
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from manyheads.data.lines import Progress, ReadReport, describe, phase_progress, read_lines
 from manyheads.data.translation.prepared import PreparedData
-from manyheads.decoding.truncation import counted_truncations
+from manyheads.decoding.text_ids import counted_truncations
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.likelihood import Likelihood

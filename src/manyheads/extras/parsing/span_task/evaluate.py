@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyheads.data.lines import Progress, ReadReport, describe, phase_progress
-from manyheads.decoding.truncation import naming_lines
+from manyheads.decoding.text_ids import naming_lines
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import DataError
 from manyheads.extras.parsing.brackets import judge_trees

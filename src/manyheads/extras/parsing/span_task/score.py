@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from manyheads.data.lines import GivenItems, Progress, ReadReport, phase_progress
-from manyheads.decoding.truncation import naming_lines
+from manyheads.decoding.text_ids import naming_lines
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.extras.parsing.parser import ChartParser
 from manyheads.extras.parsing.parsing_task import ParsingTask, read_sentences

@@ -15,7 +15,7 @@ from manyheads.extras.research.duplication import HELD_OUT, evaluate_duplication
 from manyheads.extras.research.hash_rounds import Judged, Tell, judge_models
 from manyheads.extras.research.text_task.evaluate import evaluate as evaluate_text
 from manyheads.extras.research.text_task.options import EvaluateOptions
-from manyheads.models.language_model import LanguageModel
+from manyheads.models.composites import LanguageModel
 from manyheads.tasks.held_out import run_file
 from manyheads.tasks.report import Report
 

@@ -11,7 +11,7 @@ from manyheads.data.lines import Progress
 from manyheads.data.translation.readers import ReadReport
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
-from manyheads.evaluation.tokenizers import AUTO, check_tokenizer, text_hints
+from manyheads.evaluation.bleu import AUTO, check_tokenizer, text_hints
 from manyheads.extras.research.comparison import PAGE_EXAMPLES, Comparison, Example, letters
 from manyheads.extras.research.paired import most_different, paired_scores, sentence_chrf
 from manyheads.extras.research.translation_task.options import EvaluateOptions

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from manyheads.decoding.generation import NewToken
 from manyheads.decoding.settings import GenerationSettings
-from manyheads.decoding.text_ids import encode_texts, with_end
-from manyheads.decoding.truncation import scored_limit
+from manyheads.decoding.text_ids import encode_texts, scored_limit, with_end
 from manyheads.extras.serving.api.native.bodies import (
     AttentionBody,
     GenerateBody,

@@ -1,4 +1,6 @@
-"""Cut the embedded slice of Tatoeba from the whole English-German file: `python -m manyheads.data.corpora.cut_tatoeba`.
+"""Cut the embedded slice of Tatoeba from the whole English-German file.
+
+    python -m manyheads.extras.sources.cut_tatoeba eng-deu.tsv.gz
 
 Translations overlap: one English sentence can have many German ones, and vice versa. Therefore pairs are grouped first,
 and a group belongs to one split only. No sentence of the test or validation pairs occurs in training, on either side.
@@ -13,7 +15,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from manyheads.data.corpora import NUM_TRAIN
+from manyheads.data import corpora
 from manyheads.data.translation.readers import PairFiles
 from manyheads.errors import DataError
 
@@ -56,9 +58,11 @@ def cut(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
     groups = [group for group in group_pairs(pairs) if FEWEST_WORDS <= len(group[0][0].split()) <= MOST_WORDS]
     groups.sort(key=lambda group: hashlib.sha256(group[0][0].encode("utf-8")).digest())
     held_out = NUM_TEST + NUM_VALID
-    train = [pair for group in groups[held_out:] for pair in group][:NUM_TRAIN]
-    if len(train) < NUM_TRAIN:
-        raise DataError(f"Only {len(train)} training pairs are left of {len(groups)} groups; {NUM_TRAIN} are needed.")
+    train = [pair for group in groups[held_out:] for pair in group][: corpora.NUM_TRAIN]
+    if len(train) < corpora.NUM_TRAIN:
+        raise DataError(
+            f"Only {len(train)} training pairs are left of {len(groups)} groups; {corpora.NUM_TRAIN} are needed."
+        )
     return {
         "test": [group[0] for group in groups[:NUM_TEST]],
         "valid": [group[0] for group in groups[NUM_TEST:held_out]],
@@ -76,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write the three files and print the SHA-256 of the unpacked content of each."""
     parser = argparse.ArgumentParser(description="Cut the embedded slice of Tatoeba.")
     parser.add_argument("whole", type=Path, help="eng-deu.tsv.gz, the whole English-German file")
-    parser.add_argument("--into", type=Path, default=Path(__file__).parent, help="folder for the three files")
+    parser.add_argument("--into", type=Path, default=Path(corpora.__file__).parent, help="folder for the three files")
     chosen = parser.parse_args(arguments)
     for split, pairs in cut(PairFiles(tsv=chosen.whole).read()).items():
         packed = pack(pairs)
