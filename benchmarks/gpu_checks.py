@@ -23,7 +23,7 @@ import torch
 from gpu_sides import BOTH, Maker, Options, Side, compare, of_a_run, pairs, reason, report, segments, train_step, wait
 from torch import Tensor, nn
 
-from manyheads.decoding.device import pack
+from manyheads.decoding.model_runner import pack
 from manyheads.models.reformer import config as reformers
 from manyheads.models.reformer.model import build as build_reformer
 from manyheads.models.transformer import config as transformers
