@@ -12,6 +12,7 @@ environment needs `docs/_site/requirements.txt`, `ipykernel` and `nbclient`.
 from __future__ import annotations
 
 import argparse
+import atexit
 import base64
 import io
 import itertools
@@ -211,6 +212,8 @@ def run(notebook: Any, page: str, folder: Path) -> None:
         raise NotebookError(
             f"the kernel python3 cannot be started: {error}; pip install --force-reinstall ipykernel."
         ) from None
+    finally:
+        atexit.unregister(client._cleanup_kernel)  # of a kernel that never was it would print a traceback
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "code":
             cell.outputs = limited(cell, f"docs/{page}.md, cell {number}", str(folder))
@@ -282,7 +285,7 @@ def keep_outputs(notebook: Any, path: Path) -> None:
 
     try:
         stored = nbformat.read(path, as_version=4) if path.is_file() else None
-    except (ValueError, KeyError, nbformat.ValidationError):
+    except (ValueError, LookupError, TypeError, AttributeError, nbformat.ValidationError):
         raise NotebookError(
             f"{path.relative_to(ROOT)} is damaged; restore it, or run its page: make notebooks."
         ) from None
