@@ -68,7 +68,7 @@ def test_a_part_runs(gpu: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.compiles
 @pytest.mark.parametrize("name", ["base-real", "xl", "reformer-16k", "decode-greedy", "decode-beam4", "generate"])
 def test_compiled_sides_run(gpu: Any, name: str) -> None:
-    part = gpu.PARTS[name](replace(TINY, compiles=True))
+    part = gpu.PARTS[name](replace(TINY, compiles=True, limit=3600.0))
     check(part)
     compiled = {side: figures for side, figures in part["sides"].items() if "compiled" in side}
     assert compiled.keys() == set(gpu.COMPILED[name])
