@@ -434,7 +434,7 @@ class Task:
     The modules:
 
     - `objective.py`: `open_objective(config, data_dir, progress)` opens the data of a run.
-    - `plan.py`: `SyntheticRun(config)`, training steps without the data (see `training.plan.planner.Trial`).
+    - `plan.py`: `SyntheticRun(config)`, training steps without the data (see `training.plan.planner.SyntheticRun`).
     - `validator.py` of a task of sentence pairs: `Validator`, see `tasks.translation.objective`.
     - `options.py`: `PREPARE`, `EVALUATE` and `SCORE`, the options of these commands.
     - `prepare.py`: `preparation(options)` returns a function that takes `folder`, `replace` and `progress`, makes the

@@ -177,3 +177,27 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     named = set(re.findall(r"[\w/.-]+\.md", navigation))
     pages = {path.relative_to(root / "docs").as_posix() for path in (root / "docs").rglob("*.md")}
     assert pages - named == set()
+
+
+# Files of other projects.
+FOREIGN_FILES = {"average_checkpoints.py", "mem_transformer.py", "scripts/plot_validations.py"}
+
+
+def test_every_python_file_that_a_page_names_is_there() -> None:
+    root = SOURCES.parent
+    there = [
+        f"/{path.relative_to(root).as_posix()}"
+        for folder in ("src", "tests", "benchmarks", "deploy", "docs", "examples", "recipes", "release")
+        for path in (root / folder).rglob("*.py")
+    ]
+    pages = [root / name for name in ("CONTRIBUTING.md", "README.md", "benchmarks/README.md")]
+    pages += SOURCES.rglob("README.md")
+    pages += [path for path in (root / "docs").rglob("*.md") if not {"decisions", "zh"} & set(path.parts)]
+    named = {
+        (page.relative_to(root).as_posix(), name)
+        for page in pages
+        for name in re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 100
+    lost = {(page, name) for page, name in named if not any(path.endswith(f"/{name}") for path in there)}
+    assert {(page, name) for page, name in lost if name not in FOREIGN_FILES} == set()

@@ -1,7 +1,7 @@
 """The common part of the composites that read a whole text at once and predict something about it, and of ensembles of
 them.
 
-Ensembles of translators: see `ensemble`; of language models: see `language_ensemble`.
+Ensembles of translators and of language models: see `ensemble`.
 """
 
 from __future__ import annotations

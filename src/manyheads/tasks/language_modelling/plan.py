@@ -25,7 +25,7 @@ _LEAST_PROBE = 64
 
 @dataclass(frozen=True)
 class SyntheticRun:
-    """Segments of random ids; see `training.plan.planner.Trial`."""
+    """Segments of random ids; see `training.plan.planner.SyntheticRun`."""
 
     config: TextConfig
     vocabulary: str = ""
