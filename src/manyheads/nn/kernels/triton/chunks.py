@@ -39,7 +39,7 @@ def tiles(kernel: Any, width: int, itemsize: int, hashed: bool) -> Tiles:
         return Tiles(16, 16, 4 if kernel is keys_kernel and (hashed or width <= 64) else 8, 1)
     if kernel is forward_kernel:
         return Tiles(64, 64 if width <= 64 else 32, 8, 1)
-    return Tiles(32 if kernel is keys_kernel else 64, 32, 8, 1)
+    return Tiles(32, 32, 4, 1) if kernel is keys_kernel else Tiles(64, 32, 8, 1)
 
 
 @triton.jit
