@@ -201,3 +201,13 @@ def test_every_python_file_that_a_page_names_is_there() -> None:
     assert len(named) > 100
     lost = {(page, name) for page, name in named if not any(path.endswith(f"/{name}") for path in there)}
     assert {(page, name) for page, name in lost if name not in FOREIGN_FILES} == set()
+
+
+def test_every_file_in_the_table_of_a_folder_is_in_it() -> None:
+    rows = [
+        (page.parent, name)
+        for page in SOURCES.rglob("README.md")
+        for name in re.findall(r"^\| `([\w/]+\.py)`", page.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert len(rows) > 20
+    assert [(folder.name, name) for folder, name in rows if not (folder / name).is_file()] == []
