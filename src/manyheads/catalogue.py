@@ -399,7 +399,8 @@ def build_model(config: Any) -> Any:
     Raises: ConfigError: the architecture is unknown, or the config cannot be built.
     """
     if config.architecture not in ARCHITECTURES:
-        raise ConfigError(f"architecture {config.architecture!r} is unknown; there are {sorted(ARCHITECTURES)}.")
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ConfigError(f"architecture {config.architecture!r} is unknown; there are {known}.")
     return ARCHITECTURES[config.architecture].build(config)
 
 

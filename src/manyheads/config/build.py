@@ -89,9 +89,9 @@ def _section(cls: type, values: Any, path: str, mistakes: list[tuple[str, str]])
     """Build one dataclass; on a mistake note it and return None."""
     if not isinstance(values, Mapping):
         shown = "empty" if values is None else _shown(values)
-        mistakes.append(
-            (path, f"{path} is {shown}; it is a section with these settings: {', '.join(field_types(cls))}.")
-        )
+        names = [f"{path}.{name}" if path else name for name in field_types(cls)]
+        known = f"it is a section with these settings: {', '.join(names)}. Give one of these instead."
+        mistakes.append((path, f"{path} is {shown}; {known}"))
         return None
     annotations = field_types(cls)
     dot = f"{path}." if path else ""

@@ -350,7 +350,8 @@ def config_of(values: dict[str, Any], file: str) -> Any:
     needs = f" The model needs {', '.join(map(str, plugins))}: install it, or give --plugin." if plugins else ""
     name = values.get("architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise ConfigError(f"{file}: architecture {name!r} is unknown; there are {sorted(ARCHITECTURES)}.{needs}")
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ConfigError(f"{file}: architecture {name!r} is unknown; there are {known}.{needs}")
     for setting, layer in _layers_without_heads(values):
         values[setting][layer] = 1  # see `_add_heads`
     try:

@@ -177,6 +177,8 @@ def test_the_program_is_named_as_it_can_be_called(tmp_path: Path, monkeypatch: p
     assert parsing.program() == ".venv/bin/manyheads"
     monkeypatch.setenv("PATH", str(folder))
     assert parsing.program() == "manyheads"
+    monkeypatch.setenv("MANYHEADS_PLUGINS", "one,two")
+    assert parsing.program() == "manyheads --plugin one --plugin two"
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])

@@ -100,7 +100,7 @@ def test_true_is_no_number() -> None:
 
 @pytest.mark.parametrize("value", [None, 3, "x", [1]])
 def test_a_section_must_hold_settings(value: object) -> None:
-    assert "it is a section with these settings: width, heads" in mistakes(Source({"model": value}, "f"))[0]
+    assert "it is a section with these settings: model.width, model.heads" in mistakes(Source({"model": value}, "f"))[0]
 
 
 @pytest.mark.parametrize("value", ["hashd", {"kind": "hashd"}])

@@ -22,6 +22,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
+from manyheads.catalogue import PLUGINS
 from manyheads.cli.main import EXIT_CODES
 from manyheads.config.build import convert
 from manyheads.config.checks import did_you_mean
@@ -34,13 +35,14 @@ _INDENT = 30
 
 
 def program() -> str:
-    """Return the command that calls this program: its name if the shell finds it, otherwise its path."""
+    """Return the command that calls this program, with its plug-ins: its name if the shell finds it, or its path."""
     own = Path(sys.executable).with_name("manyheads")
     found = shutil.which("manyheads")
+    plugins = "".join(f" --plugin {name}" for name in os.environ.get(PLUGINS, "").split(",") if name)
     if not own.exists() or (found and Path(found).resolve() == own.resolve()):
-        return "manyheads"
+        return f"manyheads{plugins}"
     shown = os.path.relpath(own)
-    return str(own) if shown.startswith("..") else shown
+    return (str(own) if shown.startswith("..") else shown) + plugins
 
 
 def help_page(usage: str, description: str, examples: Sequence[str], sections: Iterable[tuple[str, list[str]]]) -> str:
