@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,118 @@ def test_the_wrapper_for_training_and_samples() -> None:
     assert text.top_p(scores, 1.0).isfinite().tolist() == [[True, False, False, False]]
 
 
+def test_the_language_models_options_stand_in_the_originals_order() -> None:
+    """A reader's positional call means the same; the language model swaps two options of `Reformer`."""
+    wanted = (
+        "num_tokens dim depth max_seq_len heads dim_head bucket_size n_hashes ff_chunks attn_chunks causal weight_tie"
+        " lsh_dropout ff_dropout ff_mult ff_activation ff_glu post_attn_dropout layer_dropout random_rotations_per_head"
+        " use_scale_norm use_rezero use_full_attn full_attn_thres reverse_thres num_mem_kv one_value_head emb_dim"
+        " return_embeddings weight_tie_embedding fixed_position_emb absolute_position_emb axial_position_emb"
+        " axial_position_shape n_local_attn_heads pkm_layers pkm_num_keys"
+    )
+    found = [one.name for one in inspect.signature(text.ReformerLM).parameters.values() if one.kind != one.VAR_KEYWORD]
+    assert found == wanted.split()
+    by_place = text.ReformerLM(20, 16, 1, 32, 2, 8, 4, 2, 1, 1, True, False, 0.1, 0.2, 3, nn.ReLU, True)
+    attention, feed_forward = (
+        part.net.fn for part in (by_place.reformer.layers.blocks[0].f, by_place.reformer.layers.blocks[0].g)
+    )
+    assert attention.full_attn.causal
+    assert attention.lsh_attn.dropout.p == 0.1
+    assert (feed_forward.fn.w1.out_features, type(feed_forward.fn.act), feed_forward.fn.glu) == (96, nn.ReLU, True)
+    assert feed_forward.fn.dropout.p == 0.2
+
+
+def test_scaled_norms_and_parts_that_begin_at_zero() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8)
+    norm = text.ScaleNorm(8)
+    norm.g.data.fill_(3.0)
+    torch.testing.assert_close(norm(x), 3 * x / (x**2).sum(-1, keepdim=True).sqrt())
+    torch.testing.assert_close(norm(torch.zeros(8)), torch.zeros(8))
+    model = text.Reformer(8, 2, heads=2, bucket_size=4, use_rezero=True)
+    torch.testing.assert_close(model(x), x)  # g is 0 at first, so a layer adds nothing
+    model(x).sum().backward()
+    assert all(one.grad is not None for name, one in model.named_parameters() if name.endswith("f.net.g"))
+    names = text.Reformer(8, 1, heads=2, use_scale_norm=True).state_dict()
+    assert names["layers.blocks.0.f.net.norm.g"].shape == (1,)
+
+
+def test_trained_keys_and_one_value_head_by_what_they_stand_for() -> None:
+    """Trained keys are keys of every row; one value head is the same matrix for all heads."""
+    torch.manual_seed(0)
+    x, keys, real = torch.randn(3, 6, 12), torch.randn(3, 4, 12), torch.rand(3, 4) < 0.5
+    for causal in (False, True):
+        options: dict[str, Any] = {"dim": 12, "heads": 3, "causal": causal, "use_full_attn": True}
+        plain, trained = text.LSHSelfAttention(**options), text.LSHSelfAttention(**options, num_mem_kv=2)
+        trained.load_state_dict({**plain.state_dict(), "mem_kv": torch.randn(1, 2, 12)})
+        all_keys = torch.cat([trained.mem_kv.expand(3, 2, 12), keys], dim=1)
+        wanted = plain(x, keys=all_keys, context_mask=torch.cat([torch.ones(3, 2).bool(), real], dim=1))
+        torch.testing.assert_close(trained(x, keys=keys, context_mask=real), wanted)
+        shared = text.LSHSelfAttention(**options, one_value_head=True)
+        plain.load_state_dict({**shared.state_dict(), "tov.weight": shared.tov.weight.repeat(3, 1)})
+        torch.testing.assert_close(shared(x), plain(x))
+    hashed = text.LSHSelfAttention(12, 3, bucket_size=4, num_mem_kv=2, one_value_head=True, full_attn_thres=0)
+    assert hashed(x, keys=keys).shape == x.shape
+
+
+def test_padding_sees_everything_in_exact_attention() -> None:
+    """All scores of a query that is padding are equal, as in the original."""
+    _, weights, _ = text.FullQKAttention(causal=True)(
+        torch.randn(1, 4, 2), torch.randn(1, 4, 2), input_mask=torch.tensor([[True, True, False, True]])
+    )
+    torch.testing.assert_close(weights[0, 2], torch.full((4,), 0.25))
+    assert weights[0, 3, 2] == 0
+
+
+def test_axial_positions_by_rows_and_columns() -> None:
+    summed, joined = text.AxialPositionalEmbedding(6, (3, 4)), text.AxialPositionalEmbedding(6, (3, 4), (2, 4))
+    x = torch.zeros(2, 11, 6)
+    for position in range(11):
+        row, column = divmod(position, 4)
+        parts = [weight.data[0, row if axis == 0 else 0, column if axis == 1 else 0]
+                 for axis, weight in enumerate(summed.weights)]  # fmt: skip
+        torch.testing.assert_close(summed(x)[0, position], parts[0] + parts[1])
+        parts = [weight.data[0, row if axis == 0 else 0, column if axis == 1 else 0]
+                 for axis, weight in enumerate(joined.weights)]  # fmt: skip
+        torch.testing.assert_close(joined(x)[0, position], torch.cat(parts))
+    model = text.ReformerLM(20, 8, 1, 10, heads=2, dim_head=4, bucket_size=4, axial_position_emb=True)
+    assert model.state_dict()["pos_emb.weights.0"].shape == (1, 3, 1, 8)  # 10 positions in rows of one bucket
+    assert model(torch.ones(1, 10).long()).shape == (1, 10, 20)
+
+
+def test_the_encoder_decoder_reads_the_encoders_outputs_as_keys() -> None:
+    torch.manual_seed(0)
+    options = {"num_tokens": 20, "depth": 1, "max_seq_len": 16, "heads": 2, "dim_head": 4, "use_full_attn": True}
+    both = {f"{side}_{name}": value for side in ("enc", "dec") for name, value in options.items()}
+    model = text.ReformerEncDec(dim=8, **both)
+    source, target = torch.randint(1, 20, (2, 7)), torch.randint(1, 20, (2, 5))
+    real = torch.arange(7) < torch.tensor([[7], [4]])
+    keys = model.enc.net.net(source, input_mask=real)
+    wanted = model.dec.net.net(target, keys=keys, context_mask=real)
+    torch.testing.assert_close(model(source, target, enc_input_mask=real), wanted)
+    other = source.masked_fill(~real, 19)
+    torch.testing.assert_close(model(other, target, enc_input_mask=real), wanted)
+    found = []
+    for stored in (0, 99):  # the gradient of the keys by reversible layers equals that of ordinary ones
+        model.dec.net.net.reformer.layers.reverse_thres = stored
+        model.zero_grad()
+        model(source, target, return_loss=True, enc_input_mask=real).backward()
+        found.append(model.enc.net.net.token_emb.weight.grad.clone())
+    assert found[0].abs().sum() > 0
+    torch.testing.assert_close(*found)
+    best = model.generate(source, target[:, :1], 3, filter_thres=1.0)
+    assert best[:, 0].tolist() == model(source, target[:, :1])[:, -1].argmax(-1).tolist()
+    names = model.state_dict()
+    assert {"enc.net.net.norm.weight", "dec.net.net.out.1.weight"} <= set(names)
+    assert "enc.net.net.out.1.weight" not in names
+
+
+def test_sums_in_parts() -> None:
+    x = torch.randn(3, 4, 5)
+    torch.testing.assert_close(text.chunked_sum(x, 5), x.sum(-1))
+    assert text.chunked_sum(torch.ones(5)).shape == ()
+
+
 def test_names_of_parameters_and_prints() -> None:
     model = text.ReformerLM(num_tokens=20, dim=16, depth=1, max_seq_len=32, heads=2, bucket_size=4)
     names = set(model.state_dict())
@@ -214,7 +327,12 @@ X = torch.zeros(1, 4, 2)
     ("call", "type_of_the_original", "said"),
     [
         (lambda: text.LSHSelfAttention(10, heads=4), AssertionError, "dim 10 is not divisible by heads 4; .*dim 12"),
-        (lambda: text.LSHSelfAttention(8, heads=4, num_mem_kv=2), ValueError, "num_mem_kv is 2; .*leave it at 0"),
+        (
+            lambda: text.LSHSelfAttention(8, heads=4, n_local_attn_heads=2),
+            ValueError,
+            "n_local_attn_heads is 2; .*at 0",
+        ),
+        (lambda: text.LSHSelfAttention(8, heads=4, num_mem_kv=-1), ValueError, "num_mem_kv is -1; it must be a whole"),
         (lambda: text.LSHAttention(dropout=1.5), ValueError, "dropout is 1.5"),
         (
             lambda: text.LSHAttention(rehash_each_round=False, allow_duplicate_attention=False),
@@ -238,7 +356,21 @@ X = torch.zeros(1, 4, 2)
             RuntimeError,
             r"input_mask has the shape \(2, 5\); it must be \(2, 4\): True = may attend",
         ),
-        (lambda: text.Reformer(8, 1, use_rezero=True), ValueError, "use_rezero is True; .*leave it at False"),
+        (lambda: text.Reformer(8, 1, pkm_layers=(1,)), ValueError, r"pkm_layers is \(1,\); .*leave it at \(\)"),
+        (
+            lambda: text.AxialPositionalEmbedding(8, (2, 3), (4, 5)),
+            ValueError,
+            r"axial_dims are \(4, 5\); .*sum to dim 8",
+        ),
+        (lambda: text.AxialPositionalEmbedding(8, (2, 0)), ValueError, r"axial_shape\[1\] is 0; it must be a whole"),
+        (
+            lambda: text.AxialPositionalEmbedding(2, (1, 3))(X),
+            AssertionError,
+            r"length is 4, but axial_shape \(1, 3\) has 3 positions",
+        ),
+        (lambda: text.ReformerEncDec(8, enc_dim=4, heads=2), ValueError, "enc_dim, heads cannot be set here"),
+        (lambda: text.chunked_sum(torch.tensor(1.0)), RuntimeError, "tensor is one number"),
+        (lambda: text.ScaleNorm(8)([1]), TypeError, "x is list; give a tensor"),
         (lambda: text.LSHAttention().hash_vectors(2, [1]), AttributeError, "vecs is list"),
         (lambda: text.LSHAttention()(X, X, query_len=9), RuntimeError, "query_len is 9; .*from 1 to 4"),
         (

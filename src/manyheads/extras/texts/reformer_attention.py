@@ -30,6 +30,15 @@ TOKEN_SELF_ATTN_VALUE = -5e4
 """Score of a position for itself: it has a weight only if there is no other key."""
 
 
+def chunked_sum(tensor: Tensor, chunks: int = 1) -> Tensor:
+    """Return the sums of the last axis: (..., width) -> (...). chunks: in how many parts they are computed."""
+    check_at_least(1, chunks=chunks)
+    if not shape_of("tensor", tensor, "..., width"):
+        raise TextShapeError("tensor is one number; it must have the axes (..., width).")
+    rows = tensor.reshape(-1, tensor.shape[-1]).chunk(chunks)
+    return torch.cat([part.sum(dim=-1) for part in rows]).reshape(tensor.shape[:-1])
+
+
 def max_neg_value(tensor: Tensor) -> float:
     """Return the lowest number of the tensor's type."""
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
@@ -60,10 +69,17 @@ def batched_index_select(values: Tensor, indices: Tensor) -> Tensor:
     return values.take_along_dim(indices.long()[..., None], dim=1)
 
 
-def _scores(qk: Tensor, queries: int, input_mask: Tensor | None, input_attn_mask: Tensor | None) -> Tensor:
-    """Return the scores of shared queries and keys, (rows, queries, length), masked by what is padding."""
+def _scores(
+    qk: Tensor, queries: int, input_mask: Tensor | None, input_attn_mask: Tensor | None, for_itself: float | None = None
+) -> Tensor:
+    """Return the scores of shared queries and keys, (rows, queries, length), masked by what is padding.
+
+    Args: for_itself: the score of a position for itself where no mask hides it.
+    """
     scale, eps = qk.shape[-1] ** -0.5, 1e-24 / qk.shape[-1]
     scores = torch.matmul(qk[:, :queries], keys_of(qk, scale, eps).transpose(-1, -2))
+    if for_itself is not None:
+        scores = scores.masked_fill(torch.eye(*scores.shape[1:], dtype=torch.bool, device=qk.device), for_itself)
     lowest, length = max_neg_value(scores), qk.shape[1]
     _check_mask("input_attn_mask", input_attn_mask, (len(qk), length, length))
     _check_mask("input_mask", input_mask, (len(qk), length))
@@ -241,10 +257,9 @@ class FullQKAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Attend; see `LSHAttention.forward`. Returns: the output, the weights, and no buckets."""
         queries = _check_vectors(qk, v, query_len)
-        scores = _scores(qk, queries, input_mask, input_attn_mask)
-        query, key = (torch.arange(count, device=qk.device) for count in scores.shape[1:])
-        scores = scores.masked_fill(query[:, None] == key, TOKEN_SELF_ATTN_VALUE)
+        scores = _scores(qk, queries, input_mask, input_attn_mask, TOKEN_SELF_ATTN_VALUE)
         if self.causal:
+            query, key = (torch.arange(count, device=qk.device) for count in scores.shape[1:])
             scores = scores.masked_fill((query[:, None] < key) & (key < queries), max_neg_value(scores))
         weights = self.dropout(scores.softmax(dim=-1))
         return torch.matmul(weights, v), weights, torch.empty(0)
@@ -292,13 +307,15 @@ class LSHSelfAttention(nn.Module):
                 f" {math.ceil(dim / heads) * heads}, or give dim_head.",
                 fields=["dim", "heads"],
             )
-        refuse_options(num_mem_kv=num_mem_kv, one_value_head=one_value_head, n_local_attn_heads=n_local_attn_heads)
+        refuse_options(n_local_attn_heads=n_local_attn_heads)
+        check_at_least(0, num_mem_kv=num_mem_kv)
         dim_head = dim_head or dim // heads
         self.dim, self.heads, self.dim_head, self.attn_chunks = dim, heads, dim_head, attn_chunks or 1
         self.toqk = nn.Linear(dim, dim_head * heads, bias=False)
-        self.tov = nn.Linear(dim, dim_head * heads, bias=False)
+        self.tov = nn.Linear(dim, dim_head * (1 if one_value_head else heads), bias=False)
         self.to_out = nn.Linear(dim_head * heads, dim)
         self.bucket_size = bucket_size
+        self.mem_kv = nn.Parameter(torch.randn(1, num_mem_kv, dim)) if num_mem_kv else None
         self.lsh_attn = LSHAttention(
             dropout=dropout,
             bucket_size=bucket_size,
@@ -317,8 +334,9 @@ class LSHSelfAttention(nn.Module):
         self.callback: Callable[[Tensor, Tensor], Any] | None = None
 
     def _in_heads(self, x: Tensor) -> Tensor:
-        """(batch, length, heads x dim_head) -> (batch x heads, length, dim_head)."""
-        return x.view(*x.shape[:2], self.heads, self.dim_head).transpose(1, 2).flatten(0, 1)
+        """(batch, length, heads x dim_head), or (batch, length, dim_head) -> (batch x heads, length, dim_head)."""
+        in_heads = x.view(*x.shape[:2], -1, self.dim_head).expand(-1, -1, self.heads, -1)
+        return in_heads.transpose(1, 2).flatten(0, 1)
 
     def forward(
         self,
@@ -330,14 +348,16 @@ class LSHSelfAttention(nn.Module):
         pos_emb: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """Attend: (batch, length, dim) -> the same. keys: more positions, which are read but give no output. Masks:
-        True = may attend, (batch, length), (batch, length, all positions) and (batch, keys).
+        """Attend: (batch, length, dim) -> the same. keys: more positions, which are read but give no output, after the
+        trained ones of num_mem_kv. Masks: True = may attend, (batch, length), (batch, length, all positions) and
+        (batch, keys).
         """
         check_shape("x", x, ["batch", "length", self.dim])
         batch, length = x.shape[:2]
         if keys is not None:
             check_shape("keys", keys, [batch, "keys", self.dim])
-        together = x if keys is None else torch.cat([x, keys], dim=1)
+        trained = () if self.mem_kv is None else (self.mem_kv.expand(batch, -1, -1),)
+        together = torch.cat([x, *trained, *(() if keys is None else (keys,))], dim=1)
         is_full = self.use_full_attn or together.shape[1] <= self.full_attn_thres
         if input_mask is not None or context_mask is not None:
             real = together.new_ones(together.shape[:2], dtype=torch.bool)
@@ -345,8 +365,9 @@ class LSHSelfAttention(nn.Module):
                 check_shape("input_mask", input_mask, [batch, length], "True = may attend")
                 real[:, :length] = input_mask.bool()
             if context_mask is not None:
-                check_shape("context_mask", context_mask, [batch, together.shape[1] - length], "True = may attend")
-                real[:, length:] = context_mask.bool()
+                count = 0 if keys is None else keys.shape[1]
+                check_shape("context_mask", context_mask, [batch, count], "True = may attend")
+                real[:, together.shape[1] - count :] = context_mask.bool()
             input_mask = real.repeat_interleave(self.heads, dim=0)
         if input_attn_mask is not None:
             check_shape("input_attn_mask", input_attn_mask, [batch, length, together.shape[1]], "True = may attend")
