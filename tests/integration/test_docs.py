@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 import torch
-from doc_names import found_in
+from doc_names import found_in, is_setting
 from doc_pages import REPOSITORY, Block, blocks_of, differing, headings_of, links_of, notebook_path
 from marian_models import write_peer_folder
 from official_xl import Official
@@ -134,7 +134,7 @@ NOT_RUN: dict[str, str] = {
     "docs/serving.md:12": "it serves until it is stopped",
     "docs/serving.md:20": "it serves until it is stopped",
     "docs/serving.md:65": "it needs the package openai and a running server",
-    "docs/sources/reformer.md:225": "it needs the reader's model",
+    "docs/sources/reformer.md:227": "it needs the reader's model",
     "docs/transformers.md:98": "it needs the package lm-eval",
     "docs/sources/transformer-xl.md:297": "it needs the published models, gigabytes",
     "docs/which-language-model.md:33": "it takes an hour and a half",
@@ -420,6 +420,21 @@ TEXTS = [
 ]
 FOLDERS = [REPOSITORY / "docs", REPOSITORY / "experiments"]
 LINKING = sorted({*TEXTS, *(str(p.relative_to(REPOSITORY)) for folder in FOLDERS for p in folder.rglob("*.md"))})
+
+
+def test_a_setting_with_a_value_is_a_setting() -> None:
+    """Not the name of a module, which looks alike: `data.lanes 1` is one, `data.language.segments 1` is not."""
+    named = {
+        (page, name)
+        for page in LINKING
+        if page.startswith("docs/") and "decisions" not in page
+        for name in re.findall(
+            r"`(?:--)?((?:data|model|training|decoding|schedule|optimiser|validation)\.[a-z_.]+) [\w.-]+`",
+            (REPOSITORY / page).read_text("utf-8"),
+        )
+    }
+    assert len(named) > 20
+    assert not {(page, name) for page, name in named if not is_setting(name)}
 
 
 @pytest.mark.parametrize("page", LINKING)

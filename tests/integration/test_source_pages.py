@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,6 +83,46 @@ def names_in_code(page: str) -> set[str]:
             ):
                 names |= set(re.findall(r"\w+", node.value))  # of parameters that a loop makes; no sentences
     return names
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_public_name_of_a_texts_module_has_a_row(page: str) -> None:
+    """The pages are the map of the texts' functions: what a module offers, its page explains."""
+    module = importlib.import_module(f"manyheads.extras.texts.{page.replace('-', '_')}")
+    listed = {name for row in rows(page) for name in coded(row[0])}
+    assert not set(module.__all__) - listed, f"{page} lacks {sorted(set(module.__all__) - listed)}"
+
+
+def figures_and_results() -> list[list[str]]:
+    """The rows of the index: page, what, kind, what is here, state."""
+    [table] = re.findall(
+        r"^\| page \| what \| kind \|.*\n\|.*\n((?:\|.*\n)+)", (FOLDER / "index.md").read_text("utf-8"), re.M
+    )
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+
+
+@pytest.mark.parametrize("row", figures_and_results(), ids=lambda row: row[1][:40])
+def test_a_figure_or_result_names_what_is_here(row: list[str]) -> None:
+    page, _, kind, here, state = row
+    assert re.fullmatch(r"\[(.+)\]\(\1\.md\)", page)[1] in PAGES  # type: ignore[index]
+    assert kind in ("figure", "result")
+    assert state in ("works", "needs the papers' hardware", "not here")
+    assert coded(here)
+    for name in coded(here):
+        files = re.findall(r"\S+\.(?:py|yaml)\b", name)
+        assert all((REPOSITORY / file).is_file() for file in files), name
+        assert name.startswith("python ") or is_known(name), name
+        if state == "needs the papers' hardware" and files:
+            assert name in (REPOSITORY / "docs/reproducing.md").read_text("utf-8"), f"{name}: its cost is nowhere"
+
+
+def test_the_counts_of_all_rows() -> None:
+    states = Counter(row[4] for row in figures_and_results())
+    names = sum(len(list(rows(page))) for page in PAGES)
+    counts = [names, names + states.total(), names + states["works"]]
+    said = (FOLDER / "index.md").read_text("utf-8").replace("\n", " ")
+    wanted = "With the {} rows of names there are {} rows: {} work, {} need the papers' hardware, {} is not here."
+    assert wanted.format(*counts, states["needs the papers' hardware"], states["not here"]) in said
 
 
 @pytest.mark.parametrize("page", PAGES)

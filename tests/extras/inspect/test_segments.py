@@ -75,10 +75,10 @@ def test_numbers_and_pictures() -> None:
     assert segment_record(examples[1], 2)["reach"] == [[0, 0, 0, 0, 1, 1]] * 2 + [[0, 0, 0, 0, 0, 1]]
     figure = segments_figure(examples, 2)
     assert [axes.get_title(loc="left").splitlines()[0] for axes in figure.axes] == [
-        "training without memory: 2 positions",
-        "evaluation without memory: 2 positions",
-        "training with a memory of 1: 5 positions",
-        "evaluation with a memory of 3: 6 positions",
+        "training without memory: 2 of 6 positions",
+        "evaluation without memory: 2 of 6 positions",
+        "training with a memory of 1: 5 of 6 positions",
+        "evaluation with a memory of 3: 6 of 6 positions",
     ]
     with pytest.raises(ShapeError, match="give at least one"):
         segments_figure([], 2)

@@ -133,13 +133,13 @@ def check_axes(name: str, x: object, axes: str, *others: type[Exception]) -> Non
 
     Args: others: what torch or the text's code raises for another number of axes.
     """
-    shape, wanted = shape_of(name, x, axes), axes.count(",") + 1
-    if len(shape) != wanted:
-        remedy = (
-            f"; of one sequence without a batch make a batch of one: {name}[None]" if len(shape) == wanted - 1 else ""
-        )
+    shape, names = shape_of(name, x, axes), axes.split(", ")
+    if len(shape) != len(names):
+        remedy = ""
+        if "batch" in names and len(shape) == len(names) - 1:
+            remedy = f"; of one sequence without a batch make a batch of one: {name}.unsqueeze({names.index('batch')})"
         raise also(ShapeError, *others)(
-            f"{name} has shape {shape}, {len(shape)} axes; it must have {wanted}, ({axes}){remedy}."
+            f"{name} has shape {shape}, {len(shape)} axes; it must have {len(names)}, ({axes}){remedy}."
         )
 
 

@@ -68,7 +68,7 @@ class SegmentExample:
         return found[::-1]
 
     def context(self, layers: int) -> int:
-        """Return the number of input positions that the last output depends on."""
+        """Return the number of input positions, of those drawn, that the last output depends on."""
         return int(self.reach(layers)[0].sum())
 
 
@@ -133,8 +133,8 @@ def segment_text(example: SegmentExample, layers: int) -> str:
             bar = "|" if position in example.starts and position else ""
             marks.append(f"{bar}{'#' if is_read else '.'}")
         rows.append(f"  {f'layer {layer}' if layer else 'input':<9}{''.join(marks)}")
-    count = example.context(layers)
-    return "\n".join([f"{example.title}: the last output depends on {count} positions; {example.note}", *rows])
+    count = f"{example.context(layers)} of {len(example.seen)} positions"
+    return "\n".join([f"{example.title}: the last output depends on {count}; {example.note}", *rows])
 
 
 def segment_record(example: SegmentExample, layers: int) -> dict[str, object]:
@@ -191,7 +191,7 @@ def _draw(axes: Axes, example: SegmentExample, layers: int) -> None:
         if start:
             axes.axvline(start - 0.5, color=MUTED, linewidth=1.0, linestyle=(0, (4, 3)), zorder=0)
     style_axes(axes, x_label="position", grid=False)
-    title = f"{example.title}: {example.context(layers)} positions\n{example.note}"
+    title = f"{example.title}: {example.context(layers)} of {length} positions\n{example.note}"
     axes.set_title(title, loc="left", fontsize=9.5, color=INK)
     axes.set_yticks(range(layers + 1), ["input", *(f"layer {layer}" for layer in range(1, layers + 1))])
     axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]

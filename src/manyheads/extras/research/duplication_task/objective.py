@@ -28,7 +28,7 @@ def open_objective(config: TextConfig, data_dir: Path, progress: Progress | None
 
 
 class DuplicationObjective(PlainObjective):
-    """0w0w for a language model; `data.language.segments` sequences of `data.segment_len` tokens a step.
+    """0w0w for a language model; `data.lanes` sequences of `data.segment_len` tokens a step.
 
     Args: config: of the run.
 
