@@ -249,6 +249,8 @@ def test_masks_are_drawn_and_printed(manyheads, printed, tmp_path, capsys):
     title, *rows = printed("inspect", "masks", "blocks", *more, "--output", output).split("\n")[:7]
     assert title.endswith("-0 <= j // 2 - i // 2 <= 1")
     assert [row.replace(" ", "") for row in rows] == ["111100"] * 2 + ["001111"] * 2 + ["000011"] * 2
+    assert manyheads("inspect", "masks", "causal", "--length", "20", "--output", output) == 0
+    assert not re.search(r">\d+\.\d</text>", output.read_text("utf-8"))  # places of tokens are whole numbers
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

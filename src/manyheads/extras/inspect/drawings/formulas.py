@@ -234,6 +234,9 @@ def _draw(axes: Axes, allowed: Any, num_memory: int) -> None:
                 axes.axhline(edge - 0.5, color="white", linewidth=0.8)
             if edge < k_len:
                 axes.axvline(edge - 0.5, color="white", linewidth=0.8)
+    else:
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
     if num_memory:
         axes.axvline(num_memory - 0.5, color=COLOURS[1], linewidth=1.6)
 
