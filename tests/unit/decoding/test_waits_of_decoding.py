@@ -66,9 +66,10 @@ class Grammar:
 
 
 @pytest.mark.parametrize(
-    ("options", "has_grammar"), [*((one, False) for one in SEARCHES), ({"num_beams": 1}, True), ({"num_beams": 3}, True)],
+    ("options", "has_grammar"),
+    [*((one, False) for one in SEARCHES), ({"num_beams": 1}, True), ({"num_beams": 3}, True)],
     ids=lambda one: _name(one) if isinstance(one, dict) else "grammar" * one,
-)  # fmt: skip
+)
 def test_a_search_reads_every_eighth_step(
     options: dict[str, Any], has_grammar: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
