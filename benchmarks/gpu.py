@@ -48,7 +48,7 @@ try:
     from gpu_parts import COMPILED, FIRST, LEAST_SECONDS, PARTS
     from gpu_peers import PACKAGES
     from gpu_report import lines_of, table
-    from gpu_sides import PART_SECONDS, Options
+    from gpu_sides import PART_SECONDS, Options, is_there
 
     from manyheads.nn.kernels import modes, policy
 except ModuleNotFoundError as error:
@@ -139,7 +139,12 @@ def _run(
     commit = commit or _commit()
     pending = []
     for name in names:
-        if "error" in record["parts"].get(name, {"error": ""}):
+        part = record["parts"].get(name, {"error": ""})
+        lacked = {one["missing"] for one in part.get("sides", {}).values() if "missing" in one}
+        came = sorted(filter(is_there, lacked))
+        if came:
+            print(f"{name}: again, because {', '.join(came)} is there now")
+        if came or "error" in part:
             pending.append(name)
         else:
             print(f"{name}: already in {output}")

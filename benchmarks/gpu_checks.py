@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import torch
 from gpu_sides import BOTH, Maker, Options, Side, compare, of_a_run, pairs, reason, report, segments, train_step, wait
 from torch import Tensor, nn
 
+from manyheads.data.batch import PackedBatch
 from manyheads.decoding.model_runner import pack
 from manyheads.models.reformer import config as reformers
 from manyheads.models.reformer.model import build as build_reformer
@@ -32,8 +34,11 @@ from manyheads.models.transformer_xl import config as xls
 from manyheads.models.transformer_xl.model import build as build_xl
 from manyheads.nn.attention.local import local_attention
 from manyheads.nn.attention.lsh import LSHSettings, lsh_attention
+from manyheads.nn.attention.masks import Segments
+from manyheads.nn.attention.relative_bias import ByDistance
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels import modes, policy
+from manyheads.nn.kernels.attention import dot_product_attention
 from manyheads.nn.kernels.relative import relative_attention
 from manyheads.training.settings import OptimiserSettings
 
@@ -247,10 +252,44 @@ def _check_attention(comparison: Comparison) -> None:
     given = [draw(shape).to(options.dtype) for _ in range(3)]
     local = partial(local_attention, chunk_len=16 if options.tiny else 128)
     comparison.check("local attention", _with_gradients(local, given))
+    _check_packed_attention(comparison)
     settings = LSHSettings(chunk_len=8 if options.tiny else 64)
     buckets = torch.randint(0, 4 if options.tiny else 256, (*shape[:2], 4, shape[2]), device=options.device)
     hashed = partial(lsh_attention, buckets=buckets, settings=settings)
     comparison.check("hashed attention", _with_gradients(hashed, given[:2]))
+
+
+def _check_packed_attention(comparison: Comparison) -> None:
+    """Sentences of 1 to 256 tokens in one row, each side causal or not, without and with numbers for distances."""
+    options = comparison.options
+    tokens, bound, heads, width, reach = (40, 16, 2, 8, 4) if options.tiny else (8192, 256, 8, 64, 16)
+    each = itertools.cycle([bound, bound // 2, bound // 8, 3 * bound // 4])
+    ends = [0, 1]
+    while ends[-1] < tokens:
+        ends.append(min(tokens, ends[-1] + next(each)))
+    starts = torch.tensor(ends, dtype=torch.int32, device=options.device)
+    given = [torch.randn(1, heads, tokens, width, device=options.device).to(options.dtype) for _ in range(3)]
+    for causal in (False, True):
+        mask = Segments(starts, starts, bound, causal)
+        comparison.check(
+            f"packed attention{', causal' * causal}", _with_gradients(partial(dot_product_attention, mask=mask), given)
+        )
+        if not packs_with_bias(options):
+            comparison.facts["packed attention with a relative bias"] = f"left out: it {triton_lack(options)}"
+            continue
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, mask: Segments = mask) -> Tensor:
+            return dot_product_attention(q, k, v, ByDistance(numbers, reach) & mask)
+
+        numbers = torch.randn(heads, reach + 1 if causal else 2 * reach + 1, device=options.device)
+        what = f"packed attention with a relative bias{', causal' * causal}"
+        # The gradient of a number is a sum over all pairs of its distance.
+        comparison.check(what, _with_gradients(attend, [*given, numbers]), slack=5e-3)
+
+
+def packs_with_bias(options: Options) -> bool:
+    """Whether packed attention with a relative bias is computed: on a GPU by Triton alone."""
+    return options.device == "cpu" or has_triton(options)
 
 
 def _check_loss(comparison: Comparison) -> None:
@@ -285,9 +324,13 @@ def _models(options: Options) -> dict[str, tuple[Callable[[], nn.Module], Any]]:
     hashing = reformers.PRESETS["debug" if options.tiny else "small"]
     hashing = replace(hashing, vocab_size=256, dropout=0.0, num_layers=2, **({} if options.tiny else {"max_len": 4096}))
     sentences = pairs(seq2seq, 4, length, length - 3, options)
+    with_bias = "transformer with a relative bias"
+    packed = {f"{with_bias}, packed": (lambda: build_transformer(relative), PackedBatch.of(sentences))}
     return {
         "transformer": (lambda: build_transformer(seq2seq), sentences),
-        "transformer with a relative bias": (lambda: build_transformer(relative), sentences),
+        "transformer, packed": (lambda: build_transformer(seq2seq), PackedBatch.of(sentences)),
+        with_bias: (lambda: build_transformer(relative), sentences),
+        **(packed if packs_with_bias(options) else {}),
         "Transformer-XL": (lambda: build_xl(xl), segments(2, xl.memory_len, 204, options)),
         "Reformer": (lambda: build_reformer(hashing), segments(1, hashing.max_len, 256, options)),
     }

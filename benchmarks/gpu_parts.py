@@ -24,6 +24,7 @@ from gpu_peers import (
     StaticDecoder,
     TorchTransformer,
     ctranslate2,
+    disentangled_flash,
     marian,
     reformer_pytorch,
     smoothed,
@@ -39,6 +40,7 @@ from gpu_sides import (
     compare,
     count_flops,
     of_a_run,
+    of_layer,
     pairs,
     random_ids,
     segments,
@@ -56,6 +58,7 @@ from manyheads.models.transformer import config as transformers
 from manyheads.models.transformer.model import build as build_transformer
 from manyheads.models.transformer_xl import config as xls
 from manyheads.models.transformer_xl.model import build as build_xl
+from manyheads.nn.attention.relative import LearnedRelativeAttention
 from manyheads.nn.kernels import modes
 
 # Tokens (words and marks) of the 17,023 sentences of WMT's newstest2009 to 2014, English and German: the middles of
@@ -63,6 +66,8 @@ from manyheads.nn.kernels import modes
 _ENGLISH = (5, 8, 10, 12, 14, 15, 17, 18, 20, 21, 23, 25, 27, 29, 31, 33, 36, 40, 46, 59)
 _GERMAN = (5, 8, 10, 12, 13, 15, 16, 17, 19, 20, 22, 24, 26, 28, 30, 32, 36, 39, 45, 57)
 
+
+_LIGER = "nn.Transformer, Liger's loss"
 
 # The model of `manyheads train --preset demo` in bf16 (`tasks.presets`).
 DEMO = transformers.TransformerConfig(
@@ -91,6 +96,7 @@ def _transformer(size: str, options: Options) -> dict[str, Any]:
     peers = {"nn.Transformer": False} | ({"nn.Transformer, compiled": True} if options.compiles else {})
     for name, compiled in peers.items():
         makers[name] = _torch_transformer(config, [there], tokens, attention, options, compiled)
+    makers[_LIGER] = _torch_transformer(config, [there], tokens, attention, options, False, by_liger=True)
     makers["MarianMT"] = _marian(config, [there], tokens, attention, options)
     if size != "demo":
         makers["x-transformers"] = lambda: x_transformers(config, there, options, tokens, attention)
@@ -119,13 +125,13 @@ def _ours(
 
 def _torch_transformer(
     config: Any, batches: list[Any], tokens: int, attention: float, options: Options, compiled: bool,
-    dynamic: bool = False,
+    dynamic: bool = False, by_liger: bool = False,
 ) -> Maker:  # fmt: skip
     """Args: batches: on the device; with several, sources are padded."""
 
     def make() -> Side:
         longest = max(max(one.source.shape[1], one.target.shape[1]) for one in batches)
-        model: Any = TorchTransformer(config, longest, pads=len(batches) > 1).to(options.device)
+        model: Any = TorchTransformer(config, longest, len(batches) > 1, by_liger).to(options.device)
         run, turn = torch.compile(model, dynamic=dynamic) if compiled else model, itertools.cycle(batches)
 
         def loss() -> Tensor:
@@ -184,6 +190,7 @@ def _real(options: Options) -> dict[str, Any]:
     makers["ours, fewer launches, packed"] = _ours(config, in_one, *sizes, options, modes.saving_launches)
     there, sizes = [one.to(options.device) for one in padded], _sizes(config, padded)
     makers["nn.Transformer"] = _torch_transformer(config, there, *sizes, options, compiled=False)
+    makers[_LIGER] = _torch_transformer(config, there, *sizes, options, compiled=False, by_liger=True)
     if options.compiles:
         of_buckets = [one.to(options.device) for one in buckets]
         makers["nn.Transformer, compiled"] = _torch_transformer(config, there, *sizes, options, True, dynamic=True)
@@ -318,6 +325,46 @@ def _xl(preset: str, options: Options) -> dict[str, Any]:
         makers["ours, Triton"] = ours(with_triton)
     makers = _with_decoders(makers, config, data, options, "SDPA decoder without memory")
     makers["TransfoXL, TF32"] = lambda: transfo_xl(config, data.to(options.device), options)
+    return compare(makers, options)
+
+
+def _attention(options: Options) -> dict[str, Any]:
+    """A layer of self-attention with a vector for each distance, both ways, forward and backward pass."""
+    rows, length, heads = (2, 16, 2) if options.tiny else (16, 1024, 12)
+    width = heads * (8 if options.tiny else 64)
+    shape = rows, length, width
+
+    def ours(inside: Callable[[], AbstractContextManager[Any]]) -> Maker:
+        def make() -> Side:
+            layer = LearnedRelativeAttention(width, heads, max_len=length, num_future=length - 1)
+            layer.to(options.device, options.dtype)
+
+            def run(x: Tensor) -> Tensor:
+                with inside():
+                    out: Tensor = layer(x)
+                    return out
+
+            return of_layer("ours", layer, run, shape, options, ours=True)
+
+        return make
+
+    def exact() -> Side:
+        """The same maps around SDPA, which knows no distances: what they cost."""
+        maps = nn.ModuleList([nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)])
+        maps = maps.to(options.device, options.dtype)
+
+        def run(x: Tensor) -> Tensor:
+            q, k, v = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in maps[0](x).chunk(3, dim=-1))
+            out: Tensor = maps[1](F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+            return out
+
+        return of_layer("SDPA without distances", maps, run, shape, options)
+
+    makers = {name: ours(inside) for name, inside in BOTH.items()}
+    if has_triton(options):
+        makers["ours, Triton"] = ours(with_triton)
+    makers |= {"SDPA without distances": exact}
+    makers["disentangled-flash"] = lambda: disentangled_flash(*shape, heads, options)
     return compare(makers, options)
 
 
@@ -534,6 +581,7 @@ PARTS: dict[str, Callable[[Options], dict[str, Any]]] = {
     "base": lambda options: _transformer("base", options),
     "big": lambda options: _transformer("big", options),
     "xl-large": lambda options: _xl("enwik8-large", options),
+    "attention": _attention,
     "reformer-16k": lambda options: _reformer(16_384, options),
     "reformer-256k": lambda options: _reformer(262_144, options),
     "decode-beam4": lambda options: _decoding(4, options),

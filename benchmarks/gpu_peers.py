@@ -10,20 +10,21 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gpu_sides import Options, Side, count_flops, training
+from gpu_sides import Options, Side, count_flops, of_layer, training
 from torch import Tensor, nn
 
 
 class TorchTransformer(nn.Module):
     """`nn.Transformer` with tied embeddings and the sinusoidal positions of the paper."""
 
-    def __init__(self, config: Any, length: int, pads: bool = False) -> None:
+    def __init__(self, config: Any, length: int, pads: bool = False, by_liger: bool = False) -> None:
         super().__init__()
-        self.width, self.pads = config.d_model, pads
+        self.width, self.pads, self.loss = config.d_model, pads, liger_loss() if by_liger else None
         self.embedding = nn.Embedding(config.target_vocab_size, config.d_model)
         nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
         self.body = nn.Transformer(
@@ -54,8 +55,11 @@ class TorchTransformer(nn.Module):
             embedded(source), embedded(target), tgt_mask=mask[:length, :length], tgt_is_causal=True,
             src_key_padding_mask=padding, memory_key_padding_mask=padding,
         )  # fmt: skip
-        logits = F.linear(hidden, self.embedding.weight)
-        return smoothed(logits, labels)
+        if self.loss is not None:  # which knows no autocast
+            rows, weight = (x.bfloat16() for x in (hidden.flatten(0, 1), self.embedding.weight))
+            found: Tensor = self.loss(weight, rows, labels.flatten())
+            return found
+        return smoothed(F.linear(hidden, self.embedding.weight), labels)
 
 
 class Decoder(nn.Module):
@@ -175,6 +179,29 @@ def smoothed(logits: Tensor, labels: Tensor) -> Tensor:
 # Packages of others.
 
 
+def liger_loss() -> Any:
+    """Liger's product of the head and loss in one, with the smoothing of `smoothed`; Triton kernels, for GPUs."""
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    return LigerFusedLinearCrossEntropyLoss(ignore_index=0, label_smoothing=0.1)
+
+
+def disentangled_flash(rows: int, length: int, width: int, heads: int, options: Options) -> Side:
+    """DeBERTa's attention both ways, with a vector for each distance as ours, but without its vectors for keys."""
+    from disentangled_flash import TritonTrainingDisentangledSelfAttention as Attention
+
+    sizes = {"hidden_size": width, "num_attention_heads": heads, "attention_head_size": None, "share_att_key": False}
+    distances = {"position_buckets": -1, "max_relative_positions": length, "max_position_embeddings": length}
+    rates = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+    config = SimpleNamespace(**sizes, **distances, **rates, relative_attention=True, pos_att_type=["c2p"])
+    layer = Attention(config, assume_unpadded=True).to(options.device, options.dtype)
+    vectors = torch.randn(2 * length, width, device=options.device, dtype=options.dtype)
+    keep = torch.ones(rows, length, dtype=torch.bool, device=options.device)
+    return of_layer(
+        "disentangled-flash", layer, lambda x: layer(x, keep, rel_embeddings=vectors)[0], (rows, length, width), options
+    )
+
+
 def marian(config: Any, length: int) -> Any:
     """A MarianMT of the same widths, for sentences of that length."""
     from transformers import MarianConfig, MarianMTModel
@@ -221,7 +248,8 @@ def transfo_xl(config: Any, batch: Any, options: Options) -> Side:
     if not hasattr(transformers, "TransfoXLConfig"):
         raise ImportError(
             f"transformers {transformers.__version__} has no TransfoXL; install 4.35.2 into a folder of its own, and"
-            " name that by TRANSFO_XL"
+            " name that by TRANSFO_XL",
+            name="TRANSFO_XL",
         )
     settings = transformers.TransfoXLConfig(
         vocab_size=config.vocab_size, cutoffs=[], d_model=config.d_model, d_embed=config.d_model,
@@ -291,4 +319,12 @@ def ctranslate2(model: Any, source: Tensor, beams: int, length: int, options: Op
 
 
 # Names of the packages, for the record.
-PACKAGES = ("transformers", "x-transformers", "reformer-pytorch", "ctranslate2", "liger-kernel", "numpy")
+PACKAGES = (
+    "transformers",
+    "x-transformers",
+    "reformer-pytorch",
+    "ctranslate2",
+    "liger-kernel",
+    "disentangled-flash",
+    "numpy",
+)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,6 +86,20 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
+def missing(error: BaseException) -> str:
+    """Return the module, or the variable, whose absence an error tells; empty: it tells something else."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ImportError):
+        cause = cause.__cause__
+    name = (cause.name if cause is not None else None) or ""
+    return "" if is_there(name) else name
+
+
+def is_there(name: str) -> bool:
+    """Return whether a module can be found now, or a variable of that name is set."""
+    return not name or name in os.environ or find_spec(name.partition(".")[0]) is not None
+
+
 # Measuring.
 
 
@@ -137,7 +152,7 @@ def _built(
             sides[name] = side
             report(f"{name}: ready after {time.monotonic() - now:.1f} s")
         except Exception as error:
-            errors[name] = {"error": reason(error)}
+            errors[name] = {"error": reason(error)} | ({"missing": name_of} if (name_of := missing(error)) else {})
             report(f"{name}: {reason(error)}")
         if name in errors and options.device == "cuda":  # without what the error held, the next side has its memory
             gc.collect()
@@ -247,6 +262,21 @@ def training(
         optimizer.zero_grad()
 
     return Side(name, step, tokens, flops, cycle=cycle)
+
+
+def of_layer(
+    name: str, layer: nn.Module, run: Callable[[Tensor], Tensor], shape: tuple[int, int, int], options: Options,
+    ours: bool = False,
+) -> Side:  # fmt: skip
+    """Forward and backward pass of one layer. shape: rows, length, width."""
+    x = torch.randn(shape, device=options.device, dtype=options.dtype, requires_grad=True)
+    factor, leaves = torch.randn_like(x), [x, *layer.parameters()]
+
+    def step() -> None:
+        with modes.fast():
+            torch.autograd.grad(run(x), leaves, factor, allow_unused=True)
+
+    return Side(name, step, shape[0] * shape[1], ours=ours)
 
 
 # As in `tasks.presets.demo`.

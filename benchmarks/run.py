@@ -111,7 +111,9 @@ def chosen_tasks(options: argparse.Namespace) -> list[tuple[str, Comparison]]:
     elif not Path(options.peer_python).is_file():
         lacking = f"{options.peer_python} is no interpreter; `make bench` sets one up, or give --peer-python"
     if lacking is not None and any(one.needs_peers for _, one in chosen):
-        print(f"The tasks with peers are left out: {lacking}.", flush=True)
+        names = ", ".join(dict.fromkeys(name for name, one in chosen if one.needs_peers))
+        why = "The tasks with peers" if options.baseline is None else "The tasks whose model a peer makes for our sides"
+        print(f"{why} are left out ({names}): {lacking}.", flush=True)
         chosen = [(name, one) for name, one in chosen if not one.needs_peers]
     return chosen
 

@@ -1,4 +1,4 @@
-"""Language models as small as torch's own operations allow, with the layers of ours: their operations are a floor.
+"""Models as small as torch's own operations allow, with the layers of ours: their operations are a floor.
 
 They check nothing, know no padding, and have no options. `launches.Launches` counts them as it counts ours. A training
 step is that of a run (`TrainStep`): weights cast once, checks, clipping and update.
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
 from manyheads.data.batch import SegmentBatch
@@ -241,6 +242,98 @@ class BareReformer(Bare):
         rotated = (rows @ self.get_buffer("rotations")).unflatten(-1, (self.rounds, -1))
         found = torch.cat([rotated, -rotated], dim=-1).argmax(dim=-1)
         return found.view(self.heads, -1, qk.shape[1], self.rounds).permute(1, 0, 3, 2).flatten(0, 1)
+
+
+class BareSeq2Seq(nn.Module):
+    """Encoder and decoder, post-norm (`config.norm_position`), sinusoidal positions, a head of its own.
+
+    packed: its batches are packed, and attention is torch's for segments.
+    """
+
+    def __init__(self, config: Any, packed: bool = False) -> None:
+        super().__init__()
+        self.config, self.heads, self.rate, self.packed = config, config.num_heads, config.dropout, packed
+        width, counts = config.d_model, (config.num_encoder_layers, config.num_decoder_layers)
+        self.embedding = nn.Embedding(config.target_vocab_size, width)
+        of_encoder, of_decoder = (3 * width,), (3 * width, width, 2 * width)
+        self.encoder = nn.ModuleList(BareLayer(width, config.d_ff, *of_encoder, inner=width) for _ in range(counts[0]))
+        self.layers = nn.ModuleList(BareLayer(width, config.d_ff, *of_decoder, inner=width) for _ in range(counts[1]))
+        self.out_across = nn.ModuleList(nn.Linear(width, width) for _ in self.layers)
+        self.norm_across = nn.ModuleList(nn.LayerNorm(width) for _ in self.layers)
+        self.head = nn.Linear(width, config.target_vocab_size, bias=False)
+        self.register_buffer("positions", torch.empty(256, width))
+
+    def forward(self, batch: Any, state: Any = None, *, label_smoothing: float = 0.0, **_: Any) -> Output:
+        starts = (batch.source_starts, batch.target_starts) if self.packed else (None, None)
+        places = (batch.source_places, batch.target_places) if self.packed else (None, None)
+        memory = self._embed(batch.source, places[0])
+        for layer in self.encoder:
+            parts: Any = layer
+            q, k, v = self._split(parts.maps[0](memory), 3)
+            memory = self._added(parts.norms[0], memory, parts.out(self._attend(q, k, v, starts[0], starts[0])))
+            memory = self._fed(parts, memory)
+        x = self._embed(batch.target_input, places[1])
+        for number, layer in enumerate(self.layers):
+            parts = layer
+            q, k, v = self._split(parts.maps[0](x), 3)
+            attended = self._attend(q, k, v, starts[1], starts[1], is_causal=True)
+            x = self._added(parts.norms[0], x, parts.out(attended))
+            (q,), (k, v) = self._split(parts.maps[1](x), 1), self._split(parts.maps[2](memory), 2)
+            attended = self._attend(q, k, v, starts[1], starts[0])
+            x = self._added(self.norm_across[number], x, self.out_across[number](attended))
+            x = self._fed(parts, x)
+        logits, targets = self.head(x).flatten(0, 1), batch.target_labels.flatten()
+        loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=label_smoothing)
+        return Output(loss, loss.detach(), torch.ones(()))
+
+    def caches(self, rows: int, capacity: int) -> Tensor:
+        """Return room for keys and values: (layers, 2, rows, heads, capacity, width)."""
+        width = self.config.d_model // self.heads
+        return self.head.weight.new_empty(len(self.layers), 2, rows, self.heads, capacity, width)
+
+    def step(self, tokens: Tensor, caches: Tensor, place: int, sources: Tensor, bias: Tensor) -> Tensor:
+        """Args: sources: keys and values of the source, as `caches`. bias: -inf for padding, (rows, 1, 1, keys)."""
+        x = self.embedding(tokens) * 22.6 + self.get_buffer("positions")[place]
+        for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            parts: Any = layer
+            q, *kv = parts.maps[0](x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+            cache[..., place : place + 1, :] = kv[0].as_strided((2, *kv[0].shape), (kv[0].stride(-1), *kv[0].stride()))
+            attended = F.scaled_dot_product_attention(q, *cache[..., : place + 1, :].unbind(0))
+            x = self._added(parts.norms[0], x, parts.out(attended.transpose(1, 2).flatten(2)))
+            (q,) = self._split(parts.maps[1](x), 1)
+            attended = F.scaled_dot_product_attention(q, *sources[number].unbind(0), attn_mask=bias)
+            attended = self.out_across[number](attended.transpose(1, 2).flatten(2))
+            x = self._added(self.norm_across[number], x, attended)
+            inner = torch._addmm_activation(parts.inner.bias, x.flatten(0, 1), parts.inner.weight.t())
+            x = self._added(parts.norms[1], x, parts.outer(inner.view(*x.shape[:2], -1)))
+        return self.head(x[:, -1]).float().log_softmax(-1)
+
+    def _embed(self, ids: Tensor, places: Tensor | None) -> Tensor:
+        table = self.get_buffer("positions")
+        positions = table[: ids.shape[1]] if places is None else table[places]
+        return self._drop((self.embedding(ids) * 22.6 + positions).bfloat16())
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.rate, self.training) if self.rate and self.training else x
+
+    def _split(self, x: Tensor, count: int) -> list[Tensor]:
+        parts = x.chunk(count, dim=-1) if count > 1 else (x,)
+        return [one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in parts]
+
+    def _added(self, norm: Any, x: Tensor, more: Tensor) -> Tensor:
+        out: Tensor = norm(x + self._drop(more))
+        return out
+
+    def _fed(self, parts: Any, x: Tensor) -> Tensor:
+        return self._added(parts.norms[1], x, parts.outer(F.relu(parts.inner(x))))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, queries: Any, keys: Any, is_causal: bool = False) -> Tensor:
+        if queries is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal).transpose(1, 2).flatten(2)
+        window = (-1, 0) if is_causal else (-1, -1)
+        rows = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))
+        out: Any = varlen_attn(*rows, queries, keys, 64, 64, window_size=window)
+        return out.flatten(1).unsqueeze(0)
 
 
 def keys_of_chunks(order: Tensor, chunk_len: int) -> Tensor:

@@ -111,7 +111,7 @@ def reads(number: float, size: int = 0) -> Iterator[Counter[str]]:
 
     def listed(x: Tensor) -> Any:
         counts["tolist"] += x.is_meta
-        return [number] * x.numel() if x.is_meta else values(x)
+        return values(torch.full(x.shape, number, device="cpu")) if x.is_meta else values(x)
 
     def whole(x: Tensor) -> int:
         counts["int"] += x.is_meta

@@ -20,8 +20,9 @@ from torch import Tensor
 from manyheads.nn.attention.local import local_attention
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import Causal, Lengths, Mask, Segments, dense_mask
+from manyheads.nn.attention.relative_bias import ByDistance
 from manyheads.nn.attention.scores import AdditiveScore
-from manyheads.nn.kernels import modes
+from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.attention import dot_product_attention, masked_weights
 from manyheads.nn.kernels.lsh import attend_pairs, chunked_attention, sorting_order
 from manyheads.nn.kernels.relative import relative_attention, relative_weights
@@ -90,6 +91,39 @@ def _packed(causal: bool) -> Case:
 
     shapes = [(1, H, Q, D), (1, H, sizes[1], D), (1, H, sizes[1], D)]
     return Case(shapes, partial(attend, is_fast=True), partial(attend, is_fast=False), exact)
+
+
+def _packed_with_bias(causal: bool) -> Case:
+    """Self-attention with numbers for distances up to 3; by the Triton kernel where it can be used."""
+    starts, before = torch.tensor([0, 2, 2, Q]), 3
+    places = torch.arange(Q)
+    seen = (places[:, None] >= 2) == (places >= 2)
+    if causal:
+        seen = seen & (places <= places[:, None])
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, values: Tensor, is_fast: bool) -> Tensor:
+        is_fast = is_fast and policy.triton_lack(q.device, q.dtype) is None
+        bounds = starts.int().to(q.device)
+        with modes.fast(is_fast), modes.using_triton(is_fast):
+            mask = ByDistance(values, before) & Segments(bounds, bounds, longest=Q, causal=causal)
+            return dot_product_attention(q, k, v, mask)
+
+    def exact(q: Tensor, k: Tensor, v: Tensor, values: Tensor) -> Tensor:
+        column = (places - places[:, None] + before).clamp(0, values.shape[1] - 1)
+        heads = [
+            torch.stack([_row(q[:, h, i], k[:, h], v[:, h], values[h, column[i]], seen[i]) for i in range(Q)], 1)
+            for h in range(H)
+        ]
+        return torch.stack(heads, 1)
+
+    shapes = [(1, H, Q, D)] * 3 + [(H, 4 if causal else 7)]
+    return Case(shapes, partial(attend, is_fast=True), partial(attend, is_fast=False), exact)
+
+
+def _row(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    """(1, D), (1, Q, D), (1, Q, D), (Q,), (Q,) -> (1, D)"""
+    scores = ((keys * query[:, None]).sum(-1) * D**-0.5 + bias).masked_fill(~seen, -torch.inf)
+    return (scores.softmax(-1)[..., None] * values).sum(1)
 
 
 def _additive(mask: str) -> Case:
@@ -170,6 +204,8 @@ CASES: dict[str, Case] = {
     **{f"dot product, {mask}": _dot_product(mask) for mask in MASKS},
     "packed": _packed(causal=False),
     "packed, causal": _packed(causal=True),
+    "packed, relative bias": _packed_with_bias(causal=False),
+    "packed, relative bias, causal": _packed_with_bias(causal=True),
     **{f"additive, {mask}": _additive(mask) for mask in MASKS},
     **{
         f"relative by {path}, {mask}": _relative(mask, path)

@@ -52,8 +52,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
         patch.chdir(root)
         real = CheckpointManager._save
 
-        def save(self: CheckpointManager) -> None:
-            real(self)
+        def save(self: CheckpointManager, **given: bool) -> None:
+            real(self, **given)
             assert self.last is not None
             saves.append((len(watch.operations), step_of(self.last) or 0))
             manifests[self.last.name] = (self.last / MANIFEST).read_bytes()

@@ -11,6 +11,7 @@ JSON stores Python floats exactly: their repr is the shortest text that is read 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -197,9 +198,10 @@ def needed_bytes(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
     return _SLACK_BYTES + sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     """Write the bytes of `safetensors.torch.save`, one tensor after the other, without a copy of all in memory.
 
+    Returns: their SHA-256, in hexadecimal.
     (`safetensors.torch.save_file` writes another file, which only the owner may read, and renames it.)
     """
     # The header of empty tensors of the same names has their order and the names of their types.
@@ -213,10 +215,15 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         header[name] |= {"shape": list(tensors[name].shape), "data_offsets": [begin, end]}
     shown = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     shown += b" " * (-len(shown) % 8)
+    beginning = len(shown).to_bytes(8, "little") + shown
+    digest = hashlib.sha256(beginning)
     with path.open("wb") as file:
-        file.write(len(shown).to_bytes(8, "little") + shown)
+        file.write(beginning)
         for name in names:
-            file.write(tensors[name].detach().contiguous().cpu().flatten().view(torch.uint8).numpy().data)
+            data = tensors[name].detach().contiguous().cpu().flatten().view(torch.uint8).numpy().data
+            digest.update(data)
+            file.write(data)
+    return digest.hexdigest()
 
 
 def save_checkpoint(
@@ -243,24 +250,29 @@ def save_checkpoint(
     Raises: SaveError: see `write_folder`.
     """
 
-    def write(folder: Path) -> None:
+    def write(folder: Path) -> dict[str, str]:
         if write_parts is not None:
             (folder / SHARDS).mkdir()
             write_parts(folder / SHARDS)
-        _fill(folder, step, tensors, scalars)
+        return _fill(folder, step, tensors, scalars)
 
     final = checkpoints_dir / checkpoint_name(step)
     write_folder(final, write, needed_bytes=needed_bytes(tensors) + parts_bytes)
     return final
 
 
-def _fill(folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], scalars: Mapping[str, Any]) -> None:
+def _fill(
+    folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], scalars: Mapping[str, Any]
+) -> dict[str, str]:
+    digests = {}
     for stem, group in tensors.items():
         if not _STEM.fullmatch(stem):
             raise ValueError(f"{stem!r} is not a file stem")
-        write_tensors(folder / f"{stem}.safetensors", group)
+        name = f"{stem}.safetensors"
+        digests[name] = write_tensors(folder / name, group)
     record = {"format_version": FORMAT_VERSION, "step": step, "scalars": dict(scalars)}
     (folder / SCALARS).write_bytes((json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
+    return digests
 
 
 def load_checkpoint(path: Path, *, verify: bool = True, allocate: Allocate | None = None) -> Checkpoint:

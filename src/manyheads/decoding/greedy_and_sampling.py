@@ -18,6 +18,7 @@ from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
 from manyheads.decoding.search_problem import SearchProblem, SearchSteps, range_of
 from manyheads.decoding.settings import DecodingSettings, drawing_options
 from manyheads.models.protocols import Searchable
+from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.topk import highest
 from manyheads.nn.kernels.topk import top_k as largest_first
 from manyheads.seeding import derive_seed
@@ -116,10 +117,11 @@ def filtered(
 def _nucleus(scores: Tensor, ids: Tensor | None, top_p: float) -> tuple[Tensor, Tensor]:
     """Return log-probabilities, largest first and -inf outside the top_p set, and their ids; both (rows, some).
 
-    The 128 most probable tokens are usually enough; all tokens are sorted only if not.
+    The 128 most probable tokens are usually enough; all tokens are sorted only if not, or where a look would wait.
     """
     normaliser = scores.logsumexp(-1, keepdim=True)
-    for width in (min(_FIRST_WIDTH, scores.size(1)), scores.size(1)):
+    first = _FIRST_WIDTH if policy.can_look(scores) else scores.size(1)
+    for width in (min(first, scores.size(1)), scores.size(1)):
         largest, places = largest_first(scores, width) if width < scores.size(1) else scores.sort(-1, descending=True)
         log_probs = largest - normaliser
         probs = log_probs.exp()

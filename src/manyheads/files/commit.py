@@ -17,7 +17,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -97,7 +97,7 @@ _SECONDS_IDLE = 86_400  # after which a temporary file of another machine belong
 
 def write_folder(
     final: Path,
-    write: Callable[[Path], None],
+    write: Callable[[Path], Mapping[str, str] | None],
     *,
     manifest: bool = True,
     needed_bytes: int = 0,
@@ -107,7 +107,8 @@ def write_folder(
 
     Args:
         final: the folder's final name; it never shows an incomplete folder.
-        write: writes the files into the folder that it is given.
+        write: writes the files into the folder that it is given. It may return the SHA-256 of some, which are then not
+            read again: name -> digest.
         manifest: add a manifest, see `files.verify`; False: `write` writes its own `manifest.json`.
         needed_bytes: an estimate, compared with the free space before anything is written.
         replace: replace a folder of that name, also one that another process has written in the meantime.
@@ -125,13 +126,13 @@ def write_folder(
             remove_stale(final.absolute().parent, final.name)
             _discard(temporary)
             temporary.mkdir()
-            write(temporary)
+            known = write(temporary)
             for name in list_files(temporary):
                 sync(temporary / name)
             for path in list_folders(temporary):
                 sync(path)
             if manifest:
-                (temporary / MANIFEST).write_bytes(make_manifest(temporary).encode())
+                (temporary / MANIFEST).write_bytes(make_manifest(temporary, known).encode())
             sync(temporary / MANIFEST)
             sync(temporary)
             if not os.path.lexists(final):  # a broken link is replaced too

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
@@ -104,10 +104,13 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
         yield Path(place), folders, [name for name in files if name[0] != "."]
 
 
-def make_manifest(folder: Path) -> str:
-    """Return the manifest's text for the present files of `folder`."""
+def make_manifest(folder: Path, known: Mapping[str, str] | None = None) -> str:
+    """Return the manifest's text for the present files of `folder`.
+
+    Args: known: SHA-256 of files whose writer computed it on the way; the other files are read.
+    """
     files = {
-        name: {"sha256": file_sha256(folder / name), "size": (folder / name).stat().st_size}
+        name: {"sha256": (known or {}).get(name) or file_sha256(folder / name), "size": (folder / name).stat().st_size}
         for name in list_files(folder)
     }
     return render_manifest(files)

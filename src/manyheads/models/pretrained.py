@@ -166,8 +166,8 @@ def save_pretrained(
         named = f"Its training data: {NOTICES[data]}." if data in NOTICES else ""
         text += notice_section(named, getattr(_unwrapped(cast(nn.Module, model)), "data_notice", ""))
 
-    def write(folder: Path) -> None:
-        write_tensors(folder / WEIGHTS, tensors)
+    def write(folder: Path) -> dict[str, str]:
+        digest = write_tensors(folder / WEIGHTS, tensors)
         config = {
             "format_version": FORMAT_VERSION,
             "model_type": "manyheads",
@@ -182,6 +182,7 @@ def save_pretrained(
             (folder / name).write_bytes(content)
         if generation is not None:
             (folder / GENERATION).write_text(to_json(generation), encoding="utf-8")
+        return {WEIGHTS: digest}
 
     write_folder(Path(path), write, needed_bytes=needed_bytes({"model": tensors}), replace=replace)
 

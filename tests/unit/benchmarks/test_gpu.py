@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from manyheads.errors import MissingExtraError
 from manyheads.nn.kernels import modes, policy
 from manyheads.tasks.presets import demo
 
@@ -34,11 +35,19 @@ def gpu(benchmark_module: Callable[[str], ModuleType]) -> ModuleType:
 FACTS = ["correct", "profile-base", "profile-demo", "profile-xl", "tests", "tests-slow"]
 FAST_FACTS = ["correct", "profile-demo", "profile-xl"]
 PARTS = ["ceilings", "base", "base-real", "demo", "big", "xl", "xl-large", "generate", "decode-greedy", "decode-beam4"]
-PARTS += ["reformer-16k", "reformer-64k", "reformer-256k"]
-FAST = ["ceilings", "base-real", "decode-greedy", "xl", "reformer-16k"]
+PARTS += ["attention", "reformer-16k", "reformer-64k", "reformer-256k"]
+FAST = ["ceilings", "attention", "base-real", "decode-greedy", "xl", "reformer-16k"]
 
 
-PACKAGES = {"MarianMT", "x-transformers", "TransfoXL, TF32", "reformer-pytorch", "CTranslate2"}
+PACKAGES = {
+    "nn.Transformer, Liger's loss",
+    "disentangled-flash",
+    "MarianMT",
+    "x-transformers",
+    "TransfoXL, TF32",
+    "reformer-pytorch",
+    "CTranslate2",
+}
 
 
 def check(part: dict[str, Any]) -> None:
@@ -46,6 +55,7 @@ def check(part: dict[str, Any]) -> None:
     errors = {name: side["error"] for name, side in part["sides"].items() if "error" in side}
     assert errors.keys() <= PACKAGES, errors
     assert all(error.startswith(("ModuleNotFound", "ImportError", "MissingExtra")) for error in errors.values()), errors
+    assert all("missing" in part["sides"][name] for name in errors)
     assert all(ratio["lowest"] <= ratio["median"] <= ratio["highest"] for ratio in part["ratios"].values())
 
 
@@ -83,8 +93,8 @@ def test_the_sides_that_are_compiled_first(gpu: Any, monkeypatch: pytest.MonkeyP
     for name in PARTS[1:]:
         asked: set[str] = set()
         gpu.PARTS[name](replace(TINY, compiles=True))
-        assert [side for side in asked if "compiled" in side] or name == "ceilings"
-        assert {side for side in asked if "compiled" in side} == set(gpu.COMPILED[name]), name
+        assert [side for side in asked if "compiled" in side] or name in ("ceilings", "attention")
+        assert {side for side in asked if "compiled" in side} == set(gpu.COMPILED.get(name, ())), name
 
 
 def test_no_part_was_forgotten(gpu: Any) -> None:
@@ -222,6 +232,44 @@ def test_a_finished_part_is_not_repeated(run: Run, tmp_path: Path, capsys: pytes
     after = json.loads(output.read_text("utf-8"))
     assert after["parts"]["ddp"] == record["parts"]["ddp"]
     check(after["parts"]["ceilings"])
+
+
+def test_a_part_is_run_again_when_a_peer_has_come(
+    run: Run, gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The packages that were not there are in the file; once one of them is there, so are its figures."""
+    begun: list[str] = []
+    part: dict[str, Any] = {"sides": {"ours": {}, "TransfoXL": {"error": "none", "missing": "TRANSFO_XL"}}}
+    monkeypatch.setattr(gpu, "_in_a_process", lambda name, *_: begun.append(name) or part)
+    monkeypatch.setattr(gpu, "lines_of", lambda part: [])
+    monkeypatch.setattr(gpu, "table", lambda parts: [])
+    monkeypatch.delenv("TRANSFO_XL", raising=False)
+    output = tmp_path / "gpu.json"
+    for _ in range(2):
+        run(output, "xl", "ceilings")
+    assert begun == ["xl", "ceilings"]
+    part = {"sides": {"ours": {}}}
+    monkeypatch.setenv("TRANSFO_XL", "folder")
+    capsys.readouterr()
+    for _ in range(2):
+        run(output, "xl")
+    assert begun == ["xl", "ceilings", "xl"]
+    assert "xl: again, because TRANSFO_XL is there now" in capsys.readouterr().out
+
+
+def test_what_a_side_lacks(benchmark_module: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = benchmark_module("gpu_sides").missing
+    chained = MissingExtraError("CTranslate2 is not installed")
+    chained.__cause__ = ModuleNotFoundError("No module named 'no_such.part'", name="no_such.part")
+    assert missing(chained) == "no_such.part"
+    assert missing(ImportError("cannot import name 'x' from 'torch'", name="torch")) == ""  # which is there
+    assert missing(RuntimeError("out of memory")) == missing(ImportError("libcublas.so.12")) == ""
+    config, batch = SimpleNamespace(), SimpleNamespace()
+    monkeypatch.delenv("TRANSFO_XL", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__="5.0"))
+    with pytest.raises(ImportError, match=r"has no TransfoXL; install 4\.35\.2") as error:
+        benchmark_module("gpu_peers").transfo_xl(config, batch, TINY)
+    assert missing(error.value) == "TRANSFO_XL"
 
 
 @pytest.mark.slow

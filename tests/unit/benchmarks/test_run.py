@@ -215,7 +215,7 @@ def test_without_the_shared_peers_the_rest_is_measured(tmp_path: Path) -> None:
     environment = {**os.environ, "MANYHEADS_SHARED": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("The tasks with peers are left out: there is no ../shared/peers.py")
+    assert done.stdout.startswith("The tasks with peers are left out (decode-greedy): there is no ../shared/peers.py")
     assert "| manyheads --help | bare interpreter |" in done.stdout
     found = json.loads((tmp_path / "found.json").read_text("utf-8"))
     assert [one["task"] for one in found["tasks"]] == ["start-up"]

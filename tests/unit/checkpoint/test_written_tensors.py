@@ -8,7 +8,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from manyheads.checkpoint.format import write_tensors
+from manyheads.checkpoint.format import save_checkpoint, write_tensors
+from manyheads.files import verify
 
 TYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool]
 
@@ -32,3 +33,14 @@ def test_views_and_parameters(tmp_path: Path) -> None:
 def test_nothing(tmp_path: Path) -> None:
     write_tensors(tmp_path / "a.safetensors", {})
     assert (tmp_path / "a.safetensors").read_bytes() == safetensors.torch.save({}, metadata={"format": "pt"})
+
+
+def test_what_was_written_is_not_read_again_for_its_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    real = verify.file_sha256
+    monkeypatch.setattr(verify, "file_sha256", lambda path: read.append(path.name) or real(path))
+    tensors = {"model": {"w": torch.randn(5, 7)}, "optimiser": {"m": torch.randn(3).bfloat16(), "n": torch.ones(())}}
+    saved = save_checkpoint(tmp_path, 3, tensors, {})
+    assert read == ["scalars.json"]
+    verify.verify_folder(saved)
+    assert read[1:] == ["model.safetensors", "optimiser.safetensors", "scalars.json"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from bare_models import BareDecoder, BareReformer, BareXL
+from bare_models import BareDecoder, BareReformer, BareSeq2Seq, BareXL
 from launches import Launches, as_on_cuda, reads
 from torch import Tensor, nn
 from torch.optim import AdamW
@@ -70,46 +70,57 @@ def _train_step(
     return TrainStep(model, build_optimiser(model, settings.optimiser), settings, torch.device(device))
 
 
+# A bare model of torch's operations with the same layers, without padding, in the same step of a run with AdamW, has
+# the last number. For the Reformer, whose layers are computed again in the backward pass, none was written.
 @pytest.mark.parametrize(
-    ("preset", "packed", "micro", "smoothing", "options", "most"),
+    ("preset", "packed", "micro", "smoothing", "options", "most", "floor"),
     [
-        (PRESETS["base"], False, 1, 0.1, {}, 650),
-        (PRESETS["base"], True, 1, 0.1, {}, 655),
-        (PRESETS["base"], False, 2, 0.1, {}, 1275),  # 18 operations of a step are once a step
-        (PRESETS["base"], False, 1, 0.0, {}, 645),
-        (PRESETS["base"], False, 1, 0.1, {"name": "muon"}, 720),
-        (SEQ2SEQ_REFORMERS["wmt-base"], False, 1, 0.1, {}, 1559),
+        (PRESETS["base"], False, 1, 0.1, {}, 650, 594),
+        (PRESETS["base"], True, 1, 0.1, {}, 655, 648),
+        (PRESETS["base"], False, 2, 0.1, {}, 1275, 1168),  # 18 operations of a step are once a step
+        (PRESETS["base"], False, 1, 0.0, {}, 645, 581),
+        (PRESETS["base"], False, 1, 0.1, {"name": "muon"}, 720, 594),
+        (SEQ2SEQ_REFORMERS["wmt-base"], False, 1, 0.1, {}, 1559, None),
     ],
     ids=["padded", "packed", "two micro-batches", "without smoothing", "Muon", "Reformer"],
 )
 def test_launches_of_a_step_of_base(
-    preset: Any, packed: bool, micro: int, smoothing: float, options: Any, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The smallest step that stock operations allow was counted at 580; `nn.Transformer` has 1,470 in bf16.
-
-    For the Reformer, whose layers are computed again in the backward pass, no bare model was written.
+    preset: Any, packed: bool, micro: int, smoothing: float, options: Any, most: int, floor: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """`nn.Transformer` has 1,470 in bf16.
 
     Packed attention has no mask, but torch makes zeros in each call: one forwards, and two as gradients of what nobody
     asks for. A moving average adds one operation.
     """
     config = replace(preset, source_vocab_size=32_000, target_vocab_size=32_000)
-    with torch.device("meta"):
-        model = build_model(config).train()
     monkeypatch.setattr(PairBatch, "num_target_tokens", lambda batch: 128 * 64)
-    average = MovingAverage(dict(model.named_parameters()), 0.9)
-    with as_on_cuda(), modes.fast(), reads(1) as waits:  # the step's only wait for the device, after the backward pass
-        train_step = _train_step(model, config, "bf16", "meta", smoothing, **options)
-        rows = 128 // micro
-        batch = PackedBatch.of(_batch(config, rows, 64)).to("meta") if packed else _batch(config, rows, 64, "meta")
-        train_step.run([batch] * micro, 1, 1e-4)
-        with Launches() as launches:
-            train_step.run([batch] * micro, 2, 1e-4)
-        assert launches.count <= most, launches.by_name.most_common()
-        with launches:
-            average.update(2)
-    assert (waits["tolist"], waits["int"]) == (2, 0)
-    assert launches.by_name["_foreach_lerp_"] >= 1
-    assert launches.by_name["_varlen_attn"] == launches.by_name["_varlen_attn_backward"] == (18 if packed else 0)
+
+    def of_step(make: Callable[[Any], nn.Module], **options: Any) -> Launches:
+        with torch.device("meta"):
+            model = make(config).train()
+        average = MovingAverage(dict(model.named_parameters()), 0.9)
+        with as_on_cuda(), modes.fast(), reads(1) as waits:  # the step's only wait, after the backward pass
+            train_step = _train_step(model, config, "bf16", "meta", smoothing, **options)
+            rows = 128 // micro
+            batch = PackedBatch.of(_batch(config, rows, 64)).to("meta") if packed else _batch(config, rows, 64, "meta")
+            train_step.run([batch] * micro, 1, 1e-4)
+            with Launches() as launches:
+                train_step.run([batch] * micro, 2, 1e-4)
+            before = launches.by_name.copy()
+            with launches:
+                average.update(2)
+            assert launches.by_name["_foreach_lerp_"] == before["_foreach_lerp_"] + 1
+        launches.by_name = before
+        assert (waits["tolist"], waits["int"]) == (2, 0)
+        assert before["_varlen_attn"] == before["_varlen_attn_backward"] == (18 if packed else 0)
+        return launches
+
+    ours = of_step(build_model, **options)
+    assert ours.count <= most, ours.by_name.most_common()
+    if floor is not None:
+        theirs = of_step(partial(BareSeq2Seq, packed=packed))
+        assert theirs.count == floor <= most, theirs.by_name.most_common()
 
 
 @pytest.mark.unhooked
@@ -159,7 +170,7 @@ def test_launches_of_a_step_of_a_language_model(
     config = replace(import_module(f"manyheads.models.{name}.config").PRESETS[preset], **sizes)
     ours, theirs = (_launches_of(make, config, rows, length, monkeypatch) for make in (build_model, bare))
     assert ours.count <= bar, ours.by_name.most_common()
-    assert theirs.count == floor, theirs.by_name.most_common()
+    assert theirs.count == floor <= bar, theirs.by_name.most_common()
 
 
 def _launches_of(

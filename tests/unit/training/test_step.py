@@ -32,6 +32,7 @@ from manyheads.training.optim.optimiser import (
     orthogonalise,
     split_by_decay,
 )
+from manyheads.training.run.nonfinite import first_bad
 from manyheads.training.run.parallel import ParallelModel
 from manyheads.training.run.state import named_parameters
 from manyheads.training.run.step import StepResult, TrainStep
@@ -438,3 +439,14 @@ def test_a_removed_setting_may_have_the_value_without_effect() -> None:
         ConfigError, match=r"training\.r_drop is 5\.0, but it is no longer there; set it to 0\.0, or leave it out"
     ):
         build_settings(RunConfig, {"training": {"r_drop": 5.0}})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_is_looked_at_before_a_save(dtype: torch.dtype) -> None:
+    """By sums, which may overflow although every number is finite, and in which infinities may meet."""
+    inf, most = float("inf"), torch.finfo(dtype).max
+    good = {"huge": [most, most, 1.0], "none": [], "both": [most, -most]}
+    tensors = {name: torch.tensor(values, dtype=dtype) for name, values in good.items()}
+    assert first_bad({"model": {**tensors, "count": torch.ones(2, dtype=torch.int64)}}) is None
+    for values in ([1.0, float("nan")], [inf, 1.0], [inf, -inf], [most, most, -inf]):
+        assert first_bad({"model": tensors, "ema": {"w": torch.tensor(values, dtype=dtype)}}) == "ema: w"

@@ -84,10 +84,10 @@ def smoothed_loss(
     smoothing = (label_smoothing, smoothing_kind, pad_id)
     if modes.is_transformed():
         return plain_loss(hidden, targets, weight, bias, *smoothing)
-    if not modes.is_fast():
-        return _chunked_formula(hidden, targets, weight, bias, smoothing, chunk_tokens)
     compute = autocast_dtype(hidden)
     by_triton = policy.uses_triton("the loss", hidden, compute)
+    if not (by_triton or modes.is_fast()):
+        return _chunked_formula(hidden, targets, weight, bias, smoothing, chunk_tokens)
     if by_triton or policy.saves_launches(hidden.device):
         return apply_loss(_LossOfRows, hidden, targets, weight, bias, smoothing, keep, compute, by_triton)
     return apply_loss(_SmoothedLoss, hidden, targets, weight, bias, smoothing, chunk_tokens, compute)

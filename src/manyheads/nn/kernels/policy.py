@@ -115,6 +115,14 @@ def steps_made_ahead(device: torch.device) -> int:
     return 4 if device.type == "cuda" and saves_launches(device) else 0
 
 
+def writes_beside(device: torch.device) -> bool:
+    """Return whether a thread writes checkpoints while the next steps run, from a copy on the host.
+
+    On a CPU the steps need the cores that would write, and the copy takes longer than it saves (decision 073).
+    """
+    return device.type == "cuda" and saves_launches(device)
+
+
 def pinning(device: torch.device) -> AbstractContextManager[object] | None:
     """Return a block in which memory is pinned for this GPU; None if the device copies nothing by itself."""
     return torch.cuda.device(device) if device.type == "cuda" else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,10 @@ from manyheads.distributed.wrap import local
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError, NonFiniteError, SaveError
 from manyheads.files.commit import check_free_space, remove_stale
 from manyheads.models.pretrained import data_notice, load_weights, portable_state, save_pretrained
+from manyheads.nn.kernels import policy
 from manyheads.training.optim.optimiser import without_foreign_momenta
 from manyheads.training.record.log import MetricsLog
+from manyheads.training.record.report import CheckpointReport
 from manyheads.training.run.arithmetic import changed_arithmetic
 from manyheads.training.run.components import RunComponents
 from manyheads.training.run.nonfinite import first_bad
@@ -41,6 +44,9 @@ from manyheads.training.run.state import MEMORY, Counters, allocator_for, gather
 
 class CheckpointManager:
     """Saves and restores an assembly.
+
+    Where `policy.writes_beside`, a thread writes a copy of the tensors while the next steps are computed; the next save
+    waits for it. It writes below `checkpoints/` alone, and deletes nothing else there but what retention does.
 
     Args:
         components: the parts of the run; `resume` replaces its counters.
@@ -59,7 +65,15 @@ class CheckpointManager:
         self._group = components.group
         self._saved = (0, 0)
         self._model_failed = False
+        self._thread = ThreadPoolExecutor(1, "checkpoints") if self._writes_beside() else None
+        self._begun: tuple[CheckpointReport, tuple[int, int], Future[None]] | None = None
+        self._copies: dict[str, dict[str, Tensor]] = {}
+        self._report: CheckpointReport | None = None
         self.last: Path | None = None
+
+    def _writes_beside(self) -> bool:
+        alone = self._group.is_alone and not self._components.parallel_model.is_sharded
+        return alone and policy.writes_beside(self._components.device)
 
     def resume(self, resume: str) -> None:
         """Restore the assembly from a checkpoint (see `find_checkpoint`), or leave it new.
@@ -131,7 +145,8 @@ class CheckpointManager:
             )
         if not self._cut_metrics(counters.metrics_bytes):
             self._warn(f"{self._folder.metrics} is shorter than it was; lines of metrics are lost.")
-        self._tidy(newest)  # the run may have been killed directly after that checkpoint's commit
+        self._tidy(newest, counters.best_step)  # the run may have been killed directly after that checkpoint's commit
+        self._sweep()
         self._mend_model()
 
     def is_saved(self) -> bool:
@@ -139,7 +154,7 @@ class CheckpointManager:
 
         A signal during a validation leaves a checkpoint without it; the next start validates and saves again.
         """
-        return self._saved == self._done()
+        return self._done() in (self._saved, None if self._begun is None else self._begun[1])
 
     def _done(self) -> tuple[int, int]:
         counters = self._components.counters
@@ -215,18 +230,50 @@ class CheckpointManager:
     def save(self, *, must: bool) -> None:
         """Write a checkpoint of the current step, update the pointers, and delete old checkpoints.
 
-        Args: must: raise in any case; otherwise on_save_error decides.
+        Args: must: write it now, and raise in any case; otherwise on_save_error decides, and a thread may write it
+            (then `ended` must have waited for the one before).
 
         Raises: SaveError: it could not be written; older checkpoints are unchanged.
         """
+        assert self._begun is None, "the thread still writes"
+        with self._survived(must):
+            self._save(beside=self._thread is not None and not must)
+
+    def ended(self, *, wait: bool) -> CheckpointReport | None:
+        """Return what a save wrote that has ended since the last call; None: none has.
+
+        Args: wait: for the thread.
+
+        Raises: SaveError: as `save`, of what the thread could not write.
+        """
+        if self._begun is not None and (wait or self._begun[2].done()):
+            (report, done, written), self._begun = self._begun, None
+            with self._survived():
+                written.result()
+                self._note(report, done)
+                self._clean()
+        report, self._report = self._report, None  # type: ignore[assignment]
+        return report
+
+    def close(self) -> None:
+        """End the thread, after what it is writing; an error of it is told."""
         try:
-            self._save()
+            self.ended(wait=True)
+        except SaveError as error:
+            self._warn(str(error))
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    @contextmanager
+    def _survived(self, must: bool = False) -> Iterator[None]:
+        try:
+            yield
         except SaveError as error:
             if must or self._components.config.training.on_save_error == "stop":
                 raise
             self._warn(f"{error} Training goes on.")
 
-    def _save(self) -> None:
+    def _save(self, *, beside: bool = False) -> None:
         components = self._components
         counters = components.counters
         self._on_main(self._measure_metrics)
@@ -242,19 +289,57 @@ class CheckpointManager:
             )
         scalars: dict[str, Any] = {"counters": asdict(counters), "arithmetic": components.arithmetic}
         scalars |= {"config": to_plain(components.config), **components.digests}
-        path = self._write_checkpoint(tensors, scalars)
-        self._saved, self.last = self._done(), path
-        self._on_main(lambda: self._tidy(path))
-        self._on_main(lambda: self._mend_model() if self._model_failed else None)
+        step, best, done = counters.step, counters.best_step, self._done()
+        path = self._folder.checkpoints / checkpoint_name(step)
+        report = CheckpointReport(step=step, path=path, best=best == step)
+        if beside and self._thread is not None:
+            copies, wait_for_copies = self._copied(tensors)
+
+            def write() -> None:
+                wait_for_copies()
+                save_checkpoint(path.parent, step, copies, scalars)
+                self._tidy(path, best)
+
+            self._begun = report, done, self._thread.submit(write)
+            return
+        self._write_checkpoint(tensors, scalars)
+        self._note(report, done)
+        self._on_main(lambda: self._tidy(path, best))
+        self._on_main(self._clean)
+
+    def _copied(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> tuple[dict[str, dict[str, Tensor]], Any]:
+        """Begin to copy the tensors to the host, into the memory of the last copies, and return what waits for it.
+
+        A GPU writes into pinned memory before it computes the next step; nobody waits but the thread.
+        """
+        pins, before, self._copies = policy.pinning(self._components.device), self._copies, {}
+        with pins or nullcontext():
+            for stem, group in tensors.items():
+                own = self._copies[stem] = {}
+                for name, tensor in group.items():
+                    kept = before.get(stem, {}).get(name)
+                    if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
+                        kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pins is not None)
+                    own[name] = kept.copy_(tensor.detach(), non_blocking=True)
+        return self._copies, policy.waiting_for(self._components.device)
+
+    def _note(self, report: CheckpointReport, done: tuple[int, int]) -> None:
+        self._saved, self.last, self._report = done, report.path, report
+
+    def _clean(self) -> None:
+        """Do what needs a complete checkpoint, and no other writer."""
+        self._sweep()
+        if self._model_failed:
+            self._mend_model()
 
     def _measure_metrics(self) -> None:
         self._components.counters.metrics_bytes = self._metrics.num_bytes()
 
-    def _write_checkpoint(self, tensors: Mapping[str, Mapping[str, Tensor]], scalars: Mapping[str, Any]) -> Path:
+    def _write_checkpoint(self, tensors: Mapping[str, Mapping[str, Tensor]], scalars: Mapping[str, Any]) -> None:
         step, checkpoints = self._components.counters.step, self._folder.checkpoints
         if not self._components.parallel_model.is_sharded:
             self._on_main(lambda: save_checkpoint(checkpoints, step, tensors, scalars))
-            return checkpoints / checkpoint_name(step)
+            return
         parts = {stem: group for stem, group in tensors.items() if stem != MEMORY}
         whole = {stem: group for stem, group in tensors.items() if stem == MEMORY}
 
@@ -270,7 +355,6 @@ class CheckpointManager:
                 with suppress(OSError):  # the main rank receives the error
                     write_shards(Path(folder), parts)
             self._on_main(lambda: None)
-        return checkpoints / checkpoint_name(step)
 
     def _save_as_main(
         self,
@@ -323,17 +407,20 @@ class CheckpointManager:
         if failure is not None:
             raise SaveError(failure)
 
-    def _tidy(self, newest: Path) -> None:
-        """Update the pointers, then delete old checkpoints and the temporary files of dead processes."""
-        folder, components = self._folder, self._components
+    def _tidy(self, newest: Path, best_step: int | None) -> None:
+        """Update the pointers, then delete old checkpoints."""
+        folder = self._folder
         targets = {"latest": newest}
-        if components.counters.best_step is not None:
-            targets["best"] = folder.checkpoints / checkpoint_name(components.counters.best_step)
+        if best_step is not None:
+            targets["best"] = folder.checkpoints / checkpoint_name(best_step)
         for pointer, target in targets.items():
             if target.is_dir() and read_pointer(folder.checkpoints, pointer) != target:
                 write_pointer(folder.checkpoints, pointer, target)
-        apply_retention(folder.checkpoints, components.config.training.keep)
-        for place in (folder.checkpoints, folder.path, folder.samples):
+        apply_retention(folder.checkpoints, self._components.config.training.keep)
+
+    def _sweep(self) -> None:
+        """Delete the temporary files of dead processes, and of this one: nothing is being written."""
+        for place in (self._folder.checkpoints, self._folder.path, self._folder.samples):
             remove_stale(place)
 
     def save_model(self) -> None:

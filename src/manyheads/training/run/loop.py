@@ -271,7 +271,8 @@ class Trainer:
         if self._config.initial.model:
             with self._as_judged():
                 self._comparison.before()
-        with closing(self._recorder), settled(), closing(self._make_batches()) as self._batches:
+        recorder, saves = closing(self._recorder), closing(self._checkpoints)
+        with recorder, saves, settled(), closing(self._make_batches()) as self._batches:
             while True:
                 self._agree()
                 reason = self._do_duties(self._stop_reason())
@@ -350,6 +351,7 @@ class Trainer:
         training = self._config.training
         due = reason is not None or counters.best_step == counters.step
         due = due or self._is_due(training.save_every, training.save_every_minutes, self._saved_seconds)
+        self._tell_saved(wait=due)
         if due and not self._checkpoints.is_saved():
             self._reporter.doing(f"saving step {counters.step}")
             # A validation may have followed the step.
@@ -358,10 +360,13 @@ class Trainer:
             self._checkpoints.save(must=reason is not None)
             if not self._judge:
                 self._checkpoints.save_model()
-            if self._checkpoints.last is not None and self._checkpoints.is_saved():
-                step, best = counters.step, counters.best_step == counters.step
-                self._call("on_checkpoint", CheckpointReport(step=step, path=self._checkpoints.last, best=best))
+            self._tell_saved(wait=False)
         return reason
+
+    def _tell_saved(self, *, wait: bool) -> None:
+        report = self._checkpoints.ended(wait=wait)
+        if report is not None:
+            self._call("on_checkpoint", report)
 
     def _is_due(self, every_steps: int, every_minutes: float, since: float) -> bool:
         """Return whether work is due at this step. since: when it was last done, in seconds of the run."""

@@ -10,6 +10,7 @@ from manyheads.errors import RequestError
 from manyheads.nn import RelativeMultiHeadAttention, fused_relative_attention
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention, LSHSettings
+from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels import modes, policy
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -59,6 +60,10 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     heads, vector, distances = torch.randn(1, 2, 3, 4), torch.randn(2, 4), torch.randn(2, 3, 4)
     with pytest.raises(RequestError, match=message):
         fused_relative_attention(heads, heads, heads, distances, vector)
+    head, ids = LinearHead(8, 5), torch.ones(1, 3, dtype=torch.int64)
+    for is_fast in (False, True):
+        with modes.fast(is_fast), modes.using_triton(), pytest.raises(RequestError, match=message):
+            head.loss(x, ids, ids > 0)
     _, weights = attention(x, need_weights=True)
     assert weights.shape == (1, 2, 3, 3)
     attention.fused = False
