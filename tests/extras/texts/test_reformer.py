@@ -288,6 +288,30 @@ def test_the_encoder_decoder_reads_the_encoders_outputs_as_keys() -> None:
     assert "enc.net.net.out.1.weight" not in names
 
 
+def test_the_recorder_keeps_weights_and_buckets_of_each_call() -> None:
+    torch.manual_seed(0)
+    model = text.Reformer(dim=12, depth=2, max_seq_len=16, heads=2, bucket_size=4, n_hashes=3, causal=True).eval()
+    recorder, x = text.Recorder(model), torch.randn(2, 16, 12)
+    recorder(x)
+    recorder(x)
+    assert {call: len(layers) for call, layers in recorder.recordings.items()} == {0: 2, 1: 2}
+    layer = recorder.recordings[1][0]
+    assert (layer["attn"].shape, layer["buckets"].shape) == ((2, 2, 16, 16), (2, 2, 48))
+    torch.testing.assert_close(layer["attn"].sum(-1), torch.ones(2, 2, 16))
+    assert not layer["attn"].triu(1).any()
+    recorder.turn_off()
+    recorder(x)
+    assert sorted(recorder.recordings) == [0, 1]
+    recorder.clear()
+    recorder.turn_on()
+    recorder(x)
+    assert sorted(recorder.recordings) == [0]
+    assert recorder.eject() is model
+    assert model.layers.blocks[0].f.net.fn.callback is None
+    with pytest.raises(AssertionError, match=r"make a new one: Recorder\(net\)"):
+        recorder(x)
+
+
 def test_sums_in_parts() -> None:
     x = torch.randn(3, 4, 5)
     torch.testing.assert_close(text.chunked_sum(x, 5), x.sum(-1))
@@ -368,6 +392,12 @@ X = torch.zeros(1, 4, 2)
             AssertionError,
             r"length is 4, but axial_shape \(1, 3\) has 3 positions",
         ),
+        (
+            lambda: text.Reformer(8, 1, n_hash=4),
+            TypeError,
+            "n_hash: no option of Reformer, which has dim, depth, heads",
+        ),
+        (lambda: text.ReformerLM(9, 8, 1, 16, twin_attention=True), ValueError, "twin_attention is True; .*at False"),
         (lambda: text.ReformerEncDec(8, enc_dim=4, heads=2), ValueError, "enc_dim, heads cannot be set here"),
         (lambda: text.chunked_sum(torch.tensor(1.0)), RuntimeError, "tensor is one number"),
         (lambda: text.ScaleNorm(8)([1]), TypeError, "x is list; give a tensor"),

@@ -11,7 +11,9 @@ the original, whose numbers it otherwise has:
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -68,6 +70,7 @@ __all__ = [
     "LSHSelfAttention",
     "PreNorm",
     "ReZero",
+    "Recorder",
     "Reformer",
     "ReformerEncDec",
     "ReformerLM",
@@ -88,7 +91,8 @@ __all__ = [
 class Reformer(nn.Module):
     """Layers of hashed attention and chunked feed-forward: (batch, length, dim) -> the same.
 
-    Args: as in the original; options that have no counterpart here are refused by name.
+    Args: as in the original; options that have no counterpart here are refused by name. others: what its README gives
+        and its code does not take: `max_seq_len`, which is not needed, and `twin_attention`, which must be off.
     """
 
     def __init__(
@@ -123,10 +127,15 @@ class Reformer(nn.Module):
         n_local_attn_heads: int = 0,
         pkm_layers: tuple[int, ...] = (),
         pkm_num_keys: int = 128,
+        **others: Any,
     ) -> None:
         super().__init__()
         check_at_least(1, dim=dim, depth=depth)
-        refuse_options(pkm_layers=pkm_layers)
+        refuse_options(pkm_layers=pkm_layers, twin_attention=others.pop("twin_attention", False))
+        others.pop("max_seq_len", None)
+        if others:
+            known = ", ".join([*inspect.signature(Reformer).parameters][:-1])
+            raise TextValueError(f"{', '.join(others)}: no option of Reformer, which has {known}.")
         self.dim, self.depth, self.bucket_size, self.num_mem_kv = dim, depth, bucket_size, num_mem_kv
         self.full_attn_thres = full_attn_thres
 
@@ -282,6 +291,68 @@ class ReformerLM(nn.Module):
         rotary = self.layer_pos_emb(embedded)
         hidden = self.reformer(self.to_model_dim(embedded), pos_emb=rotary, **kwargs)
         return cast(Tensor, self.out(self.norm(hidden)))
+
+
+class Recorder(nn.Module):
+    """A model that keeps the weights and buckets of each call: `recordings[call]` has `attn` and `buckets` of a layer.
+
+    attn: (batch, heads, length, length); buckets: (batch, heads, rounds x length), empty where attention was exact.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net, self.on, self.ejected = net, True, False
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all calls."""
+        self.iter, self.recordings = 0, defaultdict[int, list[dict[str, Tensor]]](list)
+
+    def eject(self) -> nn.Module:
+        """Return the model; this object cannot be called again."""
+        self.clear()
+        self.unwire()
+        self.ejected = True
+        return self.net
+
+    def turn_on(self) -> None:
+        """Record from now on."""
+        self.on = True
+
+    def turn_off(self) -> None:
+        """Record nothing from now on."""
+        self.on = False
+
+    def wire(self) -> None:
+        """Let the layers report to `record`."""
+        self._set(self.record)
+
+    def unwire(self) -> None:
+        """Let the layers report to nobody."""
+        self._set(None)
+
+    def _set(self, callback: Callable[[Tensor, Tensor], Any] | None) -> None:
+        for module in self.net.modules():
+            if isinstance(module, LSHSelfAttention):
+                module.callback, module.lsh_attn._return_attn = callback, callback is not None
+
+    def record(self, attn: Tensor, buckets: Tensor) -> None:
+        """Keep what a layer reports."""
+        if self.on:
+            self.recordings[self.iter].append({"attn": attn.detach().cpu(), "buckets": buckets.detach().cpu()})
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        """Call the model. Raises: TextValueError: it was ejected."""
+        if self.ejected:
+            raise TextValueError("this Recorder was ejected; make a new one: Recorder(net).")
+        if self.on:
+            self.wire()
+        try:
+            out: Tensor = self.net(x, **kwargs)
+        finally:
+            self.unwire()
+        self.iter += 1
+        return out
 
 
 def top_k(logits: Tensor, thres: float = 0.9) -> Tensor:
