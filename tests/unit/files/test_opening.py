@@ -45,7 +45,7 @@ EXCEPTIONS = {
     "data/corpora/__init__.py": "the package's own texts",
     "cli/commands/sample_data.py": "compares with what it wrote, after its kind and size",
     "extras/exports/web.py": "the package's own page",
-    "extras/serving/api/operations.py": "the package's own page",
+    "extras/serving/app.py": "the package's own page",
     "extras/inspect/drawings/pages.py": "the package's own page",
     "data/language/preparing.py": "a temporary folder that it wrote itself",
     "extras/peers/legacy_pickle.py": "a temporary folder that its child wrote",
