@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
+
+from manyheads.errors import MissingExtraError
 
 NAME = "manyheads"
 
@@ -56,6 +60,24 @@ def install_command(extra: str = "") -> str:
     if folder := origin.get("subdirectory"):
         link += f"#subdirectory={folder}"
     return f"pip install {shlex.quote(f'{NAME}{suffix} @ {link}')}"
+
+
+@contextmanager
+def needing_extra(why: str, extra: str) -> Iterator[None]:
+    """Import an optional package within the block.
+
+    Args:
+        why: the first half of the message, such as "Markdown needs the package markdown-it-py".
+        extra: of pyproject.toml; the message gives the command for the way this copy was installed.
+
+    Raises: MissingExtraError: it is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        missing = MissingExtraError(f"{why}: {install_command(extra)}.")
+        missing.why = why
+        raise missing from error
 
 
 def _from_clone(suffix: str) -> str:

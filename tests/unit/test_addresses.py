@@ -16,8 +16,8 @@ from doc_pages import site_script
 
 import manyheads
 from manyheads import installation
-from manyheads.errors import MissingExtraError, needing_extra
-from manyheads.installation import address, install_command
+from manyheads.errors import MissingExtraError
+from manyheads.installation import address, install_command, needing_extra
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESSES = tomllib.loads((ROOT / "release" / "addresses.toml").read_text(encoding="utf-8"))

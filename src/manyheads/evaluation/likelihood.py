@@ -1,4 +1,5 @@
-"""Likelihood of held-out pairs: nats per token and perplexity."""
+"""Likelihood of held-out pairs, and of a text under a language model, with every token scored once: nats per token and
+perplexity."""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
-"""The plan of a run on one's own data: facts about the data and the machine, the rule of `training.plan.rule`, and a
-table of the choices."""
+"""The plan of a run on one's own data: facts about the data and the machine, a rule, and a table of the choices.
+
+The rule chooses sizes, regularisation, batch and schedule from the amount of data, the minutes and the rate of the
+machine. Its numbers come from the runs in experiments/own-data.md: the best settings for a number of steps and a number
+of passes over the data. It measures and reads nothing, so a plan can be computed by hand from its facts.
+"""
 
 from __future__ import annotations
 

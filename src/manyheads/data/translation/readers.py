@@ -13,7 +13,8 @@ from typing import Any
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe, read_lines
 from manyheads.data.sgm import Segment
 from manyheads.data.translation.tmx import tmx_pairs
-from manyheads.errors import ConfigError, DataError, needing_extra
+from manyheads.errors import ConfigError, DataError
+from manyheads.installation import needing_extra
 from manyheads.text.tables import (
     Columns,
     Row,

@@ -1,4 +1,7 @@
-"""The application: `create_app` builds it from settings; uvicorn, Ray Serve and others run it."""
+"""The application: `create_app` builds it from settings; uvicorn, Ray Serve and others run it.
+
+Its own paths are for operators (health, readiness, metrics), the web page, and the page about the interface.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ from manyheads.files.verify import MANIFEST, list_files, verify_folder
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import read_config
 from manyheads.tasks.held_out import COPY_TASK, EMBEDDED, copy_settings, own_data, pairs_of_split, run_file
-from manyheads.text.of_folder import has_tokenizer, load_tokenizer
+from manyheads.text.of_folder import load_tokenizer
+from manyheads.text.pipeline import has_tokenizer
 from manyheads.text.sides import TranslationTokenizer
 
 MOST_CANDIDATES = 256

@@ -1,4 +1,5 @@
-"""`/v1/translate`: n-best lists with scores, alignments, forced prefixes, and events by sentence."""
+"""Requests of our own protocol, the parts that its answers share, and `/v1/translate`: n-best lists with scores,
+alignments, forced prefixes, and events by sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +19,6 @@ from manyheads.decoding.kept_texts import Candidate
 from manyheads.decoding.search_problem import BeamRules
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.decoding.text_ids import prefix_ids
-from manyheads.extras.serving.api.glossaries import parse_terms
 from manyheads.extras.serving.api.shared import (
     Body,
     Ids,
@@ -31,7 +31,7 @@ from manyheads.extras.serving.api.shared import (
     server_event,
     translator_for,
 )
-from manyheads.extras.serving.glossaries import NOTE
+from manyheads.extras.serving.glossaries import NOTE, parse_terms
 from manyheads.extras.serving.jobs import MOST_MAPPED, Done, Row, ScoredIds, attention_maps, mean_map
 from manyheads.extras.serving.refusals import Refusal, invalid, openai_error
 from manyheads.extras.serving.served import ServedTranslator
