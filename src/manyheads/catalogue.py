@@ -626,6 +626,8 @@ PUBLIC: dict[str, str] = {
 
 HOOKS: dict[str, str] = {
     "check pictures": "manyheads.extras.inspect.options:check_kinds",
+    "cleaning": "manyheads.data.translation.cleaning.cleaner:Cleaning",
+    "cleaning in lines": "manyheads.data.translation.cleaning.cleaner:describe_cleaning",
     "constrained": "manyheads.extras.constrained.grammar:grammar_of",
     "ctranslate2": "manyheads.extras.exports.ctranslate2_engine:open_for",
     "display": "manyheads.extras.inspect.display:bundle_of",

@@ -17,7 +17,6 @@ from manyheads.data.translation.cleaning.cleaner import (
     CLEANING_RULES,
     WINDOW,
     CleanedPairs,
-    RememberedPairs,
     describe_cleaning,
     misaligned_stretches,
 )
@@ -29,7 +28,7 @@ from manyheads.data.translation.cleaning.rules import (
     parse_limits,
     usual_of,
 )
-from manyheads.data.translation.preparing import PairList
+from manyheads.data.translation.preparing import PairList, RememberedPairs
 from manyheads.data.translation.readers import PairFiles
 from manyheads.errors import ConfigError
 
