@@ -637,6 +637,7 @@ HOOKS: dict[str, str] = {
     "picture": "manyheads.extras.inspect.pictures:picture_of",
     "schema": "manyheads.extras.constrained.patterns:read_schema",
     "tokenizer of Marian models": "manyheads.extras.peers.marian_tokenizer:MarianTokenizer",
+    "shortlist": "manyheads.decoding.shortlist:Shortlist",
     "translate.parsing": f"{_PARSING}.translate:translate_by_text",
     "translate.spans": f"{_PARSING}.translate:translate_by_chart",
 }

@@ -88,6 +88,15 @@ class Shortlist:
             raise ModelFileError(f"{file} is damaged, or of another model: its ids do not fit; learn it again.")
         return cls(**tensors, is_shared=about.get("shared") == "yes", vocabulary=vocabulary, count=count)
 
+    @staticmethod
+    def files(folder: Path) -> dict[str, bytes]:
+        """Return name and content of a shortlist, for `save_pretrained` of a model with the same tokenizer.
+
+        Empty if the model folder has none.
+        """
+        file = folder / SHORTLIST
+        return {SHORTLIST: file.read_bytes()} if file.is_file() else {}
+
     def to_bytes(self) -> bytes:
         """The content of a file for `load`."""
         about = {"version": _VERSION, "vocabulary": self.vocabulary, "shared": "yes" if self.is_shared else "no"}
@@ -149,15 +158,6 @@ class Candidates:
         """The hypotheses with real ids."""
         ids = self.ids.tolist()
         return [replace(one, ids=[ids[token] for token in one.ids]) for one in hypotheses]
-
-
-def shortlist_files(folder: Path) -> dict[str, bytes]:
-    """Return name and content of a model folder's shortlist, for `save_pretrained` of a model with the same tokenizer.
-
-    The result is empty if the folder has no shortlist.
-    """
-    file = folder / SHORTLIST
-    return {SHORTLIST: file.read_bytes()} if file.is_file() else {}
 
 
 def _fits(tensors: dict[str, Tensor], source_vocab_size: int, target_vocab_size: int) -> bool:

@@ -12,6 +12,8 @@ from typing import Any, Literal, Self, Unpack, cast
 
 import torch
 
+from manyheads.catalogue import HOOKS
+from manyheads.catalogue import load as load_entry
 from manyheads.decoding.constraints import check_ids, pattern_grammar
 from manyheads.decoding.engines import EngineName, SearchEngine, engine_named, open_engine
 from manyheads.decoding.hypothesis import Hypothesis, Stop
@@ -26,9 +28,8 @@ from manyheads.decoding.model_runner import (
     model_folder,
 )
 from manyheads.decoding.reranking import Reranker, check_reranking, check_reverse
-from manyheads.decoding.search import search_all
+from manyheads.decoding.search import Shortlist, search_all
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings, load_settings, overridden
-from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.text_ids import OnProgress, check_target_limit, encode_texts, fit, source_limit, with_end
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.models.composites import Seq2Seq
@@ -291,7 +292,7 @@ class TranslationModel(RunsModel[Searchable]):
         words: Shortlist | None = None
         if shortlist is not None:
             sizes = models[0].config.source_vocab_size, models[0].config.target_vocab_size
-            words = Shortlist.load(folder, shortlist, vocabulary=tokenizer.digest, sizes=sizes)
+            words = load_entry(HOOKS["shortlist"]).load(folder, shortlist, vocabulary=tokenizer.digest, sizes=sizes)
         settings = load_settings(folder)
         options: dict[str, Any] = {"compile_steps": compile_steps, "shortlist": words, "plain": plain}
         made = cls(model, tokenizer, settings, device, of_torch, **options)
