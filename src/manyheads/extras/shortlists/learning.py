@@ -18,8 +18,8 @@ from manyheads.catalogue import ARCHITECTURES
 from manyheads.data.lines import Progress
 from manyheads.data.translation.prepared import PreparedData
 from manyheads.data.translation.readers import PairFiles
-from manyheads.decoding.shortlist import SHORTLIST, Shortlist
 from manyheads.errors import ConfigError, DataError, ModelFileError
+from manyheads.extras.shortlists.restriction import SHORTLIST, Shortlist
 from manyheads.files.commit import write_folder
 from manyheads.files.verify import MANIFEST, list_files, verify_folder
 from manyheads.models.hub import resolve_model_path

@@ -20,8 +20,8 @@ from manyheads.decoding.model_runner import inference, pack
 from manyheads.decoding.search import search_all, search_steps
 from manyheads.decoding.search_problem import Grammar, run_to_end
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.shortlist import SHORTLIST, Shortlist
 from manyheads.errors import ModelFileError, RequestError
+from manyheads.extras.shortlists.restriction import SHORTLIST, Shortlist
 from manyheads.nn.kernels import policy
 
 VOCAB = 40

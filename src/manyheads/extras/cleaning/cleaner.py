@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from manyheads.data.lines import ReadReport
-from manyheads.data.translation.cleaning.rules import (
+from manyheads.data.translation.preparing import Pairs, WithoutHeldBack
+from manyheads.extras.cleaning.rules import (
     RULES,
     HeldOut,
     Limits,
@@ -29,7 +30,6 @@ from manyheads.data.translation.cleaning.rules import (
     parse_limits,
     usual_of,
 )
-from manyheads.data.translation.preparing import Pairs, WithoutHeldBack
 from manyheads.text.sides import guess_language, untagged
 
 _APART = re.compile(r"\w [.,](?=\s|\Z)")
