@@ -443,7 +443,7 @@ def _reference(kind: str, manifest: Mapping[str, Any], typed: Source) -> Any:
 def _measured(config: Any, length: int, rows: int) -> tuple[float, str]:
     from manyheads.decoding.model_runner import choose_device
     from manyheads.training.plan.planner import synthetic_run_of, tokens_per_second
-    from manyheads.training.run.precision import resolve_precision
+    from manyheads.training.run.device import resolve_precision
 
     device = choose_device(config.device)
     config = resolve_precision(config, device)

@@ -23,7 +23,7 @@ from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.attention.scores import AdditiveScore
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.training.optim.optimiser import (
+from manyheads.training.optimiser import (
     MovingAverage,
     MuonWithAdam,
     build_optimiser,

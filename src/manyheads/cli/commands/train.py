@@ -173,7 +173,7 @@ def size_by_precision(
     if options.preset not in SIZED_BY_PRECISION:
         return config
     set_up_machine()
-    from manyheads.training.run.precision import starting_precision
+    from manyheads.training.run.device import starting_precision
 
     return read_arguments(arguments, starting_precision(config, resume, group))[1]
 

@@ -53,7 +53,7 @@ from manyheads.extras.texts.annotated_model import (
 )
 from manyheads.extras.texts.common import check_at_least, check_axes, check_rates, shape_of
 from manyheads.nn.shapes import check_tensors
-from manyheads.training.optim.schedule import noam
+from manyheads.training.settings import noam
 
 __all__ = [
     "Batch",

@@ -29,7 +29,6 @@ from manyheads.files.commit import write_text
 from manyheads.files.safe_open import read_limited
 from manyheads.models.pretrained import load
 from manyheads.nn.kernels import modes, policy
-from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.record.callbacks import Callbacks, with_tensorboard
 from manyheads.training.record.log import LogFile, MetricsLog, PlainReporter, Reporters
 from manyheads.training.record.recorder import Recorder
@@ -44,13 +43,12 @@ from manyheads.training.record.report import (
 from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.clock import SAME_SIGNAL_SECONDS, RunClock, SharedStopFlag, StopFlag, catch_signals
 from manyheads.training.run.components import RunComponents, Surroundings, assemble, check_same_settings
-from manyheads.training.run.device import computing, settled
+from manyheads.training.run.device import computing, resolve_precision, settled, stored_precision
 from manyheads.training.run.nonfinite import Fault
 from manyheads.training.run.objective import Batch, Batches, Objective, Translate
-from manyheads.training.run.precision import resolve_precision, stored_precision
 from manyheads.training.run.resume import find_checkpoint
 from manyheads.training.run.run_folder import RunFolder
-from manyheads.training.settings import RunConfig
+from manyheads.training.settings import RunConfig, learning_rate
 
 _MOST_BYTES = 1 << 20
 

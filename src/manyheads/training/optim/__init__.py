@@ -1,1 +1,0 @@
-"""Optimisers, schedules and moving averages of weights."""
