@@ -1,4 +1,7 @@
-"""`manyheads.train`, `manyheads.prepare` and `manyheads.evaluate`: the commands of these names as functions."""
+"""`manyheads.train`, `manyheads.prepare` and `manyheads.evaluate`: the commands of these names as functions.
+
+Pairs and texts may be objects in memory: lists, generators, data sets of torch or of the package `datasets`.
+"""
 
 from __future__ import annotations
 

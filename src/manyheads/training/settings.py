@@ -1,4 +1,7 @@
-"""Settings of a training run that do not depend on its task: one dataclass for each section."""
+"""Settings of a training run that do not depend on its task: one dataclass for each section.
+
+Learning rates are pure functions of these settings, the step and the progress of the run, so they need no saved state.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Settings of a run that learns to classify texts, of its data, and the presets of such runs."""
+"""Settings of a run that learns to classify texts, of its data, and the presets of such runs.
+
+`EncoderConfig` is what they share with runs of chart parsers: an encoder with one head is learned.
+"""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ def run_epoch(
 
 
 def rate(step: int, model_size: int, factor: float, warmup: int) -> float:
-    """Return the learning rate of a step: `training.optim.optimiser.noam`."""
+    """Return the learning rate of a step: `training.settings.noam`."""
     if warmup <= 0 or model_size <= 0:
         raise SettingError(f"warmup is {warmup} and model_size {model_size}; both must be above 0.")
     return noam(step, factor=factor, d_model=model_size, warmup_steps=warmup)

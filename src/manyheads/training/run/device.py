@@ -1,5 +1,8 @@
 """Computation settings and memory use of a run, and a check that a model can fit into memory, made before any of its
-memory is taken."""
+memory is taken.
+
+The precision of a run: `auto` becomes fp32 or bf16, once, before anything is built.
+"""
 
 from __future__ import annotations
 

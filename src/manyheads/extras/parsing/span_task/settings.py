@@ -1,4 +1,4 @@
-"""Settings of a run that learns to parse by scores of spans, and complete runs."""
+"""Settings of a run that learns to parse by scores of spans, of its trees and batches, and complete runs."""
 
 from __future__ import annotations
 
