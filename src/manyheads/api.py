@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
-from manyheads.catalogue import PRESETS, SIZED_BY_PRECISION, load
+from manyheads.catalogue import HOOKS, PRESETS, SIZED_BY_PRECISION, load
 from manyheads.cli.command_line.task_pages import parse_for_named_task, parse_for_task
 from manyheads.cli.commands.train import TrainOptions, train_and_watch
 from manyheads.cli.process import set_up_machine
@@ -89,9 +89,8 @@ def _settings_of_run(config: Any, settings: dict[str, Any], resume: str) -> RunC
 
 
 def _planned_layer(typed: Source) -> Source:
-    from manyheads.tasks.planned import plan_layer
-
-    return plan_layer(typed).layer
+    layer: Source = load(HOOKS["plan of a run"])(typed).layer
+    return layer
 
 
 def _plain(value: Any) -> Any:

@@ -404,13 +404,13 @@ class TranslationModel(RunsModel[Searchable]):
         for kind in (self.tokenizer.model_kind, reverse.tokenizer.model_kind):
             if kind != "translator":
                 raise ConfigError(f"reranking needs two translators, but one of the models is a {kind}.")
-        if self.has_to_choose:
+        if self._has_to_choose:
             raise ConfigError(
                 "this model translates into several languages; choose one before reranking, by --target-lang (in"
                 " Python: translator.into(language))."
             )
         check_reverse(self.languages, reverse.languages)
-        if reverse.has_to_choose:
+        if reverse._has_to_choose:
             sources = {source for source, _ in self.languages}
             reverse = reverse.into(sources.pop() if len(sources) == 1 else None)
         made = copy(self)
@@ -419,14 +419,14 @@ class TranslationModel(RunsModel[Searchable]):
         return made
 
     @property
-    def has_to_choose(self) -> bool:
+    def _has_to_choose(self) -> bool:
         """Whether each text names its target language, as none of several is chosen."""
         return bool(self.tokenizer.target_languages) and self.target_lang is None
 
     def stand_ins(self) -> Sequence[str]:
         """Return what `find_stand_ins` finds, once for a target language."""
         if self.target_lang not in self._stand_ins:
-            tag = tag_of(self.tokenizer.target_languages[0]) + " " if self.has_to_choose else ""
+            tag = tag_of(self.tokenizer.target_languages[0]) + " " if self._has_to_choose else ""
             settings = DecodingSettings(num_beams=1, max_new_tokens=8, rules=self.settings.rules)
             search = self.by_torch().search
             self._stand_ins[self.target_lang] = find_stand_ins(
@@ -436,7 +436,7 @@ class TranslationModel(RunsModel[Searchable]):
 
     def kept(self, texts: Sequence[str], settings: DecodingSettings) -> KeptTexts:
         """Return the rows of texts for a search in which some words are kept."""
-        return KeptTexts(self.tokenizer, texts, settings, self.stand_ins, has_tags=self.has_to_choose)
+        return KeptTexts(self.tokenizer, texts, settings, self.stand_ins, has_tags=self._has_to_choose)
 
     def by_torch(self) -> Self:
         """Return a translator that searches with this package's own search. It shares the model."""
