@@ -637,7 +637,7 @@ HOOKS: dict[str, str] = {
     "learning curve": "manyheads.extras.inspect.drawings.curves:CurvePainter",
     "hf": "manyheads.extras.hf:registered",
     "picture": "manyheads.extras.inspect.pictures:picture_of",
-    "plan of a run": "manyheads.tasks.planned:plan_layer",
+    "plan of a run": "manyheads.extras.planning.plan:plan_layer",
     "schema": "manyheads.extras.constrained.patterns:read_schema",
     "tokenizer of Marian models": "manyheads.extras.peers.marian_tokenizer:MarianTokenizer",
     "shortlist": "manyheads.extras.shortlists.restriction:Shortlist",
