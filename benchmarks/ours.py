@@ -35,7 +35,7 @@ from manyheads.decoding.settings import DecodingSettings  # noqa: E402
 from manyheads.extras.peers import PEERS  # noqa: E402
 from manyheads.extras.peers.marian import Marian  # noqa: E402
 from manyheads.extras.peers.marian_generation import settings_from_peer  # noqa: E402
-from manyheads.extras.shortlists.restriction import Shortlist  # noqa: E402
+from manyheads.extras.shortlists.shortlist import Shortlist  # noqa: E402
 from manyheads.models.composites import LanguageModel  # noqa: E402
 from manyheads.models.decoder.config import DecoderConfig  # noqa: E402
 from manyheads.models.reformer.config import ReformerConfig  # noqa: E402

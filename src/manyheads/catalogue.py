@@ -640,7 +640,7 @@ HOOKS: dict[str, str] = {
     "plan of a run": "manyheads.extras.planning.plan:plan_layer",
     "schema": "manyheads.extras.constrained.patterns:read_schema",
     "tokenizer of Marian models": "manyheads.extras.peers.marian_tokenizer:MarianTokenizer",
-    "shortlist": "manyheads.extras.shortlists.restriction:Shortlist",
+    "shortlist": "manyheads.extras.shortlists.shortlist:Shortlist",
     "tmx": "manyheads.extras.tmx.reader:tmx_pairs",
     "translate.parsing": f"{_PARSING}.translate:translate_by_text",
     "translate.spans": f"{_PARSING}.translate:translate_by_chart",

@@ -21,7 +21,7 @@ from manyheads.decoding.search import search_all, search_steps
 from manyheads.decoding.search_problem import Grammar, run_to_end
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ModelFileError, RequestError
-from manyheads.extras.shortlists.restriction import SHORTLIST, Shortlist
+from manyheads.extras.shortlists.shortlist import SHORTLIST, Shortlist
 from manyheads.nn.kernels import policy
 
 VOCAB = 40

@@ -13,7 +13,7 @@ import pytest
 from manyheads.distributed.sharded_lines import run_lines
 from manyheads.extras.documents import files as documents
 from manyheads.extras.documents.translating import Unit, UnitTranslator
-from manyheads.extras.shortlists.restriction import SHORTLIST
+from manyheads.extras.shortlists.shortlist import SHORTLIST
 from manyheads.files.verify import make_manifest, verify_folder
 from manyheads.tasks.translation import evaluate
 from manyheads.text.tokenizer import Tokenizer

@@ -65,7 +65,7 @@ EXCEPTIONS = {
     "extras/push/upload.py": "safetensors opens by name, after its kind is checked",
     "tasks/averaging.py": "safetensors opens by name, after its kind is checked",
     "checkpoint/format.py": "safetensors opens by name, after its kind is checked",
-    "extras/shortlists/restriction.py": "safetensors opens by name, after its kind is checked",
+    "extras/shortlists/shortlist.py": "safetensors opens by name, after its kind is checked",
     "cli/records.py": "safetensors opens by name, after its kind is checked",
     "extras/sample_model/making.py": "the run folder's model, which `verify` has checked",
     "extras/sample_model/packaged.py": "the package's own model",
