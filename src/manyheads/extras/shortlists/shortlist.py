@@ -1,9 +1,9 @@
 """Lexical shortlists: a search over the words that can translate a batch instead of the whole vocabulary.
 
-The candidates of a batch are the most frequent target words and the likeliest translations of each of its source words
-(`extras.shortlists.learning`). The search runs as if they were the vocabulary, so its results are exact among them, and
-its log-probabilities are normalised over the candidates, so they are higher than those of a full search. See
-docs/decisions/023.
+The candidates of a batch are the most frequent target words and the likeliest translations of each of its source words.
+They are learned by IBM model 1 on pairs of ids. The search runs as if they were the vocabulary, so its results are
+exact among them, and its log-probabilities are normalised over the candidates, so they are higher than those of a full
+search. See docs/decisions/023.
 """
 
 from __future__ import annotations
