@@ -66,7 +66,8 @@ class World:
     def config(self, kind: str, run: str, data: str, /, **sections: Any) -> Any:
         base: Any = {"transformer": TINY, "transformer-xl": TINY_TEXT, "reformer": TINY_REFORMER}[kind]
         own: dict[str, Any] = {"path": str(self.folder / data)}
-        own |= {"num_train_pairs": 0} if kind == "transformer" else {"segment_lengths": "fixed"}
+        if kind == "transformer":
+            own["num_train_pairs"] = 0
         base = changed(base, data=own, schedule={"kind": "constant"}, training={"max_steps": 3})
         return changed(replace(base, run_dir=str(self.folder / run)), **sections)
 
