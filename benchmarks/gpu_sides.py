@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.nn.kernels import modes
-from manyheads.training.optimiser import build_optimiser
+from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.run.step import TrainStep
 from manyheads.training.settings import OptimiserSettings, TrainingSettings
 

@@ -46,7 +46,7 @@ from manyheads.nn.kernels.modes import fast  # noqa: E402
 from manyheads.tasks.language_modelling.objective import begin_hashing  # noqa: E402
 from manyheads.tasks.language_modelling.settings import TextConfig  # noqa: E402
 from manyheads.tasks.translation.settings import TrainConfig  # noqa: E402
-from manyheads.training.optimiser import build_optimiser  # noqa: E402
+from manyheads.training.optim.optimiser import build_optimiser  # noqa: E402
 from manyheads.training.run.device import settled  # noqa: E402
 from manyheads.training.run.step import TrainStep  # noqa: E402
 from manyheads.training.settings import OptimiserSettings, RunConfig, TrainingSettings  # noqa: E402

@@ -29,11 +29,11 @@ from manyheads.models.protocols import Output
 from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.tasks.language_modelling.objective import LanguageObjective
 from manyheads.tasks.language_modelling.settings import TextConfig
-from manyheads.training.optimiser import MovingAverage, build_optimiser
+from manyheads.training.optim.optimiser import MovingAverage, build_optimiser
+from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.run.clock import RunClock
 from manyheads.training.run.state import Memory
 from manyheads.training.run.step import TrainStep
-from manyheads.training.settings import learning_rate
 
 
 class Peer(nn.Module):

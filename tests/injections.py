@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyheads.training.optimiser import MovingAverage
+from manyheads.training.optim.optimiser import MovingAverage
 from manyheads.training.run.step import StepResult, TrainStep
 
 __all__ = ["KINDS", "STEPS", "Injection", "Injector", "injections"]

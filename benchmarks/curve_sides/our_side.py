@@ -28,9 +28,9 @@ from manyheads.data.translation.prepared import PreparedData  # noqa: E402
 from manyheads.decoding.translator import Translator  # noqa: E402
 from manyheads.evaluation.likelihood import evaluate_text, evaluation_mode  # noqa: E402
 from manyheads.models.decoder.config import DecoderConfig  # noqa: E402
+from manyheads.training.optim.schedule import learning_rate  # noqa: E402
 from manyheads.training.run.components import assemble  # noqa: E402
 from manyheads.training.run.device import computing, settled  # noqa: E402
-from manyheads.training.settings import learning_rate  # noqa: E402
 
 CPU = torch.device("cpu")
 PRESET_OF = {"translation": "demo", "language": "xl-demo", "long": "reformer-demo"}

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from manyheads.decoding.model_runner import narrow
 from manyheads.errors import ModelFileError, SaveError
 from manyheads.models.pretrained import load, load_portable_state, portable_state, save_pretrained
-from manyheads.training.optimiser import build_optimiser
+from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.settings import OptimiserSettings
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

@@ -117,7 +117,7 @@ from manyheads.models.pretrained import portable_state
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer.model import Transformer
 from manyheads.checkpoint.format import save_checkpoint
-from manyheads.training.optimiser import optimiser_tensors
+from manyheads.training.optim.optimiser import optimiser_tensors
 
 def memory(name):
     return int(Path("/proc/self/status").read_text().partition(name + ":")[2].split()[0]) / 1024

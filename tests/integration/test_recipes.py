@@ -28,7 +28,7 @@ from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.tasks.table import RUNS
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.training.settings import learning_rate
+from manyheads.training.optim.schedule import learning_rate
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
 MADE_HERE = ("embedded:", "copy-task", "duplication-task")

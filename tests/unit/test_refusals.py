@@ -28,7 +28,7 @@ from manyheads.models.pretrained import load, save_pretrained
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.training.optimiser import build_optimiser, load_optimiser_tensors, optimiser_tensors
+from manyheads.training.optim.optimiser import build_optimiser, load_optimiser_tensors, optimiser_tensors
 from manyheads.training.run.state import Counters
 from manyheads.training.settings import OptimiserSettings
 from tests.stored_pairs import write_pairs

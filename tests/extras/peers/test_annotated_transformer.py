@@ -14,7 +14,7 @@ from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers import PEERS
 from manyheads.extras.peers.annotated_transformer import LabelSmoothing
 from manyheads.nn.positions import sinusoidal_table
-from manyheads.training.settings import noam
+from manyheads.training.optim.schedule import noam
 
 LOADER: Any = PEERS["annotated-transformer"]
 CONFIG: dict[str, Any] = {

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_run import TINY_TEXT, changed, outcome
 
-import manyheads.training.optimiser
+import manyheads.training.optim.optimiser
 from manyheads.data.corpora import load_novel
 from manyheads.data.language.preparing import prepare_text
 from manyheads.data.language.texts import TextBlock
@@ -91,7 +91,7 @@ def test_a_run_of_a_version_whose_muon_trained_embeddings_goes_on(text, monkeypa
         return [one for one in found if one.ndim >= 2], [one for one in found if one.ndim < 2]
 
     config = text(optimiser={"name": "muon"})
-    monkeypatch.setattr(manyheads.training.optimiser, "split_by_decay", all_matrices)
+    monkeypatch.setattr(manyheads.training.optim.optimiser, "split_by_decay", all_matrices)
     train(changed(config, training={"max_steps": 3}))
     monkeypatch.undo()
     assert train(changed(config, training={"max_steps": 6})).step == 6

@@ -31,7 +31,7 @@ from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.relative import relative_attention
 from manyheads.nn.layers import FeedForward
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.training.optimiser import MovingAverage, build_optimiser
+from manyheads.training.optim.optimiser import MovingAverage, build_optimiser
 from manyheads.training.run import step
 from manyheads.training.run.nonfinite import total_of
 from manyheads.training.run.step import NarrowWeights, TrainStep

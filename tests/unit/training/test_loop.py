@@ -34,7 +34,7 @@ from manyheads.models.pretrained import load
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.tasks.translation.validator import Validator
 from manyheads.text.settings import TokenizerSettings
-from manyheads.training.optimiser import MuonWithAdam
+from manyheads.training.optim.optimiser import MuonWithAdam
 from manyheads.training.plan.first_step import first_step
 from manyheads.training.record.report import TrainResult, ValidationReport
 from manyheads.training.run.checkpoints import CheckpointManager

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.training.settings import ScheduleSettings, learning_rate, noam
+from manyheads.training.optim.schedule import learning_rate, noam
+from manyheads.training.settings import ScheduleSettings
 
 
 def rate(kind: str, step: int, progress: float = 0.0, *, warmup: int = 100, min_ratio: float = 0.0) -> float:

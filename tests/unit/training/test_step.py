@@ -24,7 +24,7 @@ from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.attention.scores import AdditiveScore
 from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.training.optimiser import (
+from manyheads.training.optim.optimiser import (
     MovingAverage,
     MuonWithAdam,
     build_optimiser,

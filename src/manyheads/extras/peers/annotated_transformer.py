@@ -23,7 +23,7 @@ from manyheads.models.composites import Seq2Seq
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
-from manyheads.training.settings import noam
+from manyheads.training.optim.schedule import noam
 
 
 class LabelSmoothing(nn.Module):

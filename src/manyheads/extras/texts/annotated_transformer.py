@@ -53,7 +53,7 @@ from manyheads.extras.texts.annotated_model import (
 )
 from manyheads.extras.texts.common import check_at_least, check_axes, check_rates, shape_of
 from manyheads.nn.shapes import check_tensors
-from manyheads.training.settings import noam
+from manyheads.training.optim.schedule import noam
 
 __all__ = [
     "Batch",
@@ -294,7 +294,7 @@ def run_epoch(
 
 
 def rate(step: int, model_size: int, factor: float, warmup: int) -> float:
-    """Return the learning rate of a step: `training.settings.noam`."""
+    """Return the learning rate of a step: `training.optim.schedule.noam`."""
     if warmup <= 0 or model_size <= 0:
         raise SettingError(f"warmup is {warmup} and model_size {model_size}; both must be above 0.")
     return noam(step, factor=factor, d_model=model_size, warmup_steps=warmup)

@@ -27,7 +27,7 @@ from manyheads.data.lines import Progress
 from manyheads.errors import ConfigError
 from manyheads.nn.kernels.modes import as_if_longer
 from manyheads.seeding import derive_seed
-from manyheads.training.optimiser import build_optimiser
+from manyheads.training.optim.optimiser import build_optimiser
 from manyheads.training.run.device import (
     check_capacity,
     computing,

@@ -29,7 +29,7 @@ from manyheads.distributed.wrap import local
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError, NonFiniteError, SaveError
 from manyheads.files.commit import check_free_space, remove_stale
 from manyheads.models.pretrained import data_notice, load_weights, portable_state, save_pretrained
-from manyheads.training.optimiser import without_foreign_momenta
+from manyheads.training.optim.optimiser import without_foreign_momenta
 from manyheads.training.record.log import MetricsLog
 from manyheads.training.run.arithmetic import changed_arithmetic
 from manyheads.training.run.components import RunComponents

@@ -16,7 +16,8 @@ from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, DataError
 from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.seeding import derive_seed
-from manyheads.training.optimiser import MovingAverage, build_optimiser
+from manyheads.training.optim.optimiser import MovingAverage, build_optimiser
+from manyheads.training.optim.schedule import highest_rate
 from manyheads.training.record.callbacks import Callbacks
 from manyheads.training.record.report import Reporter
 from manyheads.training.run.arithmetic import arithmetic_of_run
@@ -26,7 +27,7 @@ from manyheads.training.run.parallel import ParallelModel
 from manyheads.training.run.resume import begin_from, differences, freeze
 from manyheads.training.run.state import Counters, Memory, named_parameters
 from manyheads.training.run.step import TrainStep
-from manyheads.training.settings import RunConfig, highest_rate
+from manyheads.training.settings import RunConfig
 
 _MAY_DIFFER = (
     "run_dir",

@@ -29,6 +29,7 @@ from manyheads.files.commit import write_text
 from manyheads.files.safe_open import read_limited
 from manyheads.models.pretrained import load
 from manyheads.nn.kernels import modes, policy
+from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.record.callbacks import Callbacks, with_tensorboard
 from manyheads.training.record.log import LogFile, MetricsLog, PlainReporter, Reporters
 from manyheads.training.record.recorder import Recorder
@@ -48,7 +49,7 @@ from manyheads.training.run.nonfinite import Fault
 from manyheads.training.run.objective import Batch, Batches, Objective, Translate
 from manyheads.training.run.resume import find_checkpoint
 from manyheads.training.run.run_folder import RunFolder
-from manyheads.training.settings import RunConfig, learning_rate
+from manyheads.training.settings import RunConfig
 
 _MOST_BYTES = 1 << 20
 

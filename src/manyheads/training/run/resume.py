@@ -25,9 +25,10 @@ from manyheads.text.of_folder import load_vocabulary
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabulary import Vocabulary
 from manyheads.text.vocabulary_extension import old_ids_of
+from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.run.clock import RunClock
 from manyheads.training.run.state import Counters, named_parameters
-from manyheads.training.settings import InitialSettings, TrainingSettings, learning_rate
+from manyheads.training.settings import InitialSettings, TrainingSettings
 
 _VOCABULARIES = ("source_vocab_size", "target_vocab_size", "vocab_size")
 

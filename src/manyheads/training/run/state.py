@@ -23,7 +23,7 @@ from manyheads.distributed.group import Group
 from manyheads.distributed.wrap import is_part, part_of
 from manyheads.errors import CheckpointError
 from manyheads.models.pretrained import load_portable_state, portable_name, portable_state
-from manyheads.training.optimiser import MovingAverage, load_optimiser_tensors, optimiser_tensors
+from manyheads.training.optim.optimiser import MovingAverage, load_optimiser_tensors, optimiser_tensors
 
 
 class Memory:

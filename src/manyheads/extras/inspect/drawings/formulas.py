@@ -26,7 +26,7 @@ from manyheads.extras.inspect.drawings.figure import (
 from manyheads.nn.attention.local import local_attention, spread_chunks
 from manyheads.nn.attention.masks import Causal, Lengths, Mask, Window, dense_mask
 from manyheads.nn.shapes import Bool
-from manyheads.training.settings import learning_rate, noam
+from manyheads.training.optim.schedule import learning_rate, noam
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

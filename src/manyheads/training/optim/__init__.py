@@ -1,0 +1,1 @@
+"""Optimisers, schedules and moving averages of weights."""
