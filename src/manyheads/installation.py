@@ -10,13 +10,14 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from manyheads.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from importlib import metadata
 
 NAME = "manyheads"
 
@@ -48,6 +49,8 @@ def install_command(extra: str = "") -> str:
         return _from_clone(suffix)
     url = urlsplit(origin["url"])
     if url.scheme == "file":
+        from urllib.request import url2pathname
+
         place = Path(url2pathname(url.path))
         options = ["-e"] if origin.get("dir_info", {}).get("editable") else []
         if place.exists():
@@ -90,6 +93,9 @@ def _from_clone(suffix: str) -> str:
 
 def _distribution() -> metadata.Distribution | None:
     """Return the metadata of this copy; None if there is none, or if what is installed is another copy."""
+    from importlib import metadata  # these take two hundredths of a second, which --help has not
+    from urllib.request import url2pathname
+
     try:
         distribution = metadata.distribution(NAME)
     except metadata.PackageNotFoundError:

@@ -100,7 +100,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             return found
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(installation.metadata, "distribution", distribution)
+    monkeypatch.setattr(metadata, "distribution", distribution)
     return place
 
 
