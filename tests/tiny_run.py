@@ -44,7 +44,7 @@ TINY_TEXT = TextConfig(
     precision="fp32",
     run_dir="runs/tiny-text",
     num_threads=1,
-    data=SegmentSettings(lanes=6, segment_len=8, accumulate=2),
+    data=SegmentSettings(lanes=6, segment_len=8, segment_lengths="varied", accumulate=2),
     model=TransformerXLConfig(
         d_model=8, num_heads=2, d_ff=8, num_layers=2, memory_len=12, dropout=0.2, attention_dropout=0.1
     ),
@@ -59,7 +59,7 @@ TINY_TEXT = TextConfig(
 TINY_REFORMER = replace(
     TINY_TEXT,
     run_dir="runs/tiny-reformer",
-    data=SegmentSettings(lanes=4, segment_len=24, accumulate=2),
+    data=SegmentSettings(lanes=4, segment_len=24, segment_lengths="varied", accumulate=2),
     model=ReformerConfig(
         d_model=8, num_heads=2, d_ff=8, num_layers=2, layers=("local", "lsh"), max_len=48, chunk_len=4,
         local_chunk_len=4, num_hashes=2, dropout=0.2, attention_dropout=0.1,

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 REMOVED: dict[str, Any] = {
-    "data.segment_lengths": "fixed",
     "training.r_drop": 0.0,
 }
 """Settings of earlier versions, by their names in a run's settings -> the value without effect, which is accepted."""

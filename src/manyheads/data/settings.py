@@ -247,6 +247,8 @@ class SegmentSettings:
         lanes: number of positions in the text that are read at once: the rows of a batch, over all micro-batches and
             ranks.
         segment_len: number of tokens of each lane per optimiser step.
+        segment_lengths: `fixed`; or `varied`, an option of the official Transformer-XL: with probability 0.95 around
+            segment_len, otherwise around half of it, with a standard deviation of 5 tokens.
         length_schedule: shorter segments at the beginning of the run, as LENGTH=SHARE: `1024=0.3 4096=0.6 16384=1`
             trains on segments of 1,024 tokens until 0.3 of the run's steps or minutes, then of 4,096 until 0.6, then of
             16,384, which is segment_len. A step always has the same number of tokens, so it has as many more segments,
@@ -270,6 +272,7 @@ class SegmentSettings:
     path: str = "embedded:crime-and-punishment"
     lanes: int = 16
     segment_len: int = 128
+    segment_lengths: Literal["fixed", "varied"] = "fixed"
     length_schedule: tuple[str, ...] = ()
     memory_len_range: tuple[int, ...] = ()
     loss_on: Literal["all", "half"] = "all"
@@ -293,10 +296,11 @@ class SegmentSettings:
             raise ConfigError(
                 "data.mix learns all tokens of its segments; set data.loss_on to 'all'.", fields=("mix", "loss_on")
             )
-        if self.mix and (self.documents, self.order) == ("separate", "shuffled"):
+        if self.mix and (self.segment_lengths == "varied" or (self.documents, self.order) == ("separate", "shuffled")):
             raise ConfigError(
-                "data.mix needs epochs of equal length; set data.order to 'text' or data.documents to 'joined'.",
-                fields=("mix", "documents", "order"),
+                "data.mix needs epochs of equal length; set data.segment_lengths to 'fixed', and data.order to 'text'"
+                " or data.documents to 'joined'.",
+                fields=("mix", "segment_lengths", "documents", "order"),
             )
         if self.accumulate > self.lanes:
             raise ConfigError(
@@ -310,6 +314,12 @@ class SegmentSettings:
                 " not be learned; set loss_on to 'all', or documents to 'joined'.",
                 fields=("loss_on", "documents"),
             )
+        if self.segment_lengths == "varied" and self.documents == "separate":
+            raise ConfigError(
+                "data.segment_lengths is 'varied' and data.documents 'separate', but separate documents already differ"
+                " in length; set segment_lengths to 'fixed', or documents to 'joined'.",
+                fields=("segment_lengths", "documents"),
+            )
         self._check_length_schedule()
         self._check_memory_len_range()
 
@@ -319,12 +329,15 @@ class SegmentSettings:
         return stages_of(self.length_schedule, self.segment_len)
 
     def _check_length_schedule(self) -> None:
-        if self.stages and self.documents != "joined":
-            raise ConfigError(
-                f"data.length_schedule divides segments of one length, but data.documents is {self.documents!r}; set"
-                " documents to 'joined', or leave the schedule out.",
-                fields=("length_schedule", "documents"),
-            )
+        if not self.stages:
+            return
+        for name, wanted in (("segment_lengths", "fixed"), ("documents", "joined")):
+            if getattr(self, name) != wanted:
+                raise ConfigError(
+                    f"data.length_schedule divides segments of one length, but data.{name} is"
+                    f" {getattr(self, name)!r}; set {name} to {wanted!r}, or leave the schedule out.",
+                    fields=("length_schedule", name),
+                )
 
     def _check_memory_len_range(self) -> None:
         bounds = self.memory_len_range

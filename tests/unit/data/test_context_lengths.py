@@ -163,6 +163,7 @@ def test_the_description_names_the_lengths() -> None:
         ({"length_schedule": ["4=0.5", "8=0.5", "16=1"]}, "share 0.5 after 0.5"),
         ({"length_schedule": ["4=0.5", "16=0.9"]}, "ends with 16 until 0.9; the last entry must be .*: 16=1"),
         ({"length_schedule": ["4=0.5", "8=1"]}, "ends with 8 until 1; the last entry must be .*: 16=1"),
+        ({"length_schedule": SCHEDULE, "segment_lengths": "varied"}, "segment_lengths is 'varied'"),
         ({"length_schedule": SCHEDULE, "documents": "separate"}, "documents is 'separate'"),
         ({"memory_len_range": (3,)}, r"memory_len_range is \[3\]; give two numbers"),
         ({"memory_len_range": (3, 2)}, r"memory_len_range is \[3, 2\]"),

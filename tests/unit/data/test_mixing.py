@@ -115,6 +115,8 @@ def test_combinations_that_a_mix_excludes() -> None:
     with pytest.raises(ConfigError, match="needs a lane of its own"):
         SegmentSettings(**mix, lanes=1)
     with pytest.raises(ConfigError, match="equal length"):
+        SegmentSettings(**mix, segment_lengths="varied")
+    with pytest.raises(ConfigError, match="equal length"):
         SegmentSettings(**mix, documents="separate", order="shuffled")
 
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.data.language.segments import SegmentBatch, SegmentStream, eval_segments
+from manyheads.data.language.segments import SHORTEST, SegmentBatch, SegmentStream, eval_segments, varied_bounds
 from manyheads.data.sampler import Permutation, next_position
 from manyheads.data.settings import SegmentSettings
 from manyheads.data.store import TokenStore
@@ -99,6 +99,8 @@ def test_training_segments(lengths: list[int], data: st.DataObject) -> None:
         "documents": data.draw(st.sampled_from(["joined", "separate"])) if end_id else "joined",
     }
     ext_len = data.draw(st.integers(0, 5)) if options["documents"] == "joined" else 0
+    if options["documents"] == "joined" and data.draw(st.booleans()):
+        options["segment_lengths"] = "varied"
     seed, epoch = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))
     order = Permutation(len(documents), seed, epoch, "documents").all().tolist()
     known = [documents[number] for number in order] if options["order"] == "shuffled" else documents
@@ -116,6 +118,8 @@ def test_training_segments(lengths: list[int], data: st.DataObject) -> None:
         text = [*([END] if end_id else []), *(token for document in known for token in document)]
         length = (len(text) - 1) // options["lanes"]
         bounds = [*range(0, length, options["segment_len"]), length]
+        if "segment_lengths" in options:
+            bounds = varied_bounds(length, options["segment_len"], seed, epoch).tolist()
         starts = [lane * length for lane in range(options["lanes"] + 1)]
         expected = joined_lanes(text, starts, bounds, ext_len)
         assert [[(row, step.num_context) for row in rows_of(step)] for step in steps] == expected
@@ -203,7 +207,9 @@ def random_store(size: int = 3000, documents: int = 40) -> TokenStore:
     "options",
     [
         {},
+        {"segment_lengths": "varied"},
         {"order": "shuffled"},
+        {"order": "shuffled", "segment_lengths": "varied"},
         {"documents": "separate"},
         {"documents": "separate", "order": "shuffled"},
     ],
@@ -252,6 +258,27 @@ def test_shuffled_sentences_are_those_of_the_official_iterator() -> None:
     assert order != sorted(order)
 
 
+def test_varied_lengths_are_distributed_as_in_the_official_code() -> None:
+    lengths = np.diff(varied_bounds(4_000_000, 100, 7, 0))[:-1]
+    assert lengths.min() >= SHORTEST
+    assert lengths.max() <= 115
+    half = lengths < 75  # five standard deviations from either mean
+    assert abs(half.mean() - 0.05) < 0.005
+    assert abs(lengths[~half].mean() - 99.5) < 0.1  # a whole number is cut down: half a token less
+    assert abs(lengths[half].mean() - 49.5) < 0.5
+    assert 4.8 < lengths[~half].std() < 5.1
+    assert abs(np.corrcoef(lengths[:-1], lengths[1:])[0, 1]) < 0.02
+    for segment_len in (1, 3, 8):
+        short = np.diff(varied_bounds(20_000, segment_len, 0, 0))[:-1]
+        assert short.min() >= min(SHORTEST, segment_len)
+        assert short.max() <= segment_len + 15
+    whole = varied_bounds(5000, 100, 7, 1)
+    assert whole[0] == 0
+    assert whole[-1] == 5000
+    assert np.array_equal(whole[:-1], varied_bounds(9000, 100, 7, 1)[: len(whole) - 1])
+    assert varied_bounds(0, 100, 7, 1).tolist() == [0]
+
+
 def test_what_is_left_over_is_told() -> None:
     store = store_of(documents_of([50, 60]))  # 112 tokens
 
@@ -259,9 +286,9 @@ def test_what_is_left_over_is_told() -> None:
         return SegmentStream(store, SegmentSettings(**options), 0, end_id=end_id).describe()
 
     assert told(lanes=4, segment_len=10) == "112 tokens to predict in 4 lanes, 3 steps of 4 x 10 an epoch"
-    text = told(None, lanes=10, segment_len=5)
+    text = told(None, lanes=10, segment_len=5, segment_lengths="varied")
     assert "110 tokens to predict in 10 lanes" in text
-    assert "an epoch; the last 1 do not fill the lanes and are not read" in text
+    assert "an epoch or so; the last 1 do not fill the lanes and are not read" in text
     assert "(others in each epoch)" in told(lanes=10, order="shuffled")
     assert told(lanes=2, segment_len=61, documents="separate").endswith("2 documents; 8.2% of the places stay empty")
 
@@ -287,6 +314,7 @@ def test_what_cannot_be_read_is_refused() -> None:
         ({"lanes": 0}, "lanes is 0"),
         ({"segment_len": 0}, "segment_len is 0"),
         ({"accumulate": 17}, "accumulate is 17"),
+        ({"segment_lengths": "varied", "documents": "separate"}, "differ in length"),
     ):
         with pytest.raises(ConfigError, match=message):
             SegmentSettings(**options)  # type: ignore[arg-type]

@@ -105,7 +105,7 @@ def test_a_run_that_is_killed_at_any_row_has_the_bytes_of_one_without_a_thread(
     if kind == "pairs":
         config: Any = small(training={"max_steps": 6, "save_every": 1}, data={"num_train_pairs": 60, "accumulate": 2})
     else:
-        schedule = {"length_schedule": ("8=0.4", "16=1"), "segment_len": 16}
+        schedule = {"length_schedule": ("8=0.4", "16=1"), "segment_len": 16, "segment_lengths": "fixed"}
         without = changed(TINY_TEXT, model={"memory_len": 0})  # a memory continues lanes of one length
         config = changed(without, training={"max_steps": 6, "save_every": 1}, data=schedule)
     whole = replace(config, run_dir=str(tmp_path / "whole"))
@@ -163,7 +163,7 @@ def test_a_schedule_by_the_clock_makes_nothing_in_advance(tmp_path: Path, monkey
     monkeypatch.setattr(policy, "steps_made_ahead", lambda device: 4)
     config = replace(TINY_TEXT, run_dir=str(tmp_path / "run"))
     for minutes, schedule in ((0.0, ("8=0.4", "16=1")), (60.0, ("8=0.4", "16=1")), (60.0, ())):
-        data = {"length_schedule": schedule, "segment_len": 16}
+        data = {"length_schedule": schedule, "segment_len": 16, "segment_lengths": "fixed"}
         training = {"max_steps": 1, "max_minutes": minutes}
         train(changed(config, model={"memory_len": 0}, training=training, data=data), resume="none")
     assert made == [4, 0, 4]

@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 SCHEDULE = ("4=0.3", "8=0.6", "24=1")
 GROWING = changed(
     TINY_REFORMER,
-    data={"length_schedule": SCHEDULE, "lanes": 2},
+    data={"segment_lengths": "fixed", "length_schedule": SCHEDULE, "lanes": 2},
     schedule={"kind": "constant"},
     training={"max_steps": 10},
 )
@@ -38,7 +38,7 @@ APART = changed(
     TINY_TEXT,
     model={"memory_len": 0},
     reading={"memory_len": 0},
-    data={"length_schedule": ("2=0.3", "8=1")},
+    data={"segment_lengths": "fixed", "length_schedule": ("2=0.3", "8=1")},
     schedule={"kind": "constant"},
     training={"max_steps": 10},
 )
@@ -223,7 +223,7 @@ def test_a_memory_of_keys_and_values_is_attended_to_as_a_whole() -> None:
 
 
 def test_a_drawn_memory_reaches_the_model(text: Callable[..., TextConfig], tmp_path: Path) -> None:
-    config = text(VARIED, data={"accumulate": 1})
+    config = text(VARIED, data={"accumulate": 1, "segment_lengths": "fixed"})
     components = assemble(config, CPU, tmp_path)
     train_step, model = components.train_step(), components.model
     assert isinstance(model, LanguageModel)
@@ -248,7 +248,7 @@ def test_a_drawn_memory_reaches_the_model(text: Callable[..., TextConfig], tmp_p
         (VARIED, {"data": {"memory_len_range": (4, 13)}}, "reaches 13, but model.memory_len, .*, is 12"),
         (VARIED, {"model": {"memory_len": 0}, "reading": {"memory_len": 0}}, "this transformer-xl has no memory"),
         (GROWING, {"data": {"length_schedule": (), "memory_len_range": (0, 0)}}, "this reformer has no memory"),
-        (VARIED, {"data": {"path": DUPLICATION}}, "duplication-task has no memory"),
+        (VARIED, {"data": {"segment_lengths": "fixed", "path": DUPLICATION}}, "duplication-task has no memory"),
     ],
 )
 def test_mistakes(base: TextConfig, sections: dict[str, Any], message: str) -> None:

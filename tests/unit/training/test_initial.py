@@ -66,8 +66,7 @@ class World:
     def config(self, kind: str, run: str, data: str, /, **sections: Any) -> Any:
         base: Any = {"transformer": TINY, "transformer-xl": TINY_TEXT, "reformer": TINY_REFORMER}[kind]
         own: dict[str, Any] = {"path": str(self.folder / data)}
-        if kind == "transformer":
-            own["num_train_pairs"] = 0
+        own |= {"num_train_pairs": 0} if kind == "transformer" else {"segment_lengths": "fixed"}
         base = changed(base, data=own, schedule={"kind": "constant"}, training={"max_steps": 3})
         return changed(replace(base, run_dir=str(self.folder / run)), **sections)
 

@@ -104,7 +104,7 @@ def test_a_run_of_a_version_whose_muon_trained_embeddings_goes_on(text, monkeypa
 
 def test_memory_is_what_the_step_before_read(text: Callable[..., TextConfig], tmp_path: Path) -> None:
     """Two steps see as much as one model call after another; without memory the second would differ."""
-    config = text(model={"dropout": 0.0, "attention_dropout": 0.0}, data={"accumulate": 1})
+    config = text(model={"dropout": 0.0, "attention_dropout": 0.0}, data={"accumulate": 1, "segment_lengths": "fixed"})
     components = assemble(config, CPU, tmp_path)
     assert isinstance(components.model, LanguageModel)
     [first], [second] = components.stream.at(0, 0), components.stream.at(0, 1)
@@ -132,7 +132,7 @@ def test_micro_batches_are_groups_of_lanes(text: Callable[..., TextConfig], tmp_
     """Split or whole, the same step: every group has the memory of its own lanes."""
     results = []
     for accumulate in (1, 3):
-        changes = {"accumulate": accumulate}
+        changes = {"accumulate": accumulate, "segment_lengths": "fixed"}
         config = text(model={"dropout": 0.0, "attention_dropout": 0.0}, data=changes)
         components = assemble(config, CPU, tmp_path)
         train_step = TrainStep(components.model, components.optimiser, components.config, CPU, components.memory)
@@ -152,7 +152,7 @@ def test_an_epoch_begins_without_memory(text, tmp_path, monkeypatch):
     path = tmp_path / "short"
     novel = TextBlock("novel", load_novel()["train"][:2400])
     prepare_text(path, train=novel, vocabulary=VocabularySettings(level="bytes"), holdout=Holdout(valid=400))
-    config = text(data={"path": str(path), "lanes": 40, "segment_len": 10, "accumulate": 1})
+    config = text(data={"path": str(path), "lanes": 40, "segment_len": 10, "segment_lengths": "fixed", "accumulate": 1})
     config = changed(config, training={"max_steps": 11, "save_every": 0}, validation={"every_steps": 0})
     train(config)
     rows = assemble(config, CPU, Path(config.run_dir)).stream.rows(0)

@@ -97,7 +97,7 @@ def test_hashes_differ_from_step_to_step_and_not_in_evaluation(text: Callable[..
     ("sections", "message"),
     [
         (
-            {"data": {"segment_len": 49}},
+            {"data": {"segment_len": 49, "segment_lengths": "fixed"}},
             "segment_len is 49, but the model has 48 positions",
         ),
         ({"data": {"segment_len": 40}}, "up to 55 tokens, above model.max_len 48"),

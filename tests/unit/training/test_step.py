@@ -22,7 +22,6 @@ from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.attention.scores import AdditiveScore
-from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.optim.optimiser import (
     MovingAverage,
@@ -439,6 +438,3 @@ def test_a_removed_setting_may_have_the_value_without_effect() -> None:
         ConfigError, match=r"training\.r_drop is 5\.0, but it is no longer there; set it to 0\.0, or leave it out"
     ):
         build_settings(RunConfig, {"training": {"r_drop": 5.0}})
-    assert build_settings(TextConfig, {"data": {"segment_lengths": "fixed"}}) == TextConfig()
-    with pytest.raises(ConfigError, match=r"data\.segment_lengths is 'varied', but it is no longer there"):
-        build_settings(TextConfig, {"data": {"segment_lengths": "varied"}})

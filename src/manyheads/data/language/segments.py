@@ -10,6 +10,7 @@ predicted. Here the targets are divided, and each is predicted once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -19,12 +20,20 @@ import torch
 from numpy.typing import NDArray
 
 from manyheads.data.batch import SegmentBatch
-from manyheads.data.sampler import Permutation
+from manyheads.data.sampler import Permutation, mix
 from manyheads.data.settings import SegmentSettings, length_at, memory_len_at, memory_lens
 from manyheads.data.store import IntArray, TokenStore
 from manyheads.errors import ConfigError, DataError
+from manyheads.seeding import derive_seed
 
 __all__ = ["SegmentBatch", "SegmentStream", "eval_segments"]
+
+
+STANDARD_DEVIATION = 5
+SHORTEST = 5
+MOST_ABOVE = 15  # tokens above segment_len: three standard deviations
+HALF_SHARE = 0.05  # fraction of segments that are about half as long
+DRAW_BITS = 53
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,7 @@ class TextLanes:
         lengths: (lanes,) number of tokens it predicts.
         total: number of targets in the text, including those that do not fill the lanes.
         segment_len: tokens per row.
+        bounds: (rows + 1,) positions where each row begins and ends in the longest lane; None: rows of equal length.
         ext_len: maximum number of tokens before a row that are read again; only tokens of the same lane.
 
     Attributes:
@@ -79,17 +89,18 @@ class TextLanes:
         *,
         total: int,
         segment_len: int,
+        bounds: IntArray | None = None,
         ext_len: int = 0,
     ) -> None:
         self._starts, self._lengths = starts, lengths
-        self._segment_len, self._ext_len = segment_len, ext_len
+        self._segment_len, self._bounds, self._ext_len = segment_len, bounds, ext_len
         self.num_targets = int(lengths.sum())
         self.left_over = total - self.num_targets
         self._longest = int(lengths.max(initial=0))
-        self.num_rows = -(-self._longest // segment_len)
+        self.num_rows = -(-self._longest // segment_len) if bounds is None else len(bounds) - 1
 
     def divided(self, parts: int) -> TextLanes:
-        """Return the same text in `parts` times as many lanes and rows that are as many times shorter.
+        """Return the same text in `parts` times as many lanes and rows of equal length that are as many times shorter.
 
         A lane is divided into lanes whose lengths differ by at most one, so every target is read once, in the same
         number of rows: ceil(ceil(length / parts) / (segment_len / parts)) = ceil(length / segment_len).
@@ -108,8 +119,12 @@ class TextLanes:
         """Raises: IndexError: there is no such row."""
         if not 0 <= number < self.num_rows:
             raise IndexError(f"row {number} of {self.num_rows}")
-        column = number * self._segment_len
-        width = min(self._segment_len, self._longest - column)
+        if self._bounds is None:
+            column = number * self._segment_len
+            width = min(self._segment_len, self._longest - column)
+        else:
+            column, stop = self._bounds[number : number + 2].tolist()
+            width = stop - column
         lengths = np.clip(self._lengths - column, 0, width)
         resets = np.full(len(lengths), number == 0)
         return RowSpans(self._starts + column, lengths, resets, min(self._ext_len, column))
@@ -157,6 +172,51 @@ class DocumentLanes:
         column = np.where(there, segment - first_segment, 0) * self._segment_len
         lengths = np.where(there, np.minimum(self._lengths[document] - column, self._segment_len), 0)
         return RowSpans(self._starts[document] + column, lengths, there & (column == 0))
+
+
+def varied_bounds(length: int, segment_len: int, seed: int, epoch: int) -> IntArray:
+    """Return the positions where the rows of an epoch begin and end if their lengths are random.
+
+    The distribution is that of the official code (`get_varlen_iter`): normal around segment_len, or, with probability
+    0.05, around half of it; rounded down to a whole number of at least 5 and at most segment_len + 15. The length of
+    row n depends only on the seed, the epoch and n. It is drawn with integer arithmetic, because the last digit of a
+    logarithm differs between machines.
+
+    Args:
+        length: tokens of the longest lane.
+        segment_len: approximate number of tokens per row.
+        seed: the run's seed.
+        epoch: number of the epoch.
+
+    Returns: (rows + 1,) from 0 to length.
+    """
+    lowest, thresholds = _thresholds(segment_len)
+    base = np.uint64(derive_seed(seed, "segment lengths", epoch))
+    bounds = [np.zeros(1, np.int64)]
+    drawn = 0
+    while bounds[-1][-1] < length:
+        numbers = np.arange(drawn, drawn + 1024, dtype=np.uint64) + base
+        draws = mix(mix(numbers)) >> np.uint64(64 - DRAW_BITS)
+        lengths = lowest + np.searchsorted(thresholds, draws, side="right")
+        bounds.append(bounds[-1][-1] + np.cumsum(lengths))
+        drawn += 1024
+    ends = np.concatenate(bounds)
+    return np.append(ends[ends < length], length)
+
+
+def _thresholds(segment_len: int) -> tuple[int, NDArray[np.uint64]]:
+    """Return the shortest length, and for each length except the longest the draw below which a row is not longer."""
+    shortest, longest = min(SHORTEST, segment_len), segment_len + MOST_ABOVE
+    shares = [
+        (1 - HALF_SHARE) * _below(length + 1, segment_len) + HALF_SHARE * _below(length + 1, segment_len / 2)
+        for length in range(shortest, longest)
+    ]
+    return shortest, np.array([round(share * 2**DRAW_BITS) for share in shares], np.uint64)
+
+
+def _below(value: float, mean: float) -> float:
+    """Return the fraction of a normal distribution that is below a value."""
+    return 0.5 * (1 + math.erf((value - mean) / (STANDARD_DEVIATION * math.sqrt(2))))
 
 
 LanePlan = TextLanes | DocumentLanes
@@ -218,7 +278,7 @@ class SegmentStream:
     Args:
         store: the training text.
         settings: lanes, lengths and order.
-        seed: determines the order of documents.
+        seed: determines the order of documents and varied lengths.
         end_id: the last token of every document, which is also read before each document (the vocabulary's `end_id`);
             None: the text has no documents, and its first token is not predicted, because no token precedes it.
         ext_len: number of tokens before each segment that are read again.
@@ -282,13 +342,16 @@ class SegmentStream:
             return lanes, _Reading(store, self._begin_id, marked=self._end_id is None)
         first = int(self._begin_id is None)
         starts, lengths = equal_lanes(first, max(first, len(store)), options.lanes)
+        bounds = None
+        if options.segment_lengths == "varied":
+            bounds = varied_bounds(int(lengths[0]), options.segment_len, self.seed, epoch)
         total = max(0, len(store) - first)
         length, ext_len = options.segment_len, self._ext_len
-        plan = TextLanes(starts, lengths, total=total, segment_len=length, ext_len=ext_len)
+        plan = TextLanes(starts, lengths, total=total, segment_len=length, bounds=bounds, ext_len=ext_len)
         return plan, _Reading(store, self._begin_id, order)
 
     def rows(self, epoch: int) -> int:
-        """Return the number of optimiser steps of an epoch; epochs with separate documents can differ by a few."""
+        """Return the number of optimiser steps of an epoch; epochs can differ by a few."""
         return self._plan(epoch)[0].num_rows
 
     def whole(self, epoch: int, row: int, progress: float = 1.0) -> SegmentBatch:
@@ -335,6 +398,8 @@ class SegmentStream:
             f"{plan.num_targets:,} tokens to predict in {options.lanes} lanes,"
             f" {plan.num_rows:,} steps of {options.lanes} x {options.segment_len} an epoch"
         )
+        if options.segment_lengths == "varied":
+            text += " or so"
         for stage in self._stages[:-1]:
             lanes = options.lanes * options.segment_len // stage.length
             text += f"; until {stage.until:.0%} of the run {lanes} x {stage.length}"

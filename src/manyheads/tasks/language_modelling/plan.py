@@ -53,7 +53,7 @@ class SyntheticRun:
                 " model.vocab_size."
             )
         model = replace(model, vocab_size=size)
-        data = replace(config.data, segment_len=length, length_schedule=())
+        data = replace(config.data, segment_len=length, segment_lengths="fixed", length_schedule=())
         reading = replace(config.reading, segment_len=min(config.reading.segment_len, length))
         return SyntheticRun(replace(config, model=model, data=data, reading=reading), told)
 

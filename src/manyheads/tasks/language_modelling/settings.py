@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 else:
     LanguageModelConfig = Union[configs_of("language-modelling")]  # noqa: UP007  (the classes are in the table)
 
+MOST_ABOVE = 15
+"""Tokens by which a segment of varied length may be longer than segment_len (`data.language.segments`)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextValidationSettings(JudgingSettings):
@@ -154,3 +157,10 @@ class TextConfig(RunConfig):
                     " lower the first, or raise the second.",
                     fields=(name, "model"),
                 )
+        most = self.data.segment_len + MOST_ABOVE
+        if self.data.segment_lengths == "varied" and most > longest:
+            raise ConfigError(
+                f"data.segment_lengths is 'varied', up to {most:,} tokens, above model.max_len {longest:,}; use"
+                " 'fixed', or raise max_len.",
+                fields=("data", "model"),
+            )
